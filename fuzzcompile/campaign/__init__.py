@@ -1,0 +1,1 @@
+"""The loop that generates, judges, attributes, reduces and stores."""

@@ -1,0 +1,1 @@
+"""The SQLite store of campaigns, cases, findings and coverage."""

@@ -1,0 +1,1 @@
+"""Hypothesis strategies over transformer idioms, rendered to Python source through Jinja."""

@@ -1,0 +1,1 @@
+"""What was observed, how far apart it is, and the verdict."""

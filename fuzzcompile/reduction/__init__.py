@@ -1,0 +1,1 @@
+"""From a failing case to one that reads in a minute."""

@@ -1,0 +1,1 @@
+"""Issue drafts and summaries."""
