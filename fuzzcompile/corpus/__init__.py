@@ -1,1 +1,33 @@
-"""The SQLite store of campaigns, cases, findings and coverage."""
+"""The store of campaigns, cases, findings, reproducers and coverage, in SQLite or another database."""
+
+from fuzzcompile.corpus.failures import CorpusError, FolderTakenError, UnknownFindingError
+from fuzzcompile.corpus.records import (
+    Campaign,
+    CaseRecord,
+    Counters,
+    Coverage,
+    Finding,
+    Recorded,
+    Reproducer,
+    StoredCampaign,
+    StoredCoverage,
+    public_id,
+)
+from fuzzcompile.corpus.store import Store
+
+__all__ = [
+    "Campaign",
+    "CaseRecord",
+    "CorpusError",
+    "Counters",
+    "Coverage",
+    "Finding",
+    "FolderTakenError",
+    "Recorded",
+    "Reproducer",
+    "Store",
+    "StoredCampaign",
+    "StoredCoverage",
+    "UnknownFindingError",
+    "public_id",
+]

@@ -1,0 +1,234 @@
+"""From a failing trial to its culprit: replay names the suspects, vetoes prove which of them it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fuzzcompile.attribution.culprit import Ablation, Attribution, Culprit
+from fuzzcompile.attribution.steps import ReplayCount, Step, steps_of
+from fuzzcompile.experiments import Experiments, Trial
+from fuzzcompile.inductor.labels import base_name, family_of, vetoes
+from fuzzcompile.inductor.ledger import Label
+from fuzzcompile.inductor.recorder import MANDATORY
+from fuzzcompile.oracle.judgement import error_of
+from fuzzcompile.oracle.verdicts import Verdict
+
+_MAX_SIBLINGS = 12
+_MAX_SUSPECTS = 4
+_MAX_CONTRIBUTORS = 8
+_UPSTREAM = (
+    ("eager", "dynamo"),
+    ("aot_eager", "functionalization"),
+    ("aot_eager_decomp_partition", "decomposition"),
+)
+
+
+class Attributor:
+    """Attributes one failing trial. Every compile it makes is an ablation that it reports."""
+
+    def __init__(self, experiments: Experiments, trial: Trial, steps: Sequence[Step], count: ReplayCount) -> None:
+        self.experiments = experiments
+        self.trial = trial
+        self.steps = steps
+        self.count = count
+        self.ablations: list[Ablation] = []
+
+    def run(self) -> Attribution:
+        """Try the rewrite that failed, then what replay suspects, then the stages around the graph passes."""
+        found = self._from_error() or self._from_steps() or self._from_stages()
+        found.ablations = self.ablations
+        return found
+
+    # -- errors -----------------------------------------------------------------------------------
+
+    def _from_error(self) -> Attribution | None:
+        failed = self.trial.ledger.failed_in
+        if self.trial.observation.failure is None or failed is None or failed.rewrite in (failed.stage, "lowering"):
+            return None
+        return self._prove(failed, None)
+
+    # -- suspects from replay ---------------------------------------------------------------------
+
+    def _from_steps(self) -> Attribution | None:
+        for step in suspects_of(self.steps)[:_MAX_SUSPECTS]:
+            found = self._prove(step.label, step)
+            if found is not None:
+                return found
+        return self._all_suspects()
+
+    def _prove(self, label: Label, step: Step | None) -> Attribution | None:
+        """Veto the label, then whatever takes its place, until the divergence is gone.
+
+        What comes up only once its predecessor is vetoed is a sibling that falls through; what was a
+        suspect from the start is a cause of its own.
+        """
+        known = {base_name(s.label.rewrite) for s in suspects_of(self.steps)}
+        closure, others = [label], list[Label]()
+        for _ in range(_MAX_SIBLINGS):
+            trial, repaired = self._veto([*closure, *others])
+            if repaired:
+                return self._proved(label, step, closure, others)
+            following = self._next_suspect(trial, [*closure, *others])
+            if following is None:
+                return None
+            independent = family_of(following.rewrite) != family_of(label.rewrite) and (
+                base_name(following.rewrite) in known
+            )
+            (others if independent else closure).append(following)
+        return None
+
+    def _next_suspect(self, trial: Trial, seen: Sequence[Label]) -> Label | None:
+        names = _names(seen)
+        failed = trial.ledger.failed_in
+        if trial.observation.failure is not None:
+            usable = failed is not None and failed.rewrite not in (failed.stage, "lowering")
+            return failed if usable and failed is not None and not vetoes(failed, names) else None
+        for step in suspects_of(steps_of(trial.ledger, self.count)):
+            if not vetoes(step.label, names):
+                return step.label
+        return None
+
+    def _all_suspects(self) -> Attribution | None:
+        """Several suspects of which no one alone repairs the divergence."""
+        suspects = suspects_of(self.steps)
+        if len(suspects) < 2:
+            return None
+        labels = [step.label for step in suspects]
+        if not self._veto(labels)[1]:
+            return None
+        first, rest = suspects[0], suspects[1:]
+        return Attribution(
+            Culprit.from_step(first, necessary=None, confidence="low"),
+            [Culprit.from_step(step) for step in rest],
+        )
+
+    def _proved(
+        self, label: Label, step: Step | None, closure: Sequence[Label], others: Sequence[Label]
+    ) -> Attribution:
+        family = family_of(label.rewrite)
+        siblings = {family_of(sibling.rewrite) for sibling in closure}
+        culprit = self._culprit(label, step, necessary=not others)
+        if len(siblings) > 1:
+            culprit = replace(culprit, family="+".join(sorted(siblings | {family})))
+        sufficient = self._sufficient(closure)
+        culprit = replace(culprit, sufficient=sufficient)
+        contributors = [self._culprit(other, None, necessary=True) for other in others]
+        if sufficient is False and not others:
+            contributors = self._contributors(closure)
+        return Attribution(culprit, contributors)
+
+    def _culprit(self, label: Label, step: Step | None, *, necessary: bool | None) -> Culprit:
+        if step is None:
+            step = next((s for s in self.steps if s.label.rewrite == label.rewrite), None)
+        if step is not None:
+            return Culprit.from_step(step, necessary=necessary)
+        return Culprit(
+            label.stage,
+            label.pass_name,
+            label.rewrite,
+            family_of(label.rewrite),
+            source=label.source,
+            line=label.line,
+            necessary=necessary,
+        )
+
+    # -- ablations --------------------------------------------------------------------------------
+
+    def _veto(self, labels: Sequence[Label]) -> tuple[Trial, bool]:
+        names = _names(labels)
+        trial = self.experiments.trial(self.experiments.how.with_vetoes(*names))
+        repaired = is_repaired(self.trial, trial)
+        self._note("veto " + ", ".join(names), trial, repaired)
+        return trial, repaired
+
+    def _sufficient(self, closure: Sequence[Label]) -> bool:
+        """Whether the divergence stays when every optional rewrite but the culprit's is vetoed."""
+        only = tuple(_names(closure))
+        trial = self.experiments.trial(replace(self.experiments.how, only=only))
+        repaired = is_repaired(self.trial, trial)
+        self._note("only " + ", ".join(only), trial, repaired)
+        return not repaired
+
+    def _contributors(self, closure: Sequence[Label]) -> list[Culprit]:
+        """Other rewrites without which the divergence is gone as well."""
+        found: list[Culprit] = []
+        tried = {base_name(label.rewrite) for label in closure}
+        for _, _, rewrite in self.trial.ledger.rewrites():
+            name = base_name(rewrite.label.rewrite)
+            if name in tried or rewrite.label.rewrite in MANDATORY or " " in name or len(tried) > _MAX_CONTRIBUTORS:
+                continue
+            tried.add(name)
+            if self._veto([rewrite.label])[1]:
+                found.append(self._culprit(rewrite.label, None, necessary=True))
+        return found
+
+    def _note(self, toggle: str, trial: Trial, repaired: bool) -> None:
+        self.ablations.append(Ablation(toggle, repaired, error_of(trial.judgement), str(trial.judgement.verdict)))
+
+    # -- beyond the graph passes ------------------------------------------------------------------
+
+    def _from_stages(self) -> Attribution:
+        """The first backend that shows the divergence names the stage; else it lies behind the graphs."""
+        stage = "lowering"
+        for backend, name in _UPSTREAM:
+            how = replace(self.experiments.how, backend=backend, record=False)
+            trial = self.experiments.trial(how)
+            repaired = is_repaired(self.trial, trial)
+            self._note(f"backend={backend}", trial, repaired)
+            if not repaired:
+                stage = name
+                break
+        operator = self._operator()
+        culprit = Culprit(stage, None, operator, operator or "unknown", confidence="low")
+        note = "no graph rewrite moves the result in replay" if self.steps else "no graph rewrite fired"
+        return Attribution(culprit, note=note)
+
+    def _operator(self) -> str | None:
+        """The operator that computes the diverging output, as the user's program calls it."""
+        worst = self.trial.judgement.worst
+        failed = self.trial.ledger.failed_in
+        if worst is None:
+            return failed.rewrite if failed is not None and failed.rewrite != failed.stage else None
+        for frame in self.trial.ledger.frames:
+            record = frame.record("pre_grad")
+            if record is not None and record.snapshots:
+                return producer(record.snapshots[0].graph, worst.name)
+        return None
+
+
+def suspects_of(steps: Sequence[Step]) -> list[Step]:
+    """Steps that may be the culprit, most telling first: changes of meaning, then unexplained native ones."""
+    semantic = [step for step in steps if step.is_semantic]
+    native = [step for step in steps if not step.is_semantic and step.moves_natively]
+    return [step for step in (*semantic, *native) if step.label.rewrite not in MANDATORY]
+
+
+def is_repaired(failing: Trial, trial: Trial) -> bool:
+    """Whether the divergence of ``failing`` is gone in ``trial`` (a new error is no repair)."""
+    verdict = trial.judgement.verdict
+    if failing.judgement.verdict is Verdict.ACCEPTS_INVALID:
+        return verdict is Verdict.INVALID
+    return not verdict.is_bug
+
+
+def producer(graph: object, output: str) -> str | None:
+    """Name of the operator behind output ``outN`` of a dynamo-level graph."""
+    nodes = list(graph.nodes)  # type: ignore[attr-defined]
+    result = nodes[-1].args[0]
+    index = output.rsplit("out", 1)[-1]
+    listed = list(result) if isinstance(result, (tuple, list)) else [result]
+    node = listed[int(index)] if index.isdigit() and int(index) < len(listed) else listed[0]
+    while getattr(node, "op", None) == "call_function" and getattr(node.target, "__name__", "") == "getitem":
+        node = node.args[0]
+    target = getattr(node, "target", None)
+    return target if isinstance(target, str) else getattr(target, "__name__", None)
+
+
+def _names(labels: Sequence[Label]) -> list[str]:
+    """Veto names of labels: pattern variants stand and fall together, passes are named with their stage."""
+    names = []
+    for label in labels:
+        name = base_name(label.rewrite)
+        names.append(name if name != label.pass_name else label.rewrite)
+    return list(dict.fromkeys(names))

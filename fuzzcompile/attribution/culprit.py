@@ -1,0 +1,93 @@
+"""The answer of an attribution."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from fuzzcompile.attribution.steps import Step
+from fuzzcompile.inductor.labels import family_of
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """What is at fault, and how well that is proved (fields as in the triage contract).
+
+    ``necessary`` and ``sufficient`` are None where they were not tested.
+    """
+
+    stage: str
+    pass_name: str | None
+    rewrite: str | None
+    family: str
+    nodes: tuple[str, ...] = ()
+    source: str | None = None
+    line: int | None = None
+    site: str | None = None
+    step: float | None = None
+    necessary: bool | None = None
+    sufficient: bool | None = None
+    confidence: str = "high"
+
+    @classmethod
+    def from_step(cls, step: Step, **proof: Any) -> Culprit:
+        """The rewrite behind a step."""
+        label = step.label
+        return cls(
+            label.stage,
+            label.pass_name,
+            label.rewrite,
+            family_of(label.rewrite),
+            step.rewrite.nodes,
+            label.source,
+            label.line,
+            str(step.rewrite.site) if step.rewrite.site else None,
+            step.float64 if step.float64 is not None else step.native,
+            **proof,
+        )
+
+    @property
+    def signature(self) -> str:
+        """What makes two findings the same bug: stage, source file and family."""
+        return ":".join((self.stage, self.source or "-", self.family))
+
+    def to_json(self) -> dict[str, Any]:
+        """The form of the triage contract."""
+        return {
+            "stage": self.stage,
+            "pass": self.pass_name,
+            "rewrite": self.rewrite,
+            "nodes": list(self.nodes),
+            "source": self.source,
+            "line": self.line,
+            "family": self.family,
+            "site": self.site,
+            "step": self.step,
+            "necessary": self.necessary,
+            "sufficient": self.sufficient,
+        }
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """One toggle that was tried, and whether the divergence was gone with it."""
+
+    toggle: str
+    repairs: bool
+    error: float | None
+    detail: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The form of the triage contract."""
+        return {"toggle": self.toggle, "repairs": self.repairs, "error": self.error}
+
+
+@dataclass
+class Attribution:
+    """Culprit, what else is needed for the bug, and what was tried."""
+
+    culprit: Culprit | None = None
+    contributors: list[Culprit] = field(default_factory=list)
+    ablations: list[Ablation] = field(default_factory=list)
+    changed_bits: list[Culprit] = field(default_factory=list)
+    note: str = ""

@@ -1,0 +1,146 @@
+"""A case: a module, its inputs, and how it is compiled, read from one self-contained Python file.
+
+The file defines ``make()``, which seeds itself and returns ``(module_or_callable, inputs)``, and may
+define ``GRAD``, ``BACKWARD``, ``OPTIONS``, ``CONFIG``, ``MODE``, ``DYNAMIC``, ``FULLGRAPH``, ``CALLS``
+and ``run(model, inputs)`` (see "Contracts" in ARCHITECTURE.md).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from fuzzcompile.errors import CaseError
+
+GradMode = Literal["no_grad", "inference_mode", "enabled"]
+_GRAD_MODES: tuple[GradMode, ...] = ("no_grad", "inference_mode", "enabled")
+
+
+@dataclass(frozen=True)
+class CompileSettings:
+    """What ``torch.compile`` is called with, and the configuration patched around it."""
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    dynamo: Mapping[str, Any] = field(default_factory=dict)
+    functorch: Mapping[str, Any] = field(default_factory=dict)
+    mode: str | None = None
+    dynamic: bool | None = None
+    fullgraph: bool = False
+
+
+@dataclass(frozen=True)
+class Case:
+    """A loaded case file.
+
+    ``make`` builds fresh state at every call, so that runs never see each other's mutations.
+    """
+
+    name: str
+    path: Path
+    source: str
+    make: Callable[[], tuple[Any, Any]]
+    grad: GradMode
+    backward: bool
+    settings: CompileSettings
+    calls: Sequence[Any] | None
+    run: Callable[[Any, Any], Any] | None
+
+    @property
+    def sha256(self) -> str:
+        """Identity of the case: the hash of its source."""
+        return source_hash(self.source)
+
+
+def source_hash(source: str) -> str:
+    """SHA-256 of a case's source, in hexadecimal."""
+    return hashlib.sha256(source.encode()).hexdigest()
+
+
+def load_case(path: str | Path) -> Case:
+    """Execute the case file at ``path`` and return what it defines.
+
+    The file becomes a module in ``sys.modules``, because dynamo resolves the globals of the code that
+    it traces through there.
+
+    Raises:
+        CaseError: the file cannot be read, is no Python, raises while it is loaded, or has no ``make()``.
+    """
+    path = Path(path)
+    try:
+        source = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CaseError(f"Cannot read the case {path}: {_one_line(error)}; name a Python file.") from error
+    namespace = _execute(path, source)
+    make = namespace.get("make")
+    if not callable(make):
+        raise CaseError(
+            f"{path} is no case: it defines no make() that returns (module, inputs); see 'Case file' in the README."
+        )
+    backward = bool(namespace.get("BACKWARD", False))
+    return Case(
+        name=path.stem,
+        path=path,
+        source=source,
+        make=make,
+        grad=_grad_mode(path, namespace, backward),
+        backward=backward,
+        settings=_settings(path, namespace),
+        calls=namespace.get("CALLS"),
+        run=namespace.get("run"),
+    )
+
+
+def _execute(path: Path, source: str) -> dict[str, Any]:
+    try:
+        code = compile(source, str(path.resolve()), "exec")
+    except (SyntaxError, ValueError) as error:
+        raise CaseError(f"{path} is no case: it is not valid Python ({_one_line(error)}).") from error
+    module = types.ModuleType(f"fuzzcompile_case_{source_hash(source)[:16]}")
+    module.__file__ = str(path.resolve())
+    sys.modules[module.__name__] = module
+    try:
+        exec(code, module.__dict__)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise CaseError(
+            f"{path} cannot be loaded: it raises {type(error).__name__} ({_one_line(error)}); mend the file."
+        ) from error
+    return module.__dict__
+
+
+def _settings(path: Path, namespace: Mapping[str, Any]) -> CompileSettings:
+    config = namespace.get("CONFIG") or {}
+    options = namespace.get("OPTIONS") or {}
+    if not isinstance(config, Mapping) or not isinstance(options, Mapping):
+        raise CaseError(f"{path}: OPTIONS and CONFIG must be dictionaries.")
+    unknown = set(config) - {"dynamo", "functorch", "inductor"}
+    if unknown:
+        raise CaseError(
+            f"{path}: CONFIG knows 'dynamo', 'functorch' and 'inductor', not {', '.join(sorted(unknown))}."
+        )
+    return CompileSettings(
+        options={**config.get("inductor", {}), **options},
+        dynamo=dict(config.get("dynamo", {})),
+        functorch=dict(config.get("functorch", {})),
+        mode=namespace.get("MODE"),
+        dynamic=namespace.get("DYNAMIC"),
+        fullgraph=bool(namespace.get("FULLGRAPH", False)),
+    )
+
+
+def _grad_mode(path: Path, namespace: Mapping[str, Any], backward: bool) -> GradMode:
+    wanted = namespace.get("GRAD", "enabled" if backward else "no_grad")
+    for mode in _GRAD_MODES:
+        if wanted == mode:
+            return mode
+    raise CaseError(f"{path}: GRAD is {wanted!r}; use one of {', '.join(_GRAD_MODES)}.")
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -1,0 +1,130 @@
+"""Engines, transactions and their errors: the one place that knows SQLite's own ways."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event, exc, text
+
+from fuzzcompile.corpus.failures import CorpusError
+from fuzzcompile.corpus.location import describe
+
+BUSY_SECONDS = 30.0
+WRITES = "fuzzcompile_writes"
+INTEGRITY_PROBLEMS_SHOWN = 5
+
+
+def connect(url: URL, *, migrating: bool = False) -> Engine:
+    """Return an engine; one for migrating leaves foreign keys off, since those rebuild tables."""
+    # Closing the last connection folds SQLite's log into the file: the migrating one closes at once.
+    pool: dict[str, Any] = {"poolclass": NullPool} if migrating else {}
+    try:
+        engine = create_engine(url, json_serializer=to_json, **pool)
+    except (exc.ArgumentError, ImportError) as error:
+        raise CorpusError(
+            f"The corpus {describe(url)} needs a database driver that is not installed ({error}): "
+            "install it, or give a path instead."
+        ) from error
+    if engine.dialect.name == "sqlite":
+        _prepare_sqlite(engine, foreign_keys=not migrating)
+    return engine
+
+
+def writing(engine: Engine) -> Engine:
+    """The same engine, whose transactions take the write lock when they begin.
+
+    A transaction that reads first and writes later could not wait for another writer: SQLite
+    would refuse it at once, whatever the busy timeout.
+    """
+    return engine.execution_options(**{WRITES: True})
+
+
+def to_json(value: Any) -> str:
+    """JSON proper: a NaN or an infinity raises ValueError."""
+    return json.dumps(value, allow_nan=False)
+
+
+@contextmanager
+def mendable_errors(url: URL) -> Iterator[None]:
+    """Turn what a database says about its file or server into a sentence for the user.
+
+    Violated constraints and wrong values are faults of the program and pass through as they are.
+    """
+    try:
+        yield
+    except (exc.IntegrityError, exc.DataError, exc.ProgrammingError):
+        raise
+    except exc.DBAPIError as error:
+        raise CorpusError(_explain(describe(url), str(error.orig))) from error
+
+
+def integrity(engine: Engine) -> str:
+    """``ok``, or what is wrong with the file. A database server looks after itself."""
+    if engine.dialect.name != "sqlite":
+        return "ok"
+    try:
+        with engine.connect() as connection:
+            problems = list(connection.scalars(text("PRAGMA integrity_check")))
+            dangling = connection.execute(text("PRAGMA foreign_key_check")).all()
+    except exc.DatabaseError as error:
+        return str(error.orig)
+    if problems == ["ok"]:
+        problems = [f"row {row[1]} of {row[0]} refers to a missing row of {row[2]}" for row in dangling]
+    return "; ".join(problems[:INTEGRITY_PROBLEMS_SHOWN]) or "ok"
+
+
+def _prepare_sqlite(engine: Engine, *, foreign_keys: bool) -> None:
+    @event.listens_for(engine, "connect")
+    def connected(connection: sqlite3.Connection, _: Any) -> None:
+        # sqlite3 would begin transactions late and leave schema changes outside of them.
+        connection.isolation_level = None
+        connection.execute(f"PRAGMA busy_timeout = {int(BUSY_SECONDS * 1000)}")
+        _use_write_ahead_log(connection)
+        # A process killed with -9 loses nothing under NORMAL either; FULL also survives a machine
+        # that goes down, and costs one fsync a case where a case takes a second.
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute(f"PRAGMA foreign_keys = {'ON' if foreign_keys else 'OFF'}")
+
+    @event.listens_for(engine, "begin")
+    def begun(connection: Connection) -> None:
+        writes = connection.get_execution_options().get(WRITES)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
+    # Readers go on while a campaign writes. The change of mode does not wait for other
+    # connections by itself, so that two processes that create a corpus together must retry.
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+
+
+def _explain(corpus: str, problem: str) -> str:
+    if "not a database" in problem:
+        return f"{corpus} is no SQLite database: name another file with --corpus."
+    if "malformed" in problem:
+        return (
+            f"The corpus {corpus} is damaged ({problem}): restore a copy, or save what can be read "
+            "with `sqlite3 OLD .recover | sqlite3 NEW`."
+        )
+    if "unable to open" in problem or "readonly" in problem:
+        return f"The corpus {corpus} cannot be written ({problem}): name a writable place with --corpus."
+    if "locked" in problem:
+        return (
+            f"The corpus {corpus} was locked by another process for {BUSY_SECONDS:.0f} seconds: "
+            "end that process, or name another with --corpus."
+        )
+    if "disk" in problem:
+        return f"The disk of the corpus {corpus} fails or is full ({problem}): make room and run again."
+    return f"The corpus {corpus} cannot be used ({problem}): mend that, or name another with --corpus."

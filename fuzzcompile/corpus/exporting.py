@@ -1,0 +1,123 @@
+"""Writes a finding as files that stand without the corpus."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fuzzcompile.corpus.failures import CorpusError, FolderTakenError
+from fuzzcompile.corpus.records import Finding, Reproducer
+
+REPORT_FILE = "finding.json"
+SOURCE_FILES = ("case.py", "repro.py", "neighbour.py")
+
+
+def export(finding: Finding, reproducer: Reproducer | None, folder: Path) -> list[Path]:
+    """Write case, reproducer, its passing neighbour and report into a folder; return the paths.
+
+    Only what an earlier export of this finding wrote, and nobody changed since, is replaced.
+    """
+    files = {name: text.encode(errors="surrogatepass") for name, text in _sources(finding, reproducer)}
+    summary = _summary(finding, reproducer) | {"files": {name: _sha256(data) for name, data in files.items()}}
+    report = json.dumps(summary, indent=2, allow_nan=False) + "\n"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        earlier = _earlier_export(finding, folder)
+        _refuse_foreign_files(finding, folder, files, earlier)
+        for name in earlier.keys() - files.keys():
+            (folder / name).unlink(missing_ok=True)
+        # The report comes last: it says what the folder holds.
+        for name, data in [*files.items(), (REPORT_FILE, report.encode())]:
+            _replace(folder / name, data)
+    except OSError as error:
+        raise CorpusError(
+            f"{finding.public_id} cannot be exported to {folder} ({error.strerror}): name a writable folder."
+        ) from error
+    return [folder / name for name in [*files, REPORT_FILE]]
+
+
+def _sources(finding: Finding, reproducer: Reproducer | None) -> Iterator[tuple[str, str]]:
+    yield "case.py", finding.source
+    if reproducer is not None:
+        yield "repro.py", reproducer.source
+        if reproducer.neighbour is not None:
+            yield "neighbour.py", reproducer.neighbour
+
+
+def _summary(finding: Finding, reproducer: Reproducer | None) -> dict[str, Any]:
+    return {
+        "schema": 1,
+        "id": finding.public_id,
+        "signature": finding.signature,
+        "status": finding.status,
+        "verdict": finding.verdict,
+        "confidence": finding.confidence,
+        "hits": finding.hits,
+        "first_seen": finding.first_seen.isoformat(),
+        "last_seen": finding.last_seen.isoformat(),
+        "torch_versions": list(finding.torch_versions),
+        "case_sha256": finding.source_sha256,
+        "reproducer": reproducer and _reproducer_summary(reproducer),
+        "report": finding.report,
+    }
+
+
+def _reproducer_summary(reproducer: Reproducer) -> dict[str, Any]:
+    return {
+        "sha256": reproducer.sha256,
+        "lines": reproducer.lines,
+        "kind": reproducer.kind,
+        "confirmed": reproducer.confirmed,
+        "torch": reproducer.torch,
+        "report": None if reproducer.report is None else dict(reproducer.report),
+    }
+
+
+def _earlier_export(finding: Finding, folder: Path) -> dict[str, str]:
+    """Names and hashes of what an earlier export of this finding wrote into the folder."""
+    path = folder / REPORT_FILE
+    try:
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or found.get("signature") != finding.signature:
+        raise _taken(finding, path)
+    files = found.get("files")
+    # Names come from a file that anyone may have edited: only those that an export writes count.
+    return {name: files[name] for name in SOURCE_FILES if name in files} if isinstance(files, dict) else {}
+
+
+def _refuse_foreign_files(
+    finding: Finding, folder: Path, files: dict[str, bytes], earlier: dict[str, str]
+) -> None:
+    for name in files.keys() | earlier.keys():
+        path = folder / name
+        if path.exists() and _sha256(path.read_bytes()) not in (
+            earlier.get(name),
+            _sha256(files.get(name, b"")),
+        ):
+            raise _taken(finding, path)
+
+
+def _taken(finding: Finding, path: Path) -> FolderTakenError:
+    return FolderTakenError(
+        f"{path} is not of {finding.public_id}, or was changed since its export: "
+        "export to another folder, or move that file away."
+    )
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Whoever reads the file sees the old or the new one, never a half."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_bytes(data)
+    partial.replace(path)

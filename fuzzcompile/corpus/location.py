@@ -1,0 +1,72 @@
+"""Where a corpus lies: from what the user typed to a database URL."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from sqlalchemy import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from fuzzcompile.corpus.failures import CorpusError
+
+ENVIRONMENT_VARIABLE = "FUZZCOMPILE_CORPUS"
+FILE_NAME = "fuzzcompile.db"
+DEFAULT_PATH = Path("corpus") / FILE_NAME
+
+
+def resolve(location: str | os.PathLike[str] | None) -> URL:
+    """Return the URL of a path, of a URL, or (None) of the environment variable or the default.
+
+    A folder stands for the database in it. The path is made absolute, because connections are
+    opened later and the working folder may have changed by then.
+    """
+    given = os.fspath(location or os.environ.get(ENVIRONMENT_VARIABLE) or DEFAULT_PATH)
+    if "://" in given:
+        return _parse(given)
+    path = Path(given).expanduser().absolute()
+    return URL.create("sqlite", database=str(path / FILE_NAME if path.is_dir() else path))
+
+
+def file_of(url: URL) -> Path | None:
+    """The file that holds an SQLite corpus; None for a database server."""
+    return Path(url.database) if url.get_backend_name() == "sqlite" and url.database else None
+
+
+def describe(url: URL) -> str:
+    """How messages name a corpus: its path, or its URL without the password."""
+    return str(file_of(url) or url.render_as_string(hide_password=True))
+
+
+def require_file(path: Path, *, create: bool) -> None:
+    """Make the folder of an SQLite corpus, or, without ``create``, insist that the file is there."""
+    try:
+        if create:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        present = path.exists()
+    except OSError as error:
+        raise CorpusError(
+            f"The folder of the corpus {path} cannot be used ({error.strerror}): "
+            "name a writable place with --corpus."
+        ) from error
+    if not create and not present:
+        raise CorpusError(
+            f"There is no corpus at {path}: start one with `fuzzcompile run`, or name yours with --corpus."
+        )
+
+
+def _parse(given: str) -> URL:
+    try:
+        url = make_url(given)
+    except ArgumentError as error:
+        raise CorpusError(
+            "The corpus URL cannot be read: give a path, or a URL such as sqlite:////folder/fuzzcompile.db."
+        ) from error
+    if url.get_backend_name() != "sqlite":
+        return url
+    database = url.database or ":memory:"
+    if database == ":memory:" or database.startswith("file:"):
+        raise CorpusError(
+            "A corpus in memory would be lost, and SQLite's file: URIs are not taken: give a path instead."
+        )
+    return url.set(database=str(Path(database).absolute()))

@@ -1,0 +1,1 @@
+"""Alembic revisions of the corpus schema, shipped with the package."""

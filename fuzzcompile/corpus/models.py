@@ -1,0 +1,191 @@
+"""The tables of a corpus. A change here needs a revision in ``migrations/versions``."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    DateTime,
+    Dialect,
+    Float,
+    ForeignKey,
+    Index,
+    LargeBinary,
+    MetaData,
+    String,
+    Text,
+    TypeDecorator,
+    UniqueConstraint,
+)
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """A time with zone UTC, also where the database (SQLite) knows no zones."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Refuse a time without zone, which would be stored as if it were UTC."""
+        if value is not None and value.tzinfo is None:
+            raise ValueError("a time without a zone cannot be stored")
+        return value and value.astimezone(UTC)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Give the zone back."""
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+# Constraints need names on SQLite, or no later migration could alter them.
+NAMES = {
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+    "pk": "pk_%(table_name)s",
+}
+
+
+class Base(DeclarativeBase):
+    """The declarative base: names of constraints, and the SQL type of each Python type."""
+
+    metadata = MetaData(naming_convention=NAMES)
+    type_annotation_map = {  # noqa: RUF012 (SQLAlchemy's own spelling)
+        # Without none_as_null a missing value would be stored as the text "null".
+        dict[str, Any]: JSON(none_as_null=True),
+        list[Any]: JSON(none_as_null=True),
+        datetime: UtcDateTime(),
+        bytes: LargeBinary(),
+        float: Float(),
+        str: Text(),
+    }
+
+
+class EnvironmentRow(Base):
+    """A machine and its software, stored once by content."""
+
+    __tablename__ = "environments"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    sha256: Mapped[str] = mapped_column(String(64), unique=True)
+    torch: Mapped[str]
+    device: Mapped[str | None]
+    driver: Mapped[str | None]
+    compiler: Mapped[str | None]
+    cpu: Mapped[str | None]
+    details: Mapped[dict[str, Any]]
+
+
+class CampaignRow(Base):
+    """One call of ``fuzzcompile run``; ``ended`` stays null when it was killed."""
+
+    __tablename__ = "campaigns"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    environment_id: Mapped[int] = mapped_column(ForeignKey("environments.id"))
+    seed: Mapped[int] = mapped_column(BigInteger)
+    settings: Mapped[dict[str, Any]]
+    command: Mapped[str]
+    fuzzcompile_version: Mapped[str]
+    counters: Mapped[dict[str, Any]]
+    started: Mapped[datetime]
+    last_heard: Mapped[datetime]
+    finished: Mapped[datetime | None]
+    ended: Mapped[str | None] = mapped_column(String(32))
+
+
+class CaseRow(Base):
+    """A program, stored once by the hash of its source."""
+
+    __tablename__ = "cases"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    sha256: Mapped[str] = mapped_column(String(64), unique=True)
+    source: Mapped[str]
+    origin: Mapped[str] = mapped_column(String(32))
+    spec: Mapped[dict[str, Any] | None]
+    choices: Mapped[bytes | None]
+    idioms: Mapped[list[Any]]
+    near_misses: Mapped[list[Any]]
+    created: Mapped[datetime]
+
+
+class FindingRow(Base):
+    """One root cause; verdict, confidence, culprit and evidence are those of its best run."""
+
+    __tablename__ = "findings"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    signature: Mapped[str] = mapped_column(unique=True)
+    status: Mapped[str] = mapped_column(String(32))
+    verdict: Mapped[str] = mapped_column(String(32))
+    confidence: Mapped[str | None] = mapped_column(String(16))
+    culprit: Mapped[dict[str, Any] | None]
+    evidence: Mapped[dict[str, Any] | None]
+    hits: Mapped[int]
+    first_seen: Mapped[datetime]
+    last_seen: Mapped[datetime]
+    # Null only inside the transaction that stores the first hit: runs refer to findings too.
+    best_run_id: Mapped[int | None] = mapped_column(ForeignKey("runs.id", use_alter=True))
+
+
+class RunRow(Base):
+    """A case judged once in one environment.
+
+    The place in a stream belongs to the run, not to the case: two places may draw the same source.
+    """
+
+    __tablename__ = "runs"
+    __table_args__ = (Index(None, "stream", "stream_index"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    case_id: Mapped[int] = mapped_column(ForeignKey("cases.id"), index=True)
+    environment_id: Mapped[int] = mapped_column(ForeignKey("environments.id"))
+    campaign_id: Mapped[int | None] = mapped_column(ForeignKey("campaigns.id"), index=True)
+    finding_id: Mapped[int | None] = mapped_column(ForeignKey("findings.id"), index=True)
+    stream: Mapped[str | None]
+    stream_index: Mapped[int | None] = mapped_column(BigInteger)
+    verdict: Mapped[str] = mapped_column(String(32), index=True)
+    is_bug: Mapped[bool]
+    seconds: Mapped[float | None]
+    compiles: Mapped[int | None]
+    report: Mapped[dict[str, Any]]
+    created: Mapped[datetime]
+
+
+class ReproducerRow(Base):
+    """A script that shows a finding without fuzzcompile."""
+
+    __tablename__ = "reproducers"
+    __table_args__ = (UniqueConstraint("finding_id", "sha256"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    finding_id: Mapped[int] = mapped_column(ForeignKey("findings.id"))
+    sha256: Mapped[str] = mapped_column(String(64))
+    source: Mapped[str]
+    lines: Mapped[int]
+    kind: Mapped[str] = mapped_column(String(32))
+    confirmed: Mapped[bool]
+    torch: Mapped[str]
+    report: Mapped[dict[str, Any] | None]
+    neighbour: Mapped[str | None]
+    created: Mapped[datetime]
+
+
+class CoverageRow(Base):
+    """How often a rewrite fired, or was refused by its check, under one torch."""
+
+    __tablename__ = "rewrite_coverage"
+    __table_args__ = (UniqueConstraint("torch", "stage", "pass_name", "rewrite", "outcome"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    torch: Mapped[str]
+    stage: Mapped[str] = mapped_column(String(32))
+    pass_name: Mapped[str]
+    rewrite: Mapped[str]
+    outcome: Mapped[str] = mapped_column(String(16))
+    count: Mapped[int] = mapped_column(BigInteger)
+    first_case_id: Mapped[int] = mapped_column(ForeignKey("cases.id"))

@@ -1,0 +1,219 @@
+"""What is read from a corpus, each as the plain records of ``records.py``."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from typing import Any
+
+from sqlalchemy import ColumnElement, distinct, func, select
+from sqlalchemy.orm import QueryableAttribute, Session
+
+from fuzzcompile.corpus.failures import UnknownFindingError
+from fuzzcompile.corpus.models import (
+    CampaignRow,
+    CaseRow,
+    CoverageRow,
+    EnvironmentRow,
+    FindingRow,
+    ReproducerRow,
+    RunRow,
+)
+from fuzzcompile.corpus.records import (
+    Counters,
+    Finding,
+    Reproducer,
+    StoredCampaign,
+    StoredCoverage,
+    public_id,
+)
+
+FINDINGS_NAMED = 10
+
+
+def recorded_indices(session: Session, stream: str) -> set[int]:
+    """The places of a stream that some run has judged."""
+    query = select(RunRow.stream_index).where(RunRow.stream == stream, RunRow.stream_index.is_not(None))
+    return {index for index in session.scalars(query) if index is not None}
+
+
+def has_source(session: Session, sha256: str) -> bool:
+    """Whether a case of that hash is stored."""
+    return session.scalar(select(CaseRow.id).where(CaseRow.sha256 == sha256)) is not None
+
+
+def findings(session: Session, *conditions: ColumnElement[bool]) -> list[Finding]:
+    """The findings that fulfil all conditions, oldest first."""
+    query = (
+        select(FindingRow, RunRow.report, CaseRow)
+        .join(RunRow, FindingRow.best_run_id == RunRow.id)
+        .join(CaseRow, RunRow.case_id == CaseRow.id)
+        .where(*conditions)
+        .order_by(FindingRow.id)
+    )
+    rows = session.execute(query).all()
+    torch_versions = _torch_versions(session)
+    return [
+        Finding(
+            id=row.id,
+            signature=row.signature,
+            status=row.status,
+            verdict=row.verdict,
+            confidence=row.confidence,
+            culprit=row.culprit,
+            evidence=row.evidence,
+            hits=row.hits,
+            first_seen=row.first_seen,
+            last_seen=row.last_seen,
+            torch_versions=tuple(torch_versions[row.id]),
+            report=report,
+            source=case.source,
+            source_sha256=case.sha256,
+        )
+        for row, report, case in rows
+    ]
+
+
+def hit_by(campaign_id: int) -> ColumnElement[bool]:
+    """The condition that a run of this campaign hit the finding."""
+    return FindingRow.id.in_(select(RunRow.finding_id).where(RunRow.campaign_id == campaign_id))
+
+
+def finding_id(session: Session, name: str | int) -> int:
+    """Resolve a signature, an id (3, "3", "F3") or the beginning of a signature, in that order."""
+    query = select(FindingRow.id, FindingRow.signature).order_by(FindingRow.id)
+    signatures = dict(session.execute(query).all())
+    by_signature = {signature: key for key, signature in signatures.items()}
+    if name in by_signature:
+        return by_signature[str(name)]
+    number = re.fullmatch(r"[fF]?(\d+)", str(name).strip())
+    if number and int(number[1]) in signatures:
+        return int(number[1])
+    matches = [key for key, signature in signatures.items() if name and signature.startswith(str(name))]
+    if len(matches) == 1:
+        return matches[0]
+    raise UnknownFindingError(_nothing_by(name, matches, signatures))
+
+
+def best_reproducer(session: Session, finding: int) -> Reproducer | None:
+    """A confirmed one before others, then the shortest."""
+    row = session.scalar(
+        select(ReproducerRow)
+        .where(ReproducerRow.finding_id == finding)
+        .order_by(ReproducerRow.confirmed.desc(), ReproducerRow.lines, ReproducerRow.id)
+        .limit(1)
+    )
+    if row is None:
+        return None
+    return Reproducer(
+        source=row.source,
+        sha256=row.sha256,
+        lines=row.lines,
+        kind=row.kind,
+        confirmed=row.confirmed,
+        torch=row.torch,
+        report=row.report,
+        neighbour=row.neighbour,
+    )
+
+
+def counters(session: Session, stream: str | None) -> Counters:
+    """Counts over all runs, or over those of one stream."""
+    chosen = [] if stream is None else [RunRow.stream == stream]
+    by_verdict = session.execute(
+        select(RunRow.verdict, func.count()).where(*chosen).group_by(RunRow.verdict).order_by(RunRow.verdict)
+    )
+    verdicts = dict(by_verdict.all())
+    return Counters(
+        cases=_count_distinct(session, RunRow.case_id, chosen),
+        runs=sum(verdicts.values()),
+        by_verdict=verdicts,
+        findings=_count_distinct(session, RunRow.finding_id, chosen),
+    )
+
+
+def coverage(session: Session, torch: str | None) -> list[StoredCoverage]:
+    """The rewrites seen under all torch versions, or under one."""
+    chosen = [] if torch is None else [CoverageRow.torch == torch]
+    rows = session.execute(
+        select(CoverageRow, CaseRow.sha256)
+        .join(CaseRow, CoverageRow.first_case_id == CaseRow.id)
+        .where(*chosen)
+        .order_by(
+            CoverageRow.torch,
+            CoverageRow.stage,
+            CoverageRow.pass_name,
+            CoverageRow.rewrite,
+            CoverageRow.outcome,
+        )
+    )
+    return [
+        StoredCoverage(
+            torch=row.torch,
+            stage=row.stage,
+            pass_name=row.pass_name,
+            rewrite=row.rewrite,
+            outcome=row.outcome,
+            count=row.count,
+            first_case_id=row.first_case_id,
+            first_case_sha256=sha256,
+        )
+        for row, sha256 in rows
+    ]
+
+
+def campaigns(session: Session) -> list[StoredCampaign]:
+    """Every campaign, oldest first."""
+    rows = session.execute(
+        select(CampaignRow, EnvironmentRow.details)
+        .join(EnvironmentRow, CampaignRow.environment_id == EnvironmentRow.id)
+        .order_by(CampaignRow.id)
+    )
+    return [
+        StoredCampaign(
+            id=row.id,
+            seed=row.seed,
+            settings=row.settings,
+            command=row.command,
+            fuzzcompile_version=row.fuzzcompile_version,
+            environment=environment,
+            counters=row.counters,
+            started=row.started,
+            last_heard=row.last_heard,
+            finished=row.finished,
+            ended=row.ended,
+        )
+        for row, environment in rows
+    ]
+
+
+def _torch_versions(session: Session) -> dict[int, list[str]]:
+    """The torch versions that hit each finding, in the order in which they did."""
+    versions: dict[int, list[str]] = defaultdict(list)
+    rows = session.execute(
+        select(RunRow.finding_id, EnvironmentRow.torch)
+        .join(EnvironmentRow, RunRow.environment_id == EnvironmentRow.id)
+        .group_by(RunRow.finding_id, EnvironmentRow.torch)
+        .order_by(func.min(RunRow.id))
+    )
+    for key, torch in rows:
+        if key is not None:
+            versions[key].append(torch)
+    return versions
+
+
+def _count_distinct(
+    session: Session, column: QueryableAttribute[Any], chosen: list[ColumnElement[bool]]
+) -> int:
+    return session.scalar(select(func.count(distinct(column))).where(*chosen)) or 0
+
+
+def _nothing_by(name: str | int, matches: list[int], signatures: dict[int, str]) -> str:
+    named = matches or list(signatures)
+    listed = ", ".join(f"{public_id(key)} ({signatures[key]})" for key in named[:FINDINGS_NAMED])
+    more = f" and {len(named) - FINDINGS_NAMED} more" if len(named) > FINDINGS_NAMED else ""
+    if matches:
+        return f"{str(name)!r} could be {listed}{more}: give the id of one."
+    if not signatures:
+        return f"There is no finding {str(name)!r}: the corpus holds none yet."
+    return f"There is no finding {str(name)!r}: the corpus holds {listed}{more}."

@@ -1,0 +1,197 @@
+"""What one transaction writes. Every function here runs inside the caller's session.
+
+Rows are looked up before they are inserted; the write lock, held since the transaction began,
+keeps another process from inserting the same in between.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from fuzzcompile.corpus.models import (
+    CaseRow,
+    CoverageRow,
+    EnvironmentRow,
+    FindingRow,
+    ReproducerRow,
+    RunRow,
+)
+from fuzzcompile.corpus.records import CaseRecord, Coverage, Recorded, Reproducer
+
+ENVIRONMENT_COLUMNS = ("torch", "device", "driver", "compiler", "cpu")
+
+
+def now() -> datetime:
+    """The present, in UTC."""
+    return datetime.now(UTC)
+
+
+def plain(value: Any) -> Any:
+    """A copy made of JSON's own types; ValueError on NaN and infinities, which JSON does not have."""
+    if isinstance(value, Mapping):
+        value = dict(value)
+    return json.loads(json.dumps(value, allow_nan=False))
+
+
+def check_report(report: Mapping[str, Any]) -> None:
+    """Raise ValueError for a report that cannot be stored."""
+    if not isinstance(report.get("verdict"), str):
+        raise ValueError("a report needs a verdict")
+    if report.get("is_bug") and not report.get("signature"):
+        raise ValueError("a bug needs a signature: supply one, of the error or of the stage")
+
+
+def put_environment(session: Session, environment: Mapping[str, Any]) -> int:
+    """Return the row of an environment, which is the same for the same content."""
+    details = plain(environment)
+    if not details.get("torch"):
+        raise ValueError("an environment must name its torch")
+    sha256 = hashlib.sha256(json.dumps(details, sort_keys=True).encode()).hexdigest()
+    row = session.scalar(select(EnvironmentRow).where(EnvironmentRow.sha256 == sha256))
+    if row is None:
+        row = EnvironmentRow(sha256=sha256, details=details)
+        for name in ENVIRONMENT_COLUMNS:
+            setattr(row, name, _as_text(details.get(name)))
+        session.add(row)
+        session.flush()
+    return row.id
+
+
+def put_case(session: Session, case: CaseRecord) -> CaseRow:
+    """Return the row of a source, completed where an earlier record of it knew less."""
+    row = session.scalar(select(CaseRow).where(CaseRow.sha256 == case.sha256))
+    if row is None:
+        row = CaseRow(
+            sha256=case.sha256,
+            source=case.source,
+            origin=case.origin,
+            idioms=plain(list(case.idioms)),
+            near_misses=plain(list(case.near_misses)),
+            created=now(),
+        )
+        session.add(row)
+    if row.spec is None and case.spec is not None:
+        row.spec = plain(case.spec)
+    if row.choices is None:
+        row.choices = case.choices
+    session.flush()
+    return row
+
+
+def put_run(
+    session: Session,
+    campaign_id: int | None,
+    case: CaseRecord,
+    environment: Mapping[str, Any],
+    report: Mapping[str, Any],
+    coverage: Sequence[Coverage],
+) -> Recorded:
+    """Store a judged case with all that hangs on it."""
+    report = plain(report)
+    case_row = put_case(session, case)
+    cost = report.get("cost") or {}
+    run = RunRow(
+        case_id=case_row.id,
+        environment_id=put_environment(session, environment),
+        campaign_id=campaign_id,
+        stream=case.stream,
+        stream_index=case.index,
+        verdict=report["verdict"],
+        is_bug=bool(report.get("is_bug")),
+        seconds=cost.get("seconds"),
+        compiles=cost.get("compiles"),
+        report=report,
+        created=now(),
+    )
+    session.add(run)
+    session.flush()
+    is_new = _count_finding(session, run, case_row.source) if run.is_bug else False
+    _count_coverage(session, str(environment["torch"]), case_row.id, coverage)
+    return Recorded(case_row.id, run.id, run.finding_id, is_new)
+
+
+def put_reproducer(session: Session, finding_id: int, reproducer: Reproducer) -> int:
+    """Store a reproducer; the same script again replaces what was known of it."""
+    row = session.scalar(
+        select(ReproducerRow).where(
+            ReproducerRow.finding_id == finding_id, ReproducerRow.sha256 == reproducer.sha256
+        )
+    )
+    if row is None:
+        row = ReproducerRow(finding_id=finding_id, sha256=reproducer.sha256, created=now())
+        session.add(row)
+    row.source, row.lines, row.kind = reproducer.source, reproducer.lines, reproducer.kind
+    row.confirmed, row.torch, row.neighbour = reproducer.confirmed, reproducer.torch, reproducer.neighbour
+    row.report = None if reproducer.report is None else plain(reproducer.report)
+    session.flush()
+    return row.id
+
+
+def _count_finding(session: Session, run: RunRow, source: str) -> bool:
+    signature = run.report["signature"]
+    row = session.scalar(select(FindingRow).where(FindingRow.signature == signature))
+    is_new = row is None
+    if row is None:
+        row = FindingRow(
+            signature=signature, status="open", verdict=run.verdict, hits=0, first_seen=run.created
+        )
+        row.last_seen = run.created
+        session.add(row)
+        session.flush()
+    row.hits += 1
+    row.last_seen = run.created
+    run.finding_id = row.id
+    if is_new or _rank(run.report, source) > _rank_of_best(session, row):
+        row.best_run_id = run.id
+        row.verdict, row.confidence = run.verdict, run.report.get("confidence")
+        row.culprit, row.evidence = run.report.get("culprit"), run.report.get("evidence")
+    session.flush()
+    return is_new
+
+
+def _rank(report: Mapping[str, Any], source: str) -> tuple[bool, bool, bool, int]:
+    """How well a run shows its finding: proof first, then the shorter program."""
+    culprit = report.get("culprit") or {}
+    return (
+        report.get("confidence") == "high",
+        culprit.get("necessary") is True,
+        culprit.get("sufficient") is True,
+        -len(source),
+    )
+
+
+def _rank_of_best(session: Session, finding: FindingRow) -> tuple[bool, bool, bool, int]:
+    report, source = session.execute(
+        select(RunRow.report, CaseRow.source)
+        .join(CaseRow, RunRow.case_id == CaseRow.id)
+        .where(RunRow.id == finding.best_run_id)
+    ).one()
+    return _rank(report, source)
+
+
+def _count_coverage(session: Session, torch: str, case_id: int, coverage: Sequence[Coverage]) -> None:
+    for item in coverage:
+        identity = {
+            "torch": torch,
+            "stage": item.stage,
+            "pass_name": item.pass_name,
+            "rewrite": item.rewrite,
+            "outcome": item.outcome,
+        }
+        row = session.scalar(select(CoverageRow).filter_by(**identity))
+        if row is None:
+            row = CoverageRow(**identity, count=0, first_case_id=case_id)
+            session.add(row)
+        row.count += item.count
+        session.flush()
+
+
+def _as_text(value: Any) -> str | None:
+    return value if value is None or isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,74 @@
+"""Brings a database to the schema of this version, or says why it cannot."""
+
+from __future__ import annotations
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import URL, Connection, Engine, inspect
+
+from fuzzcompile import __version__
+from fuzzcompile.corpus.connection import connect, writing
+from fuzzcompile.corpus.failures import CorpusError
+from fuzzcompile.corpus.location import describe
+
+# Not Alembic's default name: it tells a corpus from some other program's database.
+VERSION_TABLE = "fuzzcompile_schema"
+
+
+def bring_up_to_date(engine: Engine, *, create: bool) -> None:
+    """Create or upgrade the schema where needed; a current one is only read."""
+    scripts = ScriptDirectory.from_config(configuration())
+    with engine.connect() as connection:
+        revision = revision_of(connection)
+        tables = set(inspect(connection).get_table_names()) - {VERSION_TABLE}
+    if revision == scripts.get_current_head():
+        return
+    _refuse_what_is_not_ours(engine.url, scripts, revision, bool(tables), create)
+    upgrade(engine.url)
+
+
+def upgrade(url: URL, target: str = "head") -> None:
+    """Run the migrations in one transaction under the write lock.
+
+    Two processes may get here together: the second waits, then finds nothing left to do.
+    """
+    engine = connect(url, migrating=True)
+    try:
+        with writing(engine).begin() as connection:
+            command.upgrade(configuration(connection), target)
+    finally:
+        engine.dispose()
+
+
+def configuration(connection: Connection | None = None) -> Config:
+    """Alembic's configuration, without a file: the migrations are found inside the package."""
+    config = Config()
+    config.set_main_option("script_location", "fuzzcompile.corpus:migrations")
+    config.set_main_option("file_template", "r%%(rev)s_%%(slug)s")
+    config.attributes["connection"] = connection
+    return config
+
+
+def revision_of(connection: Connection) -> str | None:
+    """The schema's revision, or None where there is none yet."""
+    context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
+    return context.get_current_revision()
+
+
+def _refuse_what_is_not_ours(
+    url: URL, scripts: ScriptDirectory, revision: str | None, has_tables: bool, create: bool
+) -> None:
+    corpus = describe(url)
+    if revision is None and has_tables:
+        raise CorpusError(f"{corpus} is another program's database: name another file with --corpus.")
+    if revision is None and not create:
+        raise CorpusError(
+            f"{corpus} holds no corpus yet: fill it with `fuzzcompile run`, or name yours with --corpus."
+        )
+    if revision is not None and revision not in {script.revision for script in scripts.walk_revisions()}:
+        raise CorpusError(
+            f"The corpus {corpus} was written by a newer fuzzcompile (schema {revision}, this is "
+            f"{__version__}): update fuzzcompile, or name another with --corpus."
+        )

@@ -1,0 +1,167 @@
+"""Where a case runs and under which numeric settings: devices, TF32, SDPA back ends, seeds.
+
+Everything here works without a GPU: the CUDA settings are process state that torch keeps in any build.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy
+import torch
+
+from fuzzcompile.errors import EnvironmentUnfit, UsageError
+
+_OPTION = re.compile(r"auto|cpu|cuda(?::(?P<index>\d+))?")
+
+
+def resolve(option: str) -> torch.device:
+    """The device that ``auto``, ``cpu``, ``cuda`` or ``cuda:N`` stands for; ``auto`` prefers CUDA.
+
+    Raises UsageError for another spelling, EnvironmentUnfit where the machine has no such device.
+    """
+    match = _OPTION.fullmatch(option)
+    if match is None:
+        raise UsageError(f"{option!r} is no device that can be asked for; use auto, cpu, cuda or cuda:N.")
+    if option == "cpu" or (option == "auto" and not _cuda_count()):
+        return torch.device("cpu")
+    index = int(match["index"] or 0)
+    count = _cuda_count()
+    if count == 0:
+        raise EnvironmentUnfit(f"torch {torch.__version__} sees no CUDA device here; use --device cpu.")
+    if index >= count:
+        known = "cuda:0" if count == 1 else f"cuda:0 to cuda:{count - 1}"
+        raise EnvironmentUnfit(f"There is no {option}: the machine has {count} CUDA device(s), {known}.")
+    return torch.device("cuda", index)
+
+
+def assign(option: str, workers: int) -> tuple[str, ...]:
+    """The device of each worker: ``auto`` and ``cuda`` spread over all GPUs, ``cuda:N`` pins them all.
+
+    Raises as ``resolve`` does.
+    """
+    device = resolve(option)
+    if device.type == "cuda" and ":" not in option:
+        count = _cuda_count()
+        return tuple(f"cuda:{worker % count}" for worker in range(workers))
+    return (str(device),) * workers
+
+
+def _cuda_count() -> int:
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def seed_everything(seed: int) -> None:
+    """Seed Python's, NumPy's and torch's generators, those of all GPUs among them."""
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)  # NumPy's legacy generator, which is the one that scripts use
+    torch.manual_seed(seed)
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """The process-wide switches that change floating-point results; the defaults are what we run under.
+
+    TF32 is off, so that float32 means float32; the rest are torch's own defaults, because a report under
+    other settings would not be believed. ``float32_matmul`` is torch's word: "highest", "high" (TF32) or
+    "medium" (bfloat16). It holds for oneDNN on CPU too.
+    """
+
+    float32_matmul: str = "highest"
+    cudnn_tf32: bool = False
+    fp16_reduced_precision_reduction: bool = True
+    bf16_reduced_precision_reduction: bool = True
+    fp16_accumulation: bool = False
+    math_sdp_reduced_precision_reduction: bool = False
+    cudnn_deterministic: bool = False
+    cudnn_benchmark: bool = False
+    flash_sdp: bool = True
+    mem_efficient_sdp: bool = True
+    math_sdp: bool = True
+    cudnn_sdp: bool = True
+
+    @classmethod
+    def current(cls) -> Numerics:
+        """The settings that are in force."""
+        return cls(**{name: read() for name, (read, _) in _switches().items()})
+
+    def apply(self) -> None:
+        """Put these settings in force."""
+        _clear_new_tf32_api()
+        for name, (_, write) in _switches().items():
+            write(getattr(self, name))
+
+    def to_json(self) -> dict[str, bool | str]:
+        """The settings by name."""
+        return asdict(self)
+
+
+@contextlib.contextmanager
+def pinned(numerics: Numerics) -> Iterator[None]:
+    """Have these settings in force inside the block, and those from before it afterwards."""
+    before = Numerics.current()
+    numerics.apply()
+    try:
+        yield
+    finally:
+        before.apply()
+
+
+_Switch: TypeAlias = tuple[Callable[[], Any], Callable[[Any], object]]
+
+
+def _switches() -> dict[str, _Switch]:
+    """How each field of Numerics is read and written."""
+    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+    return {
+        "float32_matmul": (_float32_matmul, torch.set_float32_matmul_precision),
+        "cudnn_tf32": (_cudnn_tf32, partial(setattr, cudnn, "allow_tf32")),
+        "fp16_reduced_precision_reduction": _attribute(cuda.matmul, "allow_fp16_reduced_precision_reduction"),
+        "bf16_reduced_precision_reduction": _attribute(cuda.matmul, "allow_bf16_reduced_precision_reduction"),
+        "fp16_accumulation": _attribute(cuda.matmul, "allow_fp16_accumulation"),
+        "math_sdp_reduced_precision_reduction": (
+            cuda.fp16_bf16_reduction_math_sdp_allowed,
+            cuda.allow_fp16_bf16_reduction_math_sdp,
+        ),
+        "cudnn_deterministic": _attribute(cudnn, "deterministic"),
+        "cudnn_benchmark": _attribute(cudnn, "benchmark"),
+        "flash_sdp": (cuda.flash_sdp_enabled, cuda.enable_flash_sdp),
+        "mem_efficient_sdp": (cuda.mem_efficient_sdp_enabled, cuda.enable_mem_efficient_sdp),
+        "math_sdp": (cuda.math_sdp_enabled, cuda.enable_math_sdp),
+        "cudnn_sdp": (cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp),
+    }
+
+
+def _attribute(owner: object, name: str) -> _Switch:
+    return partial(getattr, owner, name), partial(setattr, owner, name)
+
+
+# torch has two APIs for TF32. Whoever writes through the new one (fp32_precision) makes the old one
+# (allow_tf32, get_float32_matmul_precision) raise on reading, and Inductor and dynamo read both. So we
+# write through the old one, which keeps the two in step, and read so that a case which has used the
+# new one does not break us.
+
+
+def _float32_matmul() -> str:
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
+
+
+def _cudnn_tf32() -> bool:
+    convolution: Any = torch.backends.cudnn.conv  # type: ignore[attr-defined] # made at run time
+    return bool(convolution.fp32_precision == "tf32")
+
+
+def _clear_new_tf32_api() -> None:
+    """Forget what the new API has set and the old one cannot: it would win."""
+    onednn: Any = torch.backends.mkldnn
+    for group in (torch.backends, torch.backends.cudnn, onednn, onednn.conv, onednn.rnn):
+        setattr(group, "fp32_precision", "none")  # noqa: B010 - stubs don't know it

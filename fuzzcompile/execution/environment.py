@@ -1,0 +1,139 @@
+"""What a result depends on besides the case: torch, device, driver, compiler, CPU.
+
+It goes into public issues, so it names no host, user or folder.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+import subprocess
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeAlias, TypeVar
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
+
+T = TypeVar("T")
+
+_SDPA_BACKENDS = {
+    "math": SDPBackend.MATH,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "mem_efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+}
+
+
+def describe(device: torch.device) -> dict[str, JSON]:
+    """The environment in which results on ``device`` arise. Never raises: what is not known is None."""
+    return copy.deepcopy(_describe(str(device)))
+
+
+@functools.cache
+def _describe(device: str) -> dict[str, JSON]:
+    return {
+        "torch": str(torch.__version__),
+        "torch_git": torch.version.git_version,
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+        "triton": _or_none(_triton_version),
+        "device": device,
+        **_gpu(torch.device(device)),
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "libc": _or_none(lambda: " ".join(platform.libc_ver()).strip() or None),
+        "cpu": _or_none(_cpu_model),
+        "cpu_capability": _or_none(torch.backends.cpu.get_cpu_capability),
+        "cpu_count": _or_none(lambda: len(os.sched_getaffinity(0))),
+        "threads": torch.get_num_threads(),
+        "cxx": _or_none(_cxx_version),
+    }
+
+
+def cxx_compiler() -> Path | None:
+    """The C++ compiler that Inductor calls: ``$CXX``, or g++ (clang++ on macOS). None if it isn't there."""
+    default = "clang++" if platform.system() == "Darwin" else "g++"
+    found = shutil.which(os.environ.get("CXX") or default)
+    return Path(found) if found else None
+
+
+def sdpa_backends(device: torch.device) -> list[str]:
+    """Which of math, flash, mem_efficient and cudnn run a small attention on ``device``. Never raises."""
+    return [name for name, backend in _SDPA_BACKENDS.items() if _runs(backend, device)]
+
+
+def _runs(backend: SDPBackend, device: torch.device) -> bool:
+    # Half precision on GPUs: most fused kernels take nothing else.
+    dtype = torch.float32 if device.type == "cpu" else torch.float16
+    try:
+        with warnings.catch_warnings(), sdpa_kernel(backend):
+            warnings.simplefilter("ignore")  # each refusal is explained in warnings
+            query = torch.ones(1, 2, 64, 64, dtype=dtype, device=device)
+            scaled_dot_product_attention(query, query, query).sum().item()
+    except Exception:
+        return False
+    return True
+
+
+def _gpu(device: torch.device) -> dict[str, JSON]:
+    if device.type != "cuda":
+        return {"device_name": None, "device_capability": None, "device_count": None, "driver": None}
+    return {
+        "device_name": _or_none(lambda: torch.cuda.get_device_name(device)),
+        "device_capability": _or_none(lambda: ".".join(map(str, torch.cuda.get_device_capability(device)))),
+        "device_count": _or_none(torch.cuda.device_count),
+        "driver": _or_none(_nvidia_smi_driver) or _or_none(_kernel_driver),
+    }
+
+
+def _nvidia_smi_driver() -> str | None:
+    reply = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    return reply.splitlines()[0].strip() or None
+
+
+def _kernel_driver() -> str | None:
+    """The driver as the kernel module says; containers often lack nvidia-smi."""
+    match = re.search(r"\b\d+\.\d+(\.\d+)?\b", Path("/proc/driver/nvidia/version").read_text())
+    return match[0] if match else None
+
+
+def _triton_version() -> str | None:
+    # importing triton costs a second; "pytorch-triton" is its name in torch's own nightly wheels
+    for name in ("triton", "pytorch-triton", "pytorch-triton-rocm", "triton-rocm"):
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def _cpu_model() -> str | None:
+    match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return match[1].strip() if match else platform.processor() or None
+
+
+def _cxx_version() -> str | None:
+    compiler = cxx_compiler()
+    return None if compiler is None else _output(str(compiler), "--version").splitlines()[0].strip()
+
+
+def _output(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    return done.stdout
+
+
+def _or_none(ask: Callable[[], T]) -> T | None:
+    try:
+        return ask()
+    except Exception:
+        return None

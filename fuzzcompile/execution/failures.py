@@ -1,0 +1,113 @@
+"""How a task can fail apart from raising: the worker process that ran it was lost.
+
+Each arrives on the task's future, can be pickled, and says in one line what happened. ``output`` holds
+the last lines that the worker printed during the task, a segfault's Python stack among them.
+"""
+
+from __future__ import annotations
+
+import signal
+
+
+class WorkerFailed(Exception):  # noqa: N818 - says what happened, as TimeoutExpired does
+    """The worker was lost while it ran the task; the pool has replaced it."""
+
+    output = ""
+
+
+class WorkerTimeout(WorkerFailed):
+    """The task ran for longer than its limit; ``output`` ends with the stack that it hung in."""
+
+    def __init__(self, seconds: float, output: str = "") -> None:
+        super().__init__(seconds, output)
+        self.seconds = seconds
+        self.output = output
+
+    def __str__(self) -> str:
+        return f"still running after {self.seconds:g} s"
+
+
+class WorkerOutOfMemory(WorkerFailed):
+    """The worker's resident memory went over its limit (both in bytes)."""
+
+    def __init__(self, limit: int, seen: int, output: str = "") -> None:
+        super().__init__(limit, seen, output)
+        self.limit = limit
+        self.seen = seen
+        self.output = output
+
+    def __str__(self) -> str:
+        return f"used {self.seen / 2**20:.0f} MiB of memory, the limit is {self.limit / 2**20:.0f} MiB"
+
+
+class WorkerCrashed(WorkerFailed):
+    """The worker process ended in the middle of the task.
+
+    ``exit_code`` is negative for a signal, as subprocess has it, and None where it is not known.
+    """
+
+    def __init__(self, exit_code: int | None, output: str = "") -> None:
+        super().__init__(exit_code, output)
+        self.exit_code = exit_code
+        self.output = output
+
+    @property
+    def signal_name(self) -> str | None:
+        """``"SIGSEGV"`` and the like; None when the worker left by itself."""
+        if self.exit_code is None or self.exit_code >= 0:
+            return None
+        try:
+            return signal.Signals(-self.exit_code).name
+        except ValueError:
+            return f"signal {-self.exit_code}"
+
+    def __str__(self) -> str:
+        if self.signal_name is not None:
+            return f"the worker was ended by {self.signal_name}"
+        return f"the worker ended with exit status {self.exit_code}"
+
+
+class WorkerStartFailed(WorkerFailed):
+    """No worker could be started, or its initializer failed: the pool is broken for good.
+
+    ``final`` says that another try would not help.
+    """
+
+    def __init__(self, reason: str, output: str = "", final: bool = False) -> None:
+        super().__init__(reason, output, final)
+        self.reason = reason
+        self.output = output
+        self.final = final
+
+    def __str__(self) -> str:
+        last = self.output.strip().rpartition("\n")[2]
+        return f"{self.reason}: {last}" if last else self.reason
+
+
+class WorkerStopped(WorkerFailed):
+    """The pool was stopped while the task ran (``WorkerPool.kill_workers``)."""
+
+    def __str__(self) -> str:
+        return "the pool was stopped"
+
+
+class RemoteError(Exception):
+    """Stands for an exception of the task that cannot travel: unpicklable, or SystemExit and its like.
+
+    ``kind`` is its qualified class name, ``message`` its text.
+    """
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(kind, message)
+        self.kind = kind
+        self.message = message
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.message}"
+
+
+class RemoteTraceback(Exception):  # noqa: N818 - a cause, never raised
+    """The traceback in the worker, as text: the ``__cause__`` of an exception that fn raised."""
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.args[0]}"""'

@@ -1,0 +1,70 @@
+"""The noise floor: how far rounding alone can carry a program.
+
+Every arithmetic operator's floating result is moved by at most one unit in the last place, at random
+(stochastic arithmetic, as in Verificarlo). Perturbing per operator instead of perturbing only the inputs
+also covers programs whose inputs are integers or whose constants sit in the code, and it does not move
+inputs that eager and compiled share exactly.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+# Operators that move values without computing any: their results carry no rounding of their own.
+_MOVES = frozenset(
+    "clone _to_copy copy_ copy cat stack index gather index_select embedding where masked_fill masked_fill_ "
+    "constant_pad_nd flip roll repeat tril triu triu_ tril_ sort topk max min amax amin relu relu_ neg neg_ "
+    "abs fill_ zero_ detach lift_fresh_copy bernoulli bernoulli_ native_dropout round floor ceil trunc sign "
+    "scatter slice_scatter select_scatter index_put index_put_ convert_element_type split_with_sizes_copy "
+    "unsafe_split".split()
+)
+
+
+class UlpNoise(TorchDispatchMode):
+    """Move each computed floating result by -1, 0 or +1 ulp, drawn from a generator of its own.
+
+    The program's own random stream is left alone, so dropout masks stay those of the unperturbed run.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._seed = seed
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        schema = func._schema
+        if schema.name.rsplit("::")[-1] in _MOVES or not _computes(schema, args):
+            return result
+        return pytree.tree_map(self._moved, result)
+
+    def _moved(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point or value.numel() == 0:
+            return value
+        wide = value.double() if value.dtype is torch.float64 else value.float()
+        draw = torch.randint(
+            -1, 2, value.shape, generator=self._generator(value.device), device=value.device, dtype=wide.dtype
+        )
+        moved = (wide * (1 + torch.finfo(value.dtype).eps * draw)).to(value.dtype)
+        moved = torch.where(torch.isfinite(moved), moved, value)
+        return torch.empty_strided(
+            value.size(), value.stride(), dtype=value.dtype, device=value.device
+        ).copy_(moved)
+
+    def _generator(self, device: torch.device) -> torch.Generator:
+        if device not in self._generators:
+            self._generators[device] = torch.Generator(device).manual_seed(self._seed)
+        return self._generators[device]
+
+
+def _computes(schema: Any, args: tuple[Any, ...]) -> bool:
+    """Whether the operator makes new values out of tensors (no view, no in-place write, no factory)."""
+    if any(result.alias_info is not None for result in schema.returns):
+        return False
+    return any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(args))

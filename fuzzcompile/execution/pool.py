@@ -1,0 +1,167 @@
+"""Worker processes that persist, as a ``concurrent.futures.Executor``, each with limits.
+
+A crash, a hang or too much memory costs the task that caused it and nothing else. Built on subprocess
+rather than on pebble, whose ProcessPool (5.2) never settles a task that calls ``os._exit(0)``, is broken
+for good when its one idle worker is killed, and kills no grandchildren.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, Future
+from types import TracebackType
+from typing import Any, TypeVar
+
+from fuzzcompile.execution.failures import (
+    RemoteError,
+    WorkerCrashed,
+    WorkerFailed,
+    WorkerOutOfMemory,
+    WorkerStartFailed,
+    WorkerStopped,
+    WorkerTimeout,
+)
+from fuzzcompile.execution.reaper import Reaper
+from fuzzcompile.execution.slot import Slot, Terms, WorkerState
+from fuzzcompile.execution.tasks import Task, TaskQueue
+from fuzzcompile.execution.worker import current_device, importing_main
+
+__all__ = [
+    "RemoteError",
+    "WorkerCrashed",
+    "WorkerFailed",
+    "WorkerOutOfMemory",
+    "WorkerPool",
+    "WorkerStartFailed",
+    "WorkerState",
+    "WorkerStopped",
+    "WorkerTimeout",
+    "current_device",
+]
+
+T = TypeVar("T")
+
+_WATCH_INTERVAL = 0.05
+
+
+class WorkerPool(Executor):
+    """Runs tasks in ``workers`` processes, which start at once and are replaced when they are lost.
+
+    ``time_limit`` (seconds) counts from when a ready worker is given the task, ``memory_limit`` (bytes) is
+    the worker's resident memory without its children's; both are looked at every 50 ms. A worker leaves
+    after ``max_tasks`` tasks (0: never). ``initializer(*initargs)`` runs in each worker before its first
+    task and may take ``start_limit`` seconds. Worker i gets ``devices[i % len(devices)]``, which a task
+    reads with ``current_device()``.
+
+    A lost worker fails its task's future with a WorkerFailed. Workers print to a log of their own, never to
+    this process's stdout, and end, with their children, when this process does.
+    """
+
+    def __init__(
+        self,
+        workers: int,
+        *,
+        time_limit: float | None = None,
+        memory_limit: int | None = None,
+        max_tasks: int = 0,
+        initializer: Callable[..., object] | None = None,
+        initargs: tuple[Any, ...] = (),
+        devices: Sequence[str] | None = None,
+        start_limit: float = 300.0,
+    ) -> None:
+        if workers < 1:
+            raise ValueError("a pool needs at least one worker")
+        if importing_main():
+            raise RuntimeError('guard the script\'s own work with `if __name__ == "__main__":`')
+        setup = None if initializer is None else pickle.dumps((initializer, initargs))
+        terms = Terms(memory_limit, max_tasks, start_limit, setup)
+        devices = devices or ("cpu",)
+        self._time_limit = time_limit
+        self._queue = TaskQueue()
+        self._reaper = Reaper()
+        self._slots = [
+            Slot(index, devices[index % len(devices)], self._queue, terms, self._reaper)
+            for index in range(workers)
+        ]
+        self._threads = [
+            threading.Thread(target=slot.run, name=f"worker-slot-{index}", daemon=True)
+            for index, slot in enumerate(self._slots)
+        ]
+        self._watchdog = threading.Thread(target=self._watch, name="worker-watchdog", daemon=True)
+        for thread in [*self._threads, self._watchdog]:
+            thread.start()
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """Run ``fn(*args, **kwargs)`` under the pool's time limit."""
+        return self.schedule(fn, args, kwargs)
+
+    def schedule(
+        self,
+        fn: Callable[..., T],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        label: str | None = None,
+        time_limit: float | None = None,
+    ) -> Future[T]:
+        """Run ``fn`` under its own time limit (None: the pool's, ``math.inf``: none) and name in ``workers``.
+
+        Raises RuntimeError after shutdown, WorkerStartFailed once no worker can be started. What cannot be
+        pickled fails the future.
+        """
+        future: Future[T] = Future()
+        try:
+            call = pickle.dumps((fn, tuple(args), dict(kwargs or {})), pickle.HIGHEST_PROTOCOL)
+        except Exception as error:
+            future.set_exception(error)
+            return future
+        limit = self._time_limit if time_limit is None else time_limit
+        name = label or str(getattr(fn, "__qualname__", fn))
+        self._queue.put(Task(future, call, name, limit))
+        return future
+
+    def workers(self) -> list[WorkerState]:
+        """What each slot does now."""
+        return [slot.state() for slot in self._slots]
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Accept no more tasks and let the workers leave when the given ones are done."""
+        self._queue.close(cancel=cancel_futures)
+        if wait:
+            self._join()
+
+    def kill_workers(self) -> None:
+        """Stop now: waiting tasks are cancelled, running ones fail with WorkerStopped."""
+        self._queue.close(cancel=True)
+        for slot in self._slots:
+            slot.kill()
+        self._join()
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_val: BaseException | None,
+        exc_tb: TracebackType | None,
+    ) -> bool | None:
+        """Wait for the tasks, except where an exception (Ctrl-C among them) ends the block."""
+        if exc_type is None:
+            self.shutdown()
+        else:
+            self.kill_workers()
+        return None
+
+    def _join(self) -> None:
+        for thread in [*self._threads, self._watchdog]:
+            if thread is not threading.current_thread():  # a future's callback may shut the pool down
+                thread.join()
+
+    def _watch(self) -> None:
+        while any(thread.is_alive() for thread in self._threads):
+            now = time.monotonic()
+            for slot in self._slots:
+                slot.check(now)
+            time.sleep(_WATCH_INTERVAL)
+        self._reaper.close()

@@ -1,0 +1,123 @@
+"""Ends a worker with everything it started, even when the parent is the one that died.
+
+The parent starts this file as a small process of its own, which waits on a pipe: when the parent is
+gone, however it went, the pipe closes and the workers that were left are ended. A thread in the worker
+could not do it (a task hung in C++ may hold the GIL), nor could PR_SET_PDEATHSIG (it follows the thread
+that spawned, and spares the worker's children).
+
+Runs with ``python -I -S``: the standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+#: Every process below a worker carries this variable, and in it the worker's mark.
+MARK_VARIABLE = "FUZZCOMPILE_WORKER"
+
+
+def end_tree(pid: int, mark: str) -> None:
+    """Kill the process, its process group, and whatever carries its mark in another group.
+
+    ``pid`` must be a process that has not been waited for yet: its number may be another's afterwards.
+    """
+    for kill in (os.kill, os.killpg):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(pid, signal.SIGKILL)
+    for _ in range(20):  # a process may fork while we look; one stuck in the kernel can't be helped
+        strays = marked(mark)
+        for stray in strays:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(stray, signal.SIGKILL)
+        if not strays:
+            return
+        time.sleep(0.01)
+
+
+def marked(mark: str) -> list[int]:
+    """The live processes that carry this mark in their environment."""
+    needle = mark.encode()
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if needle in (entry / "environ").read_bytes():
+                found.append(int(entry.name))
+    return [pid for pid in found if pid != os.getpid()]
+
+
+class Reaper:
+    """The parent's handle on the process that outlives it; safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._watched: dict[int, str] = {}
+        self._process = self._start()
+
+    @staticmethod
+    def _start() -> subprocess.Popen[bytes]:
+        # A session of its own: Ctrl-C and a kill of the parent's process group leave it alone.
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def watch(self, pid: int, mark: str) -> None:
+        """End this worker, should the parent die."""
+        with self._lock:
+            self._watched[pid] = mark
+            self._tell(f"+ {pid} {mark}\n")
+
+    def forget(self, pid: int) -> None:
+        """The worker is gone; its number may soon be another's."""
+        with self._lock:
+            self._watched.pop(pid, None)
+            self._tell(f"- {pid} .\n")
+
+    def close(self) -> None:
+        """Let the process end; what is still watched is ended with it."""
+        with self._lock:
+            assert self._process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
+            self._process.wait()
+
+    def _tell(self, line: str) -> None:
+        try:
+            self._write(line)
+        except BrokenPipeError:  # somebody killed it
+            self._process.wait()
+            self._process = self._start()
+            for pid, mark in self._watched.items():
+                self._write(f"+ {pid} {mark}\n")
+
+    def _write(self, line: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(line.encode())
+        self._process.stdin.flush()
+
+
+def main() -> None:
+    """Follow the parent's lines until it is gone, then end the workers that are left."""
+    watched: dict[int, str] = {}
+    for line in sys.stdin:
+        sign, pid, mark = line.split()
+        if sign == "+":
+            watched[int(pid)] = mark
+        else:
+            watched.pop(int(pid), None)
+    for left, its_mark in watched.items():
+        end_tree(left, its_mark)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,269 @@
+"""One slot of the pool: a thread that keeps one worker alive and gives it one task after another."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fuzzcompile.execution.failures import (
+    RemoteTraceback,
+    WorkerCrashed,
+    WorkerFailed,
+    WorkerOutOfMemory,
+    WorkerStartFailed,
+    WorkerStopped,
+    WorkerTimeout,
+)
+from fuzzcompile.execution.reaper import Reaper
+from fuzzcompile.execution.tasks import Task, TaskQueue
+from fuzzcompile.execution.worker import Call, Reply, Setup
+from fuzzcompile.execution.worker_process import WorkerEnded, WorkerProcess
+
+_START_ATTEMPTS = 3
+_MAX_DELIVERIES = 3
+_STACK_PATIENCE = 0.05  # seconds for a worker that hangs to write down where
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What holds for every worker of a pool. ``initializer`` is pickled (function, args), or None."""
+
+    memory_limit: int | None
+    max_tasks: int
+    start_limit: float
+    initializer: bytes | None
+
+
+@dataclass(frozen=True)
+class WorkerState:
+    """What one slot does now. ``task`` is the label of the running task, None while it has none.
+
+    ``busy_since`` is a reading of ``time.monotonic()``, None without a task. ``ready`` is False while a
+    worker starts up and runs its initializer; ``pid`` is None between two workers.
+    """
+
+    slot: int
+    pid: int | None
+    device: str
+    ready: bool
+    task: str | None
+    busy_since: float | None
+
+
+class Slot:
+    """Runs tasks on its worker and replaces it; ``check`` and ``kill`` are called by other threads.
+
+    ``_lock`` guards what they share with the slot's own thread: the worker, the running task, and
+    ``_lost``, why the worker was killed. That is set before the killing, so that the slot's thread finds
+    it when the line closes.
+    """
+
+    def __init__(self, index: int, device: str, queue: TaskQueue, terms: Terms, reaper: Reaper) -> None:
+        self._index = index
+        self._device = device
+        self._queue = queue
+        self._terms = terms
+        self._reaper = reaper
+        self._lock = threading.Lock()
+        self._worker: WorkerProcess | None = None
+        self._ready = False
+        self._task: Task | None = None
+        self._since = 0.0  # when the running task, or without one the worker, was started
+        self._lost: WorkerFailed | None = None
+        self._stopped = False
+        self._served = 0
+        self._baseline = 0
+
+    def state(self) -> WorkerState:
+        """What the slot does now."""
+        with self._lock:
+            return WorkerState(
+                slot=self._index,
+                pid=self._worker.pid if self._worker else None,
+                device=self._device,
+                ready=self._ready,
+                task=self._task.label if self._task else None,
+                busy_since=self._since if self._task else None,
+            )
+
+    def kill(self) -> None:
+        """End the worker now and start no other; a running task fails with WorkerStopped."""
+        with self._lock:
+            self._stopped = True
+            self._lose(WorkerStopped())
+
+    # The watchdog's thread.
+
+    def check(self, now: float) -> None:
+        """Kill the worker if it broke a limit; wake the slot's thread if it died by itself."""
+        with self._lock:
+            if self._worker is None or self._lost is not None:
+                return
+            if not self._worker.alive():
+                self._worker.kill()  # a child of it may still hold the line open
+                self._queue.wake()
+            elif not self._ready:
+                self._check_start(now)
+            elif self._task is not None:
+                self._check_task(self._worker, self._task, now)
+
+    def _check_start(self, now: float) -> None:
+        if self._queue.finished:
+            self._lose(WorkerStopped())
+        elif now - self._since > self._terms.start_limit:
+            self._lose(WorkerTimeout(self._terms.start_limit))
+
+    def _check_task(self, worker: WorkerProcess, task: Task, now: float) -> None:
+        limit, seen = self._terms.memory_limit, worker.resident_bytes()
+        if limit is not None and seen > limit:
+            self._lose(WorkerOutOfMemory(limit, seen))
+        elif task.time_limit is not None and now - self._since > task.time_limit:
+            # Decided first: the signal may interrupt what hangs, and a result come after all.
+            self._lost = WorkerTimeout(task.time_limit)
+            worker.dump_stacks()
+            time.sleep(_STACK_PATIENCE)
+            worker.kill()
+        elif worker.log_overflows():
+            worker.clear_log()
+
+    def _lose(self, reason: WorkerFailed) -> None:
+        self._lost = self._lost or reason
+        if self._worker is not None:
+            self._worker.kill()
+
+    # The slot's own thread.
+
+    def run(self) -> None:
+        """Serve the queue until it is finished."""
+        try:
+            while not self._queue.finished:
+                worker = self._ready_worker()
+                if worker is None:
+                    continue
+                task = self._queue.take(give_up=lambda: not worker.alive())  # noqa: B023 - called at once
+                if task is not None:
+                    self._serve(worker, task)
+        finally:
+            self._retire_worker(WorkerProcess.stop)
+
+    def _ready_worker(self) -> WorkerProcess | None:
+        """The worker, a new one if need be. None if none can be had: the queue is finished then."""
+        if self._worker is not None and self._worker.alive():
+            return self._worker
+        for attempt in range(1, _START_ATTEMPTS + 1):
+            self._retire_worker(WorkerProcess.bury)
+            try:
+                return self._start_worker()
+            except WorkerStartFailed as failure:
+                if self._queue.finished:
+                    break
+                if attempt == _START_ATTEMPTS or failure.final:
+                    self._queue.break_with(failure)
+                    break
+        return None
+
+    def _start_worker(self) -> WorkerProcess:
+        """Start a worker and see it through its initializer; raises WorkerStartFailed."""
+        try:
+            worker = WorkerProcess(self._reaper)
+        except OSError as error:
+            raise WorkerStartFailed(f"no worker process could be started ({error})") from error
+        with self._lock:
+            self._worker, self._lost, self._served, self._since = worker, None, 0, time.monotonic()
+            if self._stopped:
+                self._lose(WorkerStopped())
+        try:
+            worker.send(Setup(self._device, self._terms.initializer))
+            reply, payload = worker.receive()
+        except WorkerEnded as error:
+            exit_code = worker.bury()
+            reason = f"a worker was lost while it started ({self._lost or WorkerCrashed(exit_code)})"
+            raise WorkerStartFailed(reason, worker.output()) from error
+        if reply is Reply.START_FAILED:
+            raise WorkerStartFailed("the initializer of the workers failed", payload, final=True)
+        self._baseline = worker.resident_bytes()
+        with self._lock:
+            self._ready = True
+        return worker
+
+    def _retire_worker(self, end: Callable[[WorkerProcess], object]) -> None:
+        with self._lock:
+            worker, self._worker, self._ready = self._worker, None, False
+        if worker is not None:
+            end(worker)
+
+    def _serve(self, worker: WorkerProcess, task: Task) -> None:
+        worker.clear_log()
+        with self._lock:
+            self._task, self._since = task, time.monotonic()
+        begun = False
+        try:
+            worker.send(Call(task.call, _main_module() if b"__main__" in task.call else None))
+            worker.receive()  # Reply.STARTED
+            begun = True
+            reply, payload = worker.receive()
+        except WorkerEnded:
+            self._settle_lost(worker, task, begun)
+            return
+        with self._lock:
+            over_limit = self._lost is not None
+            self._task = None
+        if over_limit:
+            self._settle_lost(worker, task, begun)
+            return
+        _deliver(task, reply, payload)
+        self._served += 1
+        if self._worn_out(worker):
+            self._retire_worker(WorkerProcess.stop)
+
+    def _settle_lost(self, worker: WorkerProcess, task: Task, begun: bool) -> None:
+        """Fail the task of a lost worker, or have it begin elsewhere if the worker was dead already."""
+        self._retire_worker(WorkerProcess.bury)
+        with self._lock:
+            self._task = None
+            failure = self._lost or WorkerCrashed(worker.bury())
+        failure.output = worker.output()
+        to_blame = begun or isinstance(failure, WorkerTimeout | WorkerStopped)
+        if to_blame or task.deliveries >= _MAX_DELIVERIES:
+            task.fail(failure)
+        else:
+            self._queue.put_back(replace(task, deliveries=task.deliveries + 1))
+
+    def _worn_out(self, worker: WorkerProcess) -> bool:
+        """Whether the worker has served its number, or keeps so much memory that the next task would pay."""
+        if 0 < self._terms.max_tasks <= self._served:
+            return True
+        limit = self._terms.memory_limit
+        return limit is not None and worker.resident_bytes() > (self._baseline + limit) / 2
+
+
+def _deliver(task: Task, reply: Reply, payload: Any) -> None:
+    try:
+        if reply is Reply.RESULT:
+            result = pickle.loads(payload)
+        else:
+            pickled, trace = payload
+            error = pickle.loads(pickled)
+            error.__cause__ = RemoteTraceback(trace)
+            task.fail(error)
+            return
+    except Exception as error:  # pickled there, but not to be built here
+        task.fail(error)
+        return
+    task.future.set_result(result)
+
+
+def _main_module() -> dict[str, Any]:
+    """How a worker finds the ``__main__`` of this process, in the terms of multiprocessing.spawn."""
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:
+        return {"init_main_from_name": spec.name}
+    path = getattr(main, "__file__", None)
+    return {} if path is None else {"init_main_from_path": str(Path(path).resolve())}

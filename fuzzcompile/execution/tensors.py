@@ -1,0 +1,91 @@
+"""Copies of tensors that keep what a compiler can see: strides, offsets, overlap, shared storage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+LOW_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+_LOW_COMPLEX = {torch.complex32: torch.complex128, torch.complex64: torch.complex128}
+
+
+class StorageCopier:
+    """Copies tensors storage by storage, so that views of one buffer stay views of one buffer.
+
+    With ``double=True`` every floating storage is converted to float64 (complex to complex128);
+    integer and boolean storages are copied as they are.
+    """
+
+    def __init__(self, *, double: bool = False) -> None:
+        self._double = double
+        self._bases: dict[tuple[int, torch.dtype, torch.device], torch.Tensor] = {}
+        self._keep: list[torch.Tensor] = []  # a freed storage's address could come back as another's
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the copy of ``tensor``: same shape, stride and offset; detached leaf, same requires_grad."""
+        if tensor.layout != torch.strided or tensor.is_quantized:
+            return tensor.detach().clone()
+        source = tensor.detach()
+        self._keep.append(source)
+        base = self._base(source)
+        copy = base.as_strided(source.size(), source.stride(), source.storage_offset())
+        if tensor.requires_grad:
+            # A leaf of its own: gradients are compared where the program asked for them.
+            copy = copy.detach()
+        return copy.requires_grad_(tensor.requires_grad)
+
+    def _base(self, source: torch.Tensor) -> torch.Tensor:
+        storage = source.untyped_storage()
+        key = (storage.data_ptr() or id(storage), source.dtype, source.device)
+        if key not in self._bases:
+            count = storage.nbytes() // source.element_size()
+            flat = torch.empty(0, dtype=source.dtype, device=source.device).set_(storage, 0, (count,), (1,))
+            self._bases[key] = flat.to(_doubled(source.dtype)) if self._double else flat.clone()
+            if self._bases[key] is flat:
+                self._bases[key] = flat.clone()
+        return self._bases[key]
+
+
+def _doubled(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype.is_floating_point else _LOW_COMPLEX.get(dtype, dtype)
+
+
+def copy_tree(tree: Any, *, double: bool = False) -> Any:
+    """Copy every tensor of a pytree through one :class:`StorageCopier`; other leaves stay as they are."""
+    copier = StorageCopier(double=double)
+    return map_tensors(copier, tree)
+
+
+def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
+    """Apply ``function`` to each tensor leaf of a pytree."""
+    return pytree.tree_map(lambda leaf: function(leaf) if isinstance(leaf, torch.Tensor) else leaf, tree)
+
+
+def double_module(module: torch.nn.Module) -> torch.nn.Module:
+    """Convert the module's floating parameters and buffers to float64 in place (tied ones stay tied)."""
+    return module._apply(lambda tensor: tensor.to(_doubled(tensor.dtype)))
+
+
+def overlapping(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether two strided tensors live in the same storage."""
+    if first.layout != torch.strided or second.layout != torch.strided:
+        return False
+    one, other = first.untyped_storage(), second.untyped_storage()
+    return one.data_ptr() == other.data_ptr() and one.nbytes() > 0
+
+
+def significant_strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Strides of the dimensions that have more than one element: the others are never followed."""
+    if tensor.layout != torch.strided or tensor.numel() == 0:
+        return ()
+    return tuple(
+        stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1
+    )
+
+
+def tensor_leaves(tree: Any) -> Sequence[torch.Tensor]:
+    """The tensors of a pytree, in order."""
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]

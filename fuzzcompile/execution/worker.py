@@ -1,0 +1,154 @@
+"""The worker process's side: receive a task, run it, send back what came of it; and again.
+
+Imports nothing beyond the standard library, so that a worker is ready in a tenth of a second and
+what it imports is up to its initializer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import faulthandler
+import multiprocessing.spawn
+import os
+import pickle
+import resource
+import signal
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from fuzzcompile.execution.failures import RemoteError
+
+#: The signal on which a worker writes all its stacks to its log, whatever holds the GIL.
+DUMP_STACKS = signal.SIGUSR1
+
+_device = "cpu"
+_importing_main = False
+
+
+def current_device() -> str:
+    """The device that this worker was given, such as ``"cuda:1"``; ``"cpu"`` outside of a worker."""
+    return _device
+
+
+def importing_main() -> bool:
+    """Whether this is a worker that runs the user's script only to find a function in it."""
+    return _importing_main
+
+
+class Reply(enum.Enum):
+    """What a worker tells its pool; the payload's form stands beside each."""
+
+    READY = enum.auto()  # None
+    START_FAILED = enum.auto()  # the traceback of the initializer, as text
+    STARTED = enum.auto()  # None: from here on the task is this worker's fault
+    RESULT = enum.auto()  # the pickled result
+    RAISED = enum.auto()  # (pickled exception, its traceback as text)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The first message to a worker. ``initializer`` is pickled (function, arguments), or None."""
+
+    device: str
+    initializer: bytes | None
+
+
+@dataclass(frozen=True)
+class Call:
+    """A message to a worker: pickled (function, args, kwargs), and the data to import ``__main__`` with.
+
+    ``main`` is set only where the call names something in ``__main__``: importing the user's script in a
+    worker has a price, and side effects where the script has no ``if __name__ == "__main__"``.
+    """
+
+    call: bytes
+    main: dict[str, Any] | None
+
+
+def main(descriptor: int) -> None:
+    """Serve the pool at the other end of ``descriptor`` until it closes or sends an empty message."""
+    os.set_inheritable(descriptor, False)  # a compiler that outlives us must not hold the line open
+    _protect_process()
+    connection = Connection(descriptor)
+    with contextlib.suppress(EOFError, OSError):  # the pool is gone: end quietly
+        if _set_up(connection):
+            while message := connection.recv_bytes():
+                _serve(connection, pickle.loads(message))
+
+
+def _protect_process() -> None:
+    """Leave Ctrl-C to the parent, core files off the disk, and the parent alive when memory runs out."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    faulthandler.enable()
+    faulthandler.register(DUMP_STACKS, all_threads=True)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("500")
+
+
+def _set_up(connection: Connection) -> bool:
+    global _device
+    setup: Setup = pickle.loads(connection.recv_bytes())
+    _device = setup.device
+    try:
+        if setup.initializer is not None:
+            function, args = pickle.loads(setup.initializer)
+            function(*args)
+    except BaseException:
+        _reply(connection, Reply.START_FAILED, traceback.format_exc())
+        return False
+    _reply(connection, Reply.READY, None)
+    return True
+
+
+def _serve(connection: Connection, call: Call) -> None:
+    _reply(connection, Reply.STARTED, None)
+    try:
+        if call.main is not None:
+            _import_main(call.main)
+        function, args, kwargs = pickle.loads(call.call)
+        payload = _run(function, args, kwargs)
+    except BaseException as error:
+        _reply(connection, Reply.RAISED, (_portable(error), traceback.format_exc()))
+    else:
+        _reply(connection, Reply.RESULT, payload)
+
+
+def _import_main(where: dict[str, Any]) -> None:
+    global _importing_main
+    _importing_main = True
+    try:
+        multiprocessing.spawn.prepare(where)
+    finally:
+        _importing_main = False
+
+
+def _run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+    return pickle.dumps(function(*args, **kwargs), pickle.HIGHEST_PROTOCOL)
+
+
+def _portable(error: BaseException) -> bytes:
+    """The exception pickled, or a RemoteError for one that would not arrive or would end the parent."""
+    if isinstance(error, Exception):
+        with contextlib.suppress(Exception):
+            pickled = pickle.dumps(error)
+            pickle.loads(pickled)  # many exceptions pickle well and then fail to be built again
+            return pickled
+    kind = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
+    return pickle.dumps(RemoteError(kind, _text(error)))
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return "(its text cannot be had)"
+
+
+def _reply(connection: Connection, kind: Reply, payload: object) -> None:
+    connection.send_bytes(pickle.dumps((kind, payload), pickle.HIGHEST_PROTOCOL))

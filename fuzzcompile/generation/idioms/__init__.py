@@ -1,0 +1,15 @@
+"""The idioms: one unit a role, each registering its own, the simplest first."""
+
+from fuzzcompile.generation.idioms import attention, embedding, feed_forward, norm, projection
+from fuzzcompile.generation.registry import Idiom, idiom, idioms
+
+__all__ = [
+    "Idiom",
+    "attention",
+    "embedding",
+    "feed_forward",
+    "idiom",
+    "idioms",
+    "norm",
+    "projection",
+]

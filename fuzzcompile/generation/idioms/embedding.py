@@ -1,0 +1,6 @@
+"""Token ids with positions, in front of a stack of blocks."""
+
+from fuzzcompile.generation.registry import Idiom, register
+
+register(Idiom("embedding_parameter", "embedding", "nn.Embedding plus a learned matrix of positions."))
+register(Idiom("embedding_lookup", "embedding", "Two nn.Embedding: one for ids, one looked up at arange(T)."))

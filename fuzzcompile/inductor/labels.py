@@ -1,0 +1,129 @@
+"""Stable names for rewrite rules, and where their source is."""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from fuzzcompile.inductor.ledger import Label
+
+_VARIANT = re.compile(r"(_inference|_training|_half|_fp32_mask|_mask_fp32|_bs1|_\d+d)+$")
+_NUMBERED = re.compile(r"^_*(?P<family>\w+?)_pattern_\d+$")
+_SITE = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+def entry_label(entry: Any, stage: str, pass_name: str | None) -> Label:
+    """Label of a pattern matcher entry.
+
+    Replacement patterns go by their registered name where torch gives one, else by their search function,
+    which the check's closure holds; graph and lowering patterns go by their handler.
+    """
+    function = _search_function(entry) or getattr(entry, "handler", None)
+    name = getattr(entry, "pattern_name", None) or _function_name(function) or _pattern_name(entry)
+    source, line = source_of(function)
+    return Label(stage, pass_name, name, source, line)
+
+
+def pass_label(function: Callable[..., Any] | None, stage: str, pass_name: str) -> Label:
+    """Label of a whole pass, run as ``function`` under the name ``pass_name``."""
+    source, line = source_of(function)
+    return Label(stage, pass_name, pass_name, source, line)
+
+
+def source_of(function: Any) -> tuple[str | None, int | None]:
+    """File (relative to site-packages, ``torch/_inductor/…``) and first line of a function."""
+    function = _unwrapped(function)
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return None, None
+    path = Path(code.co_filename)
+    root = Path(torch.__file__).parent.parent
+    text = path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
+    return text, code.co_firstlineno
+
+
+def base_name(rewrite: str) -> str:
+    """A pattern's name without its variant: ``_sfdp_pattern_28_half_inference`` → ``_sfdp_pattern_28``."""
+    return _VARIANT.sub("", rewrite)
+
+
+def family_of(rewrite: str) -> str:
+    """The family of a rewrite: numbered siblings stand in for each other (``_sfdp_pattern_3`` → ``sfdp``)."""
+    base = base_name(rewrite)
+    match = _NUMBERED.match(base)
+    return match["family"] if match else base
+
+
+def vetoes(label: Label, wanted: Iterable[str]) -> bool:
+    """Whether one of the names in ``wanted`` means this label.
+
+    A name is exact (``remove_noop_ops``), a leading part that ends at an underscore or at the end
+    (``_sfdp``, ``_sfdp_pattern_1``: not ``_sfdp_pattern_11``), or a glob; ``stage:`` before it restricts it
+    to one stage.
+    """
+    for name in wanted:
+        stage, colon, rest = name.partition(":")
+        if colon and stage != label.stage:
+            continue
+        if _matches(label.rewrite, rest if colon else name):
+            return True
+    return False
+
+
+def location(nodes: Iterable[fx.Node]) -> str | None:
+    """``file.py:line`` of the user's source behind the nodes, from the last node that knows it."""
+    for node in reversed(list(nodes)):
+        found = _SITE.findall(node.meta.get("stack_trace") or "")
+        if found:
+            path, line = found[-1]
+            return f"{Path(path).name}:{line}"
+    return None
+
+
+def _matches(rewrite: str, name: str) -> bool:
+    if rewrite == name or fnmatch.fnmatchcase(rewrite, name):
+        return True
+    return bool(name) and rewrite.startswith(name) and (name.endswith("_") or rewrite[len(name)] == "_")
+
+
+def _search_function(entry: Any) -> Any:
+    check = getattr(entry, "extra_check", None)
+    check = getattr(check, "__wrapped_check__", check)
+    code, cells = getattr(check, "__code__", None), getattr(check, "__closure__", None) or ()
+    if code is None:
+        return None
+    names = dict(zip(code.co_freevars, cells, strict=False))
+    return names["search_fn"].cell_contents if "search_fn" in names else None
+
+
+def _unwrapped(function: Any) -> Any:
+    while True:
+        if isinstance(function, functools.partial):
+            function = function.func
+        elif hasattr(function, "__wrapped__"):
+            function = function.__wrapped__
+        elif hasattr(function, "__func__"):
+            function = function.__func__
+        else:
+            return function
+
+
+def _function_name(function: Any) -> str | None:
+    function = _unwrapped(function)
+    name = getattr(function, "__name__", None)
+    if name == "<lambda>":
+        _, line = source_of(function)
+        return f"lambda_line_{line}"
+    return name
+
+
+def _pattern_name(entry: Any) -> str:
+    targets = getattr(entry.pattern, "fns_repr", lambda: "")()
+    return f"{type(entry.pattern).__name__}_{targets}"

@@ -1,0 +1,93 @@
+"""Replay: running a snapshot of the compiler's graph eagerly, on the real inputs of the program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from fuzzcompile.execution.device import seed_everything
+from fuzzcompile.execution.float64 import Float64Mode
+from fuzzcompile.execution.tensors import copy_tree
+from fuzzcompile.inductor.ledger import Opaque, Snapshot
+
+_REPLAY_SEED = 11
+# Random operators of a graph: two graphs that draw differently cannot be compared value by value.
+_RANDOM = ("rand", "bernoulli", "dropout", "multinomial", "normal_", "philox", "uniform", "exponential")
+
+
+class Replayed:
+    """Result of a replay: outputs and inputs as they are afterwards, or the error that ended it."""
+
+    def __init__(self, outputs: list[Any], inputs: list[Any], error: BaseException | None = None) -> None:
+        self.outputs = outputs
+        self.inputs = inputs
+        self.error = error
+
+
+def replay(snapshot: Snapshot, inputs: Sequence[Any], *, double: bool) -> Replayed:
+    """Run ``snapshot`` on copies of ``inputs``, natively or (``double``) in float64.
+
+    Args:
+        snapshot: a graph at ATen level or at torch level.
+        inputs: values of its placeholders, in order; copied storage by storage before the run.
+        double: cast inputs, constants and every named low-precision dtype to float64.
+    """
+    arguments = copy_tree(list(inputs), double=double)
+    seed_everything(_REPLAY_SEED)
+    interpreter = _Replayer(snapshot)
+    try:
+        with torch.no_grad():
+            if double:
+                with Float64Mode(keep_casts=False):
+                    result = interpreter.run(*arguments)
+            else:
+                result = interpreter.run(*arguments)
+    except (KeyboardInterrupt, MemoryError):
+        raise
+    except Exception as error:
+        return Replayed([], [], error)
+    return Replayed(pytree.tree_leaves(result), arguments)
+
+
+def draws_random(snapshot: Snapshot) -> bool:
+    """Whether the graph contains random operators."""
+    return any(word in call for call in snapshot.calls for word in _RANDOM)
+
+
+class _Replayer(fx.Interpreter):
+    """Interprets a snapshot; a lowering pattern's opaque node runs what the pattern replaced."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        root = nn.Module()
+        for path, value in snapshot.attributes.items():
+            _place(root, path, value)
+        super().__init__(root, graph=snapshot.graph)
+        self._opaque = snapshot.opaque
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        opaque = self._opaque.get(id(target))
+        if opaque is None:
+            return super().call_function(target, args, kwargs)
+        return _run_opaque(opaque, args, kwargs)
+
+
+def _run_opaque(opaque: Opaque, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    flat = pytree.tree_leaves((args, kwargs))
+    inner = Snapshot(opaque.graph, opaque.attributes, {})
+    return _Replayer(inner).run(*(flat[position] for position in opaque.inputs))
+
+
+def _place(root: nn.Module, path: str, value: Any) -> None:
+    *parents, leaf = path.split(".")
+    for part in parents:
+        if not hasattr(root, part):
+            root.add_module(part, nn.Module())
+        root = getattr(root, part)
+    if isinstance(value, nn.Module):
+        root.add_module(leaf, value)
+    else:
+        object.__setattr__(root, leaf, value)

@@ -1,0 +1,144 @@
+"""Compiling a callable with ``torch.compile`` under fuzzcompile's eyes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from fuzzcompile.case import CompileSettings
+from fuzzcompile.execution.observation import Failure
+from fuzzcompile.inductor import hooks
+from fuzzcompile.inductor.ledger import Ledger
+from fuzzcompile.inductor.recorder import Recorder
+
+Backend = str
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """How one compile is to be done.
+
+    ``vetoes`` name rewrites to refuse (see :func:`fuzzcompile.inductor.labels.vetoes`), ``only`` names those
+    that alone may apply beside the mandatory ones, ``record`` asks for a ledger with snapshots, ``config`` patches ``torch._inductor.config`` beyond the case's own options.
+    """
+
+    backend: Backend = "inductor"
+    vetoes: tuple[str, ...] = ()
+    only: tuple[str, ...] | None = None
+    record: bool = True
+    fallback_random: bool = True
+    config: Mapping[str, Any] | None = None
+
+    def with_vetoes(self, *names: str) -> Compilation:
+        """The same compile with further rewrites refused."""
+        return replace(self, vetoes=(*self.vetoes, *names))
+
+
+@contextlib.contextmanager
+def compiling(settings: CompileSettings, how: Compilation) -> Iterator[Session]:
+    """Everything compiled in this block follows ``settings`` and ``how``; dynamo is reset before and after.
+
+    Inductor's FX graph cache and AOTAutograd's cache are off: with them a second compile runs no passes at
+    all, and a veto that never ran would look like a rewrite that is not needed.
+    """
+    import torch._dynamo.config as dynamo_config
+    import torch._functorch.config as functorch_config
+    import torch._inductor.config as inductor_config
+
+    recorder = Recorder(vetoed=how.vetoes, only=how.only, snapshots=how.record)
+    inductor = {
+        "fx_graph_cache": False,
+        "fx_graph_remote_cache": False,
+        "fallback_random": how.fallback_random,
+        **(how.config or {}),
+    }
+    functorch = {"enable_autograd_cache": False, **settings.functorch}
+    torch._dynamo.reset()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_patched(inductor_config, inductor))
+        stack.enter_context(_patched(functorch_config, functorch))
+        stack.enter_context(_patched(dynamo_config, dict(settings.dynamo)))
+        stack.enter_context(hooks.installed(recorder))
+        stack.callback(torch._dynamo.reset)
+        yield Session(settings, how, recorder)
+
+
+@dataclass(frozen=True)
+class Session:
+    """One watched compile; ``ledger`` fills while the compiled callable runs."""
+
+    settings: CompileSettings
+    how: Compilation
+    recorder: Recorder
+
+    @property
+    def ledger(self) -> Ledger:
+        """What the compile did so far."""
+        return self.recorder.ledger
+
+    def compile(self, target: Callable[..., Any]) -> Callable[..., Any]:
+        """``torch.compile`` of ``target`` with the case's settings."""
+        arguments: dict[str, Any] = {"fullgraph": self.settings.fullgraph, "dynamic": self.settings.dynamic}
+        if self.how.backend == "inductor":
+            if self.settings.options:
+                arguments["options"] = dict(self.settings.options)
+            if self.settings.mode:
+                arguments["mode"] = self.settings.mode
+        return torch.compile(target, backend=self.how.backend, **arguments)
+
+    def describe_failure(self, error: BaseException) -> Failure:
+        """Tell an error of the compiler from one of the compiled program."""
+        compiler = _compiler_error(error)
+        cause = _root_cause(error)
+        message = str(cause).strip().splitlines()[0][:300] if str(cause).strip() else type(cause).__name__
+        stage = self.ledger.failed_in.stage if self.ledger.failed_in is not None else None
+        return Failure(
+            type(cause).__name__,
+            message,
+            "compile" if compiler or self.ledger.failed_in is not None else "run",
+            stage if stage is not None else ("dynamo" if compiler else None),
+            unsupported=_unsupported(error),
+        )
+
+
+def known_options(names: Sequence[str]) -> list[str]:
+    """Those of ``names`` that the installed torch's inductor config does not have."""
+    import torch._inductor.config as inductor_config
+
+    known = inductor_config.get_config_copy() if hasattr(inductor_config, "get_config_copy") else {}
+    return [name for name in names if name not in known]
+
+
+def _patched(config: Any, changes: Mapping[str, Any]) -> contextlib.AbstractContextManager[Any]:
+    present = {key: value for key, value in changes.items() if _has(config, key)}
+    return config.patch(present) if present else contextlib.nullcontext()
+
+
+def _has(config: Any, key: str) -> bool:
+    for part in key.split("."):
+        if not hasattr(config, part):
+            return False
+        config = getattr(config, part)
+    return True
+
+
+def _compiler_error(error: BaseException) -> bool:
+    return type(error).__module__.startswith(("torch._dynamo", "torch._inductor", "torch._functorch"))
+
+
+def _unsupported(error: BaseException) -> bool:
+    from torch._dynamo import exc
+
+    return isinstance(error, exc.Unsupported)
+
+
+def _root_cause(error: BaseException) -> BaseException:
+    """The exception that the compiler's own wrappers (BackendCompilerFailed, InductorError…) carry."""
+    inner = getattr(error, "inner_exception", None)
+    if isinstance(inner, BaseException) and inner is not error:
+        return _root_cause(inner)
+    return error

@@ -1,0 +1,163 @@
+"""From observations to a verdict. Pure: what must be run is run by the caller."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fuzzcompile.execution.observation import Observation, Value
+from fuzzcompile.oracle import metrics
+from fuzzcompile.oracle.comparison import Comparison, compare
+from fuzzcompile.oracle.verdicts import Verdict
+
+# A gradient this much smaller than the largest of its run, in float64, is zero by symmetry.
+_VANISHING = 1e-11
+# An error beyond this share of the output's size is no lack of precision, whatever float64 says.
+GROSS = 0.1
+
+
+@dataclass(frozen=True)
+class Observations:
+    """The runs of one case that a verdict rests on."""
+
+    eager: Observation
+    again: Observation
+    reference: Observation
+    noisy: Sequence[Observation]
+    compiled: Observation
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A verdict on one set of observations, before any further experiment.
+
+    ``suspicious`` is set where values are farther from the reference than rounding explains: whether that
+    is a change of meaning, lost precision or a dropped cast takes another look (float64 replay, a compile
+    with ``emulate_precision_casts``, a compile in float64).
+    """
+
+    verdict: Verdict
+    comparisons: tuple[Comparison, ...] = ()
+    detail: str = ""
+    confidence: str = "high"
+
+    @property
+    def suspicious(self) -> tuple[Comparison, ...]:
+        """Comparisons that are farther off than rounding explains."""
+        return tuple(c for c in self.comparisons if c.finding == "far")
+
+    @property
+    def worst(self) -> Comparison | None:
+        """The comparison that decides, or None where nothing was compared."""
+        if not self.comparisons:
+            return None
+        return max(self.comparisons, key=lambda c: (_SEVERITY[c.finding], c.relative_error))
+
+
+_SEVERITY = {
+    "same": 0, "close": 1, "wild": 2, "stride": 3, "dtype": 4, "shape": 5, "far": 6, "missing": 7,
+    "integer": 8, "nonfinite": 9,
+}  # fmt: skip
+
+
+def judge(runs: Observations) -> Judgement:
+    """First verdict on a case.
+
+    Errors come first, then values (NaN and infinities, integers, floats), then metadata.
+    """
+    if runs.eager.failure or runs.compiled.failure:
+        return _judge_failures(runs.eager, runs.compiled)
+    if runs.eager.structure != runs.compiled.structure:
+        return Judgement(
+            Verdict.METADATA, detail=f"eager returns {runs.eager.structure}, compiled {runs.compiled.structure}"
+        )
+    comparisons = tuple(_compare_all(runs))
+    confidence = "high" if runs.reference.failure is None and deterministic(runs) else "low"
+    return Judgement(_verdict(comparisons, runs), comparisons, confidence=confidence)
+
+
+def deterministic(runs: Observations) -> bool:
+    """Whether two eager runs gave the same bits."""
+    return same_bits(runs.eager, runs.again)
+
+
+def same_bits(first: Observation, second: Observation) -> bool:
+    """Whether two runs observed exactly the same."""
+    if bool(first.failure) != bool(second.failure) or len(first.values) != len(second.values):
+        return False
+    return all(
+        compare(one, other, None, ()).finding == "same" or not one.is_tensor
+        for one, other in zip(first.values, second.values, strict=True)
+    )
+
+
+def error_of(judgement: Judgement) -> float | None:
+    """The largest distance of a compiled value from the reference, for tables of ablations."""
+    return max((c.max_error_compiled for c in judgement.comparisons), default=None)
+
+
+def _judge_failures(eager: Observation, compiled: Observation) -> Judgement:
+    if eager.failure and compiled.failure:
+        return Judgement(Verdict.INVALID, detail=f"eager raises {eager.failure}")
+    if eager.failure:
+        return Judgement(Verdict.ACCEPTS_INVALID, detail=f"eager raises {eager.failure}; compiled runs")
+    failure = compiled.failure
+    assert failure is not None
+    verdict = Verdict.COMPILE_ERROR if failure.phase == "compile" else Verdict.RUNTIME_ERROR
+    return Judgement(verdict, detail=str(failure))
+
+
+def _compare_all(runs: Observations) -> list[Comparison]:
+    compiled, exact = runs.compiled.named(), runs.reference.named()
+    noisy = [run.named() for run in runs.noisy if run.failure is None]
+    vanishing = _VANISHING * _largest_gradient(list(exact.values()))
+    comparisons = []
+    for value in runs.eager.values:
+        reference = exact.get(value.name)
+        zero = value.kind == "gradient" and _scale(reference) < vanishing
+        comparisons.append(
+            compare(
+                value,
+                compiled.get(value.name),
+                reference,
+                [other[value.name] for other in noisy if value.name in other],
+                smallest_scale=vanishing / _VANISHING if zero else 0.0,
+            )
+        )
+    known = {value.name for value in runs.eager.values}
+    comparisons += [
+        Comparison(value.name, value.kind, "missing", detail="only compiled has it")
+        for value in runs.compiled.values
+        if value.name not in known
+    ]
+    return comparisons
+
+
+def _largest_gradient(values: Sequence[Value]) -> float:
+    return max((_scale(value) for value in values if value.kind == "gradient"), default=0.0)
+
+
+def _scale(value: Value | None) -> float:
+    return metrics.rms(metrics.widened(value.value)) if value is not None and value.is_tensor else 0.0
+
+
+def _verdict(comparisons: Sequence[Comparison], runs: Observations) -> Verdict:
+    found = {(c.finding, c.kind) for c in comparisons}
+    findings = {finding for finding, _ in found}
+    if findings <= {"same"}:
+        return Verdict.EQUAL
+    if not deterministic(runs):
+        # Nothing can be held against the compiler where eager itself does not repeat.
+        return Verdict.UNSTABLE
+    if "nonfinite" in findings:
+        return Verdict.NONFINITE
+    wrong = {kind for finding, kind in found if finding in ("far", "integer")}
+    if "output" in wrong or "mutation" in wrong:
+        return Verdict.MISCOMPILE
+    if wrong:
+        return Verdict.WRONG_GRADIENT
+    if ("missing", "mutation") in found:
+        return Verdict.ALIASING
+    if "missing" in findings or findings & {"dtype", "shape", "stride"}:
+        return Verdict.METADATA
+    return Verdict.UNSTABLE if "wild" in findings else Verdict.ROUNDING

@@ -1,0 +1,37 @@
+"""The names of what can be the matter with a case."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Verdict(StrEnum):
+    """Verdict of a judged case (ARCHITECTURE.md, "Contracts")."""
+
+    EQUAL = "equal"
+    ROUNDING = "rounding"
+    UNSTABLE = "unstable"
+    PRECISION_CASTS = "precision_casts"
+    INVALID = "invalid"
+    MISCOMPILE = "miscompile"
+    WRONG_GRADIENT = "wrong_gradient"
+    NONFINITE = "nonfinite"
+    METADATA = "metadata"
+    ALIASING = "aliasing"
+    PRECISION_LOSS = "precision_loss"
+    COMPILE_ERROR = "compile_error"
+    RUNTIME_ERROR = "runtime_error"
+    ACCEPTS_INVALID = "accepts_invalid"
+    CRASH = "crash"
+    TIMEOUT = "timeout"
+    NONDETERMINISTIC = "nondeterministic"
+
+    @property
+    def is_bug(self) -> bool:
+        """Whether PyTorch would want to hear of it."""
+        return self not in _BENIGN
+
+
+_BENIGN = frozenset(
+    {Verdict.EQUAL, Verdict.ROUNDING, Verdict.UNSTABLE, Verdict.PRECISION_CASTS, Verdict.INVALID}
+)

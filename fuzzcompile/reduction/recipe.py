@@ -1,0 +1,171 @@
+"""Shrink a generated case by the choices it was drawn from.
+
+Hypothesis shrinks the choices, so that every candidate is a program that the generator could have
+drawn itself, and runs in eager. A test costs a compile: the answer for a source that was seen is
+remembered, and the number of tests and the time are bounded.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, Verbosity, given, settings
+from hypothesis.database import InMemoryExampleDatabase
+
+from fuzzcompile.errors import FuzzcompileError
+from fuzzcompile.generation import CaseSpec, GeneratedCase, Profile, case_strategy, from_choices
+from fuzzcompile.generation.spec import Attention
+
+# Hypothesis stops a shrink after five minutes; a new one goes on from where that ended.
+_MAX_ROUNDS = 8
+
+
+class NotReproducedError(FuzzcompileError):
+    """The case that was to be shrunk is not interesting itself."""
+
+
+@dataclass(frozen=True)
+class RecipeProgress:
+    """Handed out after each test. ``best`` was shown interesting and can be kept at any time."""
+
+    best: GeneratedCase
+    tests: int
+    improved: bool
+
+
+@dataclass(frozen=True)
+class RecipeResult:
+    """The most readable case shown interesting; ``finished`` unless a budget ended the search."""
+
+    best: GeneratedCase
+    tests: int
+    finished: bool
+
+
+def shrink_recipe(
+    choices: bytes,
+    profile: Profile,
+    is_interesting: Callable[[GeneratedCase], bool],
+    *,
+    max_tests: int = 60,
+    deadline: float | None = None,
+    on_progress: Callable[[RecipeProgress], None] | None = None,
+) -> RecipeResult:
+    """The simplest case found that is still interesting, within ``max_tests`` calls of the predicate.
+
+    ``deadline`` is a value of ``time.monotonic()``. The case that ``choices`` spell is tested first;
+    `NotReproducedError` if it is not interesting. What the predicate raises comes out as it is, a
+    ``KeyboardInterrupt`` too: the last `RecipeProgress` then holds the best so far.
+    """
+    search = _Search(is_interesting, max_tests, deadline, on_progress, from_choices(choices, profile))
+    try:
+        finished = _shrink(search, profile)
+    except _Stop as stop:
+        if stop.reason is not None:
+            raise stop.reason from None
+        finished = False
+    if search.best is None:
+        raise NotReproducedError("The case to be shrunk is not interesting (any more): judge it again.")
+    return RecipeResult(search.best, search.tests, finished)
+
+
+def readability(case: GeneratedCase) -> tuple[int, ...]:
+    """What reads better sorts first: fewer modules, fewer lines, plainer attention, smaller sizes."""
+    spec, dims = case.spec, case.spec.dims
+    plainest = Attention(spec.attention.idiom)
+    return (
+        case.source.count("(nn.Module)"),
+        sum(1 for line in case.source.splitlines() if line),
+        sum(getattr(spec.attention, part.name) != getattr(plainest, part.name) for part in fields(Attention)),
+        dims.batch + dims.sequence + dims.heads + dims.head_dim,
+        int(spec.dtype != "float32"),
+        len(case.source),
+        spec.seed,
+    )
+
+
+class _Interesting(Exception):  # noqa: N818 - not an error, but how a test tells Hypothesis "yes"
+    """The candidate holds."""
+
+
+class _Stop(BaseException):
+    """Ends the search from within the predicate: a budget is spent, or ``reason`` was raised there.
+
+    No ``Exception``, because Hypothesis would take that for a finding and shrink it.
+    """
+
+    def __init__(self, reason: Exception | None = None) -> None:
+        self.reason = reason
+
+
+@dataclass
+class _Search:
+    """The answers so far, and the best of the cases that were shown interesting."""
+
+    is_interesting: Callable[[GeneratedCase], bool]
+    max_tests: int
+    deadline: float | None
+    on_progress: Callable[[RecipeProgress], None] | None
+    original: GeneratedCase
+    answers: dict[str, bool] = field(default_factory=dict)
+    tests: int = 0
+    best: GeneratedCase | None = None
+
+    def holds(self, spec: CaseSpec) -> bool:
+        """Whether the case of ``spec`` is interesting; tested once for each source."""
+        case = GeneratedCase.of(spec)
+        if case.source not in self.answers:
+            self.answers[case.source] = self._test(
+                self.original if case.source == self.original.source else case
+            )
+        return self.answers[case.source]
+
+    def _test(self, case: GeneratedCase) -> bool:
+        if self.tests >= self.max_tests or (self.deadline is not None and time.monotonic() >= self.deadline):
+            raise _Stop
+        self.tests += 1
+        try:
+            interesting = self.is_interesting(case)
+        except Exception as error:
+            raise _Stop(error) from error
+        improved = interesting and (self.best is None or readability(case) < readability(self.best))
+        if improved:
+            self.best = case
+        if self.on_progress is not None and self.best is not None:
+            self.on_progress(RecipeProgress(self.best, self.tests, improved))
+        return interesting
+
+
+def _shrink(search: _Search, profile: Profile) -> bool:
+    """Run Hypothesis until a whole shrink brings nothing better; false if it never came to that."""
+
+    @settings(
+        database=InMemoryExampleDatabase(),
+        phases=[Phase.reuse, Phase.shrink],
+        deadline=None,
+        derandomize=False,
+        verbosity=Verbosity.quiet,
+        report_multiple_bugs=False,
+        print_blob=False,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case_strategy(profile))
+    def probe(spec: CaseSpec) -> None:
+        if search.holds(spec):
+            raise _Interesting
+
+    target: Any = probe
+    with suppress(_Interesting):
+        # Files the choices in the database, from where the runs below take them up.
+        target.hypothesis.fuzz_one_input(search.original.choices)
+    for _ in range(_MAX_ROUNDS if search.best else 0):
+        before = search.best
+        with suppress(_Interesting):
+            target()
+        if search.best is before:
+            return True
+    return search.best is None

@@ -1,0 +1,126 @@
+"""Models and migrations agree; databases of other versions are upgraded or refused."""
+
+import logging
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from corpus_examples import ENVIRONMENT, bug, case
+from sqlalchemy import create_engine, make_url
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.schema import CreateTable
+
+from fuzzcompile.corpus import CorpusError, Store
+from fuzzcompile.corpus.connection import connect
+from fuzzcompile.corpus.models import Base
+from fuzzcompile.corpus.schema import VERSION_TABLE, configuration
+
+TABLES = {"campaigns", "environments", "cases", "runs", "findings", "reproducers", "rewrite_coverage"}
+
+
+def test_the_migrations_make_what_the_models_describe(tmp_path: Path, store: Store) -> None:
+    options = {"version_table": VERSION_TABLE, "compare_type": True, "compare_server_default": True}
+    with create_engine(f"sqlite:///{tmp_path / 'corpus.db'}").connect() as connection:
+        context = MigrationContext.configure(connection, opts=options)
+        assert compare_metadata(context, Base.metadata) == []
+    assert set(Base.metadata.tables) == TABLES
+
+
+def test_the_names_in_the_database_are_those_of_the_models(tmp_path: Path, store: Store) -> None:
+    Base.metadata.create_all(create_engine(f"sqlite:///{tmp_path / 'models.db'}"))
+
+    def named(path: Path) -> set[str]:
+        with sqlite3.connect(path) as connection:
+            rows = connection.execute("select name, sql from sqlite_master where sql is not null").fetchall()
+        words = {word for _, sql in rows for word in sql.replace("(", " ").split()}
+        return {name for name, _ in rows if name.startswith("ix_")} | {
+            word for word in words if word.startswith(("pk_", "uq_", "fk_"))
+        }
+
+    # The circular foreign key cannot be made by create_all on SQLite.
+    made = named(tmp_path / "corpus.db")
+    assert made == named(tmp_path / "models.db") | {"fk_findings_best_run_id_runs"}
+    assert made and all(len(name) <= 63 for name in made), "PostgreSQL cuts longer names"
+
+
+def test_the_schema_can_be_written_in_another_dialect() -> None:
+    for table in Base.metadata.sorted_tables:
+        assert "TIMESTAMP WITHOUT" not in str(CreateTable(table).compile(dialect=postgresql.dialect()))
+
+
+def test_revisions_form_one_line() -> None:
+    scripts = ScriptDirectory.from_config(configuration())
+    assert len(scripts.get_heads()) == 1
+
+
+def test_down_and_up_again(tmp_path: Path) -> None:
+    from alembic import command
+
+    Store.open(tmp_path / "c.db").close()
+    url = make_url(f"sqlite:///{tmp_path / 'c.db'}")
+    with connect(url, migrating=True).begin() as connection:
+        command.downgrade(configuration(connection), "base")
+    with sqlite3.connect(tmp_path / "c.db") as left:
+        assert left.execute("select name from sqlite_master where type = 'table'").fetchall() == [
+            (VERSION_TABLE,)
+        ]
+    # What an interrupted upgrade or a downgrade leaves behind is no stranger's database.
+    with Store.open(tmp_path / "c.db") as store:
+        assert store.counters().runs == 0
+
+
+def test_a_newer_schema_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "c.db"
+    Store.open(path).close()
+    with sqlite3.connect(path) as newer:
+        newer.execute(f"update {VERSION_TABLE} set version_num = '9999'")
+    newer.close()
+    before = path.read_bytes()
+    with pytest.raises(CorpusError, match=r"newer fuzzcompile \(schema 9999.*update fuzzcompile") as raised:
+        Store.open(path)
+    assert raised.value.exit_status == 3
+    assert path.read_bytes() == before
+
+
+def test_opening_again_keeps_everything(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "c.db") as store:
+        store.record(None, case(), ENVIRONMENT, bug())
+    with Store.open(tmp_path / "c.db") as store:
+        assert store.finding("F1").hits == 1
+
+
+def test_opening_is_quiet(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        Store.open(tmp_path / "c.db").close()
+    assert capfd.readouterr() == ("", "")
+    assert caplog.records == []
+
+
+def test_pragmas(store: Store) -> None:
+    with store._engine.connect() as connection:
+        pragmas = {
+            name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()
+            for name in ("journal_mode", "foreign_keys", "busy_timeout", "synchronous")
+        }
+    assert pragmas == {"journal_mode": "wal", "foreign_keys": 1, "busy_timeout": 30_000, "synchronous": 2}
+
+
+def test_the_package_is_light() -> None:
+    """Neither torch nor another part of fuzzcompile comes with it."""
+    program = (
+        "import sys, fuzzcompile.corpus;"
+        "print(*sorted(m for m in sys.modules if m == 'torch' or m.startswith('fuzzcompile.')))"
+    )
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=True
+    )
+    loaded = done.stdout.split()
+    assert all(name == "fuzzcompile.errors" or name.startswith("fuzzcompile.corpus") for name in loaded)

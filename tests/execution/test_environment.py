@@ -1,0 +1,136 @@
+"""What is said of the machine, and that nothing private is among it."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import platform
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from fuzzcompile.execution import environment
+from fuzzcompile.execution.environment import cxx_compiler, describe, sdpa_backends
+
+CPU = torch.device("cpu")
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    environment._describe.cache_clear()
+    yield
+    environment._describe.cache_clear()
+
+
+def test_the_facts_that_results_depend_on_are_there() -> None:
+    facts = describe(CPU)
+    assert facts["torch"] == torch.__version__
+    assert facts["torch_git"] == torch.version.git_version
+    assert facts["device"] == "cpu"
+    assert facts["python"] == platform.python_version()
+    assert facts["cpu_capability"] == torch.backends.cpu.get_cpu_capability()
+    assert facts["threads"] == torch.get_num_threads()
+    assert {"cuda", "hip", "triton", "driver", "device_name", "device_capability", "cpu", "cxx"} <= set(facts)
+
+
+def test_it_is_json() -> None:
+    assert json.loads(json.dumps(describe(CPU))) == describe(CPU)
+
+
+def test_it_names_no_user_host_or_folder() -> None:
+    text = json.dumps(describe(CPU))
+    assert str(Path.home()) not in text
+    assert "/" not in str(describe(CPU)["cxx"])
+    for private in (socket.gethostname(), getpass.getuser()):
+        assert private not in [word for value in describe(CPU).values() for word in str(value).split()]
+
+
+def test_what_a_caller_does_to_it_stays_with_the_caller() -> None:
+    describe(CPU)["torch"] = "mine"
+    assert describe(CPU)["torch"] == torch.__version__
+
+
+def test_it_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = describe(CPU)
+    monkeypatch.setattr(environment, "_output", lambda *command: pytest.fail("asked again"))
+    assert describe(CPU) == first
+
+
+def test_a_machine_that_answers_nothing_is_described_with_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise OSError("no")
+
+    monkeypatch.setattr(subprocess, "run", refuse)
+    monkeypatch.setattr(Path, "read_text", refuse)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", refuse)
+    facts = describe(CPU)
+    assert facts["cxx"] is facts["cpu"] is facts["cpu_capability"] is None
+    assert facts["torch"] == torch.__version__
+
+
+def test_a_gpu_that_is_not_there_is_described_with_none() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    facts = describe(torch.device("cuda", 0))
+    assert facts["device"] == "cuda:0"
+    assert facts["device_name"] is facts["device_capability"] is None
+
+
+def test_the_compiler_is_the_one_that_cxx_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiler = tmp_path / "my-c++"
+    compiler.write_text("#!/bin/sh\necho 'my-c++ 42.0'\necho more\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    assert cxx_compiler() == compiler
+    assert describe(CPU)["cxx"] == "my-c++ 42.0"
+
+
+def test_without_cxx_it_is_gxx(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    if platform.system() != "Linux" or shutil.which("g++") is None:
+        pytest.skip("no g++")
+    assert cxx_compiler() == Path(str(shutil.which("g++")))
+
+
+def test_no_compiler_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CXX", str(tmp_path / "missing"))
+    assert cxx_compiler() is None
+    monkeypatch.delenv("CXX")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert cxx_compiler() is None
+    assert describe(CPU)["cxx"] is None
+
+
+def test_sdpa_back_ends_are_those_that_run() -> None:
+    assert sdpa_backends(CPU) == ["math", "flash"]
+
+
+def test_probing_sdpa_leaves_its_switches_alone() -> None:
+    torch.backends.cuda.enable_flash_sdp(False)
+    try:
+        sdpa_backends(CPU)
+        assert not torch.backends.cuda.flash_sdp_enabled()
+        assert torch.backends.cuda.math_sdp_enabled()
+    finally:
+        torch.backends.cuda.enable_flash_sdp(True)
+
+
+def test_a_device_that_is_not_there_runs_nothing() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    assert sdpa_backends(torch.device("cuda", 0)) == []
+
+
+@needs_cuda
+@pytest.mark.cuda
+def test_a_gpu_is_described() -> None:
+    facts = describe(torch.device("cuda", 0))
+    assert facts["device_name"] == torch.cuda.get_device_name(0)
+    assert facts["driver"] is not None or torch.version.hip
+    assert "math" in sdpa_backends(torch.device("cuda", 0))
