@@ -79,11 +79,21 @@ class Experiments:
         observation, ledger, seconds = self._compiled(how)
         return Trial(how, observation, self.judge(observation), ledger, seconds)
 
-    def judge(self, compiled: Observation, *, casts_kept: bool = True) -> Judgement:
-        """Judge a compiled run against the eager runs and the float64 reference."""
+    def judge(self, compiled: Observation) -> Judgement:
+        """Judge a compiled run against the eager runs and the float64 reference.
+
+        Values that are wrong against the reference with the user's low-precision casts, and right against
+        the one without, are only values computed more exactly than the user wrote.
+        """
         if self.eager.failure or compiled.failure:
             return judge(Observations(self.eager, self.eager, self.eager, (), compiled))
-        reference = self.reference if casts_kept else self.exact
+        kept = self._judged(compiled, self.reference)
+        if not kept.suspicious or not self.has_low_precision_casts:
+            return kept
+        dropped = self._judged(compiled, self.exact)
+        return kept if dropped.suspicious else replace(dropped, casts_dropped=True)
+
+    def _judged(self, compiled: Observation, reference: Observation) -> Judgement:
         return judge(Observations(self.eager, self.again, reference, self.noisy, compiled))
 
     def in_float64(self) -> Judgement | None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fuzzcompile.attribution.culprit import Ablation, Attribution, Culprit
-from fuzzcompile.attribution.steps import ReplayCount, Step, steps_of
+from fuzzcompile.attribution.steps import SEMANTIC_STEP, ReplayCount, Step, steps_of
 from fuzzcompile.experiments import Experiments, Trial
 from fuzzcompile.inductor.labels import base_name, family_of, vetoes
 from fuzzcompile.inductor.ledger import Label
@@ -27,11 +27,21 @@ _UPSTREAM = (
 class Attributor:
     """Attributes one failing trial. Every compile it makes is an ablation that it reports."""
 
-    def __init__(self, experiments: Experiments, trial: Trial, steps: Sequence[Step], count: ReplayCount) -> None:
+    def __init__(
+        self,
+        experiments: Experiments,
+        trial: Trial,
+        steps: Sequence[Step],
+        count: ReplayCount,
+        *,
+        hidden: bool = False,
+    ) -> None:
+        """``hidden``: the native values are within rounding, only the float64 replay shows the bug."""
         self.experiments = experiments
         self.trial = trial
         self.steps = steps
         self.count = count
+        self.hidden = hidden
         self.ablations: list[Ablation] = []
 
     def run(self) -> Attribution:
@@ -138,15 +148,24 @@ class Attributor:
     def _veto(self, labels: Sequence[Label]) -> tuple[Trial, bool]:
         names = _names(labels)
         trial = self.experiments.trial(self.experiments.how.with_vetoes(*names))
-        repaired = is_repaired(self.trial, trial)
+        repaired = self._repaired(trial)
         self._note("veto " + ", ".join(names), trial, repaired)
         return trial, repaired
+
+    def _repaired(self, trial: Trial) -> bool:
+        """Whether the divergence is gone in ``trial`` (another error is no repair)."""
+        verdict = trial.judgement.verdict
+        if self.trial.judgement.verdict is Verdict.ACCEPTS_INVALID:
+            return verdict is Verdict.INVALID
+        if verdict.is_bug:
+            return False
+        return not (self.hidden and changes_meaning(steps_of(trial.ledger, self.count)))
 
     def _sufficient(self, closure: Sequence[Label]) -> bool:
         """Whether the divergence stays when every optional rewrite but the culprit's is vetoed."""
         only = tuple(_names(closure))
         trial = self.experiments.trial(replace(self.experiments.how, only=only))
-        repaired = is_repaired(self.trial, trial)
+        repaired = self._repaired(trial)
         self._note("only " + ", ".join(only), trial, repaired)
         return not repaired
 
@@ -174,7 +193,7 @@ class Attributor:
         for backend, name in _UPSTREAM:
             how = replace(self.experiments.how, backend=backend, record=False)
             trial = self.experiments.trial(how)
-            repaired = is_repaired(self.trial, trial)
+            repaired = self._repaired(trial)
             self._note(f"backend={backend}", trial, repaired)
             if not repaired:
                 stage = name
@@ -204,12 +223,13 @@ def suspects_of(steps: Sequence[Step]) -> list[Step]:
     return [step for step in (*semantic, *native) if step.label.rewrite not in MANDATORY]
 
 
-def is_repaired(failing: Trial, trial: Trial) -> bool:
-    """Whether the divergence of ``failing`` is gone in ``trial`` (a new error is no repair)."""
-    verdict = trial.judgement.verdict
-    if failing.judgement.verdict is Verdict.ACCEPTS_INVALID:
-        return verdict is Verdict.INVALID
-    return not verdict.is_bug
+def changes_meaning(steps: Sequence[Step]) -> list[Step]:
+    """Steps whose values in float64 prove that a rewrite changed what the graph computes."""
+    return [
+        step
+        for step in suspects_of(steps)
+        if not step.random and step.float64 is not None and step.float64 > SEMANTIC_STEP
+    ]
 
 
 def producer(graph: object, output: str) -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 
 
-class WorkerFailed(Exception):  # noqa: N818 - says what happened, as TimeoutExpired does
+class WorkerFailed(Exception):
     """The worker was lost while it ran the task; the pool has replaced it."""
 
     output = ""
@@ -106,7 +106,7 @@ class RemoteError(Exception):
         return f"{self.kind}: {self.message}"
 
 
-class RemoteTraceback(Exception):  # noqa: N818 - a cause, never raised
+class RemoteTraceback(Exception):
     """The traceback in the worker, as text: the ``__cause__`` of an exception that fn raised."""
 
     def __str__(self) -> str:

@@ -107,7 +107,7 @@ def observe(
                 structures.append(_structure(output))
                 outputs = _outputs(prefix, output, program, arguments)
                 if case.backward:
-                    _backward(case, output)
+                    _backward(output)
                 values += outputs
                 values += _mutations(prefix, before, program, arguments)
                 if case.backward:
@@ -209,7 +209,7 @@ def _same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
     return bool(equal.all())
 
 
-def _backward(case: Case, output: Any) -> None:
+def _backward(output: Any) -> None:
     """loss = Σ out · c over the floating outputs, c a fixed standard normal tensor per output.
 
     A plain sum proves nothing behind a softmax, whose outputs sum to a constant.
@@ -224,7 +224,7 @@ def _backward(case: Case, output: Any) -> None:
             product = leaf * cotangent.to(leaf.dtype)
             losses.append((product.real if product.is_complex() else product).sum())
     if not losses:
-        raise CaseError(f"{case.name} asks for BACKWARD, but no output requires a gradient.")
+        raise RuntimeError("BACKWARD is set, but no output requires a gradient")
     torch.autograd.backward(losses)
 
 

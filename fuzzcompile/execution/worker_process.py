@@ -30,14 +30,14 @@ _BOOT = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[2]);"
     "from fuzzcompile.execution.worker import main; main(int(sys.argv[1]))"
 )
-_OUTPUT_LINES = 40
+_OUTPUT_LINES = 200  # two threads with torch.compile on their stacks; the frames that matter come first
 _OUTPUT_WIDTH = 300
 _LOG_LIMIT = 16 * 2**20
 _KILL_PATIENCE = 10.0  # seconds until a killed process that is stuck in the kernel is given up
 _STOP_PATIENCE = 3.0  # seconds that a worker has to run its exit handlers
 
 
-class WorkerEnded(Exception):  # noqa: N818 - as EOFError, not always a fault
+class WorkerEnded(Exception):
     """The worker's end of the line is closed: it died or was killed."""
 
 

@@ -35,7 +35,8 @@ NEAR_MISSES: list[NearMiss] = []
 def apply_near_misses(draw: Draw, spec: CaseSpec) -> CaseSpec:
     """The case after the operators that chance picks."""
     for operator in NEAR_MISSES:
-        if operator.applies(spec) and chance(draw, operator.percent):
+        hit = chance(draw, operator.percent)
+        if hit and operator.applies(spec):
             spec = operator.change(draw, spec)
     return spec
 

@@ -33,20 +33,24 @@ def case_strategy(profile: Profile) -> st.SearchStrategy[CaseSpec]:
 
 @st.composite
 def _cases(draw: Draw, profile: Profile) -> CaseSpec:
-    block = _block(draw)
+    """Each choice is drawn whether or not it comes to anything, but for those within a block or an idiom.
+
+    So lowering one choice leaves the meaning of all later ones as it is, which is what shrinking needs.
+    """
+    block, embedding = _block(draw)
     attention = _attention(draw, within=block is not None)
-    embedding = _idiom(draw, "embedding", percent=30) if block else None
-    training = profile.training and chance(draw, 25)
-    if training and chance(draw, 20) and attention.idiom != "attention_sdpa":
+    training = chance(draw, 25) and profile.training
+    if chance(draw, 20) and training and attention.idiom != "attention_sdpa":
         attention = replace(attention, dropout=0.0)
+    dims = _dims(draw, profile)
     spec = CaseSpec(
         attention=attention,
-        dims=_dims(draw, profile),
+        dims=dims,
         block=block,
         embedding=embedding,
         dtype=weighted(draw, [(dtype, _DTYPE_WEIGHTS[dtype]) for dtype in profile.dtypes]),
         training=training,
-        backward=profile.training and chance(draw, 85 if training else 7),
+        backward=chance(draw, 85 if training else 7) and profile.training,
     )
     if profile.near_misses:
         spec = apply_near_misses(draw, spec)
@@ -54,41 +58,48 @@ def _cases(draw: Draw, profile: Profile) -> CaseSpec:
 
 
 def _idiom(draw: Draw, role: Role, percent: int) -> str | None:
-    if not chance(draw, percent):
-        return None
-    return weighted(draw, [(idiom.name, idiom.weight) for idiom in idioms(role)])
+    """An idiom of that role in ``percent`` of the draws."""
+    known = idioms(role)
+    total = sum(idiom.weight for idiom in known)
+    choices: list[tuple[str | None, int]] = [(None, total * (100 - percent))]
+    return weighted(draw, choices + [(idiom.name, idiom.weight * percent) for idiom in known])
 
 
-def _block(draw: Draw) -> Block | None:
-    """Nothing, a residual around the attention, a full block, or two or three of them."""
+def _block(draw: Draw) -> tuple[Block | None, str | None]:
+    """Nothing, a residual around the attention, a full block, or two or three; and an embedding before."""
     kind = weighted(draw, [("none", 45), ("residual", 15), ("full", 30), ("stack", 10)])
     if kind == "none":
-        return None
+        return None, None
+    embedding = _idiom(draw, "embedding", percent=30)
     if kind == "residual":
-        return Block()
-    return Block(
-        layers=one_of(draw, (2, 3)) if kind == "stack" else 1,
+        return Block(), embedding
+    block = Block(
         norm=_idiom(draw, "norm", percent=85),
         norm_first=not chance(draw, 45),
         feed_forward=_idiom(draw, "feed_forward", percent=85),
     )
+    if kind == "stack":
+        block = replace(block, layers=one_of(draw, (2, 3)))
+    return block, embedding
 
 
 def _attention(draw: Draw, *, within: bool) -> Attention:
     form = weighted(draw, [(idiom.draw, idiom.weight) for idiom in idioms("attention")])
     assert form is not None, "an attention idiom draws its own parameters"
+    attention = form(draw)
     projection = _idiom(draw, "projection", percent=85 if within else 45)
-    layouts: list[tuple[Layout, int]] = [("heads_last", 45), ("flat", 10)]
-    if not within and projection is None:
-        layouts.insert(0, ("heads_first", 45))
+    layouts: list[tuple[Layout, int]] = [("heads_first", 45), ("heads_last", 45), ("flat", 10)]
     layout = weighted(draw, layouts)
-    return replace(form(draw), projection=projection, layout=layout)
+    if layout == "heads_first" and (within or projection):
+        layout = "heads_last"
+    return replace(attention, projection=projection, layout=layout)
 
 
 def _dims(draw: Draw, profile: Profile) -> Dims:
     """Sizes; without near misses none that coincide."""
     batch = one_of(draw, (1, 2, 3, 4) if profile.near_misses else (2, 3, 4))
     heads, head_dim = one_of(draw, _HEADS), one_of(draw, _HEAD_DIMS)
-    apart = () if profile.near_misses else (heads, head_dim)
-    sequence = one_of(draw, [length for length in _SEQUENCES if length not in apart])
+    sequence = one_of(draw, _SEQUENCES)
+    while not profile.near_misses and sequence in (heads, head_dim):
+        sequence += 1
     return Dims(batch, sequence, heads, head_dim)

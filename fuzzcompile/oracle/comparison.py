@@ -34,6 +34,7 @@ class Comparison:
     within_default_tolerance: bool = True
     within_scaled_tolerance: bool = True
     cosine: float | None = None
+    torch_same: bool | None = None
     where: tuple[int, ...] | None = None
     at: dict[str, float | int | None] = field(default_factory=dict)
     detail: str = ""

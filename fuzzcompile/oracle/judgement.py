@@ -31,15 +31,16 @@ class Observations:
 class Judgement:
     """A verdict on one set of observations, before any further experiment.
 
-    ``suspicious`` is set where values are farther from the reference than rounding explains: whether that
-    is a change of meaning, lost precision or a dropped cast takes another look (float64 replay, a compile
-    with ``emulate_precision_casts``, a compile in float64).
+    ``suspicious`` lists values that are farther from the reference than rounding explains: whether that is
+    a change of meaning or lost precision takes another look (float64 replay, a compile in float64).
+    ``casts_dropped`` says that the values are right only if the user's own low-precision casts are not made.
     """
 
     verdict: Verdict
     comparisons: tuple[Comparison, ...] = ()
     detail: str = ""
     confidence: str = "high"
+    casts_dropped: bool = False
 
     @property
     def suspicious(self) -> tuple[Comparison, ...]:
@@ -72,13 +73,8 @@ def judge(runs: Observations) -> Judgement:
             Verdict.METADATA, detail=f"eager returns {runs.eager.structure}, compiled {runs.compiled.structure}"
         )
     comparisons = tuple(_compare_all(runs))
-    confidence = "high" if runs.reference.failure is None and deterministic(runs) else "low"
+    confidence = "high" if runs.reference.failure is None and same_bits(runs.eager, runs.again) else "low"
     return Judgement(_verdict(comparisons, runs), comparisons, confidence=confidence)
-
-
-def deterministic(runs: Observations) -> bool:
-    """Whether two eager runs gave the same bits."""
-    return same_bits(runs.eager, runs.again)
 
 
 def same_bits(first: Observation, second: Observation) -> bool:
@@ -146,12 +142,12 @@ def _verdict(comparisons: Sequence[Comparison], runs: Observations) -> Verdict:
     findings = {finding for finding, _ in found}
     if findings <= {"same"}:
         return Verdict.EQUAL
-    if not deterministic(runs):
+    if not same_bits(runs.eager, runs.again):
         # Nothing can be held against the compiler where eager itself does not repeat.
         return Verdict.UNSTABLE
     if "nonfinite" in findings:
         return Verdict.NONFINITE
-    wrong = {kind for finding, kind in found if finding in ("far", "integer")}
+    wrong = {c.kind for c in comparisons if c.finding == "integer" or _too_far(c)}
     if "output" in wrong or "mutation" in wrong:
         return Verdict.MISCOMPILE
     if wrong:
@@ -161,3 +157,8 @@ def _verdict(comparisons: Sequence[Comparison], runs: Observations) -> Verdict:
     if "missing" in findings or findings & {"dtype", "shape", "stride"}:
         return Verdict.METADATA
     return Verdict.UNSTABLE if "wild" in findings else Verdict.ROUNDING
+
+
+def _too_far(comparison: Comparison) -> bool:
+    """Farther than rounding explains, and beyond PyTorch's default tolerances as well."""
+    return comparison.finding == "far" and not comparison.within_scaled_tolerance

@@ -8,12 +8,14 @@ remembered, and the number of tests and the time are bounded.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, settings
+from hypothesis.configuration import set_hypothesis_home_dir
 from hypothesis.database import InMemoryExampleDatabase
 
 from fuzzcompile.errors import FuzzcompileError
@@ -63,7 +65,8 @@ def shrink_recipe(
     """
     search = _Search(is_interesting, max_tests, deadline, on_progress, from_choices(choices, profile))
     try:
-        finished = _shrink(search, profile)
+        with _no_traces():
+            finished = _shrink(search, profile)
     except _Stop as stop:
         if stop.reason is not None:
             raise stop.reason from None
@@ -88,7 +91,7 @@ def readability(case: GeneratedCase) -> tuple[int, ...]:
     )
 
 
-class _Interesting(Exception):  # noqa: N818 - not an error, but how a test tells Hypothesis "yes"
+class _Interesting(Exception):
     """The candidate holds."""
 
 
@@ -138,6 +141,17 @@ class _Search:
         if self.on_progress is not None and self.best is not None:
             self.on_progress(RecipeProgress(self.best, self.tests, improved))
         return interesting
+
+
+@contextmanager
+def _no_traces() -> Iterator[None]:
+    """Keep Hypothesis from leaving a ``.hypothesis`` folder of constants where the user works."""
+    with TemporaryDirectory(prefix="fuzzcompile-") as folder:
+        set_hypothesis_home_dir(folder)
+        try:
+            yield
+        finally:
+            set_hypothesis_home_dir(None)
 
 
 def _shrink(search: _Search, profile: Profile) -> bool:

@@ -59,7 +59,7 @@ def test_cuda_is_resolved_to_an_index(gpus: Gpus) -> None:
 @pytest.mark.parametrize("option", ["cuda", "cuda:0"])
 def test_cuda_without_a_gpu_says_what_to_do(gpus: Gpus, option: str) -> None:
     gpus(0)
-    with pytest.raises(EnvironmentUnfit, match="no CUDA device.*--device cpu") as raised:
+    with pytest.raises(EnvironmentUnfit, match=r"no CUDA device.*--device cpu") as raised:
         resolve(option)
     assert raised.value.exit_status == 3
 

@@ -1,0 +1,168 @@
+"""The answer on one case, and its JSON form (ARCHITECTURE.md, "Contracts")."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fuzzcompile.attribution.culprit import Attribution
+from fuzzcompile.execution.observation import Failure
+from fuzzcompile.oracle.comparison import Comparison
+from fuzzcompile.oracle.verdicts import Verdict
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What the answer took. ``seconds`` is wall time."""
+
+    compiles: int
+    replays: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class CoverageCount:
+    """How often a rewrite rule matched, by what became of the match."""
+
+    stage: str
+    pass_name: str | None
+    rewrite: str
+    outcome: str
+    count: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """Verdict, evidence and attribution of one case on one device."""
+
+    case: str
+    torch: str
+    device: str
+    verdict: Verdict
+    confidence: str
+    detail: str = ""
+    comparisons: tuple[Comparison, ...] = ()
+    eager_deterministic: bool = True
+    float64_step: float | None = None
+    failure: Failure | None = None
+    attribution: Attribution = field(default_factory=Attribution)
+    cost: Cost = field(default_factory=lambda: Cost(0, 0, 0.0))
+    coverage: tuple[CoverageCount, ...] = ()
+
+    @property
+    def is_bug(self) -> bool:
+        """Whether the verdict is one that PyTorch would want to hear of."""
+        return self.verdict.is_bug
+
+    @property
+    def signature(self) -> str | None:
+        """What makes two findings the same bug; None where there is none."""
+        if not self.is_bug:
+            return None
+        culprit = self.attribution.culprit
+        if culprit is not None and culprit.rewrite is not None:
+            return culprit.signature
+        stage = culprit.stage if culprit is not None else "unattributed"
+        if self.failure is not None:
+            return f"{stage}:{self.failure.type_name}:{normalised(self.failure.message)}"
+        return f"{stage}:-:{self.verdict}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that ``fuzzcompile triage --json`` prints."""
+        found = self.attribution
+        culprit = found.culprit.to_json() if found.culprit is not None and self.is_bug else None
+        return finite(
+            {
+                "schema": SCHEMA,
+                "case": self.case,
+                "torch": self.torch,
+                "device": self.device,
+                "verdict": str(self.verdict),
+                "is_bug": self.is_bug,
+                "confidence": self.confidence,
+                "detail": self.detail,
+                "evidence": self._evidence(),
+                "culprit": culprit,
+                "contributors": [other.to_json() for other in found.contributors],
+                "changed_bits": [other.to_json() for other in found.changed_bits],
+                "ablations": [ablation.to_json() for ablation in found.ablations],
+                "workaround": None,
+                "signature": self.signature,
+                "cost": {
+                    "compiles": self.cost.compiles,
+                    "replays": self.cost.replays,
+                    "seconds": round(self.cost.seconds, 3),
+                },
+            }
+        )
+
+    def _evidence(self) -> dict[str, Any]:
+        return {
+            "outputs": [_output(comparison) for comparison in self.comparisons],
+            "eager_deterministic": self.eager_deterministic,
+            "float64_step": self.float64_step,
+        }
+
+
+def worker_failure(case: str, torch_version: str, device: str, verdict: Verdict, detail: str) -> Report:
+    """Report on a case whose worker crashed or ran out of time while it was compiled."""
+    kind = detail.split(";")[0]
+    return Report(
+        case, torch_version, device, verdict, "low", detail, failure=Failure(str(verdict), kind, "compile")
+    )
+
+
+def normalised(message: str) -> str:
+    """An error message without what changes from run to run: numbers, addresses, quoted names, buffers."""
+    text = re.sub(r"0x[0-9a-fA-F]+", "ADDR", message)
+    text = re.sub(r"\b(buf|arg|primals_|tangents_|op)\d+\w*", r"\1N", text)
+    text = re.sub(r"'[^']*'|\"[^\"]*\"", "'…'", text)
+    text = re.sub(r"-?\d+(\.\d+)?(e[+-]?\d+)?", "N", text)
+    return " ".join(text.split())[:160]
+
+
+def finite(value: Any) -> Any:
+    """The same structure with NaN and infinities, which JSON has not, as null and named beside it."""
+    if isinstance(value, Mapping):
+        clean: dict[str, Any] = {}
+        for key, item in value.items():
+            if isinstance(item, float) and not math.isfinite(item):
+                clean[key] = None
+                clean.setdefault("non_finite", "nan" if math.isnan(item) else "inf" if item > 0 else "-inf")
+            else:
+                clean[key] = finite(item)
+        return clean
+    if isinstance(value, (list, tuple)):
+        return [None if isinstance(i, float) and not math.isfinite(i) else finite(i) for i in value]
+    return value
+
+
+def _output(comparison: Comparison) -> dict[str, Any]:
+    return {
+        "name": comparison.name,
+        "finding": comparison.finding,
+        "max_abs_error_eager": comparison.max_error_eager,
+        "max_abs_error_compiled": comparison.max_error_compiled,
+        "rms_error_eager": comparison.rms_error_eager,
+        "rms_error_compiled": comparison.rms_error_compiled,
+        "error_ratio": comparison.error_ratio,
+        "noise_floor": comparison.noise_floor,
+        "scale": comparison.scale,
+        "within_default_tolerance": comparison.within_default_tolerance,
+        "torch_same": comparison.torch_same,
+        "cosine": comparison.cosine,
+        "where": list(comparison.where) if comparison.where is not None else None,
+        "at": comparison.at,
+        "detail": comparison.detail,
+    }
+
+
+def worst_of(comparisons: Sequence[Comparison]) -> Comparison | None:
+    """The comparison to show first: largest error in units of its output's size among those that differ."""
+    differing = [c for c in comparisons if c.finding not in ("same", "close")] or list(comparisons)
+    return max(differing, key=lambda c: c.relative_error, default=None)

@@ -1,0 +1,221 @@
+"""Triage: judge one case, and attribute what is wrong with it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from fuzzcompile.attribution.attribute import Attributor, changes_meaning
+from fuzzcompile.attribution.culprit import Attribution, Culprit
+from fuzzcompile.attribution.steps import SEMANTIC_STEP, ReplayCount, Step, steps_of
+from fuzzcompile.case import Case
+from fuzzcompile.errors import EnvironmentUnfit
+from fuzzcompile.execution.observation import Observation
+from fuzzcompile.experiments import Experiments, Trial
+from fuzzcompile.inductor.hooks import initialise_patterns
+from fuzzcompile.inductor.same import torch_same
+from fuzzcompile.inductor.session import Compilation
+from fuzzcompile.oracle.comparison import Comparison
+from fuzzcompile.oracle.judgement import GROSS, Judgement, same_bits
+from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.report import Cost, CoverageCount, Report
+
+
+class CannotJudge(EnvironmentUnfit):
+    """The case ran, but nothing can be said of it (exit status 3)."""
+
+
+@dataclass(frozen=True)
+class _Decision:
+    verdict: Verdict
+    confidence: str
+    detail: str = ""
+    hidden: bool = False
+
+
+def triage(
+    case: Case, device: torch.device, *, vetoes: Sequence[str] = (), attribute: bool = True, confirm: bool = True
+) -> Report:
+    """Judge ``case`` on ``device``, in this process.
+
+    Args:
+        case: the loaded case.
+        device: where to run it.
+        vetoes: rewrites that are refused throughout, by name.
+        attribute: whether a bug is attributed (a few more compiles).
+        confirm: whether a bug must come twice before it is believed.
+
+    Raises:
+        CaseError: ``make()`` fails.
+        CannotJudge: the case asks for ``FULLGRAPH`` and cannot be captured in one graph.
+    """
+    start = time.perf_counter()
+    initialise_patterns(device)
+    experiments = Experiments(case, device, Compilation(vetoes=tuple(vetoes)))
+    count = ReplayCount()
+    trial = experiments.trial()
+    _refuse_unsupported(case, trial)
+    steps = steps_of(trial.ledger, count)
+    decision = _decide(experiments, trial, steps)
+    if decision.verdict.is_bug and confirm:
+        decision = _confirmed(experiments, trial, decision)
+    attribution = Attribution(changed_bits=_changed_bits(steps))
+    if decision.verdict.is_bug and attribute:
+        found = Attributor(experiments, trial, steps, count, hidden=decision.hidden).run()
+        attribution = replace(found, changed_bits=attribution.changed_bits)
+    return Report(
+        case=case.name,
+        torch=torch.__version__,
+        device=str(device),
+        verdict=decision.verdict,
+        confidence=_confidence(decision, attribution),
+        detail=decision.detail,
+        comparisons=_with_torch_same(experiments, trial),
+        eager_deterministic=_deterministic(experiments),
+        float64_step=max((s.float64 for s in steps if s.float64 is not None and not s.random), default=None),
+        failure=trial.observation.failure,
+        attribution=attribution,
+        cost=Cost(experiments.compiles, count.replays, time.perf_counter() - start),
+        coverage=_coverage(trial),
+    )
+
+
+# -- the verdict ------------------------------------------------------------------------------------
+
+
+def _decide(experiments: Experiments, trial: Trial, steps: Sequence[Step]) -> _Decision:
+    """The judge's verdict, refined by what float64 and emulated casts say."""
+    first = trial.judgement
+    if first.casts_dropped:
+        return _decide_casts(experiments, first)
+    semantic = changes_meaning(steps)
+    if first.verdict is Verdict.ROUNDING:
+        if semantic:
+            return _Decision(
+                _wrong(first),
+                first.confidence,
+                f"within rounding natively, but {semantic[0].label.rewrite} moves the float64 result by "
+                f"{semantic[0].float64:.1e} of its size",
+                hidden=True,
+            )
+        if first.suspicious and _survives_float64(experiments):
+            return _Decision(_wrong(first), "low", "small, but it survives when the program is compiled in float64")
+        return _Decision(Verdict.ROUNDING, first.confidence)
+    far = first.verdict in (Verdict.MISCOMPILE, Verdict.WRONG_GRADIENT) and all(
+        c.finding != "integer" for c in first.comparisons
+    )
+    if far and not semantic:
+        return _decide_precision(experiments, first)
+    return _Decision(first.verdict, first.confidence, first.detail)
+
+
+def _decide_casts(experiments: Experiments, first: Judgement) -> _Decision:
+    """Right only without the user's casts: their verdict, if emulating the casts makes it right with them."""
+    how = replace(experiments.how, record=False, config={"emulate_precision_casts": True})
+    emulated = experiments.trial(how).judgement
+    if emulated.suspicious or emulated.casts_dropped or emulated.verdict.is_bug:
+        return _Decision(Verdict.ROUNDING, "low", "compiled keeps more precision than the program asks for")
+    return _Decision(
+        Verdict.PRECISION_CASTS,
+        first.confidence,
+        "low-precision casts in the program are elided; equal under emulate_precision_casts",
+    )
+
+
+def _decide_precision(experiments: Experiments, first: Judgement) -> _Decision:
+    """Wrong values that no rewrite explains: lost precision, if they are right when compiled in float64."""
+    worst = max((c.relative_error for c in first.suspicious), default=0.0)
+    if worst > GROSS or _survives_float64(experiments):
+        return _Decision(first.verdict, first.confidence, first.detail)
+    return _Decision(
+        Verdict.PRECISION_LOSS, first.confidence, "far from float64 where eager is not; gone when compiled in float64"
+    )
+
+
+def _survives_float64(experiments: Experiments) -> bool:
+    """Whether the divergence is there, beyond rounding, when the program itself is compiled in float64."""
+    judged = experiments.in_float64()
+    if judged is None:
+        return False
+    return any(
+        c.finding in ("integer", "nonfinite") or c.relative_error > SEMANTIC_STEP for c in judged.comparisons
+    )
+
+
+def _wrong(judgement: Judgement) -> Verdict:
+    differing = [c for c in judgement.comparisons if c.finding != "same"]
+    gradients = differing and all(c.kind == "gradient" for c in differing)
+    return Verdict.WRONG_GRADIENT if gradients else Verdict.MISCOMPILE
+
+
+def _confirmed(experiments: Experiments, trial: Trial, decision: _Decision) -> _Decision:
+    """A finding is believed after it came twice."""
+    second = experiments.trial(replace(experiments.how, record=decision.hidden))
+    if decision.hidden or second.judgement.verdict.is_bug:
+        return decision
+    if second.judgement.suspicious or same_bits(trial.observation, second.observation):
+        return decision
+    return _Decision(
+        Verdict.NONDETERMINISTIC,
+        "low",
+        f"{decision.verdict} in the first compile, {second.judgement.verdict} in the second",
+    )
+
+
+def _refuse_unsupported(case: Case, trial: Trial) -> None:
+    failure = trial.observation.failure
+    if failure is not None and failure.unsupported and case.settings.fullgraph:
+        raise CannotJudge(
+            f"{case.name} asks for FULLGRAPH, which dynamo cannot honour ({failure.message}); remove FULLGRAPH "
+            "or the graph break."
+        )
+
+
+# -- the rest of the report -------------------------------------------------------------------------
+
+
+def _confidence(decision: _Decision, attribution: Attribution) -> str:
+    culprit = attribution.culprit
+    if culprit is not None and (culprit.confidence == "low" or not culprit.necessary):
+        return "low"
+    return decision.confidence
+
+
+def _changed_bits(steps: Sequence[Step]) -> list[Culprit]:
+    return [Culprit.from_step(step) for step in steps if step.changed_bits and not step.random]
+
+
+def _deterministic(experiments: Experiments) -> bool:
+    return bool(experiments.eager.failure) or same_bits(experiments.eager, experiments.again)
+
+
+def _with_torch_same(experiments: Experiments, trial: Trial) -> tuple[Comparison, ...]:
+    if not trial.judgement.comparisons or experiments.reference.failure:
+        return trial.judgement.comparisons
+    runs = (experiments.eager, trial.observation, experiments.reference)
+    return tuple(_same(comparison, *runs) for comparison in trial.judgement.comparisons)
+
+
+def _same(
+    comparison: Comparison, eager: Observation, compiled: Observation, reference: Observation
+) -> Comparison:
+    if comparison.finding == "same":
+        return replace(comparison, torch_same=True)
+    values = [run.named().get(comparison.name) for run in (eager, compiled, reference)]
+    tensors = [v.value for v in values if v is not None and isinstance(v.value, torch.Tensor)]
+    if len(tensors) != 3 or len({t.shape for t in tensors}) > 1 or not tensors[0].numel():
+        return comparison
+    try:
+        return replace(comparison, torch_same=torch_same(*tensors))
+    except (AssertionError, RuntimeError, TypeError):  # it asserts on dtypes and types it does not know
+        return comparison
+
+
+def _coverage(trial: Trial) -> tuple[CoverageCount, ...]:
+    return tuple(
+        CoverageCount(label.stage, label.pass_name, label.rewrite, outcome, count)
+        for (label, outcome), count in trial.ledger.coverage.items()
+    )
