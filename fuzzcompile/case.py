@@ -79,7 +79,8 @@ def load_case(path: str | Path) -> Case:
     make = namespace.get("make")
     if not callable(make):
         raise CaseError(
-            f"{path} is no case: it defines no make() that returns (module, inputs); see 'Case file' in the README."
+            f"{path} is no case: it defines no make() that returns (module, inputs); "
+            "see 'Case files' in the README."
         )
     backward = bool(namespace.get("BACKWARD", False))
     return Case(

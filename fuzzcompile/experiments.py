@@ -40,6 +40,7 @@ class Experiments:
         self.device = device
         self.how = how or Compilation()
         self.compiles = 0
+        self.screens = 0
 
     @functools.cached_property
     def eager(self) -> Observation:
@@ -106,7 +107,8 @@ class Experiments:
             compiled = runs.observe(
                 self.case, program, session.compile(program.model), describe_failure=session.describe_failure
             )
-        eager = runs.observe(self.case, *_eager_float64(self.case, self.device))
+        program = runs.build(self.case, self.device, double=True)
+        eager = runs.observe(self.case, program, program.model)
         if compiled.failure or eager.failure:
             return None
         return judge(Observations(eager, eager, eager, (), compiled))
@@ -116,7 +118,10 @@ class Experiments:
         return runs.run_float64(self.case, self.device, keep_casts=True)
 
     def _compiled(self, how: Compilation) -> tuple[Observation, Ledger, float]:
-        self.compiles += 1
+        if how.screen:
+            self.screens += 1
+        else:
+            self.compiles += 1
         start = time.perf_counter()
         with compiling(self.case.settings, how) as session:
             program = runs.build(self.case, self.device)
@@ -124,8 +129,3 @@ class Experiments:
                 self.case, program, session.compile(program.model), describe_failure=session.describe_failure
             )
         return observation, session.ledger, time.perf_counter() - start
-
-
-def _eager_float64(case: Case, device: torch.device) -> tuple[runs.Program, object]:
-    program = runs.build(case, device, double=True)
-    return program, program.model

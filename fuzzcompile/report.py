@@ -18,11 +18,12 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Cost:
-    """What the answer took. ``seconds`` is wall time."""
+    """What the answer took. ``screens`` are compiles without code generation; ``seconds`` is wall time."""
 
     compiles: int
     replays: int
     seconds: float
+    screens: int = 0
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class Report:
         """The object that ``fuzzcompile triage --json`` prints."""
         found = self.attribution
         culprit = found.culprit.to_json() if found.culprit is not None and self.is_bug else None
-        return finite(
+        contract: dict[str, Any] = finite(
             {
                 "schema": SCHEMA,
                 "case": self.case,
@@ -95,11 +96,13 @@ class Report:
                 "signature": self.signature,
                 "cost": {
                     "compiles": self.cost.compiles,
+                    "screens": self.cost.screens,
                     "replays": self.cost.replays,
                     "seconds": round(self.cost.seconds, 3),
                 },
             }
         )
+        return contract
 
     def _evidence(self) -> dict[str, Any]:
         return {
@@ -115,6 +118,24 @@ def worker_failure(case: str, torch_version: str, device: str, verdict: Verdict,
     return Report(
         case, torch_version, device, verdict, "low", detail, failure=Failure(str(verdict), kind, "compile")
     )
+
+
+def unjudged(case: str, torch_version: str, device: str, detail: str) -> dict[str, Any]:
+    """The stored form of a case of which nothing can be said: it is no bug and no clean case."""
+    return {
+        "schema": SCHEMA,
+        "case": case,
+        "torch": torch_version,
+        "device": device,
+        "verdict": "unjudged",
+        "is_bug": False,
+        "confidence": "low",
+        "detail": detail,
+        "evidence": {"outputs": []},
+        "culprit": None,
+        "signature": None,
+        "cost": {"compiles": 0, "replays": 0, "seconds": 0.0},
+    }
 
 
 def normalised(message: str) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
-from fuzzcompile.attribution.attribute import Attributor, changes_meaning
+from fuzzcompile.attribution.attribute import Attributor, changes_meaning, shows_strides, suspects_of
 from fuzzcompile.attribution.culprit import Attribution, Culprit
 from fuzzcompile.attribution.steps import SEMANTIC_STEP, ReplayCount, Step, steps_of
 from fuzzcompile.case import Case
@@ -16,6 +17,8 @@ from fuzzcompile.errors import EnvironmentUnfit
 from fuzzcompile.execution.observation import Observation
 from fuzzcompile.experiments import Experiments, Trial
 from fuzzcompile.inductor.hooks import initialise_patterns
+from fuzzcompile.inductor.labels import family_of
+from fuzzcompile.inductor.ledger import Label
 from fuzzcompile.inductor.same import torch_same
 from fuzzcompile.inductor.session import Compilation
 from fuzzcompile.oracle.comparison import Comparison
@@ -37,7 +40,14 @@ class _Decision:
 
 
 def triage(
-    case: Case, device: torch.device, *, vetoes: Sequence[str] = (), attribute: bool = True, confirm: bool = True
+    case: Case,
+    device: torch.device,
+    *,
+    vetoes: Sequence[str] = (),
+    attribute: bool = True,
+    confirm: bool = True,
+    known: Collection[tuple[str, str]] = (),
+    on_eager: Callable[[], None] = lambda: None,
 ) -> Report:
     """Judge ``case`` on ``device``, in this process.
 
@@ -47,6 +57,10 @@ def triage(
         vetoes: rewrites that are refused throughout, by name.
         attribute: whether a bug is attributed (a few more compiles).
         confirm: whether a bug must come twice before it is believed.
+        known: signatures, each with the kind of its verdict, that need no further proof: a bug whose first
+            suspect has one of them is a hit of it, and ``necessary`` stays None.
+        on_eager: called once eager has run, before anything is compiled: a crash or time-out after that is
+            the compiler's.
 
     Raises:
         CaseError: ``make()`` fails.
@@ -56,6 +70,8 @@ def triage(
     initialise_patterns(device)
     experiments = Experiments(case, device, Compilation(vetoes=tuple(vetoes)))
     count = ReplayCount()
+    _ = experiments.eager
+    on_eager()
     trial = experiments.trial()
     _refuse_unsupported(case, trial)
     steps = steps_of(trial.ledger, count)
@@ -63,7 +79,10 @@ def triage(
     if decision.verdict.is_bug and confirm:
         decision = _confirmed(experiments, trial, decision)
     attribution = Attribution(changed_bits=_changed_bits(steps))
-    if decision.verdict.is_bug and attribute:
+    hit = _known_culprit(trial, steps, decision.verdict, known)
+    if hit is not None:
+        attribution = replace(attribution, culprit=hit)
+    elif decision.verdict.is_bug and attribute:
         found = Attributor(experiments, trial, steps, count, hidden=decision.hidden).run()
         attribution = replace(found, changed_bits=attribution.changed_bits)
     return Report(
@@ -78,9 +97,81 @@ def triage(
         float64_step=max((s.float64 for s in steps if s.float64 is not None and not s.random), default=None),
         failure=trial.observation.failure,
         attribution=attribution,
-        cost=Cost(experiments.compiles, count.replays, time.perf_counter() - start),
+        cost=Cost(experiments.compiles, count.replays, time.perf_counter() - start, experiments.screens),
         coverage=_coverage(trial),
     )
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A quick look at a case: one compile, no proof. ``suspect`` is the first suspected rewrite."""
+
+    verdict: Verdict
+    is_bug: bool
+    suspect: Label | None
+
+
+@dataclass(frozen=True)
+class Target:
+    """The signature that a reduction is locked to."""
+
+    verdict: str
+    stage: str | None
+    source: str | None
+    families: tuple[str, ...]
+
+    @classmethod
+    def of(cls, report: Mapping[str, Any]) -> Target:
+        """The target that a report's culprit makes."""
+        culprit = report.get("culprit") or {}
+        families = tuple((culprit.get("family") or "").split("+"))
+        return cls(report["verdict"], culprit.get("stage"), culprit.get("source"), families)
+
+    def matches(self, probe: Probe) -> bool:
+        """Whether the probe fails in this way.
+
+        The verdict must be of the same class (wrong values, an error, metadata), and so must the rewrite that
+        is suspected first.
+        """
+        if not probe.is_bug or probe.verdict.kind != Verdict(self.verdict).kind:
+            return False
+        if self.stage in GRAPH_STAGES:
+            suspect = probe.suspect
+            return (
+                suspect is not None
+                and suspect.stage == self.stage
+                and suspect.source == self.source
+                and family_of(suspect.rewrite) in self.families
+            )
+        return probe.suspect is None
+
+
+GRAPH_STAGES = ("pre_grad", "joint_graph", "post_grad")
+
+
+def probe(case: Case, device: torch.device, *, vetoes: Sequence[str] = (), screen: bool = False) -> Probe:
+    """One compile and its replays: what a reduction asks of every candidate.
+
+    Raises:
+        CaseError: ``make()`` fails.
+    """
+    initialise_patterns(device)
+    experiments = Experiments(case, device, Compilation(vetoes=tuple(vetoes), screen=screen))
+    trial = experiments.trial()
+    steps = steps_of(trial.ledger, ReplayCount())
+    decision = _Decision(trial.judgement.verdict, "low")
+    if trial.judgement.verdict is Verdict.ROUNDING and changes_meaning(steps):
+        decision = _Decision(_wrong(trial.judgement), "low")
+    suspects = suspects_of(steps, strides=shows_strides(trial))
+    suspect = suspects[0].label if suspects else None
+    if trial.observation.failure is not None:
+        suspect = _failing_rewrite(trial) or suspect
+    return Probe(decision.verdict, decision.verdict.is_bug, suspect)
+
+
+def _failing_rewrite(trial: Trial) -> Label | None:
+    failed = trial.ledger.failed_in
+    return failed if failed is not None and failed.rewrite not in (failed.stage, "lowering") else None
 
 
 # -- the verdict ------------------------------------------------------------------------------------
@@ -102,7 +193,9 @@ def _decide(experiments: Experiments, trial: Trial, steps: Sequence[Step]) -> _D
                 hidden=True,
             )
         if first.suspicious and _survives_float64(experiments):
-            return _Decision(_wrong(first), "low", "small, but it survives when the program is compiled in float64")
+            return _Decision(
+                _wrong(first), "low", "small, but it survives when the program is compiled in float64"
+            )
         return _Decision(Verdict.ROUNDING, first.confidence)
     far = first.verdict in (Verdict.MISCOMPILE, Verdict.WRONG_GRADIENT) and all(
         c.finding != "integer" for c in first.comparisons
@@ -131,7 +224,9 @@ def _decide_precision(experiments: Experiments, first: Judgement) -> _Decision:
     if worst > GROSS or _survives_float64(experiments):
         return _Decision(first.verdict, first.confidence, first.detail)
     return _Decision(
-        Verdict.PRECISION_LOSS, first.confidence, "far from float64 where eager is not; gone when compiled in float64"
+        Verdict.PRECISION_LOSS,
+        first.confidence,
+        "far from float64 where eager is not; gone when compiled in float64",
     )
 
 
@@ -169,9 +264,26 @@ def _refuse_unsupported(case: Case, trial: Trial) -> None:
     failure = trial.observation.failure
     if failure is not None and failure.unsupported and case.settings.fullgraph:
         raise CannotJudge(
-            f"{case.name} asks for FULLGRAPH, which dynamo cannot honour ({failure.message}); remove FULLGRAPH "
-            "or the graph break."
+            f"{case.name} asks for FULLGRAPH, which dynamo cannot honour ({failure.message}); "
+            "remove FULLGRAPH or the graph break."
         )
+
+
+def _known_culprit(
+    trial: Trial, steps: Sequence[Step], verdict: Verdict, known: Collection[tuple[str, str]]
+) -> Culprit | None:
+    """The first suspect, if what it would be reported as is known already."""
+    if not known or not verdict.is_bug:
+        return None
+    suspects = suspects_of(steps, strides=shows_strides(trial))
+    failing = _failing_rewrite(trial)
+    if failing is not None:
+        suspect = Culprit.from_label(failing, confidence="low")
+    elif suspects and trial.observation.failure is None:
+        suspect = Culprit.from_step(suspects[0], confidence="low")
+    else:
+        return None
+    return suspect if (suspect.signature, verdict.kind) in known else None
 
 
 # -- the rest of the report -------------------------------------------------------------------------

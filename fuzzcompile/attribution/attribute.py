@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -42,6 +43,7 @@ class Attributor:
         self.steps = steps
         self.count = count
         self.hidden = hidden
+        self.strides = shows_strides(trial)
         self.ablations: list[Ablation] = []
 
     def run(self) -> Attribution:
@@ -54,29 +56,39 @@ class Attributor:
 
     def _from_error(self) -> Attribution | None:
         failed = self.trial.ledger.failed_in
-        if self.trial.observation.failure is None or failed is None or failed.rewrite in (failed.stage, "lowering"):
+        if (
+            self.trial.observation.failure is None
+            or failed is None
+            or failed.rewrite in (failed.stage, "lowering")
+        ):
             return None
         return self._prove(failed, None)
 
     # -- suspects from replay ---------------------------------------------------------------------
 
     def _from_steps(self) -> Attribution | None:
-        for step in suspects_of(self.steps)[:_MAX_SUSPECTS]:
+        for step in self._suspects(self.steps)[:_MAX_SUSPECTS]:
             found = self._prove(step.label, step)
             if found is not None:
                 return found
         return self._all_suspects()
 
+    def _suspects(self, steps: Sequence[Step]) -> list[Step]:
+        return suspects_of(steps, strides=self.strides)
+
     def _prove(self, label: Label, step: Step | None) -> Attribution | None:
         """Veto the label, then whatever takes its place, until the divergence is gone.
 
-        What comes up only once its predecessor is vetoed is a sibling that falls through; what was a
+        The search screens its trials where the interpreted graphs show the divergence; what it finds is then
+        proved by a full compile. What comes up only once its predecessor is vetoed is a sibling that falls through; what was a
         suspect from the start is a cause of its own.
         """
-        known = {base_name(s.label.rewrite) for s in suspects_of(self.steps)}
+        known = {base_name(s.label.rewrite) for s in self._suspects(self.steps)}
         closure, others = [label], list[Label]()
         for _ in range(_MAX_SIBLINGS):
-            trial, repaired = self._veto([*closure, *others])
+            trial, repaired = self._veto([*closure, *others], screen=self._screens)
+            if repaired and self._screens:
+                trial, repaired = self._veto([*closure, *others])
             if repaired:
                 return self._proved(label, step, closure, others)
             following = self._next_suspect(trial, [*closure, *others])
@@ -94,18 +106,18 @@ class Attributor:
         if trial.observation.failure is not None:
             usable = failed is not None and failed.rewrite not in (failed.stage, "lowering")
             return failed if usable and failed is not None and not vetoes(failed, names) else None
-        for step in suspects_of(steps_of(trial.ledger, self.count)):
+        for step in self._suspects(steps_of(trial.ledger, self.count)):
             if not vetoes(step.label, names):
                 return step.label
         return None
 
     def _all_suspects(self) -> Attribution | None:
         """Several suspects of which no one alone repairs the divergence."""
-        suspects = suspects_of(self.steps)
+        suspects = self._suspects(self.steps)
         if len(suspects) < 2:
             return None
         labels = [step.label for step in suspects]
-        if not self._veto(labels)[1]:
+        if not self._veto(labels, screen=self._screens)[1]:
             return None
         first, rest = suspects[0], suspects[1:]
         return Attribution(
@@ -133,21 +145,20 @@ class Attributor:
             step = next((s for s in self.steps if s.label.rewrite == label.rewrite), None)
         if step is not None:
             return Culprit.from_step(step, necessary=necessary)
-        return Culprit(
-            label.stage,
-            label.pass_name,
-            label.rewrite,
-            family_of(label.rewrite),
-            source=label.source,
-            line=label.line,
-            necessary=necessary,
-        )
+        return Culprit.from_label(label, necessary=necessary)
 
     # -- ablations --------------------------------------------------------------------------------
 
-    def _veto(self, labels: Sequence[Label]) -> tuple[Trial, bool]:
+    @functools.cached_property
+    def _screens(self) -> bool:
+        """Whether the divergence shows without code generation."""
+        trial = self.experiments.trial(replace(self.experiments.how, screen=True))
+        return not self._repaired(trial) and trial.judgement.verdict.kind == self.trial.judgement.verdict.kind
+
+    def _veto(self, labels: Sequence[Label], *, screen: bool = False) -> tuple[Trial, bool]:
         names = _names(labels)
-        trial = self.experiments.trial(self.experiments.how.with_vetoes(*names))
+        how = replace(self.experiments.how.with_vetoes(*names), screen=screen)
+        trial = self.experiments.trial(how)
         repaired = self._repaired(trial)
         self._note("veto " + ", ".join(names), trial, repaired)
         return trial, repaired
@@ -158,7 +169,8 @@ class Attributor:
         if self.trial.judgement.verdict is Verdict.ACCEPTS_INVALID:
             return verdict is Verdict.INVALID
         if verdict.is_bug:
-            return False
+            # A layout that differs besides is another matter than wrong values.
+            return verdict is Verdict.METADATA and self.trial.judgement.verdict.kind == "values"
         return not (self.hidden and changes_meaning(steps_of(trial.ledger, self.count)))
 
     def _sufficient(self, closure: Sequence[Label]) -> bool:
@@ -175,15 +187,24 @@ class Attributor:
         tried = {base_name(label.rewrite) for label in closure}
         for _, _, rewrite in self.trial.ledger.rewrites():
             name = base_name(rewrite.label.rewrite)
-            if name in tried or rewrite.label.rewrite in MANDATORY or " " in name or len(tried) > _MAX_CONTRIBUTORS:
+            if (
+                name in tried
+                or rewrite.label.rewrite in MANDATORY
+                or " " in name
+                or len(tried) > _MAX_CONTRIBUTORS
+            ):
                 continue
             tried.add(name)
-            if self._veto([rewrite.label])[1]:
+            if self._veto([rewrite.label], screen=self._screens)[1]:
                 found.append(self._culprit(rewrite.label, None, necessary=True))
         return found
 
     def _note(self, toggle: str, trial: Trial, repaired: bool) -> None:
-        self.ablations.append(Ablation(toggle, repaired, error_of(trial.judgement), str(trial.judgement.verdict)))
+        if trial.how.screen:
+            toggle += " (graphs interpreted)"
+        self.ablations.append(
+            Ablation(toggle, repaired, error_of(trial.judgement), str(trial.judgement.verdict))
+        )
 
     # -- beyond the graph passes ------------------------------------------------------------------
 
@@ -216,11 +237,23 @@ class Attributor:
         return None
 
 
-def suspects_of(steps: Sequence[Step]) -> list[Step]:
-    """Steps that may be the culprit, most telling first: changes of meaning, then unexplained native ones."""
+def suspects_of(steps: Sequence[Step], *, strides: bool = False) -> list[Step]:
+    """Steps that may be the culprit, most telling first: changes of meaning, then unexplained native ones.
+
+    With ``strides``, changes of layout come last: they are at fault only where the user sees a layout.
+    """
     semantic = [step for step in steps if step.is_semantic]
     native = [step for step in steps if not step.is_semantic and step.moves_natively]
-    return [step for step in (*semantic, *native) if step.label.rewrite not in MANDATORY]
+    layout = [
+        step for step in steps if strides and step.stride and step not in semantic and step not in native
+    ]
+    return [step for step in (*semantic, *native, *layout) if step.label.rewrite not in MANDATORY]
+
+
+def shows_strides(trial: Trial) -> bool:
+    """Whether the trial's divergence is one of layout alone."""
+    findings = {comparison.finding for comparison in trial.judgement.comparisons}
+    return trial.judgement.verdict is Verdict.METADATA and "stride" in findings
 
 
 def changes_meaning(steps: Sequence[Step]) -> list[Step]:

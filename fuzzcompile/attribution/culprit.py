@@ -7,6 +7,7 @@ from typing import Any
 
 from fuzzcompile.attribution.steps import Step
 from fuzzcompile.inductor.labels import family_of
+from fuzzcompile.inductor.ledger import Label
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,19 @@ class Culprit:
             label.line,
             str(step.rewrite.site) if step.rewrite.site else None,
             step.float64 if step.float64 is not None else step.native,
+            **proof,
+        )
+
+    @classmethod
+    def from_label(cls, label: Label, **proof: Any) -> Culprit:
+        """A rewrite of which no application could be measured (it raised, or was refused)."""
+        return cls(
+            label.stage,
+            label.pass_name,
+            label.rewrite,
+            family_of(label.rewrite),
+            source=label.source,
+            line=label.line,
             **proof,
         )
 

@@ -1,4 +1,4 @@
-"""Replaying the ledger: by how much did each rewrite move the result of its graph?"""
+"""Replaying the ledger: how much each rewrite moved the result of its graph."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from typing import Any
 import torch
 from torch import fx
 
+from fuzzcompile.execution.runs import first_line
+from fuzzcompile.execution.tensors import significant_strides
 from fuzzcompile.inductor.ledger import Frame, GraphRecord, Label, Ledger, Rewrite, Snapshot
 from fuzzcompile.inductor.replay import Replayed, draws_random, replay
 from fuzzcompile.oracle import metrics
 
 # A rewrite may fold constants in the program's own precision; a float64 step beyond that changes meaning.
 SEMANTIC_STEP = 4 * torch.finfo(torch.float32).eps
-# Outputs this much smaller than the largest of their graph are zero by symmetry.
-_VANISHING = 1e-11
+# Outputs this much smaller than the largest of their graph may be zero by symmetry: nothing but rounding is in
+# them, so they are measured on the scale of the others. Far above float64 noise, far below what float32 resolves.
+_VANISHING = 1e-7
 # A native step within this many times the graph's own rounding error is rounding.
 _NATIVE_FACTOR = 6.0
 
@@ -26,7 +29,8 @@ class Step:
     """What one rewrite did to its graph's outputs and mutated inputs, on the program's real inputs.
 
     ``float64`` and ``native`` are the largest change in units of the output's RMS size; None where the graph
-    could not be replayed that way. ``raised`` is set where the graph ran before the rewrite and not after.
+    could not be replayed that way. ``stride`` names an output whose layout changed, which matters only where
+    the user sees that layout. ``raised`` is set where the graph ran before the rewrite and not after.
     """
 
     frame: int
@@ -37,6 +41,7 @@ class Step:
     native_noise: float
     changed_bits: bool
     metadata: str | None = None
+    stride: str | None = None
     raised: str | None = None
     random: bool = False
 
@@ -87,9 +92,30 @@ def _frame_steps(frame: Frame, count: ReplayCount) -> Iterator[Step]:
 def _record_steps(
     frame: int, record: GraphRecord, inputs: Sequence[Any], count: ReplayCount
 ) -> Iterator[Step]:
+    """One step per rewrite, in order.
+
+    Most rewrites change nothing that can be observed, so whole runs of them are settled by comparing the
+    graphs at their two ends, and only where these differ is there a look inside.
+    """
     runs = _Runs(record.snapshots, inputs, count)
+    moved = set(_moved(runs, 0, len(record.snapshots) - 1))
     for rewrite in record.rewrites:
-        yield _step(frame, record, rewrite, runs)
+        if rewrite.after in moved:
+            yield _step(frame, record, rewrite, runs)
+        else:
+            yield Step(frame, record, rewrite, 0.0, 0.0, 0.0, changed_bits=False)
+
+
+def _moved(runs: _Runs, first: int, last: int) -> Iterator[int]:
+    """Indices of the snapshots that differ observably from the one before."""
+    if first >= last or runs.same(first, last):
+        return
+    if last - first == 1:
+        yield last
+        return
+    middle = (first + last) // 2
+    yield from _moved(runs, first, middle)
+    yield from _moved(runs, middle, last)
 
 
 def _border_steps(frame: Frame, count: ReplayCount) -> Iterator[Step]:
@@ -122,6 +148,16 @@ class _Runs:
             self._done[key] = replay(self.snapshots[index], self.inputs, double=double)
         return self._done[key]
 
+    def same(self, first: int, last: int) -> bool:
+        """Whether two snapshots give the same bits, metadata and layouts, natively and in float64."""
+        for double in (False, True):
+            one, other = self.at(first, double=double), self.at(last, double=double)
+            if one.error is not None or other.error is not None or _relative(one, other) != 0.0:
+                return False
+            if _metadata_change(one, other) or _stride_change(one, other):
+                return False
+        return True
+
 
 def _step(frame: int, record: GraphRecord, rewrite: Rewrite, runs: _Runs) -> Step:
     before, after = rewrite.before, rewrite.after
@@ -130,7 +166,7 @@ def _step(frame: int, record: GraphRecord, rewrite: Rewrite, runs: _Runs) -> Ste
     exact_one, exact_other = runs.at(before, double=True), runs.at(after, double=True)
     raised = None
     if other.error is not None and one.error is None:
-        raised = f"{type(other.error).__name__}: {str(other.error).splitlines()[0][:200] if str(other.error) else ''}"
+        raised = f"{type(other.error).__name__}: {first_line(other.error)}"
     native = _relative(one, other)
     return Step(
         frame,
@@ -141,6 +177,7 @@ def _step(frame: int, record: GraphRecord, rewrite: Rewrite, runs: _Runs) -> Ste
         native_noise=_relative(exact_one, one) or 0.0,
         changed_bits=bool(native) or raised is not None,
         metadata=_metadata_change(one, other),
+        stride=_stride_change(one, other),
         raised=raised,
         random=random,
     )
@@ -154,7 +191,9 @@ def _relative(one: Replayed, other: Replayed) -> float | None:
     if len(one.outputs) != len(other.outputs):
         return None
     tensors = [
-        (a, b) for a, b in pairs if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.shape == b.shape
+        (a, b)
+        for a, b in pairs
+        if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.shape == b.shape
     ]
     scales = [max(metrics.rms(metrics.widened(a)), metrics.rms(metrics.widened(b))) for a, b in tensors]
     floor = _VANISHING * max(scales, default=0.0)
@@ -177,6 +216,17 @@ def _metadata_change(one: Replayed, other: Replayed) -> str | None:
     return None
 
 
+def _stride_change(one: Replayed, other: Replayed) -> str | None:
+    if one.error is not None or other.error is not None:
+        return None
+    for index, (a, b) in enumerate(zip(one.outputs, other.outputs, strict=False)):
+        if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.shape == b.shape:
+            before, after = significant_strides(a), significant_strides(b)
+            if before != after:
+                return f"output {index}: stride {before} became {after}"
+    return None
+
+
 # -- real inputs of each stage's graph ----------------------------------------------------------------
 
 
@@ -194,7 +244,10 @@ def _joint_inputs(frame: Frame, record: GraphRecord) -> Sequence[Any] | None:
 
     Where no backward ran, standard normal tangents of the recorded shape stand in for them.
     """
-    named = {**_named(frame, "forward", frame.forward_calls), **_named(frame, "backward", frame.backward_calls)}
+    named = {
+        **_named(frame, "forward", frame.forward_calls),
+        **_named(frame, "backward", frame.backward_calls),
+    }
     values: list[Any] = []
     generator = torch.Generator().manual_seed(3)
     for node in _placeholders(record.snapshots[0]):

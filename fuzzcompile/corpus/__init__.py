@@ -13,6 +13,7 @@ from fuzzcompile.corpus.records import (
     StoredCoverage,
     public_id,
 )
+from fuzzcompile.corpus.severity import severity
 from fuzzcompile.corpus.store import Store
 
 __all__ = [
@@ -30,4 +31,5 @@ __all__ = [
     "StoredCoverage",
     "UnknownFindingError",
     "public_id",
+    "severity",
 ]

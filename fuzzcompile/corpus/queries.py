@@ -20,6 +20,7 @@ from fuzzcompile.corpus.models import (
     RunRow,
 )
 from fuzzcompile.corpus.records import (
+    CaseRecord,
     Counters,
     Finding,
     Reproducer,
@@ -27,6 +28,7 @@ from fuzzcompile.corpus.records import (
     StoredCoverage,
     public_id,
 )
+from fuzzcompile.corpus.severity import severity
 
 FINDINGS_NAMED = 10
 
@@ -37,9 +39,39 @@ def recorded_indices(session: Session, stream: str) -> set[int]:
     return {index for index in session.scalars(query) if index is not None}
 
 
-def has_source(session: Session, sha256: str) -> bool:
-    """Whether a case of that hash is stored."""
-    return session.scalar(select(CaseRow.id).where(CaseRow.sha256 == sha256)) is not None
+def has_source(session: Session, sha256: str, stream: str | None) -> bool:
+    """Whether a case of that hash was judged, in one stream or in any."""
+    query = select(RunRow.id).join(CaseRow, RunRow.case_id == CaseRow.id).where(CaseRow.sha256 == sha256)
+    if stream is not None:
+        query = query.where(RunRow.stream == stream)
+    return session.scalar(query.limit(1)) is not None
+
+
+def case(session: Session, sha256: str) -> CaseRecord | None:
+    """The stored case of that hash."""
+    row = session.scalar(select(CaseRow).where(CaseRow.sha256 == sha256))
+    if row is None:
+        return None
+    return CaseRecord(
+        sha256=row.sha256,
+        source=row.source,
+        origin=row.origin,
+        spec=row.spec,
+        choices=row.choices,
+        idioms=tuple(row.idioms),
+        near_misses=tuple(row.near_misses),
+    )
+
+
+def environment_of(session: Session, finding: int) -> dict[str, Any]:
+    """The environment of the finding's best run."""
+    query = (
+        select(EnvironmentRow.details)
+        .join(RunRow, RunRow.environment_id == EnvironmentRow.id)
+        .join(FindingRow, FindingRow.best_run_id == RunRow.id)
+        .where(FindingRow.id == finding)
+    )
+    return dict(session.scalar(query) or {})
 
 
 def findings(session: Session, *conditions: ColumnElement[bool]) -> list[Finding]:
@@ -96,15 +128,11 @@ def finding_id(session: Session, name: str | int) -> int:
 
 
 def best_reproducer(session: Session, finding: int) -> Reproducer | None:
-    """A confirmed one before others, then the shortest."""
-    row = session.scalar(
-        select(ReproducerRow)
-        .where(ReproducerRow.finding_id == finding)
-        .order_by(ReproducerRow.confirmed.desc(), ReproducerRow.lines, ReproducerRow.id)
-        .limit(1)
-    )
-    if row is None:
+    """A confirmed one before others, then one of the worst face, then the shortest."""
+    rows = session.scalars(select(ReproducerRow).where(ReproducerRow.finding_id == finding)).all()
+    if not rows:
         return None
+    row = min(rows, key=lambda row: (not row.confirmed, -severity(row.report), row.lines, row.id))
     return Reproducer(
         source=row.source,
         sha256=row.sha256,

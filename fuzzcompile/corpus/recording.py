@@ -24,6 +24,7 @@ from fuzzcompile.corpus.models import (
     RunRow,
 )
 from fuzzcompile.corpus.records import CaseRecord, Coverage, Recorded, Reproducer
+from fuzzcompile.corpus.severity import severity
 
 ENVIRONMENT_COLUMNS = ("torch", "device", "driver", "compiler", "cpu")
 
@@ -156,10 +157,11 @@ def _count_finding(session: Session, run: RunRow, source: str) -> bool:
     return is_new
 
 
-def _rank(report: Mapping[str, Any], source: str) -> tuple[bool, bool, bool, int]:
-    """How well a run shows its finding: proof first, then the shorter program."""
+def _rank(report: Mapping[str, Any], source: str) -> tuple[int, bool, bool, bool, int]:
+    """How well a run shows its finding: the worst face first, then proof, then the shorter program."""
     culprit = report.get("culprit") or {}
     return (
+        severity(report),
         report.get("confidence") == "high",
         culprit.get("necessary") is True,
         culprit.get("sufficient") is True,
@@ -167,7 +169,7 @@ def _rank(report: Mapping[str, Any], source: str) -> tuple[bool, bool, bool, int
     )
 
 
-def _rank_of_best(session: Session, finding: FindingRow) -> tuple[bool, bool, bool, int]:
+def _rank_of_best(session: Session, finding: FindingRow) -> tuple[int, bool, bool, bool, int]:
     report, source = session.execute(
         select(RunRow.report, CaseRow.source)
         .join(CaseRow, RunRow.case_id == CaseRow.id)

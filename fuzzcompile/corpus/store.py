@@ -119,10 +119,20 @@ class Store:
         with self._read() as session:
             return queries.recorded_indices(session, stream)
 
-    def has_source(self, sha256: str) -> bool:
-        """Whether a case of that hash is stored."""
+    def has_source(self, sha256: str, stream: str | None = None) -> bool:
+        """Whether a case of that hash was judged, in ``stream`` or (None) in any."""
         with self._read() as session:
-            return queries.has_source(session, sha256)
+            return queries.has_source(session, sha256, stream)
+
+    def case(self, sha256: str) -> CaseRecord | None:
+        """The stored case of that hash, with its recipe; None where there is none."""
+        with self._read() as session:
+            return queries.case(session, sha256)
+
+    def environment_of(self, finding: str | int) -> dict[str, Any]:
+        """The environment in which a finding's best run was made."""
+        with self._read() as session:
+            return queries.environment_of(session, queries.finding_id(session, finding))
 
     def record(
         self,

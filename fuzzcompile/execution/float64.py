@@ -19,7 +19,7 @@ _CASTS = {"aten::_to_copy", "prims::convert_element_type", "aten::to"}
 _COMPLEX = {torch.complex32: torch.complex128, torch.complex64: torch.complex128}
 
 
-class Float64Mode(TorchDispatchMode):
+class Float64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Run each operator in float64.
 
     With ``keep_casts`` a cast to a narrower floating type still rounds the values to that type (the result
@@ -28,7 +28,7 @@ class Float64Mode(TorchDispatchMode):
     """
 
     def __init__(self, *, keep_casts: bool) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.keep_casts = keep_casts
         self.saw_cast = False
 

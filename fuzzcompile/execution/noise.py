@@ -16,22 +16,24 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 # Operators that move values without computing any: their results carry no rounding of their own.
 _MOVES = frozenset(
-    "clone _to_copy copy_ copy cat stack index gather index_select embedding where masked_fill masked_fill_ "
-    "constant_pad_nd flip roll repeat tril triu triu_ tril_ sort topk max min amax amin relu relu_ neg neg_ "
-    "abs fill_ zero_ detach lift_fresh_copy bernoulli bernoulli_ native_dropout round floor ceil trunc sign "
-    "scatter slice_scatter select_scatter index_put index_put_ convert_element_type split_with_sizes_copy "
-    "unsafe_split".split()
+    """
+    abs alias amax amin bernoulli bernoulli_ cat ceil clone constant_pad_nd convert_element_type
+    copy copy_ detach embedding fill_ flip floor gather index index_put index_put_ index_select
+    lift_fresh_copy masked_fill masked_fill_ max min native_dropout neg neg_ relu relu_ repeat
+    roll round scatter select_scatter sign slice_scatter sort split_with_sizes_copy stack
+    _to_copy topk tril tril_ triu triu_ trunc unsafe_split where zero_
+    """.split()  # noqa: SIM905 - a list of names reads better in lines than in items
 )
 
 
-class UlpNoise(TorchDispatchMode):
+class UlpNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Move each computed floating result by -1, 0 or +1 ulp, drawn from a generator of its own.
 
     The program's own random stream is left alone, so dropout masks stay those of the unperturbed run.
     """
 
     def __init__(self, seed: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._seed = seed
         self._generators: dict[torch.device, torch.Generator] = {}
 

@@ -210,7 +210,7 @@ def _same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 
 def _backward(output: Any) -> None:
-    """loss = Σ out · c over the floating outputs, c a fixed standard normal tensor per output.
+    """Loss = Σ out · c over the floating outputs, c a fixed standard normal tensor per output.
 
     A plain sum proves nothing behind a softmax, whose outputs sum to a constant.
     """

@@ -66,7 +66,8 @@ def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
 
 def double_module(module: torch.nn.Module) -> torch.nn.Module:
     """Convert the module's floating parameters and buffers to float64 in place (tied ones stay tied)."""
-    return module._apply(lambda tensor: tensor.to(_doubled(tensor.dtype)))
+    module._apply(lambda tensor: tensor.to(_doubled(tensor.dtype)))  # type: ignore[no-untyped-call]
+    return module
 
 
 def overlapping(first: torch.Tensor, second: torch.Tensor) -> bool:
@@ -81,9 +82,7 @@ def significant_strides(tensor: torch.Tensor) -> tuple[int, ...]:
     """Strides of the dimensions that have more than one element: the others are never followed."""
     if tensor.layout != torch.strided or tensor.numel() == 0:
         return ()
-    return tuple(
-        stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1
-    )
+    return tuple(stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)
 
 
 def tensor_leaves(tree: Any) -> Sequence[torch.Tensor]:

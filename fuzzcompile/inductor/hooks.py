@@ -17,12 +17,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from fuzzcompile.execution.tensors import copy_tree
 from fuzzcompile.inductor import labels
-from fuzzcompile.inductor.ledger import Call, Frame
+from fuzzcompile.inductor.ledger import Call, Frame, Label
 from fuzzcompile.inductor.recorder import Recorder
-
-_CAPTURED_CALLS = 2
+from fuzzcompile.inductor.screening import screened
 
 
 @dataclass(frozen=True)
@@ -103,16 +101,25 @@ def _wrap_compile_fx(recorder: Recorder, original: Callable[..., Any]) -> Callab
         frame = Frame(len(recorder.ledger.frames))
         recorder.ledger.frames.append(frame)
         inner = kwargs.pop("inner_compile", None) or _compile_fx_inner()
+        if recorder.screen:
+            inner = screened
         recorder.frame = frame
         try:
             compiled = original(
                 model, example_inputs, *args, inner_compile=_watched_inner(recorder, frame, inner), **kwargs
             )
+        except _restart_analysis():  # dynamo throws this attempt away and captures the graph anew
+            recorder.ledger.frames.pop()
+            raise
         finally:
             recorder.frame = None
-        return _captured(compiled, frame.dynamo_calls)
+        return _captured(recorder, compiled, frame.dynamo_calls)
 
     return compile_fx
+
+
+def _restart_analysis() -> type[BaseException]:
+    return importlib.import_module("torch._dynamo.exc").RestartAnalysis  # type: ignore[no-any-return]
 
 
 def _compile_fx_inner() -> Callable[..., Any]:
@@ -129,37 +136,30 @@ def _watched_inner(recorder: Recorder, frame: Frame, inner: Callable[..., Any]) 
             "backward" if backward else "inference" if kwargs.get("is_inference") else "forward"
         )
         try:
-            with recorder.blame(labels.Label("lowering", None, "lowering")):
+            with recorder.blame(Label("lowering", None, "lowering")):
                 compiled = inner(module, example_inputs, **kwargs)
         finally:
             recorder.frame, recorder.direction = before
         calls = frame.backward_calls if backward else frame.forward_calls
         if hasattr(compiled, "current_callable"):
-            compiled.current_callable = _boxed(compiled.current_callable, calls)
+            compiled.current_callable = _captured(recorder, compiled.current_callable, calls)
             return compiled
-        return _captured(compiled, calls)
+        return _captured(recorder, compiled, calls)
 
     return inner_compile
 
 
-def _boxed(function: Callable[..., Any], calls: list[Call]) -> Callable[..., Any]:
-    """Boxed calls take one list, which the callee empties: copy its contents first."""
+def _captured(recorder: Recorder, function: Callable[..., Any], calls: list[Call]) -> Callable[..., Any]:
+    """Keep copies of what ``function`` is called with, made before it can mutate or free its arguments.
 
-    def call(inputs: Any) -> Any:
-        if len(calls) < _CAPTURED_CALLS:
-            calls.append(Call(copy_tree(list(inputs))))
-        return function(inputs)
-
-    return call
-
-
-def _captured(function: Callable[..., Any], calls: list[Call]) -> Callable[..., Any]:
-    boxed = getattr(function, "_boxed_call", False)
+    Boxed calls take one list, which the callee empties. What a call looks like tells which it is: what
+    AOTAutograd returns to dynamo is marked ``_boxed_call`` and takes plain arguments all the same.
+    """
 
     @functools.wraps(function)
     def call(*args: Any) -> Any:
-        if len(calls) < _CAPTURED_CALLS:
-            calls.append(Call(copy_tree(list(args[0] if boxed else args))))
+        boxed = len(args) == 1 and isinstance(args[0], list)
+        recorder.capture(calls, args[0] if boxed else args)
         return function(*args)
 
     return call
@@ -260,7 +260,7 @@ def _watch(recorder: Recorder, entry: Any, pass_name: str | None) -> None:
     check, apply = entry.extra_check, entry.apply
 
     @functools.cache
-    def label() -> labels.Label:
+    def label() -> Label:
         return labels.entry_label(entry, stage, pass_name)
 
     def watched_check(match: Any) -> Any:

@@ -158,7 +158,9 @@ def fingerprint(module: fx.GraphModule) -> int:
 def sub_graph(nodes: list[fx.Node], output: fx.Node) -> tuple[fx.Graph, list[fx.Node]]:
     """The matched ``nodes`` as a graph of their own, and the outer nodes that feed it, in placeholder order."""
     inside = set(nodes)
-    graph, mapping, feeds = fx.Graph(), {}, []
+    graph = fx.Graph()
+    mapping: dict[fx.Node, fx.Node] = {}
+    feeds: list[fx.Node] = []
     for node in sorted(nodes):
         for source in node.all_input_nodes:
             if source not in inside and source not in mapping:
@@ -189,7 +191,8 @@ def _copied_module(module: fx.GraphModule) -> fx.GraphModule:
 
 def _sorted_copy(graph: fx.Graph) -> fx.Graph:
     """Copy a graph in a topological order that keeps the present order wherever it can."""
-    new, mapping = fx.Graph(), {}
+    new = fx.Graph()
+    mapping: dict[fx.Node, fx.Node] = {}
     for node in _topological(list(graph.nodes)):
         mapping[node] = new.node_copy(node, lambda n: mapping[n])
         mapping[node].meta = copy.copy(node.meta)

@@ -11,8 +11,10 @@ from typing import Any
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from fuzzcompile.execution.tensors import copy_tree
 from fuzzcompile.inductor import labels
 from fuzzcompile.inductor.ledger import (
+    Call,
     Direction,
     Frame,
     GraphRecord,
@@ -29,6 +31,7 @@ from fuzzcompile.inductor.ledger import (
     take_snapshot,
 )
 
+_CAPTURED_CALLS = 2
 _OUTSIDE = "outside any pass"
 # Passes that later stages rely on: without them a graph cannot be lowered at all.
 MANDATORY = frozenset(
@@ -71,6 +74,7 @@ class Recorder:
     vetoed: Sequence[str] = ()
     only: Sequence[str] | None = None
     snapshots: bool = True
+    screen: bool = False
     ledger: Ledger = field(default_factory=Ledger)
     frame: Frame | None = None
     direction: Direction = "inference"
@@ -178,6 +182,12 @@ class Recorder:
         self.count(label, "fired")
         self._changed(label, names, site)
 
+    def capture(self, calls: list[Call], inputs: Sequence[Any]) -> None:
+        """Keep copies of the inputs of the first calls of a compiled graph."""
+        if len(calls) < _CAPTURED_CALLS:
+            with self._guarded():
+                calls.append(Call(copy_tree(list(inputs))))
+
     # -- errors ---------------------------------------------------------------------------------
 
     @contextlib.contextmanager
@@ -220,24 +230,29 @@ class Recorder:
                 self.count(label, "fired")
 
     def _site(self, label: Label, nodes: list[fx.Node]) -> Site | None:
+        site: Site | None = None
         with self._guarded():
             where = labels.location(nodes)
             if where is not None:
                 key = (labels.family_of(label.rewrite), where)
                 self._ordinals[key] += 1
-                return Site(where, self._ordinals[key])
-        return None
+                site = Site(where, self._ordinals[key])
+        return site
 
     def _matched_graph(self, match: Any, nodes: list[fx.Node], node: fx.Node) -> Opaque | None:
         """The matched nodes as a graph, if every outside value they use is an argument of the match."""
+        matched: Opaque | None = None
         with self._guarded():
             graph, feeds = sub_graph(nodes, node)
             flat = pytree.tree_leaves((tuple(match.args), match.kwargs))
-            positions = tuple(next(i for i, a in enumerate(flat) if a is feed) for feed in feeds)
+            places = {id(argument): position for position, argument in reversed(list(enumerate(flat)))}
+            if any(id(feed) not in places for feed in feeds):
+                return None  # not replayable, and that is known later
+            positions = tuple(places[id(feed)] for feed in feeds)
             module = node.graph.owning_module
             attributes = attributes_of(graph, module) if module is not None else {}
-            return Opaque(graph, attributes, positions)
-        return None
+            matched = Opaque(graph, attributes, positions)
+        return matched
 
     def _keep_opaque(self, known: set[fx.Node], graph: fx.Graph, opaque: Opaque) -> None:
         """Lowering patterns put one call of a Python handler in place of what they matched."""
@@ -249,8 +264,6 @@ class Recorder:
     def _guarded(self) -> Iterator[None]:
         try:
             yield
-        except StopIteration:
-            pass  # a match that uses values outside its arguments: not replayable, and that is known later
         except Exception as error:
             self.ledger.trouble.append(f"{type(error).__name__}: {error}"[:300])
 

@@ -53,6 +53,12 @@ def replay(snapshot: Snapshot, inputs: Sequence[Any], *, double: bool) -> Replay
     return Replayed(pytree.tree_leaves(result), arguments)
 
 
+def interpret(snapshot: Snapshot, inputs: Sequence[Any]) -> Any:
+    """Run ``snapshot`` on ``inputs`` themselves, which it may mutate, as a compiled graph would."""
+    with torch.no_grad():
+        return _Replayer(snapshot).run(*inputs)
+
+
 def draws_random(snapshot: Snapshot) -> bool:
     """Whether the graph contains random operators."""
     return any(word in call for call in snapshot.calls for word in _RANDOM)

@@ -30,6 +30,7 @@ class Compilation:
     vetoes: tuple[str, ...] = ()
     only: tuple[str, ...] | None = None
     record: bool = True
+    screen: bool = False
     fallback_random: bool = True
     config: Mapping[str, Any] | None = None
 
@@ -49,7 +50,7 @@ def compiling(settings: CompileSettings, how: Compilation) -> Iterator[Session]:
     import torch._functorch.config as functorch_config
     import torch._inductor.config as inductor_config
 
-    recorder = Recorder(vetoed=how.vetoes, only=how.only, snapshots=how.record)
+    recorder = Recorder(vetoed=how.vetoes, only=how.only, snapshots=how.record, screen=how.screen)
     inductor = {
         "fx_graph_cache": False,
         "fx_graph_remote_cache": False,

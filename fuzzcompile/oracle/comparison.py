@@ -12,7 +12,9 @@ from fuzzcompile.execution.observation import Value
 from fuzzcompile.oracle import metrics
 
 # What is the matter with one output. "far" means farther from the reference than rounding explains.
-Finding = Literal["same", "close", "wild", "far", "nonfinite", "integer", "dtype", "shape", "stride", "missing"]
+Finding = Literal[
+    "same", "close", "wild", "far", "nonfinite", "integer", "dtype", "shape", "stride", "missing"
+]
 # Eager and compiled apart by this share of the output's size, both within what rounding allows: no correct
 # digits are left in eager itself.
 _NO_DIGITS = 0.25
@@ -124,9 +126,7 @@ def _compare_integers(
     for sample in samples:
         flips |= metrics.distance(one, sample) > 0
     unexplained = (apart > 0) & ~flips
-    finding: Finding = (
-        "integer" if bool(unexplained.any()) else "wild" if bool((apart > 0).any()) else "same"
-    )
+    finding: Finding = "integer" if bool(unexplained.any()) else "wild" if bool((apart > 0).any()) else "same"
     error = torch.where(unexplained, apart, torch.zeros_like(apart)) if finding == "integer" else apart
     where, at = _place(error, eager=one, compiled=other, float64=exact)
     return Comparison(
@@ -167,7 +167,9 @@ def _compare_floats(
         _NO_DIGITS * max(scale, torch.finfo(one.dtype).tiny)
     ) or bool(torch.isinf(apart).any()):
         finding = "wild"
-    where, at = _place(excess if finding in ("far", "nonfinite") else apart, eager=one, compiled=other, float64=exact)
+    where, at = _place(
+        excess if finding in ("far", "nonfinite") else apart, eager=one, compiled=other, float64=exact
+    )
     return Comparison(
         eager.name,
         eager.kind,

@@ -32,6 +32,20 @@ class Verdict(StrEnum):
         return self not in _BENIGN
 
 
+    @property
+    def kind(self) -> str:
+        """The class of the verdict, within which one bug may show different faces."""
+        return _KINDS.get(self, str(self))
+
+
+_KINDS = {
+    Verdict.MISCOMPILE: "values",
+    Verdict.WRONG_GRADIENT: "values",
+    Verdict.NONFINITE: "values",
+    Verdict.PRECISION_LOSS: "values",
+    Verdict.COMPILE_ERROR: "error",
+    Verdict.RUNTIME_ERROR: "error",
+}
 _BENIGN = frozenset(
     {Verdict.EQUAL, Verdict.ROUNDING, Verdict.UNSTABLE, Verdict.PRECISION_CASTS, Verdict.INVALID}
 )

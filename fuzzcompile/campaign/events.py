@@ -1,0 +1,139 @@
+"""What a campaign says while it runs. Handlers turn these into a screen, a log, files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fuzzcompile.campaign.budget import Budget
+
+
+@dataclass(frozen=True)
+class WorkerActivity:
+    """What one worker does: ``task`` is None while it is idle, ``seconds`` how long it has been at it."""
+
+    slot: int
+    device: str
+    task: str | None
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Counters of this campaign. ``drawn`` counts cases that were given to a worker."""
+
+    cases: int = 0
+    verdicts: Mapping[str, int] = field(default_factory=dict)
+    findings: int = 0
+    new_findings: int = 0
+    rewrites: int = 0
+    seconds: float = 0.0
+
+    @property
+    def cases_per_minute(self) -> float:
+        """Judged cases per minute of wall time."""
+        return 60.0 * self.cases / self.seconds if self.seconds > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Started:
+    """The campaign begins; ``known`` cases of its stream were judged by earlier campaigns."""
+
+    campaign: int
+    seed: int
+    device: str
+    workers: int
+    budget: Budget
+    corpus: str
+    known: int
+
+
+@dataclass(frozen=True)
+class CaseJudged:
+    """A case has its verdict; ``finding`` is the public id of the finding that it is a hit of."""
+
+    index: int
+    verdict: str
+    seconds: float
+    finding: str | None = None
+
+
+@dataclass(frozen=True)
+class FindingFound:
+    """A finding that the corpus did not have."""
+
+    finding: str
+    signature: str
+    verdict: str
+    culprit: str
+    necessary: bool | None
+
+
+@dataclass(frozen=True)
+class FindingReduced:
+    """A finding has a reproducer and a draft; ``draft`` is the path of the Markdown file."""
+
+    finding: str
+    lines_before: int
+    lines_after: int
+    tests: int
+    seconds: float
+    confirmed: bool
+    draft: str | None
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Something went wrong that costs one task, not the campaign."""
+
+    what: str
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time passed: counters and workers as they are now."""
+
+    tally: Tally
+    workers: Sequence[WorkerActivity]
+
+
+@dataclass(frozen=True)
+class FindingLine:
+    """A line of the summary."""
+
+    finding: str
+    verdict: str
+    culprit: str
+    necessary: bool | None
+    hits: int
+    reproducer_lines: int | None
+    confirmed: bool
+    draft: str | None
+    new: bool
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The campaign is over. ``ended`` is ``budget``, ``max-findings`` or ``interrupted``."""
+
+    ended: str
+    tally: Tally
+    findings: Sequence[FindingLine]
+    corpus: str
+
+    def to_json(self) -> dict[str, Any]:
+        """The summary for machines."""
+        return {
+            "ended": self.ended,
+            "cases": self.tally.cases,
+            "verdicts": dict(self.tally.verdicts),
+            "rewrites_covered": self.tally.rewrites,
+            "seconds": round(self.tally.seconds, 1),
+            "cases_per_minute": round(self.tally.cases_per_minute, 1),
+            "corpus": self.corpus,
+            "findings": [vars(line) for line in self.findings],
+        }
+
+
+Event = Started | CaseJudged | FindingFound | FindingReduced | Trouble | Tick | Finished

@@ -1,0 +1,75 @@
+"""The local pool of workers that a campaign, a triage or a reduction uses."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fuzzcompile.campaign.events import WorkerActivity
+from fuzzcompile.execution.device import assign, resolve
+from fuzzcompile.execution.pool import WorkerPool
+from fuzzcompile.work import WorkerSetup, prepare
+
+# Enough for the cases that we draw, small enough that one that grows does not take the machine down.
+DEFAULT_MEMORY = 8 * 2**30
+DEFAULT_TIME = 180.0
+# Compiled libraries stay loaded and dynamo keeps what it traced: a worker is renewed now and then.
+_TASKS_PER_WORKER = 150
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Time (seconds) and memory (bytes) that one case may take."""
+
+    seconds: float = DEFAULT_TIME
+    memory: int = DEFAULT_MEMORY
+
+
+def available_cpus() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def default_workers(device: str) -> int:
+    """One worker per processor up to four on the CPU; two per GPU, so that one runs while one compiles."""
+    if resolve(device).type == "cuda":
+        return min(available_cpus(), 2 * len(set(assign(device, 64))))
+    return max(1, min(4, available_cpus()))
+
+
+def open_pool(
+    device: str, workers: int, *, plants: Sequence[Path] = (), limits: Limits | None = None
+) -> WorkerPool:
+    """Workers that are ready to judge cases on ``device`` (``auto``, ``cpu``, ``cuda`` or ``cuda:N``).
+
+    Raises:
+        EnvironmentUnfit: there is no such device.
+    """
+    limits = limits or Limits()
+    setup = WorkerSetup(tuple(str(path.resolve()) for path in plants), max(1, available_cpus() // workers))
+    return WorkerPool(
+        workers,
+        time_limit=limits.seconds,
+        memory_limit=limits.memory,
+        max_tasks=_TASKS_PER_WORKER,
+        initializer=prepare,
+        initargs=(setup,),
+        devices=assign(device, workers),
+    )
+
+
+def activity(pool: WorkerPool) -> list[WorkerActivity]:
+    """What the pool's workers do, for display."""
+    now = time.monotonic()
+    return [
+        WorkerActivity(
+            state.slot,
+            state.device,
+            state.task if state.ready else state.task or "starting",
+            now - state.busy_since if state.busy_since is not None else 0.0,
+        )
+        for state in pool.workers()
+    ]

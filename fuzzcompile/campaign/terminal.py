@@ -1,0 +1,200 @@
+"""How a campaign looks: a live display on a terminal, plain lines elsewhere, and the summary of both."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol, Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from fuzzcompile.campaign.budget import Budget, clock
+from fuzzcompile.campaign.events import (
+    Event,
+    FindingFound,
+    FindingLine,
+    FindingReduced,
+    Finished,
+    Started,
+    Tick,
+    Trouble,
+)
+
+_PLAIN_INTERVAL = 10.0
+
+
+class Handler(Protocol):
+    """Something that events are shown to."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def handle(self, event: Event) -> None:
+        """Take note of one event."""
+
+
+def progress_handler(console: Console) -> Handler:
+    """A live display if the console is a terminal, else a line every ten seconds."""
+    return LiveProgress(console) if console.is_terminal else PlainProgress(console)
+
+
+class PlainProgress:
+    """One line per happening and a status line now and then, without colour or cursor movement."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._last = time.monotonic()
+        self._budget: Budget | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Nothing is open."""
+
+    def handle(self, event: Event) -> None:
+        """Print what the event says."""
+        if isinstance(event, Started):
+            self._budget = event.budget
+        if isinstance(event, Tick):
+            if time.monotonic() - self._last < _PLAIN_INTERVAL:
+                return
+            self._last = time.monotonic()
+            self._print(_status(event, self._budget))
+            return
+        line = _sentence(event)
+        if line is not None:
+            self._print(line)
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+class LiveProgress:
+    """A panel that is redrawn: budget, rate, verdicts, findings, coverage, workers."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = Live(console=console, refresh_per_second=4, transient=True)
+        self._budget: Budget | None = None
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Take the panel away."""
+        self._live.stop()
+
+    def handle(self, event: Event) -> None:
+        """Redraw the panel, or print a line above it."""
+        if isinstance(event, Started):
+            self._budget = event.budget
+        if isinstance(event, Tick):
+            self._live.update(_panel(event, self._budget))
+            return
+        line = _sentence(event)
+        if line is not None:
+            self._console.print(Text(line))
+
+
+def print_summary(console: Console, summary: Finished) -> None:
+    """What the campaign came to, and what to type next."""
+    tally = summary.tally
+    verdicts = ", ".join(f"{name} {count}" for name, count in sorted(tally.verdicts.items())) or "none"
+    say = _printer(console)
+    say("")
+    say(f"Campaign {_ENDED[summary.ended]} after {clock(tally.seconds)}: {tally.cases} cases "
+        f"({tally.cases_per_minute:.1f}/min), {tally.rewrites} rewrites covered.")  # fmt: skip
+    say(f"Verdicts: {verdicts}.")
+    say(f"Corpus: {summary.corpus}")
+    if not summary.findings:
+        say("No findings. Next: a longer budget or another --seed.")
+        return
+    new = sum(line.new for line in summary.findings)
+    say(f"Findings: {len(summary.findings)} distinct, {new} of them new.")
+    for line in summary.findings:
+        say(f"  {line.finding}  {line.verdict}  {line.culprit}")
+        say(f"      {_proof(line)}")
+        say(f"      next: {_next(line)}")
+
+
+_ENDED = {
+    "budget": "ended with its budget",
+    "max-findings": "ended at --max-findings",
+    "interrupted": "interrupted",
+    "failed": "failed",
+}
+
+
+def _printer(console: Console):  # type: ignore[no-untyped-def]
+    return lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _proof(line: FindingLine) -> str:
+    necessary = {True: "necessary: true", False: "necessary: false", None: "necessary: not tested"}
+    parts = [necessary[line.necessary], f"{line.hits} hit{'s' if line.hits != 1 else ''}"]
+    if line.reproducer_lines is None:
+        parts.append("not minimised yet")
+    else:
+        state = "confirmed in a clean process" if line.confirmed else "not confirmed"
+        parts.append(f"reproducer of {line.reproducer_lines} lines, {state}")
+    if line.draft:
+        parts.append(f"draft {line.draft}")
+    return "; ".join(parts)
+
+
+def _next(line: FindingLine) -> str:
+    if line.reproducer_lines is None:
+        return f"fuzzcompile minimize {line.finding}"
+    if not line.confirmed:
+        return f"fuzzcompile corpus show {line.finding}"
+    return f"fuzzcompile issue {line.finding}"
+
+
+def _sentence(event: Event) -> str | None:
+    if isinstance(event, Started):
+        known = f", going on after {event.known} cases" if event.known else ""
+        return (
+            f"Campaign {event.campaign}: seed {event.seed}, budget {event.budget}, {event.workers} "
+            f"worker{'s' if event.workers > 1 else ''} on {event.device}, corpus {event.corpus}{known}."
+        )
+    if isinstance(event, FindingFound):
+        return f"Found {event.finding}: {event.verdict}, {event.culprit}."
+    if isinstance(event, FindingReduced):
+        state = "confirmed" if event.confirmed else "NOT confirmed alone"
+        return (
+            f"Minimised {event.finding}: {event.lines_before} lines to {event.lines_after} with its check, "
+            f"{event.tests} tests in {event.seconds:.0f} s, {state}."
+        )
+    if isinstance(event, Trouble):
+        return f"Trouble: {event.what}"
+    return None
+
+
+def _status(event: Tick, budget: Budget | None) -> str:
+    tally = event.tally
+    counts = ", ".join(f"{name} {count}" for name, count in sorted(tally.verdicts.items()))
+    of = f" of {budget}" if budget is not None else ""
+    return (
+        f"{clock(tally.seconds)}{of}: {tally.cases} cases, {tally.cases_per_minute:.1f}/min; "
+        f"{counts or 'no verdict yet'}; {tally.findings} findings; {tally.rewrites} rewrites covered"
+    )
+
+
+def _panel(event: Tick, budget: Budget | None) -> RenderableType:
+    tally = event.tally
+    facts = Table.grid(padding=(0, 2))
+    facts.add_row("elapsed", f"{clock(tally.seconds)} of {budget}" if budget else clock(tally.seconds))
+    facts.add_row("cases", f"{tally.cases}  ({tally.cases_per_minute:.1f}/min)")
+    facts.add_row("verdicts", "  ".join(f"{name} {count}" for name, count in sorted(tally.verdicts.items())))
+    facts.add_row("findings", f"{tally.findings} distinct, {tally.new_findings} new")
+    facts.add_row("rewrites covered", str(tally.rewrites))
+    workers = Table.grid(padding=(0, 2))
+    for worker in event.workers:
+        doing = f"{worker.task} ({worker.seconds:.0f} s)" if worker.task else "idle"
+        workers.add_row(f"worker {worker.slot}", worker.device, doing)
+    return Group(facts, workers)

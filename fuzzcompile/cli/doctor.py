@@ -1,0 +1,37 @@
+"""``fuzzcompile doctor``."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from fuzzcompile.cli import options
+
+
+@click.command()
+@options.device
+@options.corpus
+@options.json_output
+def doctor(device: str, location: str | None, as_json: bool) -> int:
+    """Say whether a campaign can run here, and what to do if not.
+
+    Looks at torch, devices, SDPA backends, the C++ compiler, the internals that fuzzcompile holds on to and
+    the corpus, and compiles a small program.
+    """
+    from fuzzcompile.campaign.fitness import examine
+
+    checks = examine(device, location)
+    if as_json:
+        click.echo(json.dumps([vars(check) for check in checks]))
+    else:
+        for check in checks:
+            click.echo(
+                f"{'ok  ' if check.fine else 'FAIL' if check.needed else 'warn'}  {check.name}: {check.found}"
+            )
+            if not check.fine and check.advice:
+                click.echo(f"      {check.advice}")
+    unfit = [check for check in checks if check.needed and not check.fine]
+    if not as_json:
+        click.echo("A campaign can run." if not unfit else "A campaign cannot run here; see FAIL above.")
+    return 3 if unfit else 0

@@ -1,0 +1,69 @@
+"""Entry point: the commands, and what becomes of errors."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import NoReturn
+
+import click
+
+from fuzzcompile import __version__
+from fuzzcompile.cli.corpus import corpus
+from fuzzcompile.cli.doctor import doctor
+from fuzzcompile.cli.findings import issue, minimize
+from fuzzcompile.cli.run import run
+from fuzzcompile.cli.triage import bisect, triage
+from fuzzcompile.errors import FuzzcompileError
+
+_INTERRUPTED = 130
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, "-V", "--version", message="fuzzcompile %(version)s")
+@click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
+def cli(debug: bool) -> None:
+    """Find, explain and report real bugs of torch.compile on transformer code.
+
+    Exit status: 0 no bug, 1 a bug, 2 wrong usage, 3 could not judge or the machine is unfit.
+    """
+
+
+for command in (run, triage, bisect, minimize, issue, corpus, doctor):
+    cli.add_command(command)
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and end the process with the documented exit status."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given
+    try:
+        status = cli.main([a for a in given if a != "--debug"], "fuzzcompile", standalone_mode=False)
+    except click.exceptions.Exit as ending:
+        status = ending.exit_code
+    except click.ClickException as error:
+        error.show()
+        status = error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("Interrupted; everything judged so far is stored.", err=True)
+        status = _INTERRUPTED
+    except FuzzcompileError as error:
+        status = error.exit_status
+        _explain(str(error), debug)
+    except BrokenPipeError:
+        status = 0
+    except Exception as error:
+        status = 3
+        _explain(
+            f"Internal error ({type(error).__name__}: {' '.join(str(error).split())[:300]}); "
+            "run again with --debug and report it to the fuzzcompile developers.",
+            debug,
+        )
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _explain(message: str, debug: bool) -> None:
+    if debug:
+        traceback.print_exc()
+    click.echo(f"fuzzcompile: {message}", err=True)

@@ -1,0 +1,103 @@
+"""``fuzzcompile run``."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+
+import click
+
+from fuzzcompile.cli import options
+
+
+@click.command()
+@click.option(
+    "--budget", default="10m", show_default=True, metavar="90s|10m|1h|200c", help="Time or number of cases."
+)
+@options.device
+@click.option(
+    "--seed", default=0, show_default=True, type=click.IntRange(0, 2**63 - 1), help="Which cases are drawn."
+)
+@click.option(
+    "--workers", default=None, type=click.IntRange(1, 256), help="Worker processes; default: by processors."
+)
+@options.corpus
+@click.option("--max-findings", default=None, type=click.IntRange(1), help="Stop after so many new findings.")
+@click.option("--no-near-misses", is_flag=True, help="Draw only clean idioms, no near misses.")
+@click.option("--fail-on-finding", is_flag=True, help="Exit with 1 if there is a finding.")
+@click.option(
+    "--drafts",
+    default=Path("reports/drafts"),
+    show_default=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder for issue drafts.",
+)
+@options.veto
+@options.plant
+@options.timeout
+@options.memory
+@options.json_output
+def run(
+    budget: str,
+    device: str,
+    seed: int,
+    workers: int | None,
+    location: str | None,
+    max_findings: int | None,
+    no_near_misses: bool,
+    fail_on_finding: bool,
+    drafts: Path,
+    vetoes: tuple[str, ...],
+    plants: tuple[Path, ...],
+    timeout: float,
+    memory: float,
+    as_json: bool,
+) -> int:
+    """Run a campaign: generate, judge, attribute, minimise, store and draft.
+
+    A second run on the same corpus goes on where the first ended. Ctrl-C ends it with the same summary.
+    """
+    from rich.console import Console
+
+    from fuzzcompile.campaign.budget import Budget
+    from fuzzcompile.campaign.engine import CampaignSettings
+    from fuzzcompile.campaign.local import run_campaign
+    from fuzzcompile.campaign.pool import Limits, default_workers
+    from fuzzcompile.campaign.terminal import print_summary, progress_handler
+    from fuzzcompile.execution.device import resolve
+    from fuzzcompile.generation import Profile
+    from fuzzcompile.plants import check_plants
+
+    parsed = Budget.parse(budget)
+    check_plants(plants)
+    resolved = resolve(device)
+    import torch
+
+    settings = CampaignSettings(
+        budget=parsed,
+        seed=seed,
+        profile=Profile(near_misses=not no_near_misses),
+        device=device if device.startswith("cuda") else str(resolved),
+        workers=workers or default_workers(device),
+        torch=torch.__version__,
+        vetoes=vetoes,
+        max_findings=max_findings,
+        drafts=drafts,
+    )
+    log = Console(stderr=True)
+    with progress_handler(log) as handler:
+        summary = run_campaign(
+            settings,
+            location=location,
+            plants=plants,
+            limits=Limits(timeout, int(memory * 2**30)),
+            command=shlex.join(["fuzzcompile", *sys.argv[1:]]),
+            handler=handler,
+        )
+    if as_json:
+        click.echo(json.dumps(summary.to_json(), allow_nan=False))
+    else:
+        print_summary(Console(), summary)
+    return 1 if fail_on_finding and summary.findings else 0

@@ -1,0 +1,60 @@
+"""Settings of the compiler that hold for a whole worker process, and the state of its kernel cache."""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+
+_ELF_HEADER = struct.Struct("<4sBBBBB7xHHIQQQIHHHHHH")
+
+
+def compile_in_process() -> None:
+    """Keep Inductor's compile jobs in this process, unless the user set another number of threads.
+
+    A pool of compile workers of its own would outlive time limits and multiply with ours.
+    """
+    if "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ:
+        import torch._inductor.config as inductor_config
+
+        inductor_config.compile_threads = 1
+
+
+def drop_broken_kernels() -> list[str]:
+    """Delete half-written shared objects from Inductor's kernel cache and return their names.
+
+    The linker's output is not moved into place: a worker killed in the middle leaves a truncated library
+    behind, and every later case that needs this kernel would fail with "file too short", which looks like a
+    bug of the compiler. A file whose lock is held is still being written.
+    """
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+    from torch.utils._filelock import FileLock
+
+    folder = Path(cache_dir())
+    dropped: list[str] = []
+    for path in folder.glob("*/*.so"):
+        if _is_complete(path):
+            continue
+        lock = FileLock(str(folder / "locks" / f"{path.name.split('.')[0]}.lock"), timeout=0)
+        try:
+            with lock:
+                path.unlink(missing_ok=True)
+                dropped.append(path.name)
+        except (OSError, TimeoutError, RuntimeError):
+            continue
+    return dropped
+
+
+def _is_complete(path: Path) -> bool:
+    """Whether the file is an ELF object whose section headers, which the linker writes last, are there."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as stream:
+            header = stream.read(_ELF_HEADER.size)
+    except OSError:
+        return True
+    if size < _ELF_HEADER.size or header[:4] != b"\x7fELF":
+        return False
+    fields = _ELF_HEADER.unpack(header)
+    section_offset, entry_size, entries = fields[11], fields[16], fields[17]
+    return bool(section_offset + entry_size * entries <= size)

@@ -1,0 +1,170 @@
+"""Reproducers: a case that is also a script, shows its bug with torch alone, and says when it is mended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from fuzzcompile.errors import CaseError, UsageError
+from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.reduction.scripts import choice
+from fuzzcompile.reduction.scripts.comparing import Script
+from fuzzcompile.reduction.scripts.driving import Driving
+from fuzzcompile.reduction.scripts.probe import probe
+from fuzzcompile.reduction.scripts.sources import case_part, only_difference
+from fuzzcompile.templating import environment
+
+_WIDTH = 110
+_BUG = "BUG: "
+# Eager and compiled differ there, but no script could say that one of them is wrong.
+_NOTHING_TO_SHOW = (Verdict.UNSTABLE, Verdict.PRECISION_CASTS, Verdict.INVALID)
+_PHRASES = {
+    Verdict.MISCOMPILE: "Wrong values",
+    Verdict.WRONG_GRADIENT: "Wrong gradients",
+    Verdict.NONFINITE: "NaN or infinity where eager has none,",
+    Verdict.METADATA: "Wrong metadata",
+    Verdict.ALIASING: "Wrong mutation",
+    Verdict.PRECISION_LOSS: "Lost precision",
+    Verdict.COMPILE_ERROR: "An error",
+    Verdict.RUNTIME_ERROR: "An error at run time",
+    Verdict.ACCEPTS_INVALID: "An invalid program is accepted",
+    Verdict.CRASH: "A crash",
+    Verdict.TIMEOUT: "No end",
+    Verdict.NONDETERMINISTIC: "Results that change from run to run",
+}
+
+
+@dataclass(frozen=True)
+class Confirmation:
+    """A reproducer run alone: ``confirmed`` if it ended with status 1 and its own verdict line."""
+
+    exit_status: int
+    output: str
+    confirmed: bool
+
+
+def build_reproducer(source: str, report: Mapping[str, Any], *, neighbour: str | None = None) -> str:
+    """The case as one script that needs torch only, exits with 1 on the bug and with 0 when it is mended.
+
+    It stays a valid case. A ``__main__`` part and a docstring that are there are replaced, so building from
+    a reproducer gives the same text. The case is run eagerly in this process, to see which short form will
+    do; a ``neighbour`` that differs in one line only is quoted.
+
+    Raises:
+        CaseError: the source is no case.
+        UsageError: the verdict says that the difference is none of the compiler's making.
+    """
+    if report.get("verdict") in _NOTHING_TO_SHOW:
+        raise UsageError(f"There is no bug to reproduce: the verdict is {report['verdict']}.")
+    try:
+        kept = case_part(source)
+    except SyntaxError as error:
+        raise CaseError(f"The source is no case: it is not valid Python ({error}).") from error
+    device = str(report.get("device") or "cpu")
+    seen = probe(kept, _available(device))
+    drive = Driving(seen, kept, device, with_backward=seen.case.backward)
+    script = choice.choose(drive, report, _remark(kept, neighbour))
+    return f'"""{_summary(report)}"""\n{kept}\n{_main_part(script)}'
+
+
+def confirm_reproducer(source: str, *, timeout: float = 180) -> Confirmation:
+    """Run a reproducer in a clean process and folder, as a stranger would.
+
+    A traceback ends Python with status 1 too, so the script's own verdict line is asked for. A bug that was
+    planted into this process does not come back in another: such a reproducer is not confirmed.
+    """
+    with tempfile.TemporaryDirectory(prefix="fuzzcompile-") as folder:
+        Path(folder, "repro.py").write_text(source, encoding="utf-8")
+        # A file, not a pipe: the compiler's own workers may outlive the script and hold a pipe open.
+        with Path(folder, "output.txt").open("w+b") as out:
+            status = _run_alone(folder, out, timeout)
+            out.seek(0)
+            output = out.read().decode(errors="replace")
+    if status is None:
+        return Confirmation(-1, f"{output}still running after {timeout:g} s\n", False)
+    said = any(line.startswith(_BUG) for line in output.splitlines())
+    return Confirmation(status, output, status == 1 and said)
+
+
+def _run_alone(folder: str, out: IO[bytes], timeout: float) -> int | None:
+    """Exit status of ``repro.py`` in ``folder``; None if it was ended after ``timeout`` seconds."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    command = [sys.executable, "repro.py"]
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        env=kept,
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        return process.wait(timeout)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def line_count(source: str) -> int:
+    """Lines of the file, blank ones too."""
+    return len(source.splitlines())
+
+
+def _main_part(script: Script) -> str:
+    template = environment().get_template("reports/reproducer.py.j2")
+    body = template.render(s=script, d=script.drive, imports=[], enclosed=False)
+    # Which imports it needs, and whether it must keep to itself, is read off the text.
+    needs, clashes = script.drive.needs(body), script.drive.clashes(body)
+    return template.render(s=script, d=script.drive, imports=needs, enclosed=clashes)
+
+
+def _available(device: str) -> torch.device:
+    found = torch.device(device)
+    return found if found.type != "cuda" or torch.cuda.is_available() else torch.device("cpu")
+
+
+def _remark(source: str, neighbour: str | None) -> str:
+    difference = only_difference(source, neighbour) if neighbour else None
+    remark = f"Right with `{difference[1]}` instead of `{difference[0]}`." if difference else ""
+    return remark if len(remark) <= _WIDTH else ""
+
+
+def _summary(report: Mapping[str, Any]) -> str:
+    """One line: what is wrong, who is at fault, in which torch."""
+    verdict, where = report.get("verdict"), f"torch {report.get('torch') or torch.__version__}"
+    device = str(report.get("device") or "cpu")
+    if device != "cpu":
+        where += f" on {device.split(':')[0]}"
+    phrase = next((text for name, text in _PHRASES.items() if name == verdict), None)
+    if phrase is None:
+        return _clean(f"Eager and compiled in {where}: {verdict or 'not judged'}.")
+    culprit = report.get("culprit") or {}
+    names = list(dict.fromkeys(str(culprit[key]) for key in ("rewrite", "pass", "stage") if culprit.get(key)))
+    while names:
+        fault = names[0] + (f" ({', '.join(reversed(names[1:]))})" if names[1:] else "")
+        said = "culprit" if culprit.get("necessary") else "suspect"
+        line = _clean(f"{phrase} under torch.compile, {said} {fault}; {where}.".replace(",,", ","))
+        if len(line) + 6 <= _WIDTH or len(names) == 1:
+            return line
+        names.pop()
+    return _clean(f"{phrase} under torch.compile, not attributed; {where}.".replace(",,", ","))
+
+
+def _clean(text: str) -> str:
+    """Text that can stand between triple quotes, and names no absolute path."""
+    return re.sub(r"(?<!\w)/\S+/", "", " ".join(text.split())).replace("\\", "/").replace('"', "'")

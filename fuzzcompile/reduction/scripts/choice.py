@@ -1,0 +1,120 @@
+"""From a report to the shortest form of script that shows what it found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.reduction.scripts import naming
+from fuzzcompile.reduction.scripts.comparing import Form, Script, Target
+from fuzzcompile.reduction.scripts.driving import Driving
+from fuzzcompile.reduction.scripts.probe import Observable, Probe
+
+_HARMLESS = ("same", "close", "wild")
+_FORMS: dict[str, Form] = {
+    Verdict.COMPILE_ERROR: "raises",
+    Verdict.RUNTIME_ERROR: "raises",
+    Verdict.ACCEPTS_INVALID: "accepts",
+    Verdict.NONDETERMINISTIC: "nondeterministic",
+    Verdict.CRASH: "process",
+    Verdict.TIMEOUT: "process",
+}
+_PROPERTY = {"dtype": "dtype", "shape": "shape", "stride": "strides"}
+# Longest list of observables that is still read at a glance.
+_WIDTH = 80
+# Gradients this much smaller than the largest are zero by symmetry: nothing but rounding is in them.
+_VANISHING = 1e-6
+
+
+def choose(drive: Driving, report: Mapping[str, Any], remark: str = "") -> Script:
+    """The script for ``report`` on the case of ``drive``.
+
+    What the evidence calls wrong is compared, the worst first; without evidence, all that the verdict is
+    about. Both end where the list would grow too long to read.
+    """
+    verdict = str(report.get("verdict") or "")
+    form = _FORMS.get(verdict)
+    if form in ("raises", "accepts", "process"):
+        return Script(drive, form, remark=remark)
+    evidence: Sequence[Mapping[str, Any]] = (report.get("evidence") or {}).get("outputs") or ()
+    wrong = _worst_first(_of_evidence(drive.probe, evidence))
+    if verdict == Verdict.METADATA:
+        return _metadata(drive, wrong, str(report.get("detail") or ""), remark)
+    targets: Sequence[Target] = wrong or _of_verdict(drive.probe, verdict)
+    if form is None:
+        hidden = not wrong and bool(evidence) and verdict in (Verdict.MISCOMPILE, Verdict.WRONG_GRADIENT)
+        form, targets = _value_form(drive.probe, targets, hidden=hidden)
+    targets = _fitting(targets)
+    needs_backward = any(target.observable.kind == "gradient" for target in targets)
+    return Script(replace(drive, with_backward=needs_backward), form, targets, remark=remark)
+
+
+def _of_evidence(probe: Probe, evidence: Sequence[Mapping[str, Any]]) -> list[Target]:
+    wrong = [entry for entry in evidence if entry.get("finding") not in _HARMLESS]
+    found = [_target(probe, str(entry.get("name")), entry) for entry in wrong]
+    targets = [target for target in found if target is not None]
+    # A wrong output explains its gradients.
+    return [target for target in targets if target.observable.kind != "gradient"] or targets
+
+
+def _of_verdict(probe: Probe, verdict: str) -> list[Target]:
+    kinds = ("gradient",) if verdict == Verdict.WRONG_GRADIENT else ("output", "mutation")
+    chosen = [seen for seen in probe.observables.values() if seen.kind in kinds]
+    largest = max((seen.largest for seen in chosen), default=0.0)
+    if verdict == Verdict.WRONG_GRADIENT:
+        chosen = [seen for seen in chosen if seen.largest > _VANISHING * largest]
+    found = [_target(probe, seen.name, {}) for seen in chosen]
+    return [target for target in found if target is not None]
+
+
+def _target(probe: Probe, name: str, evidence: Mapping[str, Any]) -> Target | None:
+    expression = naming.expression(name, probe.inputs, probe.outputs)
+    if expression is None:
+        return None
+    # What only the compiled run changes is missing from the eager run's observables.
+    observable = probe.observables.get(name) or Observable(name, "mutation", True, probe.floating_dtype)
+    return Target(observable, expression, evidence)
+
+
+def _worst_first(targets: list[Target]) -> list[Target]:
+    def badness(target: Target) -> float:
+        error = target.evidence.get("max_abs_error_compiled")
+        if error is None:
+            return float("inf")
+        return float(error) / (float(target.evidence.get("scale") or 0.0) or 1.0)
+
+    return sorted(targets, key=badness, reverse=True)
+
+
+def _value_form(probe: Probe, targets: Sequence[Target], *, hidden: bool) -> tuple[Form, Sequence[Target]]:
+    floating = [target for target in targets if target.observable.floating]
+    exact = [target for target in targets if target.evidence.get("finding") == "integer"]
+    if exact or not floating:
+        objects = [target for target in exact or targets if not target.observable.is_tensor]
+        return "integers", [target for target in exact or targets if target not in objects] or objects[:1]
+    if hidden and probe.float64:
+        return "apart in float64", floating
+    return ("values" if probe.float64 else "apart"), floating
+
+
+def _metadata(drive: Driving, wrong: list[Target], detail: str, remark: str) -> Script:
+    whole = "outs" if len(drive.probe.inputs) > 1 else "out"
+    structure = Target(Observable("the result", "output", False), whole)
+    named = [target for target in wrong if target.evidence.get("finding") in _PROPERTY]
+    if not named and (wrong or " returns " in detail):
+        return Script(drive, "metadata", (structure,), "structure", remark)
+    targets = named or [t for t in _of_verdict(drive.probe, Verdict.METADATA) if t.observable.is_tensor]
+    findings = {str(target.evidence.get("finding")) for target in named}
+    prop = _PROPERTY[findings.pop()] if len(findings) == 1 else "metadata"
+    return Script(drive, "metadata", _fitting(targets) or (structure,), prop, remark)
+
+
+def _fitting(targets: Sequence[Target]) -> tuple[Target, ...]:
+    taken: list[Target] = []
+    for target in targets:
+        if taken and sum(len(t.expression) + 2 for t in (*taken, target)) > _WIDTH:
+            break
+        taken.append(target)
+    return tuple(taken)

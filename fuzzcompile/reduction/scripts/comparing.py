@@ -1,0 +1,147 @@
+"""What a reproducer compares, and the expressions for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from fuzzcompile.reduction.scripts import tolerances
+from fuzzcompile.reduction.scripts.driving import Driving
+from fuzzcompile.reduction.scripts.probe import Observable
+
+Form = Literal[
+    "values",
+    "apart",
+    "apart in float64",
+    "integers",
+    "metadata",
+    "raises",
+    "accepts",
+    "nondeterministic",
+    "process",
+]
+_PROPERTIES = {
+    "dtype": "out.dtype",
+    "shape": "tuple(out.shape)",
+    "strides": "[s for n, s in zip(out.shape, out.stride()) if n > 1]",
+}
+
+
+@dataclass(frozen=True)
+class Target:
+    """One observable that the script compares: its evidence, if there is any, and how it is written."""
+
+    observable: Observable
+    expression: str
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Script:
+    """What the template ``reports/reproducer.py.j2`` reads; ``drive`` says how the case is run."""
+
+    drive: Driving
+    form: Form
+    targets: tuple[Target, ...] = ()
+    property_name: str = ""
+    remark: str = ""
+    limit: int = 120
+
+    @property
+    def flat(self) -> bool:
+        """Whether one model and one set of inputs serve all runs, so that the script needs no loop."""
+        probe = self.drive.probe
+        return (
+            probe.repeatable
+            and (probe.float64 or self.form != "values")
+            and not (self.drive.calls or self.several)
+            and all(target.observable.kind == "output" for target in self.targets)
+        )
+
+    @property
+    def several(self) -> bool:
+        """Whether more than one observable is compared."""
+        return len(self.targets) > 1
+
+    @property
+    def tensors(self) -> bool:
+        """Whether tensors are compared, not Python objects."""
+        return all(target.observable.is_tensor for target in self.targets)
+
+    @property
+    def shown(self) -> str:
+        """What is compared, after a run."""
+        expressions = [target.expression for target in self.targets]
+        return f"[{', '.join(expressions)}]" if self.several else expressions[0]
+
+    def show(self, call: str) -> str:
+        """What is compared, as part of the call that makes it."""
+        return self.shown.replace("(out)", f"({call})") if "(out)" in self.shown else call + self.shown[3:]
+
+    @property
+    def names(self) -> str:
+        """Names of what is compared, as a tuple."""
+        return "({})".format(", ".join(f'"{target.observable.name}"' for target in self.targets))
+
+    @property
+    def nonfinite(self) -> bool:
+        """Whether NaN or infinity is part of a right answer."""
+        return self.drive.probe.nonfinite
+
+    @property
+    def difference(self) -> str:
+        """The largest difference between compiled and eager."""
+        dtypes = [target.observable.dtype for target in self.targets]
+        complex_ = any(dtype is not None and dtype.is_complex for dtype in dtypes)
+        wide = ".to(torch.complex128)" if complex_ else ".double()"
+        if self.nonfinite:
+            return f"distance(compiled{wide}, eager{wide}).max().item()"
+        return f"(compiled{wide} - eager{wide}).abs().max().item()"
+
+    @property
+    def bound(self) -> str:
+        """What the error of compiled may be."""
+        if self.form == "apart in float64":
+            return f"{_number(tolerances.FLOAT64_SHARE)} * {self._largest('eager')}"
+        pairs = [(target.observable, target.evidence) for target in self.targets]
+        if self.form == "apart":
+            return f"{_number(tolerances.share_apart(pairs))} * {self._largest('eager')}"
+        allowed = tolerances.allowed(pairs)
+        share = f" + {_number(allowed.share)} * {self._largest('exact')}" if allowed.share else ""
+        return f"{allowed.factor:g} * error_eager{share}"
+
+    @property
+    def metadata(self) -> str:
+        """The expression for the metadata that is compared."""
+        if self.property_name == "structure":
+            return "tree_structure(out)"
+        return _PROPERTIES.get(self.property_name) or f"({', '.join(_PROPERTIES.values())})"
+
+    @property
+    def equal(self) -> str:
+        """Whether two runs gave the same, for the form that repeats runs."""
+        if self.several:
+            return "all(map(torch.equal, out, outs[0]))"
+        return "torch.equal(out, outs[0])" if self.tensors else "(out == outs[0])"
+
+    @property
+    def heading(self) -> str:
+        """Start of the line with the figures: torch, device and what they are, as part of an f-string."""
+        gpu = ", {torch.cuda.get_device_name()}" if self.drive.device.startswith("cuda") else ""
+        figures = {
+            "values": ", error vs float64:",
+            "apart": ", compiled differs from eager by:",
+            "apart in float64": ", in float64 compiled differs from eager by:",
+            "integers": ", elements that differ from eager:" if self.tensors else ":",
+        }
+        return "torch {torch.__version__}" + gpu + figures.get(self.form, ":")
+
+    def _largest(self, run: str) -> str:
+        finite = f"[{run}.isfinite()]" if self.nonfinite else ""
+        return f"{run}{finite}.abs().max().item()"
+
+
+def _number(value: float) -> str:
+    """Two digits, as one would write it: 1.3e-6."""
+    return f"{value:.2g}".replace("e-0", "e-")

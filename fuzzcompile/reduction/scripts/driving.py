@@ -1,0 +1,168 @@
+"""How a reproducer drives its case: settings, conversions, calls, backward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.utils import _pytree as pytree
+
+from fuzzcompile.execution.runs import RUN_SEED
+from fuzzcompile.reduction.scripts import naming
+from fuzzcompile.reduction.scripts.probe import Probe
+from fuzzcompile.reduction.scripts.sources import names_bound
+
+_WIDTH = 90
+
+
+@dataclass(frozen=True)
+class Driving:
+    """Expressions and statements that run the case of ``probe``, written for the script's template.
+
+    The backward pass is left out where nothing is compared after it.
+    """
+
+    probe: Probe
+    source: str
+    device: str
+    with_backward: bool
+    seed: int = RUN_SEED
+
+    @property
+    def calls(self) -> bool:
+        """Whether the case makes several calls in a row."""
+        return len(self.probe.inputs) > 1
+
+    @property
+    def random(self) -> bool:
+        """Whether the program draws random numbers."""
+        return self.probe.random
+
+    @property
+    def seed_before_make(self) -> bool:
+        """Whether ``make()`` leaves the seeding to its caller."""
+        return "manual_seed" not in self.source
+
+    @property
+    def around(self) -> str:
+        """The context managers around a run."""
+        case = self.probe.case
+        contexts = [] if case.grad == "enabled" else [f"torch.{case.grad}()"]
+        for name in self._patched:
+            contexts.append(f'torch._{name}.config.patch(CONFIG["{name}"])')
+        return ", ".join(contexts)
+
+    @property
+    def compiled(self) -> str:
+        """The call of ``torch.compile``."""
+        settings, arguments = self.probe.case.settings, ["model"]
+        if settings.mode:
+            arguments.append("mode=MODE")
+        if settings.options:
+            # What CONFIG says of inductor is among the options too: then OPTIONS is not all of them.
+            whole = "OPTIONS" in names_bound(self.source) and "inductor" not in self.source
+            arguments.append("options=OPTIONS" if whole else f"options={dict(settings.options)}")
+        if settings.dynamic is not None:
+            arguments.append("dynamic=DYNAMIC")
+        if settings.fullgraph:
+            arguments.append("fullgraph=FULLGRAPH")
+        return f"torch.compile({', '.join(arguments)})"
+
+    def call(self, target: str, inputs: str = "inputs") -> str:
+        """One call of ``target``."""
+        if self.probe.case.run is not None:
+            return f"run({target}, {inputs})"
+        arguments = self.probe.inputs[0]
+        stars = "**" if isinstance(arguments, dict) else "*" if isinstance(arguments, tuple) else ""
+        return f"{target}({stars}{inputs})"
+
+    @property
+    def call_doubled(self) -> str:
+        """One call in float64."""
+        model = "model.double()" if self.probe.is_module else "model"
+        return self.call(model, self._converted("x.double()"))
+
+    @property
+    def doubled(self) -> str:
+        """The statement that brings the program to float64."""
+        return self._conversion("model.double()", "x.double()")
+
+    @property
+    def moved(self) -> str:
+        """The statement that brings the program to the device; empty for the CPU."""
+        if not self.device.startswith("cuda"):
+            return ""
+        return self._conversion("model.cuda()", "x.cuda()", floating=False)
+
+    @property
+    def backward(self) -> str:
+        """The statement that runs the backward pass, as ``execution.runs`` does it; empty without one."""
+        if not self.with_backward:
+            return ""
+        output = self.probe.outputs[0] if self.probe.outputs else None
+        if isinstance(output, torch.Tensor):
+            return "out.backward(torch.randn(out.shape, generator=torch.manual_seed(7)).to(out))"
+        leaves = "out" if naming.is_flat(output) and not isinstance(output, dict) else "tree_leaves(out)"
+        if any(not _is_floating(leaf) for leaf in pytree.tree_leaves(output)):
+            leaves = f"[x for x in {leaves} if torch.is_tensor(x) and x.is_floating_point()]"
+        product = "x * torch.randn(x.shape, generator=random).to(x)"
+        return f"random = torch.manual_seed(7)\nsum(({product}).sum() for x in {leaves}).backward()"
+
+    def clashes(self, text: str) -> bool:
+        """Whether the names that this script text binds are names of the case."""
+        return bool(names_bound(self.source) & names_bound(text))
+
+    def needs(self, text: str) -> list[str]:
+        """Import lines for the script whose text this is."""
+        lines = [f"import {name}" for name in ("copy", "subprocess", "sys") if f"{name}." in text]
+        modules = [f"torch._{name}.config" for name in self._patched]
+        if "torch._dynamo.reset" in text:
+            modules.append("torch._dynamo")
+        if self.random:
+            modules.append("torch._inductor.config")
+        lines += [f"import {name}" for name in sorted(modules)] or (
+            [] if "torch" in names_bound(self.source) else ["import torch"]
+        )
+        trees = [name for name in ("tree_leaves", "tree_map", "tree_structure") if f"{name}(" in text]
+        if trees:
+            lines.append(f"from torch.utils._pytree import {', '.join(trees)}")
+        if self.random:
+            lines.append("torch._inductor.config.fallback_random = True")
+        return lines
+
+    @property
+    def _patched(self) -> list[str]:
+        settings = self.probe.case.settings
+        patches = {"dynamo": settings.dynamo, "functorch": settings.functorch}
+        return [name for name, patch in patches.items() if patch]
+
+    def _conversion(self, model: str, tensor: str, *, floating: bool = True) -> str:
+        inputs = "calls" if self.calls else "inputs"
+        converted = self._converted(tensor, floating=floating)
+        return (
+            f"model, {inputs} = {model}, {converted}" if self.probe.is_module else f"{inputs} = {converted}"
+        )
+
+    def _converted(self, tensor: str, *, floating: bool = True) -> str:
+        """The inputs (all calls' inputs) with each (floating) tensor ``x`` replaced by ``tensor``."""
+        tensors, arguments = self.probe.tensor_inputs, self.probe.inputs[0]
+        if self.with_backward and any(x.requires_grad for x in tensors):
+            tensor = tensor.replace("x.", "x.detach().", 1) + ".requires_grad_(x.requires_grad)"
+        plain = not floating or all(x.is_floating_point() for x in tensors)
+        if self.calls or not _only_tensors(arguments):
+            which = "torch.is_tensor(x)" + (" and x.is_floating_point()" if floating else "")
+            return f"tree_map(lambda x: {tensor} if {which} else x, {'calls' if self.calls else 'inputs'})"
+        if isinstance(arguments, torch.Tensor):
+            return tensor.replace("x.", "inputs.")
+        return f"[{tensor}{'' if plain else ' if x.is_floating_point() else x'} for x in inputs]"
+
+
+def _only_tensors(arguments: object) -> bool:
+    """Whether a plain list comprehension over the inputs (or the input itself) reaches every tensor."""
+    if isinstance(arguments, torch.Tensor):
+        return arguments.is_floating_point()
+    return isinstance(arguments, tuple) and all(isinstance(x, torch.Tensor) for x in arguments)
+
+
+def _is_floating(leaf: object) -> bool:
+    return isinstance(leaf, torch.Tensor) and (leaf.is_floating_point() or leaf.is_complex())

@@ -1,0 +1,83 @@
+"""Case sources as text: what is kept of one in a reproducer, and in what it differs from another."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+
+_MAIN = "__main__"
+
+
+def case_part(source: str) -> str:
+    """The source without its module docstring and ``__main__`` part, one blank line between definitions.
+
+    The text within statements is left as it is. What was cut once has nothing more to cut.
+    """
+    lines = source.splitlines()
+    body = ast.parse(source).body
+    dropped = [node for node in body if _is_main(node) or (node is body[0] and _is_docstring(node))]
+    kept = [node for node in body if node not in dropped]
+    gone = {number for node in dropped for number in _numbers(node)}
+    inside = {number for node in kept for number in _numbers(node)}
+    result: list[str] = []
+    for number, line in enumerate(lines, start=1):
+        blank = not line.strip() and number not in inside
+        if number in gone or (blank and (not result or not result[-1].strip())):
+            continue
+        result.append("" if blank else line)
+    while result and not result[-1].strip():
+        result.pop()
+    return "\n".join(result) + "\n"
+
+
+def only_difference(source: str, other: str) -> tuple[str, str] | None:
+    """The one line in which the sources differ, as each has it; None if they differ in more."""
+    one, two = _meant_lines(source), _meant_lines(other)
+    matcher = difflib.SequenceMatcher(None, one, two, autojunk=False)
+    changes = [change for change in matcher.get_opcodes() if change[0] != "equal"]
+    if len(changes) != 1:
+        return None
+    tag, start, stop, other_start, other_stop = changes[0]
+    if tag != "replace" or stop - start != 1 or other_stop - other_start != 1:
+        return None
+    return one[start], two[other_start]
+
+
+def names_bound(source: str) -> set[str]:
+    """Names that the module's top-level statements bind, those in branches and comprehensions too."""
+    found: set[str] = set()
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+        else:
+            found |= {inner.name for inner in ast.walk(node) if isinstance(inner, ast.FunctionDef)}
+            names = (inner for inner in ast.walk(node) if isinstance(inner, ast.Name))
+            found |= {name.id for name in names if isinstance(name.ctx, ast.Store)}
+    return found
+
+
+def _meant_lines(source: str) -> list[str]:
+    lines = [line.strip() for line in case_part(source).splitlines()]
+    return [line for line in lines if line]
+
+
+def _numbers(node: ast.stmt) -> range:
+    decorators = getattr(node, "decorator_list", [])
+    first = min([node.lineno, *(decorator.lineno for decorator in decorators)])
+    return range(first, (node.end_lineno or node.lineno) + 1)
+
+
+def _is_docstring(node: ast.stmt) -> bool:
+    value = node.value if isinstance(node, ast.Expr) else None
+    return isinstance(value, ast.Constant) and isinstance(value.value, str)
+
+
+def _is_main(node: ast.stmt) -> bool:
+    if not isinstance(node, ast.If) or not isinstance(node.test, ast.Compare):
+        return False
+    parts = [node.test.left, *node.test.comparators]
+    names = {part.id for part in parts if isinstance(part, ast.Name)}
+    constants = {part.value for part in parts if isinstance(part, ast.Constant)}
+    return names == {"__name__"} and constants == {_MAIN}

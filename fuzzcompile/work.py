@@ -1,0 +1,206 @@
+"""What worker processes do: judge a case, shrink a finding. Plain data in, plain data out."""
+
+from __future__ import annotations
+
+import functools
+import os
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fuzzcompile.case import load_case
+from fuzzcompile.execution.device import Numerics, seed_everything
+from fuzzcompile.execution.worker import current_device
+from fuzzcompile.generation import GeneratedCase, Profile
+from fuzzcompile.inductor.hooks import initialise_patterns
+from fuzzcompile.inductor.settings import compile_in_process, drop_broken_kernels
+from fuzzcompile.plants import run_plants
+from fuzzcompile.reduction.recipe import NotReproducedError, shrink_recipe
+from fuzzcompile.reduction.reproducer import build_reproducer, confirm_reproducer, line_count
+from fuzzcompile.report import CoverageCount, Report
+from fuzzcompile.triage import Target, probe, triage
+
+# Pattern culprits are shrunk without code generation; behind the graph passes there is no other way.
+_SCREENABLE = {"pre_grad", "joint_graph", "post_grad", "dynamo", "functionalization", "decomposition"}
+
+
+@dataclass(frozen=True)
+class WorkerSetup:
+    """How a worker prepares itself before its first task."""
+
+    plants: tuple[str, ...] = ()
+    threads: int = 1
+
+
+@dataclass(frozen=True)
+class JudgeTask:
+    """One case file to judge.
+
+    ``marker`` is a path that comes to exist once eager has finished; ``known`` are the (signature, kind of
+    verdict) pairs that need no proof any more.
+    """
+
+    path: str
+    vetoes: tuple[str, ...] = ()
+    marker: str | None = None
+    known: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A report in its JSON form, and what the compile covered."""
+
+    report: dict[str, Any]
+    coverage: tuple[CoverageCount, ...] = ()
+
+
+@dataclass(frozen=True)
+class ShrinkTask:
+    """A finding to be made small.
+
+    ``choices`` is the recipe of a generated case; without one the case is kept as it is and only turned
+    into a reproducer. ``seconds`` bounds the search, not the confirmation after it.
+    """
+
+    source: str
+    report: dict[str, Any]
+    choices: bytes | None
+    profile: Profile
+    seconds: float
+    tests: int = 60
+    vetoes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Shrunk:
+    """A small case, its own report, and a reproducer built from it.
+
+    ``others`` are sources that failed too, but differently: findings of their own, to be judged.
+    """
+
+    case: GeneratedCase | None
+    source: str
+    report: dict[str, Any]
+    reproducer: str
+    confirmed: bool
+    confirmation: str
+    lines_before: int
+    lines_after: int
+    tests: int
+    seconds: float
+    finished: bool
+    others: tuple[GeneratedCase, ...] = field(default_factory=tuple)
+
+
+def prepare(setup: WorkerSetup) -> None:
+    """Set this process up: pinned numerics, threads, Inductor's patterns, plants, in that order."""
+    device = torch.device(current_device())
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    torch.set_num_threads(max(1, setup.threads))
+    Numerics().apply()
+    compile_in_process()
+    drop_broken_kernels()
+    initialise_patterns(device)
+    run_plants([Path(path) for path in setup.plants])
+    seed_everything(0)
+
+
+def judge_file(task: JudgeTask) -> Judged:
+    """Judge one case file on this worker's device."""
+    case = load_case(task.path)
+    report = triage(
+        case,
+        torch.device(current_device()),
+        vetoes=task.vetoes,
+        known=task.known,
+        on_eager=lambda: _touch(task.marker),
+    )
+    return Judged(report.to_json(), report.coverage)
+
+
+def shrink(task: ShrinkTask) -> Shrunk:
+    """Shrink a finding under its locked signature, judge the result and build its reproducer."""
+    start = time.monotonic()
+    deadline = start + task.seconds
+    search = _Search(task)
+    report, best, tests, finished = task.report, None, 0, True
+    if task.choices is not None:
+        best, tests, finished = search.run(deadline)
+        if best is not None:
+            judged = search.judge(best.source)
+            if judged.to_json()["signature"] == task.report["signature"]:
+                report = judged.to_json()
+            else:
+                best = None
+    source = best.source if best is not None else task.source
+    reproducer = build_reproducer(source, report)
+    confirmation = confirm_reproducer(reproducer)
+    return Shrunk(
+        best,
+        source,
+        report,
+        reproducer,
+        confirmation.confirmed,
+        confirmation.output,
+        line_count(task.source),
+        line_count(reproducer),
+        tests,
+        time.monotonic() - start,
+        finished,
+        tuple(search.others.values()),
+    )
+
+
+class _Search:
+    """The locked signature as a predicate over generated cases."""
+
+    def __init__(self, task: ShrinkTask) -> None:
+        self.task = task
+        self.target = Target.of(task.report)
+        self.device = torch.device(current_device())
+        self.others: dict[str, GeneratedCase] = {}
+
+    def run(self, deadline: float) -> tuple[GeneratedCase | None, int, bool]:
+        """Shrink; screened where the culprit is a graph rewrite, with code generation otherwise."""
+        assert self.task.choices is not None
+        screen = self.target.stage in _SCREENABLE
+        for mode in (True, False) if screen else (False,):
+            try:
+                result = shrink_recipe(
+                    self.task.choices,
+                    self.task.profile,
+                    functools.partial(self._interesting, screen=mode),
+                    max_tests=self.task.tests,
+                    deadline=deadline,
+                )
+            except NotReproducedError:
+                continue
+            return result.best, result.tests, result.finished
+        return None, 0, True
+
+    def judge(self, source: str) -> Report:
+        """The full report on a source."""
+        with tempfile.TemporaryDirectory(prefix="fuzzcompile-") as folder:
+            path = Path(folder) / "repro.py"
+            path.write_text(source, encoding="utf-8")
+            return triage(load_case(path), self.device, vetoes=self.task.vetoes)
+
+    def _interesting(self, candidate: GeneratedCase, *, screen: bool) -> bool:
+        with tempfile.TemporaryDirectory(prefix="fuzzcompile-") as folder:
+            path = Path(folder) / "repro.py"
+            path.write_text(candidate.source, encoding="utf-8")
+            probed = probe(load_case(path), self.device, vetoes=self.task.vetoes, screen=screen)
+        if probed.is_bug and not self.target.matches(probed):
+            self.others[candidate.sha256] = candidate
+        return self.target.matches(probed)
+
+
+def _touch(path: str | None) -> None:
+    if path is not None:
+        fd = os.open(path, os.O_CREAT | os.O_WRONLY, 0o644)
+        os.close(fd)
