@@ -80,8 +80,8 @@ class Attributor:
         """Veto the label, then whatever takes its place, until the divergence is gone.
 
         The search screens its trials where the interpreted graphs show the divergence; what it finds is then
-        proved by a full compile. What comes up only once its predecessor is vetoed is a sibling that falls through; what was a
-        suspect from the start is a cause of its own.
+        proved by a full compile. What comes up only once its predecessor is vetoed is a sibling that falls
+        through; what was a suspect from the start is a cause of its own.
         """
         known = {base_name(s.label.rewrite) for s in self._suspects(self.steps)}
         closure, others = [label], list[Label]()

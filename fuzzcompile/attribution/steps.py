@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,15 +12,18 @@ from torch import fx
 
 from fuzzcompile.execution.runs import first_line
 from fuzzcompile.execution.tensors import significant_strides
-from fuzzcompile.inductor.ledger import Frame, GraphRecord, Label, Ledger, Rewrite, Snapshot
-from fuzzcompile.inductor.replay import Replayed, draws_random, replay
+from fuzzcompile.inductor.ledger import Call, Frame, GraphRecord, Label, Ledger, Rewrite, Snapshot
+from fuzzcompile.inductor.replay import NotReplayable, Replayed, draws_random, replay
 from fuzzcompile.oracle import metrics
 
 # A rewrite may fold constants in the program's own precision; a float64 step beyond that changes meaning.
 SEMANTIC_STEP = 4 * torch.finfo(torch.float32).eps
-# Outputs this much smaller than the largest of their graph may be zero by symmetry: nothing but rounding is in
-# them, so they are measured on the scale of the others. Far above float64 noise, far below what float32 resolves.
-_VANISHING = 1e-7
+# Results that shrink by more than this when computed in float64 are zero by symmetry, with nothing but
+# rounding in them; so are those this much smaller than their graph's usual results. They are measured on the
+# scale of the usual results: on their own, rounding alone moves them by 100 %.
+_SHRINKS = 1e-6
+_VANISHING = 1e-11
+_CONSTANTS = (torch.ops.aten.full.default, torch.ops.aten.scalar_tensor.default)
 # A native step within this many times the graph's own rounding error is rounding.
 _NATIVE_FACTOR = 6.0
 
@@ -30,7 +34,8 @@ class Step:
 
     ``float64`` and ``native`` are the largest change in units of the output's RMS size; None where the graph
     could not be replayed that way. ``stride`` names an output whose layout changed, which matters only where
-    the user sees that layout. ``raised`` is set where the graph ran before the rewrite and not after.
+    the user sees that layout. ``raised`` is set where the graph ran before the rewrite and not after,
+    ``folded`` where the rewrite put constants into the graph.
     """
 
     frame: int
@@ -44,6 +49,7 @@ class Step:
     stride: str | None = None
     raised: str | None = None
     random: bool = False
+    folded: bool = False
 
     @property
     def label(self) -> Label:
@@ -57,7 +63,18 @@ class Step:
             return False
         if self.raised or self.metadata:
             return True
+        if self.folded and self.native == 0.0:
+            return False  # constants folded in the program's own precision: float64 alone sees a change
         return self.float64 is not None and self.float64 > SEMANTIC_STEP
+
+    @property
+    def is_opaque(self) -> bool:
+        """Whether the rewrite put a lowering in the place of operators.
+
+        Replay runs the operators that it stands for, so a wrong lowering shows no step.
+        """
+        snapshots, rewrite = self.record.snapshots, self.rewrite
+        return len(snapshots[rewrite.after].opaque) > len(snapshots[rewrite.before].opaque)
 
     @property
     def moves_natively(self) -> bool:
@@ -165,44 +182,78 @@ def _step(frame: int, record: GraphRecord, rewrite: Rewrite, runs: _Runs) -> Ste
     one, other = runs.at(before, double=False), runs.at(after, double=False)
     exact_one, exact_other = runs.at(before, double=True), runs.at(after, double=True)
     raised = None
-    if other.error is not None and one.error is None:
+    if other.error is not None and one.error is None and not isinstance(other.error, NotReplayable):
         raised = f"{type(other.error).__name__}: {first_line(other.error)}"
-    native = _relative(one, other)
+    units = _units(one, exact_one)
+    native, noise = _relative(one, other, units), _relative(exact_one, one, units)
     return Step(
         frame,
         record,
         rewrite,
-        float64=_relative(exact_one, exact_other),
+        float64=_relative(exact_one, exact_other, units),
         native=native,
-        native_noise=_relative(exact_one, one) or 0.0,
+        native_noise=_epsilon(one) if noise is None else noise,
         changed_bits=bool(native) or raised is not None,
         metadata=_metadata_change(one, other),
         stride=_stride_change(one, other),
         raised=raised,
         random=random,
+        folded=bool(_constants(runs.snapshots[after]) - _constants(runs.snapshots[before])),
     )
 
 
-def _relative(one: Replayed, other: Replayed) -> float | None:
-    """Largest change of an output or mutated input, in units of its RMS size; None if not comparable."""
-    if one.error is not None or other.error is not None:
+def _relative(one: Replayed, other: Replayed, units: Sequence[float] = ()) -> float | None:
+    """Largest change of an output or mutated input, in units of its RMS size; None if not comparable.
+
+    ``units`` holds a smallest unit for each result.
+    """
+    if one.error is not None or other.error is not None or len(one.outputs) != len(other.outputs):
         return None
-    pairs = [*zip(one.outputs, other.outputs, strict=False), *zip(one.inputs, other.inputs, strict=False)]
-    if len(one.outputs) != len(other.outputs):
-        return None
-    tensors = [
-        (a, b)
-        for a, b in pairs
-        if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.shape == b.shape
-    ]
-    scales = [max(metrics.rms(metrics.widened(a)), metrics.rms(metrics.widened(b))) for a, b in tensors]
-    floor = _VANISHING * max(scales, default=0.0)
     worst = 0.0
-    for (a, b), scale in zip(tensors, scales, strict=True):
+    smallest = itertools.chain(units, itertools.repeat(0.0))
+    for a, b, least in zip(_results(one), _results(other), smallest, strict=False):
+        if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor) or a.shape != b.shape:
+            continue
         change = metrics.largest(metrics.distance(a, b))
         if change:
-            worst = max(worst, change / max(scale, floor) if max(scale, floor) else change)
+            unit = max(_size(a), _size(b), least)
+            worst = max(worst, change / unit if unit else change)
     return worst
+
+
+def _units(native: Replayed, exact: Replayed) -> list[float]:
+    """A smallest unit for each result: the size of the usual outputs for those that are zero by symmetry."""
+    if native.error is not None or exact.error is not None:
+        return []
+    sizes = sorted(size for size in map(_size, exact.outputs) if size)
+    usual = sizes[(len(sizes) - 1) // 2] if sizes else 0.0
+    return [
+        usual if size <= max(_SHRINKS * _size(one), _VANISHING * usual) else 0.0
+        for one, size in zip(_results(native), map(_size, _results(exact)), strict=True)
+    ]
+
+
+def _results(run: Replayed) -> list[Any]:
+    return [*run.outputs, *run.inputs]
+
+
+def _size(value: Any) -> float:
+    return metrics.rms(metrics.widened(value)) if isinstance(value, torch.Tensor) else 0.0
+
+
+def _epsilon(run: Replayed) -> float:
+    """What rounding may do to a result where no float64 run says what it does."""
+    floating = [v.dtype for v in run.outputs if isinstance(v, torch.Tensor) and v.dtype.is_floating_point]
+    return max((torch.finfo(dtype).eps for dtype in floating), default=0.0)
+
+
+def _constants(snapshot: Snapshot) -> set[str]:
+    """Names of the nodes that hold constants."""
+    return {
+        node.name
+        for node in snapshot.graph.nodes
+        if node.op == "get_attr" or (node.op == "call_function" and node.target in _CONSTANTS)
+    }
 
 
 def _metadata_change(one: Replayed, other: Replayed) -> str | None:
@@ -235,8 +286,18 @@ def _inputs(frame: Frame, record: GraphRecord) -> Sequence[Any] | None:
         return frame.dynamo_calls[0].inputs if frame.dynamo_calls else None
     if record.direction == "joint":
         return _joint_inputs(frame, record)
-    calls = frame.backward_calls if record.direction == "backward" else frame.forward_calls
-    return calls[0].inputs if calls else None
+    if record.direction == "backward":
+        return frame.backward_calls[0].inputs if frame.backward_calls else None
+    return _fitting(record, [*frame.forward_calls[:1], *frame.dynamo_calls[:1]])
+
+
+def _fitting(record: GraphRecord, calls: Sequence[Call]) -> Sequence[Any] | None:
+    """The inputs of the first call that has as many as the graph takes.
+
+    Freezing turns parameters into constants between the stages: the graph before takes what dynamo passes.
+    """
+    wanted = len(_placeholders(record.snapshots[0]))
+    return next((call.inputs for call in calls if len(call.inputs) == wanted), None)
 
 
 def _joint_inputs(frame: Frame, record: GraphRecord) -> Sequence[Any] | None:

@@ -209,7 +209,7 @@ def keys_expanded(draw: Draw, spec: CaseSpec) -> CaseSpec:
 
 
 @near_miss(
-    10,
+    20,
     applies=lambda spec: _has_scores(spec) and spec.block is None and spec.attention.projection is None,
     present=lambda spec: spec.attention.returns_weights,
 )

@@ -16,6 +16,7 @@ from fuzzcompile.inductor.ledger import Label
 
 _VARIANT = re.compile(r"(_inference|_training|_half|_fp32_mask|_mask_fp32|_bs1|_\d+d)+$")
 _NUMBERED = re.compile(r"^_*(?P<family>\w+?)_pattern_\d+$")
+_NAMELESS = ("fn", "inner", "wrapper")
 _SITE = re.compile(r'File "([^"]+)", line (\d+)')
 
 
@@ -118,6 +119,8 @@ def _unwrapped(function: Any) -> Any:
 def _function_name(function: Any) -> str | None:
     function = _unwrapped(function)
     name = getattr(function, "__name__", None)
+    if name in _NAMELESS and "<locals>" in function.__qualname__:
+        return str(function.__qualname__).split(".<locals>")[0]  # the factory that made it
     if name == "<lambda>":
         _, line = source_of(function)
         return f"lambda_line_{line}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -156,7 +157,7 @@ def fingerprint(module: fx.GraphModule) -> int:
 
 
 def sub_graph(nodes: list[fx.Node], output: fx.Node) -> tuple[fx.Graph, list[fx.Node]]:
-    """The matched ``nodes`` as a graph of their own, and the outer nodes that feed it, in placeholder order."""
+    """The matched ``nodes`` as a graph of their own, and the outer nodes that feed it, in order."""
     inside = set(nodes)
     graph = fx.Graph()
     mapping: dict[fx.Node, fx.Node] = {}
@@ -169,6 +170,11 @@ def sub_graph(nodes: list[fx.Node], output: fx.Node) -> tuple[fx.Graph, list[fx.
         mapping[node] = graph.node_copy(node, lambda n: mapping[n])
     graph.output(mapping[output])
     return graph, feeds
+
+
+def is_handler(target: object) -> bool:
+    """Whether a node's target is the Python handler (a ``functools.partial``) of a lowering pattern."""
+    return isinstance(target, functools.partial)
 
 
 def attributes_of(graph: fx.Graph, module: torch.nn.Module) -> dict[str, Any]:
@@ -186,7 +192,7 @@ def _attributes(module: fx.GraphModule) -> dict[str, Any]:
 
 
 def _copied_module(module: fx.GraphModule) -> fx.GraphModule:
-    return fx.GraphModule({k: v for k, v in _attributes(module).items()}, _sorted_copy(module.graph))
+    return fx.GraphModule(dict(_attributes(module)), _sorted_copy(module.graph))
 
 
 def _sorted_copy(graph: fx.Graph) -> fx.Graph:
@@ -222,5 +228,3 @@ def _resolve(module: Any, path: str) -> Any:
     for part in path.split("."):
         module = getattr(module, part, None)
     return module
-
-

@@ -27,6 +27,7 @@ from fuzzcompile.inductor.ledger import (
     Stage,
     attributes_of,
     fingerprint,
+    is_handler,
     sub_graph,
     take_snapshot,
 )
@@ -257,7 +258,7 @@ class Recorder:
     def _keep_opaque(self, known: set[fx.Node], graph: fx.Graph, opaque: Opaque) -> None:
         """Lowering patterns put one call of a Python handler in place of what they matched."""
         for created in graph.nodes:
-            if created not in known and callable(created.target) and _is_handler(created.target):
+            if created not in known and callable(created.target) and is_handler(created.target):
                 self._opaque[id(created.target)] = opaque
 
     @contextlib.contextmanager
@@ -278,7 +279,3 @@ def _chain(error: BaseException) -> list[BaseException]:
             chain.append(item)
             pending += [item.__cause__, item.__context__, getattr(item, "inner_exception", None)]
     return chain
-
-
-def _is_handler(target: Any) -> bool:
-    return hasattr(target, "func") and hasattr(target, "args")

@@ -12,11 +12,15 @@ from torch.utils import _pytree as pytree
 from fuzzcompile.execution.device import seed_everything
 from fuzzcompile.execution.float64 import Float64Mode
 from fuzzcompile.execution.tensors import copy_tree
-from fuzzcompile.inductor.ledger import Opaque, Snapshot
+from fuzzcompile.inductor.ledger import Opaque, Snapshot, is_handler
 
 _REPLAY_SEED = 11
 # Random operators of a graph: two graphs that draw differently cannot be compared value by value.
 _RANDOM = ("rand", "bernoulli", "dropout", "multinomial", "normal_", "philox", "uniform", "exponential")
+
+
+class NotReplayable(Exception):
+    """The graph holds a lowering whose operators are not known: it says nothing about the program."""
 
 
 class Replayed:
@@ -76,9 +80,11 @@ class _Replayer(fx.Interpreter):
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         opaque = self._opaque.get(id(target))
-        if opaque is None:
-            return super().call_function(target, args, kwargs)
-        return _run_opaque(opaque, args, kwargs)
+        if opaque is not None:
+            return _run_opaque(opaque, args, kwargs)
+        if is_handler(target):
+            raise NotReplayable(f"{target} is a lowering")
+        return super().call_function(target, args, kwargs)
 
 
 def _run_opaque(opaque: Opaque, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

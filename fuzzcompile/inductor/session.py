@@ -23,7 +23,9 @@ class Compilation:
     """How one compile is to be done.
 
     ``vetoes`` name rewrites to refuse (see :func:`fuzzcompile.inductor.labels.vetoes`), ``only`` names those
-    that alone may apply beside the mandatory ones, ``record`` asks for a ledger with snapshots, ``config`` patches ``torch._inductor.config`` beyond the case's own options.
+    that alone may apply beside the mandatory ones, ``record`` asks for a ledger with snapshots, ``screen``
+    interprets the graphs instead of generating code, ``config`` patches ``torch._inductor.config`` beyond the
+    case's own options.
     """
 
     backend: Backend = "inductor"

@@ -27,7 +27,7 @@ _MAX_ROUNDS = 8
 
 
 class NotReproducedError(FuzzcompileError):
-    """The case that was to be shrunk is not interesting itself."""
+    """The case that was to be shrunk is not interesting itself, or there was no budget to show it."""
 
 
 @dataclass(frozen=True)
@@ -64,15 +64,16 @@ def shrink_recipe(
     ``KeyboardInterrupt`` too: the last `RecipeProgress` then holds the best so far.
     """
     search = _Search(is_interesting, max_tests, deadline, on_progress, from_choices(choices, profile))
+    raised: BaseException | None = None
     try:
         with _no_traces():
             finished = _shrink(search, profile)
     except _Stop as stop:
-        if stop.reason is not None:
-            raise stop.reason from None
-        finished = False
+        finished, raised = False, stop.reason
+    if raised is not None:
+        raise raised
     if search.best is None:
-        raise NotReproducedError("The case to be shrunk is not interesting (any more): judge it again.")
+        raise NotReproducedError("The case to be shrunk was not shown interesting: judge it again.")
     return RecipeResult(search.best, search.tests, finished)
 
 
@@ -98,10 +99,10 @@ class _Interesting(Exception):
 class _Stop(BaseException):
     """Ends the search from within the predicate: a budget is spent, or ``reason`` was raised there.
 
-    No ``Exception``, because Hypothesis would take that for a finding and shrink it.
+    Hypothesis would take an ``Exception`` for a finding and shrink it, and a ``SystemExit`` too.
     """
 
-    def __init__(self, reason: Exception | None = None) -> None:
+    def __init__(self, reason: BaseException | None = None) -> None:
         self.reason = reason
 
 
@@ -130,11 +131,14 @@ class _Search:
     def _test(self, case: GeneratedCase) -> bool:
         if self.tests >= self.max_tests or (self.deadline is not None and time.monotonic() >= self.deadline):
             raise _Stop
-        self.tests += 1
         try:
-            interesting = self.is_interesting(case)
-        except Exception as error:
+            return self._record(case)
+        except BaseException as error:
             raise _Stop(error) from error
+
+    def _record(self, case: GeneratedCase) -> bool:
+        self.tests += 1
+        interesting = self.is_interesting(case)
         improved = interesting and (self.best is None or readability(case) < readability(self.best))
         if improved:
             self.best = case

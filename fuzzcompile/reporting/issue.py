@@ -1,0 +1,141 @@
+"""The draft of a GitHub issue, in the form of PyTorch's torch.compile bug report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fuzzcompile.reporting import wording
+from fuzzcompile.reporting.facts import IssueFacts, facts_from
+from fuzzcompile.reporting.privacy import scrub
+from fuzzcompile.reporting.rules import fit_to_file, rules
+from fuzzcompile.templating import environment
+
+__all__ = ["IssueFacts", "draft_issue", "facts_from"]
+
+_MAX_ROWS = 12
+_METADATA = ("dtype", "shape", "stride", "missing", "integer")
+_ERRORS = ("max_abs_error_eager", "max_abs_error_compiled", "error_ratio", "noise_floor")
+# Only these leave the machine, in this order.
+_VERSIONS = {
+    "torch": "PyTorch",
+    "torch_git": "PyTorch commit",
+    "device": "Device",
+    "device_name": "Device name",
+    "device_capability": "Compute capability",
+    "driver": "Driver",
+    "cuda": "CUDA",
+    "hip": "HIP",
+    "triton": "Triton",
+    "cxx": "C++ compiler",
+    "cpu": "CPU",
+    "cpu_capability": "CPU capability",
+    "cpu_count": "CPUs",
+    "threads": "Threads",
+    "python": "Python",
+    "platform": "Platform",
+    "libc": "libc",
+}
+
+
+def draft_issue(facts: IssueFacts) -> str:
+    """The draft in Markdown; for a verdict that is no bug, a short text that says why there is none.
+
+    It claims what the facts hold and nothing beyond: what was not run is called not run.
+    """
+    template = environment().get_template("reports/issue.md.j2")
+    return template.render(
+        facts=facts,
+        title=wording.title(facts) if facts.is_bug else "",
+        summary=wording.summary(facts),
+        why_not=wording.why_not(facts),
+        errors=list(_errors(facts)),
+        left_out=max(0, len(facts.outputs) - _MAX_ROWS),
+        attribution=list(_attribution(facts)),
+        contributors=[_named(other) for other in facts.report.get("contributors") or ()],
+        changed_bits=list(dict.fromkeys(_named(other) for other in facts.report.get("changed_bits") or ())),
+        ablations=list(_ablations(facts)),
+        workaround=_workaround(facts),
+        log=scrub(facts.output.strip()) if facts.output else "",
+        versions=list(_versions(facts)),
+        rules=rules(facts) if facts.is_bug else [],
+        fit=facts.is_bug and fit_to_file(facts),
+    )
+
+
+def _errors(facts: IssueFacts) -> Iterator[dict[str, str]]:
+    """Rows of the table of outputs, wrong ones first."""
+    wrong = facts.wrong
+    for entry in [*wrong, *(other for other in facts.outputs if other not in wrong)][:_MAX_ROWS]:
+        # Where dtype, shape or presence differ no distance was taken.
+        bare = entry.get("finding") in _METADATA and not entry.get("max_abs_error_compiled")
+        row = {key: "–" if bare else wording.figure(entry, key) for key in _ERRORS}
+        within = None if bare else entry.get("within_default_tolerance")
+        row["tolerance"] = "–" if within is None else "pass" if within else "fail"
+        row["name"] = str(entry.get("name"))
+        row["finding"] = " ".join(
+            part
+            for part in (
+                str(entry.get("finding") or "–"),
+                wording.one_line(str(entry.get("detail") or ""), 100),
+            )
+            if part
+        )
+        yield row
+
+
+def _attribution(facts: IssueFacts) -> Iterator[tuple[str, str]]:
+    culprit = facts.culprit
+    if culprit is None:
+        return
+    place = culprit.get("source")
+    if place and culprit.get("line") is not None:
+        place = f"{place}:{culprit['line']}"
+    named = {
+        "Stage": culprit.get("stage"),
+        "Pass": culprit.get("pass"),
+        "Rewrite": culprit.get("rewrite"),
+        "Source in the installed torch": place,
+        "User code": culprit.get("site"),
+    }
+    yield from ((label, f"`{scrub(str(value))}`") for label, value in named.items() if value)
+    if culprit.get("step") is not None:
+        yield "Step in replay, relative to the size of the result", f"{culprit['step']:.3g}"
+    yield "Necessary (gone without it)", _as_run(culprit.get("necessary"))
+    yield "Sufficient (stays with it alone)", _as_run(culprit.get("sufficient"))
+
+
+def _as_run(answer: bool | None) -> str:
+    return "not run" if answer is None else "yes" if answer else "no"
+
+
+def _named(other: Mapping[str, Any]) -> str:
+    place = f", `{other['source']}:{other.get('line')}`" if other.get("source") else ""
+    return f"`{other.get('rewrite') or other.get('family')}` ({other.get('stage')}{place})"
+
+
+def _ablations(facts: IssueFacts) -> Iterator[dict[str, str]]:
+    for entry in facts.report.get("ablations") or ():
+        error = entry.get("error")
+        yield {
+            "toggle": scrub(str(entry.get("toggle"))),
+            "repairs": "yes" if entry.get("repairs") else "no",
+            "error": str(entry.get("non_finite") or "–") if error is None else f"{error:.3g}",
+        }
+
+
+def _workaround(facts: IssueFacts) -> list[str]:
+    found = facts.report.get("workaround")
+    if not found:
+        return []
+    return (
+        [f"{key} = {value!r}" for key, value in found.items()] if isinstance(found, Mapping) else [str(found)]
+    )
+
+
+def _versions(facts: IssueFacts) -> Iterator[tuple[str, str]]:
+    known = {**facts.environment}
+    known["torch"], known["device"] = facts.torch, facts.device
+    for key, label in _VERSIONS.items():
+        if known.get(key) not in (None, ""):
+            yield label, scrub(str(known[key]))

@@ -1,0 +1,19 @@
+"""Keeping a machine's own paths out of texts that are published."""
+
+from __future__ import annotations
+
+import re
+
+_PATH = re.compile(r"(?<![\w:/.])(?:/|[A-Za-z]:\\|~/)[^\s'\"`,;:()\[\]]*[/\\][^\s'\"`,;:()\[\]]+")
+_INSTALLED = re.compile(r"(?:site|dist)-packages[/\\](.+)")
+
+
+def scrub(text: str) -> str:
+    """The text with every absolute path cut to what follows ``site-packages``, or to the file's name."""
+    return _PATH.sub(_shortened, text)
+
+
+def _shortened(match: re.Match[str]) -> str:
+    path = match.group()
+    installed = _INSTALLED.search(path)
+    return installed[1] if installed else re.split(r"[/\\]", path.rstrip("/\\"))[-1]

@@ -1,0 +1,133 @@
+"""Sentences about a finding, made of its facts alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.reporting.facts import IssueFacts
+from fuzzcompile.reporting.privacy import scrub
+
+_COMPONENTS = {
+    "dynamo": "dynamo",
+    "functionalization": "aot autograd",
+    "partition": "aot autograd",
+    "decomposition": "decomposition",
+    "fake_tensor": "meta kernel",
+    "cudagraphs": "cudagraphs",
+}
+_TITLES = {
+    Verdict.MISCOMPILE: "wrong result",
+    Verdict.WRONG_GRADIENT: "wrong gradient",
+    Verdict.NONFINITE: "NaN or infinity where eager has none",
+    Verdict.METADATA: "wrong metadata of the result",
+    Verdict.ALIASING: "wrong mutation or aliasing",
+    Verdict.PRECISION_LOSS: "loss of precision",
+    Verdict.COMPILE_ERROR: "error while compiling",
+    Verdict.RUNTIME_ERROR: "error in the compiled program",
+    Verdict.ACCEPTS_INVALID: "compiled program accepts what eager refuses",
+    Verdict.CRASH: "crash",
+    Verdict.TIMEOUT: "does not end in time",
+    Verdict.NONDETERMINISTIC: "results that change from run to run",
+}
+_METADATA = {"dtype": "wrong dtype", "shape": "wrong shape", "stride": "wrong strides"}
+_BENIGN = {
+    Verdict.EQUAL: "eager and compiled agree bit for bit",
+    Verdict.ROUNDING: "eager and compiled differ within what rounding explains",
+    Verdict.UNSTABLE: "ill-conditioned or discontinuous: eager itself has no correct digits there",
+    Verdict.PRECISION_CASTS: "the program's own low-precision casts are left out; with "
+    "`torch._inductor.config.emulate_precision_casts = True` the results agree",
+    Verdict.INVALID: "the program raises in eager and compiled alike",
+}
+
+
+def title(facts: IssueFacts) -> str:
+    """Component, culprit and what goes wrong; a suspect that is not proved is not named."""
+    culprit = facts.culprit or {}
+    stage = culprit.get("stage")
+    component = _COMPONENTS.get(str(stage), "inductor") if stage else "torch.compile"
+    what = _kind(facts)
+    if facts.proved and not facts.low_confidence:
+        return f"[{component}] {culprit['rewrite']}: {what}{_on(facts)}"
+    if facts.verdict in (Verdict.COMPILE_ERROR, Verdict.RUNTIME_ERROR) and facts.detail:
+        what += f": {one_line(facts.detail, 80)}"
+    return f"[{component if facts.proved else 'torch.compile'}] {what}{_on(facts)}"
+
+
+def summary(facts: IssueFacts) -> str:
+    """One or two sentences with the figures."""
+    where = (
+        f"With torch {facts.torch or '(version not recorded)'} on {facts.device or 'a device not recorded'}"
+    )
+    if facts.verdict in (Verdict.COMPILE_ERROR, Verdict.RUNTIME_ERROR):
+        return f"{where} the program runs in eager, and compiled it raises: `{one_line(facts.detail)}`."
+    if facts.verdict == Verdict.ACCEPTS_INVALID:
+        return f"{where} eager refuses the program and compiled runs it: {one_line(facts.detail)}."
+    if facts.verdict in (Verdict.CRASH, Verdict.TIMEOUT, Verdict.NONDETERMINISTIC):
+        return f"{where}: {_kind(facts)}. {one_line(facts.detail)}".strip()
+    return f"{where}, {_observed(facts)}"
+
+
+def why_not(facts: IssueFacts) -> str:
+    """Why there is nothing to file."""
+    reason = next((text for verdict, text in _BENIGN.items() if verdict == facts.verdict), "it is no bug")
+    return f"The verdict is `{facts.verdict}`: {reason}."
+
+
+def one_line(text: str, limit: int = 300) -> str:
+    """The text on one line, without absolute paths, cut at ``limit`` characters."""
+    flat = scrub(" ".join(text.split())).replace("`", "'").rstrip(".")
+    return flat if len(flat) <= limit else flat[: limit - 1].rstrip() + "…"
+
+
+def figure(entry: Mapping[str, Any], key: str) -> str:
+    """A figure of the evidence: infinities by name, a dash where there is none."""
+    value = entry.get(key)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        return f"{value:.3g}"
+    if key.endswith("_error_compiled") and entry.get("non_finite"):
+        return str(entry["non_finite"])
+    return "–"
+
+
+def _kind(facts: IssueFacts) -> str:
+    if facts.verdict == Verdict.METADATA and facts.wrong:
+        findings = {entry.get("finding") for entry in facts.wrong}
+        if len(findings) == 1:
+            return _METADATA.get(str(findings.pop()), _TITLES[Verdict.METADATA])
+    return next((text for verdict, text in _TITLES.items() if verdict == facts.verdict), facts.verdict)
+
+
+def _on(facts: IssueFacts) -> str:
+    return f" ({facts.device.split(':')[0]})" if facts.device else ""
+
+
+def _observed(facts: IssueFacts) -> str:
+    entry = facts.measured
+    if entry is not None:
+        compiled, eager = figure(entry, "max_abs_error_compiled"), figure(entry, "max_abs_error_eager")
+        distance = (
+            f"`{entry.get('name')}` is {compiled} away from the float64 result when compiled "
+            f"and {eager} in eager (largest absolute errors)"
+        )
+        return f"{distance}. {_capital(one_line(facts.detail))}." if facts.detail else f"{distance}."
+    if facts.wrong:
+        told = "; ".join(f"`{entry.get('name')}`: {_difference(entry)}" for entry in facts.wrong[:4])
+        return f"eager and compiled differ: {told}."
+    return f"{one_line(facts.detail)}." if facts.detail else f"the finding is: {_kind(facts)}."
+
+
+def _difference(entry: Mapping[str, Any]) -> str:
+    if entry.get("detail"):
+        return one_line(str(entry["detail"]), 120)
+    at = entry.get("at") or {}
+    if "eager" in at and "compiled" in at:
+        return f"eager {at['eager']}, compiled {at['compiled']} at index {entry.get('where')}"
+    return str(entry.get("finding"))
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

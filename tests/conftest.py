@@ -1,0 +1,59 @@
+"""Shared by all tests: one thread, one warm kernel cache, triage results made once."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fuzzcompile.case import load_case
+from fuzzcompile.execution.device import Numerics
+from fuzzcompile.inductor.settings import compile_in_process, drop_broken_kernels
+from fuzzcompile.triage import triage
+
+KNOWN_ISSUES = Path(__file__).parent / "known_issues"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked cuda are skipped where there is no GPU."""
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("cuda"):
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def process_settings() -> None:
+    """The settings that a worker process has."""
+    torch.set_num_threads(1)
+    Numerics().apply()
+    compile_in_process()
+    drop_broken_kernels()
+
+
+@pytest.fixture(scope="session")
+def triaged() -> Callable[[Path], dict[str, Any]]:
+    """Triage a case file on the CPU, once per session and file: the report in its JSON form."""
+
+    @functools.cache
+    def report(path: Path) -> dict[str, Any]:
+        return triage(load_case(path), torch.device("cpu")).to_json()
+
+    return report
+
+
+@pytest.fixture
+def write_case(tmp_path: Path) -> Callable[..., Path]:
+    """Write a case file from source and return its path."""
+
+    def write(source: str, name: str = "case.py") -> Path:
+        path = tmp_path / name
+        path.write_text(source, encoding="utf-8")
+        return path
+
+    return write

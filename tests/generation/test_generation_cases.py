@@ -1,0 +1,165 @@
+"""Cases from a seed: the same everywhere, rarely alike, and all of them programs."""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from fuzzcompile.generation import CaseSpec, GeneratedCase, Profile, case_at, from_choices, render
+
+EVERYTHING = Profile()
+CLEAN = Profile(near_misses=False)
+PLAIN = Profile(near_misses=False, dtypes=("float32",), training=False)
+
+
+def cases(profile: Profile, count: int, seed: int = 0) -> list[GeneratedCase]:
+    return [case_at(seed, index, profile) for index in range(count)]
+
+
+def run_in_eager(case: GeneratedCase) -> tuple[torch.Tensor, ...]:
+    """Run a case as the contract says, backward pass included."""
+    namespace: dict[str, Any] = {}
+    exec(compile(case.source, "case.py", "exec"), namespace)
+    model, inputs = namespace["make"]()
+    assert model.training == case.spec.training
+    with torch.set_grad_enabled(namespace.get("BACKWARD", False)):
+        outputs = model(*inputs)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    if namespace.get("BACKWARD"):
+        sum(output.float().sum() for output in outputs).backward()
+        floats = [tensor for tensor in inputs if tensor.requires_grad]
+        assert all(tensor.grad is not None for tensor in [*floats, *model.parameters()])
+    return outputs
+
+
+@pytest.mark.parametrize("profile", [EVERYTHING, CLEAN, PLAIN], ids=["everything", "clean", "plain"])
+def test_every_case_runs_in_eager_with_finite_outputs(profile: Profile) -> None:
+    for case in cases(profile, 60):
+        for output in run_in_eager(case):
+            assert output.isfinite().all(), case.source
+            assert output.dtype == getattr(torch, case.spec.dtype), case.source
+
+
+def test_a_case_is_the_same_in_another_process_whatever_was_drawn_before() -> None:
+    program = (
+        "from fuzzcompile.generation import Profile, case_at\n"
+        "print(*(case_at(7, index, Profile()).sha256 for index in (5, 3, 4)))"
+    )
+    drawn = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert drawn.stdout.split() == [case_at(7, index, EVERYTHING).sha256 for index in (5, 3, 4)]
+    assert not drawn.stderr
+
+
+def test_seed_index_and_profile_each_matter() -> None:
+    base = case_at(0, 0, EVERYTHING).sha256
+    assert base != case_at(1, 0, EVERYTHING).sha256
+    assert base != case_at(0, 1, EVERYTHING).sha256
+    assert base != case_at(0, 0, PLAIN).sha256
+
+
+def test_the_same_case_makes_the_same_values_twice() -> None:
+    for case in cases(EVERYTHING, 5):
+        for first, second in zip(run_in_eager(case), run_in_eager(case), strict=True):
+            assert torch.equal(first, second)
+
+
+def test_cases_are_rarely_alike_even_apart_from_their_seed() -> None:
+    drawn = cases(EVERYTHING, 500)
+    assert len({case.sha256 for case in drawn}) == 500
+    assert len({replace(case.spec, seed=0) for case in drawn}) >= 495
+
+
+def test_generation_takes_well_under_20_ms() -> None:
+    case_at(0, 0, EVERYTHING)
+    seconds = []
+    for index in range(50):
+        start = time.perf_counter()
+        case_at(2, index, EVERYTHING)
+        seconds.append(time.perf_counter() - start)
+    assert statistics.median(seconds) < 0.02
+
+
+def test_choices_replay_the_case() -> None:
+    for case in cases(EVERYTHING, 20):
+        assert from_choices(case.choices, EVERYTHING) == case
+
+
+def test_choices_that_end_early_or_were_mutated_still_make_a_case() -> None:
+    randomness = random.Random(0)
+    for case in cases(EVERYTHING, 20):
+        cut = case.choices[: randomness.randrange(len(case.choices))]
+        flipped = bytearray(case.choices)
+        flipped[randomness.randrange(len(flipped))] ^= 0xFF
+        for choices in (cut, bytes(flipped)):
+            run_in_eager(from_choices(choices, EVERYTHING))
+
+
+def test_no_choices_at_all_make_one_attention_over_q_k_and_v() -> None:
+    assert from_choices(b"", EVERYTHING).source == (
+        "import torch\n"
+        "from torch import nn\n"
+        "\n\n"
+        "class Model(nn.Module):\n"
+        "    def forward(self, q, k, v):\n"
+        "        scores = (q @ k.transpose(-2, -1)) * 0.7071\n"
+        "        weights = scores.softmax(-1)\n"
+        "        return weights @ v\n"
+        "\n\n"
+        "def make():\n"
+        "    torch.manual_seed(0)\n"
+        "    q = torch.randn(1, 1, 2, 2)\n"
+        "    k = torch.randn(1, 1, 2, 2)\n"
+        "    v = torch.randn(1, 1, 2, 2)\n"
+        "    return Model().eval(), (q, k, v)\n"
+    )
+
+
+def test_a_spec_survives_json() -> None:
+    for case in cases(EVERYTHING, 40):
+        data = json.loads(json.dumps(case.spec.to_json()))
+        assert CaseSpec.from_json(data) == case.spec
+        assert data["idioms"] == list(case.spec.idioms)
+        assert data["near_misses"] == list(case.spec.near_misses)
+
+
+def test_a_spec_of_another_schema_is_refused() -> None:
+    data = case_at(0, 0, EVERYTHING).spec.to_json()
+    with pytest.raises(ValueError, match="schema 99"):
+        CaseSpec.from_json({**data, "schema": 99})
+
+
+def test_the_spec_alone_renders_the_source() -> None:
+    for case in cases(EVERYTHING, 20):
+        assert render(case.spec) == case.source
+
+
+def test_the_mix_is_light_and_has_both_passes() -> None:
+    drawn = [case.spec for case in cases(EVERYTHING, 400)]
+    layers = Counter(spec.block.layers if spec.block else 0 for spec in drawn)
+    assert layers[2] + layers[3] < 0.15 * len(drawn)
+    assert 0.2 < sum(spec.backward for spec in drawn) / len(drawn) < 0.35
+    assert 0.4 < sum(spec.dtype == "float32" for spec in drawn) / len(drawn) < 0.6
+    assert all(spec.attention.dropout == 0 for spec in drawn if spec.training and spec.attention.dropout)
+
+
+def test_a_profile_bounds_dtype_and_training() -> None:
+    profile = Profile(dtypes=("float16",), training=False)
+    for case in cases(profile, 50):
+        assert case.spec.dtype == "float16"
+        assert not case.spec.training
+        assert not case.spec.backward
+
+
+def test_a_profile_refuses_a_dtype_it_does_not_know() -> None:
+    with pytest.raises(ValueError, match="float8"):
+        Profile(dtypes=("float8",))

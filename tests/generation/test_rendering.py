@@ -1,0 +1,104 @@
+"""The source: needs torch alone, holds nothing unused, formatted as a person would leave it."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fuzzcompile.generation import CaseSpec, Profile, case_at, render
+from fuzzcompile.generation.idioms import idioms
+from fuzzcompile.generation.near_misses import NEAR_MISSES
+from fuzzcompile.generation.spec import Attention, Block, Dims, Mask
+from fuzzcompile.templating import template_folder
+
+DIMS = Dims(batch=2, sequence=5, heads=3, head_dim=4)
+
+
+def test_only_torch_is_imported_and_no_line_is_long() -> None:
+    for index in range(200):
+        source = case_at(1, index, Profile()).source
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                assert all(name.name in ("torch", "nn", "functional") for name in node.names)
+        assert max(len(line) for line in source.splitlines()) <= 100
+
+
+def test_ruff_has_nothing_to_say(tmp_path: Path) -> None:
+    pytest.importorskip("ruff")
+    for index in range(200):
+        (tmp_path / f"case_{index}.py").write_text(case_at(1, index, Profile()).source)
+    ruff = [sys.executable, "-m", "ruff"]
+    checks = [
+        [*ruff, "check", "--isolated", "--no-cache", "--select", "E,F,W,I", "--line-length", "100"],
+        [*ruff, "format", "--isolated", "--no-cache", "--check", "--line-length", "100"],
+    ]
+    for check in checks:
+        result = subprocess.run([*check, str(tmp_path)], capture_output=True, text=True)
+        assert result.returncode == 0, result.stdout
+
+
+def test_each_idiom_has_its_template_and_a_summary() -> None:
+    for idiom in idioms():
+        assert (template_folder() / idiom.template).is_file()
+        assert idiom.summary
+
+
+def test_each_idiom_is_drawn() -> None:
+    drawn = {name for index in range(300) for name in case_at(0, index, Profile()).spec.idioms}
+    assert drawn == {idiom.name for idiom in idioms()}
+
+
+def test_each_near_miss_says_what_it_does() -> None:
+    assert all(operator.summary.endswith(".") for operator in NEAR_MISSES)
+
+
+def test_a_permuted_key_is_used_without_a_transpose() -> None:
+    source = render(CaseSpec(Attention("attention_mul", key_permuted=True), DIMS))
+    assert "k = k.permute(0, 2, 3, 1)" in source
+    assert "scores = (q @ k) * 0.5" in source
+    assert "k = torch.randn(2, 5, 3, 4)" in source
+    assert "q = torch.randn(2, 3, 5, 4)" in source
+
+
+def test_a_mask_of_a_wider_dtype_is_cast_back_before_the_value() -> None:
+    wide = render(CaseSpec(Attention("attention_masked", mask=Mask(dtype="float64")), DIMS))
+    assert "weights = scores.softmax(-1).to(v.dtype)" in wide
+    narrow = render(CaseSpec(Attention("attention_masked", mask=Mask(dtype="float16")), DIMS))
+    assert ".to(" not in narrow
+
+
+def test_einsum_projections_hold_weights_and_biases_for_each_element_of_the_batch() -> None:
+    attention = Attention("attention_div", projection="projection_einsum", layout="heads_last")
+    source = render(CaseSpec(attention, DIMS))
+    assert 'q = torch.einsum("bid,bdh->bih", x, self.query_weight) + self.query_bias' in source
+    assert "self.query_weight = nn.Parameter(torch.randn(2, 12, 12) * 0.2887)" in source
+    assert "self.query_bias = nn.Parameter(torch.randn(2, 1, 12) * 0.1)" in source
+
+
+def test_norms_stand_before_or_after_the_branch() -> None:
+    attention = Attention("attention_mul", projection="projection_linear", layout="heads_last")
+    block = Block(norm="layer_norm", feed_forward="feed_forward_gelu")
+    assert "x = x + self.attention(self.attention_norm(x))" in render(CaseSpec(attention, DIMS, block))
+    after = render(CaseSpec(attention, DIMS, Block(norm="layer_norm", norm_first=False)))
+    assert "return self.attention_norm(x + self.attention(x))" in after
+
+
+def test_a_stack_passes_the_mask_on_and_starts_from_token_ids() -> None:
+    attention = Attention("attention_masked", layout="heads_last", mask=Mask(causal=True))
+    source = render(CaseSpec(attention, DIMS, Block(layers=2), embedding="embedding_lookup"))
+    assert "self.blocks = nn.ModuleList(Block() for _ in range(2))" in source
+    assert "x = block(x, mask)" in source
+    assert "tokens = torch.randint(0, 32, (2, 5))" in source
+    assert 'mask = torch.full((1, 1, 5, 5), float("-inf")).triu(1)' in source
+
+
+def test_half_precision_and_gradients_are_stated_where_the_values_are_made() -> None:
+    attention = Attention("attention_mul", projection="projection_linear", layout="heads_last")
+    source = render(CaseSpec(attention, DIMS, dtype="bfloat16", training=True, backward=True))
+    assert "BACKWARD = True" in source
+    assert "x = torch.randn(2, 5, 12, dtype=torch.bfloat16, requires_grad=True)" in source
+    assert "return Model().to(torch.bfloat16).train(), (x,)" in source

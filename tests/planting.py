@@ -1,0 +1,366 @@
+"""Planted bugs: wrong rewrites put into the installed torch for the time of a block, one of each kind.
+
+Every plant makes a result wrong by a relative ``ERROR``, too large for rounding.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import programs
+import pytest
+import torch
+from torch._inductor.fx_passes import fuse_attention, joint_graph, post_grad
+from torch._inductor.pattern_matcher import (
+    CallFunction,
+    KeywordArg,
+    PatternMatcherPass,
+    fwd_only,
+    joint_fwd_bwd,
+    register_graph_pattern,
+    register_lowering_pattern,
+    register_replacement,
+)
+
+from fuzzcompile.inductor.hooks import initialise_patterns
+
+aten = torch.ops.aten
+ERROR = 0.01
+SMALL_ERROR = 1e-5
+
+
+@contextmanager
+def restored(table: PatternMatcherPass) -> Iterator[PatternMatcherPass]:
+    """Take out of a pattern table whatever is registered in it inside the block."""
+    initialise_patterns(torch.device("cpu"))
+    patterns = {key: list(entries) for key, entries in table.patterns.items()}
+    seen = {key: list(graphs) for key, graphs in table.seen_patterns.items()}
+    try:
+        yield table
+    finally:
+        table.patterns.clear()
+        table.patterns.update(patterns)
+        table.seen_patterns.clear()
+        table.seen_patterns.update(seen)
+
+
+# -- entries of pattern tables ------------------------------------------------------------------------
+
+
+def sin_off(match: Any, x: Any) -> None:
+    match.replace_by_example(lambda x: torch.sin(x) * (1 + ERROR), [x])
+
+
+def cos_off(match: Any, x: Any) -> None:
+    match.replace_by_example(lambda x: torch.cos(x) * (1 + ERROR), [x])
+
+
+def erf_off(match: Any, x: Any) -> Any:
+    from torch._inductor.lowering import lowerings
+
+    return lowerings[aten.mul](lowerings[aten.erf](x), 1 + ERROR)
+
+
+def exp_times(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.exp(x) * y
+
+
+def exp_times_off(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.exp(x) * y * (1 + ERROR)
+
+
+def raise_in_handler(match: Any, x: Any) -> None:
+    raise ValueError("planted in a handler")
+
+
+def raise_in_check(match: Any) -> bool:
+    raise ValueError("planted in a check")
+
+
+@contextmanager
+def handler(
+    table: PatternMatcherPass,
+    operator: Any,
+    function: Callable[..., None],
+    extra_check: Callable[[Any], bool] = lambda match: True,
+) -> Iterator[None]:
+    """A GraphPatternEntry that runs ``function`` on every call of ``operator``."""
+    with restored(table):
+        pattern = CallFunction(operator, KeywordArg("x"))
+        register_graph_pattern(pattern, extra_check=extra_check, pass_dict=table)(function)
+        yield
+
+
+@contextmanager
+def replacement(
+    table: PatternMatcherPass, *, training: bool = False, name: str | None = None
+) -> Iterator[None]:
+    """A ReplacementPatternEntry for ``exp(x) * y``."""
+    with restored(table):
+        register_replacement(
+            exp_times,
+            exp_times_off,
+            [torch.ones(2, 3, requires_grad=training), torch.ones(2, 3, requires_grad=training)],
+            joint_fwd_bwd if training else fwd_only,
+            table,
+            pattern_name=name,
+        )
+        yield
+
+
+@contextmanager
+def lowering(table: PatternMatcherPass) -> Iterator[None]:
+    """A LoweringPatternEntry for erf."""
+    with restored(table):
+        register_lowering_pattern(CallFunction(aten.erf.default, KeywordArg("x")), pass_dict=table)(erf_off)
+        yield
+
+
+@contextmanager
+def attention_scale(error: float) -> Iterator[None]:
+    """Every SDPA replacement scales the scores by 1 + ``error`` too much."""
+    original = fuse_attention._scaled_dot_product_attention
+
+    def off(query: Any, *args: Any, **kwargs: Any) -> Any:
+        scale = kwargs.get("scale")
+        kwargs["scale"] = (query.shape[-1] ** -0.5 if scale is None else scale) * (1 + error)
+        return original(query, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fuse_attention, "_scaled_dot_product_attention", off)
+        yield
+
+
+# -- whole passes -------------------------------------------------------------------------------------
+
+
+def logs_off(graph: torch.fx.Graph) -> None:
+    """A pass: every log, of torch or of ATen, is computed as log · (1 + ERROR)."""
+    for node in [*graph.nodes]:
+        if node.target in (aten.log.default, torch.log) or (node.op, node.target) == ("call_method", "log"):
+            with graph.inserting_after(node):
+                times = torch.mul if node.target is not aten.log.default else aten.mul.Tensor
+                scaled = graph.call_function(times, (node, 1 + ERROR))
+            scaled.meta.update(node.meta)
+            node.replace_all_uses_with(scaled, delete_user_cb=lambda user, new=scaled: user is not new)
+
+
+def noops_and_logs_off(graph: torch.fx.Graph) -> None:
+    logs_off(graph)
+
+
+@contextmanager
+def pass_function() -> Iterator[None]:
+    """The function behind ``remove_noop_ops``, which the joint-graph and the post-grad stage share."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(post_grad, "remove_noop_ops", noops_and_logs_off)
+        yield
+
+
+# -- one of each kind ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Plant:
+    """A plant, a program that it makes wrong, and what a ledger should say of it."""
+
+    name: str
+    install: Callable[[], AbstractContextManager[None]]
+    program: Callable[[], tuple[Callable[..., Any], tuple[torch.Tensor, ...]]]
+    stage: str
+    direction: str
+    pass_name: str | None
+    rewrite: str
+    function: Callable[..., Any]
+    site: str | None = None  # a piece of the line of the program that it rewrites; None for whole passes
+    backward: bool = False
+    config: Mapping[str, Any] = field(default_factory=dict)
+    ordinal: int = 1
+    replayable: bool = True
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def location(self) -> str | None:
+        """``file.py:line`` of the site."""
+        return None if self.site is None else programs.location_of(self.site)
+
+    @property
+    def line(self) -> int:
+        """First line of the function at fault."""
+        return inspect.unwrap(self.function).__code__.co_firstlineno
+
+
+def _plants() -> list[Plant]:
+    joint, early = joint_graph.patterns, joint_graph.early_patterns
+    first, second, third = post_grad.pass_patterns
+    nothing = contextlib.nullcontext
+    return [
+        Plant(
+            "graph handler, joint stage",
+            lambda: handler(joint, aten.sin.default, sin_off),
+            programs.sine,
+            "joint_graph",
+            "inference",
+            "pass_pattern_0",
+            "sin_off",
+            sin_off,
+            site="torch.sin(x)",
+        ),
+        Plant(
+            "graph handler, table without a pass of its own",
+            lambda: handler(early, aten.sin.default, sin_off),
+            programs.sine,
+            "joint_graph",
+            "inference",
+            None,
+            "sin_off",
+            sin_off,
+            site="torch.sin(x)",
+        ),
+        Plant(
+            "graph handler, post-grad stage",
+            lambda: handler(second, aten.sin.default, sin_off),
+            programs.sine,
+            "post_grad",
+            "inference",
+            "pass_pattern_1",
+            "sin_off",
+            sin_off,
+            site="torch.sin(x)",
+        ),
+        Plant(
+            "replacement",
+            lambda: replacement(joint),
+            programs.exponential,
+            "joint_graph",
+            "inference",
+            "pass_pattern_0",
+            "exp_times",
+            exp_times,
+            site="torch.exp(x)",
+        ),
+        Plant(
+            "named replacement",
+            lambda: replacement(third, name="_planted_pattern_3_inference"),
+            programs.exponential,
+            "post_grad",
+            "inference",
+            "pass_pattern_2",
+            "_planted_pattern_3_inference",
+            exp_times,
+            site="torch.exp(x)",
+        ),
+        Plant(
+            "replacement in a joint graph with gradients",
+            lambda: replacement(joint, training=True),
+            programs.exponential_trained,
+            "joint_graph",
+            "joint",
+            "pass_pattern_0",
+            "exp_times",
+            exp_times,
+            site="torch.exp(x)",
+            backward=True,
+        ),
+        Plant(
+            "lowering",
+            lambda: lowering(third),
+            programs.error_function,
+            "post_grad",
+            "inference",
+            "pass_pattern_2",
+            "erf_off",
+            erf_off,
+            site="torch.erf(x)",
+            replayable=False,
+        ),
+        Plant(
+            "pass before the gradients",
+            nothing,
+            programs.logarithm,
+            "pre_grad",
+            "inference",
+            "pre_grad_custom_pass",
+            "pre_grad_custom_pass",
+            logs_off,
+            config={"pre_grad_custom_pass": logs_off},
+        ),
+        Plant(
+            "pass over the joint graph",
+            nothing,
+            programs.logarithm_trained,
+            "joint_graph",
+            "joint",
+            "joint_custom_pre_pass",
+            "joint_custom_pre_pass",
+            logs_off,
+            backward=True,
+            config={"joint_custom_pre_pass": logs_off},
+        ),
+        Plant(
+            "pass after the gradients",
+            nothing,
+            programs.logarithm,
+            "post_grad",
+            "inference",
+            "post_grad_custom_post_pass",
+            "post_grad_custom_post_pass",
+            logs_off,
+            config={"post_grad_custom_post_pass": logs_off},
+        ),
+        Plant(
+            "function of a pass of torch",
+            pass_function,
+            programs.logarithm,
+            "joint_graph",
+            "inference",
+            "remove_noop_ops",
+            "remove_noop_ops",
+            noops_and_logs_off,
+        ),
+        Plant(
+            "SDPA replacement",
+            lambda: attention_scale(ERROR),
+            programs.attention,
+            "joint_graph",
+            "inference",
+            "pass_pattern_0",
+            "_sfdp_pattern_1_inference",
+            fuse_attention._sfdp_pattern_1,
+            site="weights @ v",
+        ),
+        Plant(
+            "handler in a joint graph",
+            lambda: handler(joint, aten.cos.default, cos_off),
+            programs.sine_trained,
+            "joint_graph",
+            "joint",
+            "pass_pattern_0",
+            "cos_off",
+            cos_off,
+            site="torch.sin(x) + b",
+            backward=True,
+        ),
+        Plant(
+            "handler in a backward graph",
+            lambda: handler(second, aten.cos.default, cos_off),
+            programs.sine_trained,
+            "post_grad",
+            "backward",
+            "pass_pattern_1",
+            "cos_off",
+            cos_off,
+            site="torch.sin(x) + b",
+            backward=True,
+        ),
+    ]
+
+
+PLANTS = {plant.name: plant for plant in _plants()}

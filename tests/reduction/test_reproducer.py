@@ -1,0 +1,387 @@
+"""Reproducers: what is kept, which form is chosen, and that they tell bugs from mended programs when run alone."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import textwrap
+
+import pytest
+
+from fuzzcompile.case import load_case
+from fuzzcompile.errors import CaseError, UsageError
+from fuzzcompile.reduction.reproducer import Confirmation, build_reproducer, confirm_reproducer, line_count
+
+SOFTMAX_AXIS = '''"""A note."""
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def forward(self, q, k, v):
+        scores = (q @ k.transpose(-2, -1)) * 0.7071
+        weights = scores.softmax(-2)
+        return weights @ v
+
+
+def make():
+    torch.manual_seed(0)
+    q = torch.randn(2, 1, 3, 2)
+    k = torch.randn(2, 1, 3, 2)
+    v = torch.randn(2, 1, 3, 2)
+    return Model().eval(), (q, k, v)
+'''
+SDPA = {
+    "stage": "joint_graph",
+    "pass": "pass_pattern_0",
+    "rewrite": "_sfdp_pattern_2_inference",
+    "necessary": True,
+}
+
+
+def program(body: str, inputs: str, *, arguments: str = "x", state: str = "", constants: str = "") -> str:
+    """A small case: one module, whose forward is ``body``."""
+    init = f"def __init__(self):\n        super().__init__()\n        {state}\n\n    " if state else ""
+    return (
+        f"import torch\nfrom torch import nn\n\n{constants}\n\nclass Model(nn.Module):\n"
+        f"    {init}def forward(self, {arguments}):\n{textwrap.indent(textwrap.dedent(body).strip(), ' ' * 8)}\n\n\n"
+        f"def make():\n    torch.manual_seed(0)\n    return Model().eval(), {inputs}\n"
+    )
+
+
+def report(verdict: str, *outputs: tuple[str, str], **more: object) -> dict[str, object]:
+    """A triage report in which the named outputs have the given findings."""
+    evidence = [
+        {
+            "name": name,
+            "finding": finding,
+            "max_abs_error_eager": 1e-7,
+            "max_abs_error_compiled": 0.5,
+            "noise_floor": 2e-7,
+            "scale": 1.0,
+        }
+        for name, finding in outputs
+    ]
+    return {
+        "verdict": verdict,
+        "torch": "2.13.0",
+        "device": "cpu",
+        "evidence": {"outputs": evidence},
+        "culprit": None,
+        **more,
+    }
+
+
+CUMSUM_DTYPE = program(
+    "return torch.ones(2, 4, dtype=torch.bool).cumsum(1, dtype=torch.bfloat16), x + 1", "(torch.randn(4),)"
+)
+CUMSUM_SCALAR = program("return torch.full((), 5.0).cumsum(0) + x", "(torch.randn(4),)")
+ADDMM = program(
+    "return torch.addmm(x, a, b)",
+    "(torch.randn(5, 1), torch.ones(1, 1), torch.ones(1, 1))",
+    arguments="x, a, b",
+)
+EVAL_DROPOUT = program(
+    "y = self.drop(x)\ny += 1\nreturn y + x", "(torch.randn(2, 3),)", state="self.drop = nn.Dropout(0.1)"
+)
+TRAINED = program(
+    "return self.line(x).tanh()",
+    "(torch.randn(3, 4, requires_grad=True),)",
+    state="self.line = nn.Linear(4, 2)",
+    constants="BACKWARD = True",
+)
+LINE = ("gradient of parameter line.weight", "far")
+
+
+@functools.cache
+def run_alone(name: str) -> Confirmation:
+    """Build and run one of the reproducers below, once for all tests: each costs a torch import and a compile."""
+    source, found = {
+        "miscompile": (SOFTMAX_AXIS, report("miscompile", ("out0", "far"), culprit=SDPA)),
+        "metadata": (CUMSUM_DTYPE, report("metadata", ("out0", "dtype"))),
+        "compile_error": (CUMSUM_SCALAR, report("compile_error")),
+        "accepts_invalid": (ADDMM, report("accepts_invalid")),
+        "aliasing": (EVAL_DROPOUT, report("aliasing", ("input0 after the call", "missing"))),
+        "mended gradient": (TRAINED, report("wrong_gradient", LINE)),
+    }[name]
+    return confirm_reproducer(build_reproducer(source, found))
+
+
+@functools.cache
+def built(source: str, verdict: str = "miscompile", *outputs: tuple[str, str]) -> str:
+    return build_reproducer(source, report(verdict, *outputs))
+
+
+def main_part(source: str) -> str:
+    return source[source.index('if __name__ == "__main__":') :]
+
+
+# -- run alone ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("miscompile", "error vs float64: eager"),
+        ("metadata", "eager torch.bfloat16, compiled torch.int64"),
+        ("compile_error", "eager raises nothing; compiled raises"),
+        ("accepts_invalid", "eager raises RuntimeError"),
+        ("aliasing", "error vs float64: eager 0.00e+00"),
+    ],
+)
+def test_known_bugs_are_confirmed_in_a_clean_process(name, said):
+    done = run_alone(name)
+    assert done.confirmed, done.output
+    assert done.exit_status == 1
+    assert said in done.output and "torch 2." in done.output and "\nBUG: " in done.output
+
+
+def test_a_program_without_the_bug_exits_0_and_is_not_confirmed():
+    done = run_alone("mended gradient")
+    assert (done.exit_status, done.confirmed) == (0, False), done.output
+    assert "\nOK: " in done.output
+
+
+def test_a_traceback_is_no_confirmation():
+    done = confirm_reproducer("raise RuntimeError('BUG: not the verdict line')\n")
+    assert (done.exit_status, done.confirmed) == (1, False)
+    assert "Traceback" in done.output
+
+
+def test_a_script_that_does_not_end_is_ended():
+    done = confirm_reproducer("print('BUG: x', flush=True)\nimport time\ntime.sleep(60)\n", timeout=1)
+    assert not done.confirmed
+    assert done.exit_status not in (0, 1)
+    assert "still running" in done.output
+
+
+def test_the_process_is_clean(monkeypatch, tmp_path):
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "kept")
+    script = "import os\nprint(os.environ.get('PYTHONPATH'), os.environ['TORCHINDUCTOR_CACHE_DIR'], os.listdir())\n"
+    assert confirm_reproducer(script).output.startswith("None kept ['")
+
+
+# -- the file -----------------------------------------------------------------------------------------
+
+
+def test_an_attention_miscompile_takes_at_most_30_lines():
+    text = build_reproducer(SOFTMAX_AXIS, report("miscompile", ("out0", "far"), culprit=SDPA))
+    assert line_count(text) == len(text.split("\n")) - 1 <= 30
+    assert max(map(len, text.splitlines())) <= 110
+
+
+def test_the_docstring_names_verdict_culprit_and_torch():
+    text = build_reproducer(SOFTMAX_AXIS, report("miscompile", ("out0", "far"), culprit=SDPA))
+    first = ast.get_docstring(ast.parse(text))
+    assert first == (
+        "Wrong values under torch.compile, culprit _sfdp_pattern_2_inference "
+        "(joint_graph, pass_pattern_0); torch 2.13.0."
+    )
+
+
+def test_a_suspect_that_was_not_proved_is_called_one():
+    culprit = {**SDPA, "necessary": None}
+    text = build_reproducer(SOFTMAX_AXIS, report("miscompile", ("out0", "far"), culprit=culprit))
+    assert "suspect _sfdp" in text.splitlines()[0]
+    assert "not attributed" in built(SOFTMAX_AXIS).splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        (SOFTMAX_AXIS, report("miscompile", ("out0", "far"))),
+        (EVAL_DROPOUT, report("miscompile", ("out0", "far"), ("input0 after the call", "missing"))),
+        (TRAINED, report("wrong_gradient", LINE)),
+        (CUMSUM_SCALAR, report("compile_error")),
+    ],
+)
+def test_building_from_a_reproducer_gives_the_same_text(source, found):
+    once = build_reproducer(source, found)
+    assert build_reproducer(once, found) == once
+
+
+def test_only_torch_is_imported():
+    for source in (SOFTMAX_AXIS, EVAL_DROPOUT, TRAINED):
+        roots = set()
+        for node in ast.walk(ast.parse(built(source))):
+            if isinstance(node, ast.Import):
+                roots |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                roots.add((node.module or "").split(".")[0])
+        assert roots == {"torch"}
+
+
+def test_it_is_still_a_case(write_case):
+    source = program("return x * 2", "(torch.randn(3),)", constants='GRAD = "inference_mode"\nDYNAMIC = True')
+    case = load_case(write_case(built(source)))
+    assert case.grad == "inference_mode"
+    assert case.settings.dynamic is True
+    assert case.make()[1][0].shape == (3,)
+
+
+def test_a_main_part_that_was_there_is_replaced():
+    text = built(SOFTMAX_AXIS + "\n\nif __name__ == '__main__':\n    print('mine')\n")
+    assert text == built(SOFTMAX_AXIS)
+    assert "mine" not in text and text.count("__main__") == 1
+
+
+def test_text_within_statements_is_left_alone():
+    table = 'TABLE = """a\n\n\n\nb"""'
+    assert table in built(program("return x * 2", "(torch.randn(3),)", constants=table))
+
+
+def test_a_neighbour_that_differs_in_one_line_is_quoted():
+    passing = SOFTMAX_AXIS.replace("softmax(-2)", "softmax(-1)")
+    text = build_reproducer(SOFTMAX_AXIS, report("miscompile"), neighbour=passing)
+    assert "# Right with `weights = scores.softmax(-1)` instead of `weights = scores.softmax(-2)`." in text
+    other = passing.replace("0.7071", "0.5")
+    assert build_reproducer(SOFTMAX_AXIS, report("miscompile"), neighbour=other) == built(SOFTMAX_AXIS)
+
+
+def test_quotes_and_paths_of_the_report_do_not_break_the_docstring():
+    culprit = {"stage": "lowering", "rewrite": '"""/home/someone/torch/x.py\\', "necessary": False}
+    text = build_reproducer(SOFTMAX_AXIS, report("miscompile", culprit=culprit))
+    ast.parse(text)
+    assert "/home" not in text
+
+
+# -- the form -----------------------------------------------------------------------------------------
+
+
+def test_one_model_serves_all_runs_only_where_nothing_is_kept_from_run_to_run():
+    assert "for how in" not in main_part(built(SOFTMAX_AXIS))
+    assert "for how in" in main_part(built(EVAL_DROPOUT))
+    stateful = program(
+        "self.seen = self.seen + x\nreturn self.seen", "(torch.ones(3),)", state="self.seen = 0"
+    )
+    assert "for how in" in main_part(built(stateful))
+
+
+def test_random_programs_are_reseeded_under_eagers_generator():
+    main = main_part(built(program("return nn.functional.dropout(x, 0.5)", "(torch.ones(8),)")))
+    assert "fallback_random = True" in main
+    assert "torch.manual_seed(20240229)\n        target" in main
+
+
+def test_the_outputs_that_were_wrong_are_compared():
+    source = program("return x + 1, {'a': x * 2, 'b': x * 3}", "(torch.randn(3),)")
+    assert "tree_leaves(model(*inputs))[2]" in built(source, "miscompile", ("out2", "far"), ("out0", "close"))
+    assert "results.append([out[0], out[1]])" in built(
+        program("return x + 1, x + 2", "(torch.randn(3),)"), "miscompile", ("out1", "far"), ("out0", "far")
+    ).replace("[out[1], out[0]]", "[out[0], out[1]]")
+
+
+def test_gradients_are_taken_as_the_judge_takes_them():
+    main = main_part(built(TRAINED, "wrong_gradient", LINE, ("gradient of input0", "far")))
+    assert "out.backward(torch.randn(out.shape, generator=torch.manual_seed(7)).to(out))" in main
+    assert "[model.line.weight.grad, inputs[0].grad]" in main
+    assert "x.detach().double().requires_grad_(x.requires_grad)" in main
+
+
+def test_no_backward_runs_where_an_output_is_wrong_already():
+    assert "backward(" not in main_part(built(TRAINED, "miscompile", ("out0", "far"), LINE))
+
+
+def test_integers_are_compared_exactly():
+    main = main_part(
+        built(program("return x.argmax()", "(torch.randn(3),)"), "miscompile", ("out0", "integer"))
+    )
+    assert "torch.equal(eager, compiled)" in main and "double()" not in main
+
+
+def test_mixed_inputs_stay_integers_in_float64():
+    source = program("return x[i]", "(torch.randn(3), torch.tensor([0, 2]))", arguments="x, i")
+    assert "[x.double() if x.is_floating_point() else x for x in inputs]" in built(source)
+
+
+def test_inputs_by_name_and_nested_inputs():
+    source = program("return x + y[0]", '{"x": torch.randn(3), "y": [torch.randn(3), 2]}', arguments="x, y")
+    main = main_part(built(source))
+    assert "model(**inputs)" in main and "tree_map(" in main
+
+
+def test_where_float64_cannot_run_compiled_is_held_to_eager():
+    main = main_part(built(program("return x @ torch.ones(3, 3)", "(torch.randn(2, 3),)")))
+    assert "compiled differs from eager by" in main and "exact" not in main
+
+
+def test_a_change_that_only_float64_shows_is_shown_in_float64():
+    main = main_part(built(SOFTMAX_AXIS, "miscompile", ("out0", "close")))
+    assert "model, inputs = model.double(), [x.double() for x in inputs]" in main
+    assert "in float64 compiled differs from eager by" in main
+
+
+def test_nan_that_belongs_to_the_result_is_no_error():
+    main = main_part(built(program("return x / x.relu()", "(torch.randn(9),)")))
+    assert "isnan()" in main
+    assert "isnan()" not in main_part(built(SOFTMAX_AXIS))
+
+
+def test_settings_are_those_of_the_case():
+    constants = (
+        'OPTIONS = {"max_fusion_size": 8}\nFULLGRAPH = True\nCONFIG = {"dynamo": {"cache_size_limit": 4}}'
+    )
+    main = main_part(built(program("return x * 2", "(torch.randn(3),)", constants=constants)))
+    assert "torch.compile(model, options=OPTIONS, fullgraph=FULLGRAPH)" in main
+    assert 'with torch.no_grad(), torch._dynamo.config.patch(CONFIG["dynamo"]):' in main
+
+
+def test_several_calls_share_one_model():
+    source = program("return x * 2", "(torch.randn(3),)", constants="CALLS = [(torch.ones(5),)]")
+    main = main_part(built(source, "miscompile", ("call1.out0", "far")))
+    assert "calls = [inputs, *copy.deepcopy(CALLS)]" in main and "results.append(outs[1])" in main
+
+
+def test_a_case_that_drives_itself_is_driven_so():
+    source = (
+        program("return x * 2", "(torch.randn(3),)")
+        + "\n\ndef run(model, inputs):\n    return model(*inputs) + 1\n"
+    )
+    assert "run(model, inputs), run(torch.compile(model), inputs)" in built(source)
+
+
+def test_names_of_the_case_are_not_overwritten():
+    text = built(program("return x * out", "(torch.randn(3),)", constants="out = 2"))
+    assert "    def check():\n" in text and text.endswith("    check()\n")
+
+
+def test_cuda_cases_are_moved():
+    text = build_reproducer(SOFTMAX_AXIS, report("miscompile", device="cuda:1"))
+    assert "model, inputs = model.cuda(), [x.cuda() for x in inputs]" in text
+    assert "get_device_name()" in text and "on cuda." in text.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    "verdict", ["nondeterministic", "crash", "timeout", "runtime_error", "nonfinite", "rounding"]
+)
+def test_every_verdict_has_a_form(verdict):
+    text = built(SOFTMAX_AXIS, verdict)
+    ast.parse(text)
+    assert '"BUG: ' in text and "raise SystemExit(wrong)" in text
+
+
+@pytest.mark.parametrize("verdict", ["unstable", "precision_casts", "invalid"])
+def test_a_difference_that_is_no_bug_has_no_reproducer(verdict):
+    with pytest.raises(UsageError, match="no bug"):
+        built(SOFTMAX_AXIS, verdict)
+
+
+@pytest.mark.parametrize("source", ["def make(:", "x = 1\n"])
+def test_what_is_no_case_is_refused(source):
+    with pytest.raises(CaseError):
+        built(source)
+
+
+@pytest.mark.parametrize(
+    ("eager", "compiled", "bound"),
+    [
+        (1e-7, 0.5, "10 * error_eager + 1.3e-6 *"),
+        (1e-7, 1.5e-6, "3 * error_eager\n"),
+        (0.0, 1e-3, "10 * error_eager + 1.3e-6 *"),
+    ],
+)
+def test_the_bound_lies_below_the_error_that_was_seen(eager, compiled, bound):
+    found = report("miscompile", ("out0", "far"))
+    found["evidence"]["outputs"][0].update(max_abs_error_eager=eager, max_abs_error_compiled=compiled)
+    assert f"wrong = not error_compiled <= {bound}" in build_reproducer(SOFTMAX_AXIS, found)

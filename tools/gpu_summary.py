@@ -1,0 +1,80 @@
+"""Sum up a folder that gpu_check.sh filled: ``summary.md`` for people, ``times.json`` for machines."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from fuzzcompile.corpus import Store
+
+
+def main(folder: Path) -> int:
+    """Write the two files; 1 if the campaign left no result."""
+    environment = json.loads((folder / "environment.json").read_text())
+    campaign = _json(folder / "campaign.json")
+    triaged = _lines(folder / "triage.jsonl")
+    costs = [report["cost"] for report in triaged if report.get("cost")]
+    times = {
+        "steps": [line.split() for line in _text(folder / "steps.txt").splitlines()],
+        "triage_seconds_median": statistics.median(c["seconds"] for c in costs) if costs else None,
+        "triage_compiles_median": statistics.median(c["compiles"] for c in costs) if costs else None,
+        "cases_per_minute": campaign.get("cases_per_minute"),
+    }
+    (folder / "times.json").write_text(json.dumps(times, indent=1) + "\n")
+    (folder / "summary.md").write_text(_summary(environment, campaign, triaged, times, folder))
+    return 0 if campaign else 1
+
+
+def _summary(
+    environment: dict[str, Any],
+    campaign: dict[str, Any],
+    triaged: list[dict[str, Any]],
+    times: dict[str, Any],
+    folder: Path,
+) -> str:
+    lines = ["# GPU check", ""]
+    lines += [f"- {key}: {value}" for key, value in environment.items() if not isinstance(value, dict)]
+    lines += [f"- numerics: {json.dumps(environment['numerics'])}", "", "## Steps", ""]
+    lines += [f"- {name}: exit {code}, {seconds} s" for name, code, seconds in times["steps"]]
+    tests = [line for line in _text(folder / "tests.txt").splitlines() if line.strip()]
+    lines += ["", "## Tests marked cuda", "", tests[-1] if tests else "no output", "", "## Campaign", ""]
+    if campaign:
+        verdicts = ", ".join(f"{name} {count}" for name, count in sorted(campaign["verdicts"].items()))
+        lines.append(
+            f"{campaign['cases']} cases in {campaign['seconds']} s ({campaign['cases_per_minute']}/min): {verdicts}."
+        )
+        lines += [
+            f"- {f['finding']}: {f['verdict']}, {f['culprit']}, necessary {f['necessary']}, {f['hits']} hits"
+            for f in campaign["findings"]
+        ]
+        with Store.open(folder / "corpus.db", create=False) as store:
+            lines.append(f"Corpus integrity: {store.integrity()}.")
+    else:
+        lines.append("No result; see campaign.log.")
+    lines += ["", "## Triage", ""]
+    lines += [
+        f"- {report['case']}: {report['verdict'] or report.get('error')}"
+        + (f", {report['signature']}" if report.get("signature") else "")
+        for report in triaged
+    ] or ["No cases were given."]
+    return "\n".join(lines) + "\n"
+
+
+def _json(path: Path) -> dict[str, Any]:
+    lines = _lines(path)
+    return lines[-1] if lines else {}
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in _text(path).splitlines() if line.startswith("{")]
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
