@@ -79,8 +79,7 @@ def load_case(path: str | Path) -> Case:
     make = namespace.get("make")
     if not callable(make):
         raise CaseError(
-            f"{path} is no case: it defines no make() that returns (module, inputs); "
-            "see 'Case files' in the README."
+            f"{path} is no case: it defines no make() that returns (module, inputs); see 'Case files' in the README."
         )
     backward = bool(namespace.get("BACKWARD", False))
     return Case(
@@ -122,9 +121,7 @@ def _settings(path: Path, namespace: Mapping[str, Any]) -> CompileSettings:
         raise CaseError(f"{path}: OPTIONS and CONFIG must be dictionaries.")
     unknown = set(config) - {"dynamo", "functorch", "inductor"}
     if unknown:
-        raise CaseError(
-            f"{path}: CONFIG knows 'dynamo', 'functorch' and 'inductor', not {', '.join(sorted(unknown))}."
-        )
+        raise CaseError(f"{path}: CONFIG knows 'dynamo', 'functorch' and 'inductor', not {', '.join(sorted(unknown))}.")
     return CompileSettings(
         options={**config.get("inductor", {}), **options},
         dynamo=dict(config.get("dynamo", {})),

@@ -70,9 +70,7 @@ class Experiments:
     @functools.cached_property
     def noisy(self) -> tuple[Observation, ...]:
         """Eager runs perturbed by one ulp per operator."""
-        return tuple(
-            runs.run_eager(self.case, self.device, noise_seed=seed) for seed in range(1, NOISE_RUNS + 1)
-        )
+        return tuple(runs.run_eager(self.case, self.device, noise_seed=seed) for seed in range(1, NOISE_RUNS + 1))
 
     def trial(self, how: Compilation | None = None) -> Trial:
         """Compile the case as ``how`` says, run it and judge what it shows."""

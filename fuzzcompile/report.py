@@ -115,9 +115,7 @@ class Report:
 def worker_failure(case: str, torch_version: str, device: str, verdict: Verdict, detail: str) -> Report:
     """Report on a case whose worker crashed or ran out of time while it was compiled."""
     kind = detail.split(";")[0]
-    return Report(
-        case, torch_version, device, verdict, "low", detail, failure=Failure(str(verdict), kind, "compile")
-    )
+    return Report(case, torch_version, device, verdict, "low", detail, failure=Failure(str(verdict), kind, "compile"))
 
 
 def unjudged(case: str, torch_version: str, device: str, detail: str) -> dict[str, Any]:

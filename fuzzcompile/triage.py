@@ -193,9 +193,7 @@ def _decide(experiments: Experiments, trial: Trial, steps: Sequence[Step]) -> _D
                 hidden=True,
             )
         if first.suspicious and _survives_float64(experiments):
-            return _Decision(
-                _wrong(first), "low", "small, but it survives when the program is compiled in float64"
-            )
+            return _Decision(_wrong(first), "low", "small, but it survives when the program is compiled in float64")
         return _Decision(Verdict.ROUNDING, first.confidence)
     far = first.verdict in (Verdict.MISCOMPILE, Verdict.WRONG_GRADIENT) and all(
         c.finding != "integer" for c in first.comparisons
@@ -235,9 +233,7 @@ def _survives_float64(experiments: Experiments) -> bool:
     judged = experiments.in_float64()
     if judged is None:
         return False
-    return any(
-        c.finding in ("integer", "nonfinite") or c.relative_error > SEMANTIC_STEP for c in judged.comparisons
-    )
+    return any(c.finding in ("integer", "nonfinite") or c.relative_error > SEMANTIC_STEP for c in judged.comparisons)
 
 
 def _wrong(judgement: Judgement) -> Verdict:
@@ -311,9 +307,7 @@ def _with_torch_same(experiments: Experiments, trial: Trial) -> tuple[Comparison
     return tuple(_same(comparison, *runs) for comparison in trial.judgement.comparisons)
 
 
-def _same(
-    comparison: Comparison, eager: Observation, compiled: Observation, reference: Observation
-) -> Comparison:
+def _same(comparison: Comparison, eager: Observation, compiled: Observation, reference: Observation) -> Comparison:
     if comparison.finding == "same":
         return replace(comparison, torch_same=True)
     values = [run.named().get(comparison.name) for run in (eager, compiled, reference)]

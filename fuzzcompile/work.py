@@ -18,6 +18,7 @@ from fuzzcompile.execution.worker import current_device
 from fuzzcompile.generation import GeneratedCase, Profile
 from fuzzcompile.inductor.hooks import initialise_patterns
 from fuzzcompile.inductor.settings import compile_in_process, drop_broken_kernels
+from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.plants import run_plants
 from fuzzcompile.reduction.recipe import NotReproducedError, shrink_recipe
 from fuzzcompile.reduction.reproducer import build_reproducer, confirm_reproducer, line_count
@@ -26,6 +27,12 @@ from fuzzcompile.triage import Target, probe, triage
 
 # Pattern culprits are shrunk without code generation; behind the graph passes there is no other way.
 _SCREENABLE = {"pre_grad", "joint_graph", "post_grad", "dynamo", "functionalization", "decomposition"}
+
+
+# Candidates of these would take the worker that shrinks them down with them: the case is kept as it is.
+_LOST = (Verdict.CRASH, Verdict.TIMEOUT)
+# By-catch of one reduction that is worth judging: most of it is one bug in many sizes.
+_MAX_OTHERS = 4
 
 
 @dataclass(frozen=True)
@@ -129,7 +136,7 @@ def shrink(task: ShrinkTask) -> Shrunk:
     deadline = start + task.seconds
     search = _Search(task)
     report, best, tests, finished = task.report, None, 0, True
-    if task.choices is not None:
+    if task.choices is not None and task.report["verdict"] not in _LOST:
         best, tests, finished = search.run(deadline)
         if best is not None:
             judged = search.judge(best.source)
@@ -152,7 +159,7 @@ def shrink(task: ShrinkTask) -> Shrunk:
         tests,
         time.monotonic() - start,
         finished,
-        tuple(search.others.values()),
+        tuple(search.others.values())[:_MAX_OTHERS],
     )
 
 

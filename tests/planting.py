@@ -18,6 +18,7 @@ import torch
 from torch._inductor.fx_passes import fuse_attention, joint_graph, post_grad
 from torch._inductor.pattern_matcher import (
     CallFunction,
+    Ignored,
     KeywordArg,
     PatternMatcherPass,
     fwd_only,
@@ -32,6 +33,9 @@ from fuzzcompile.inductor.hooks import initialise_patterns
 aten = torch.ops.aten
 ERROR = 0.01
 SMALL_ERROR = 1e-5
+
+
+nothing = contextlib.nullcontext
 
 
 @contextmanager
@@ -60,10 +64,20 @@ def cos_off(match: Any, x: Any) -> None:
     match.replace_by_example(lambda x: torch.cos(x) * (1 + ERROR), [x])
 
 
+def shift_off(match: Any, x: Any) -> None:
+    match.replace_by_example(lambda x: x + 1 + ERROR, [x])
+
+
 def erf_off(match: Any, x: Any) -> Any:
     from torch._inductor.lowering import lowerings
 
     return lowerings[aten.mul](lowerings[aten.erf](x), 1 + ERROR)
+
+
+def add_ignoring(match: Any, x: Any) -> Any:
+    from torch._inductor.lowering import lowerings
+
+    return lowerings[aten.add](x, 1)
 
 
 def exp_times(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -89,17 +103,16 @@ def handler(
     function: Callable[..., None],
     extra_check: Callable[[Any], bool] = lambda match: True,
 ) -> Iterator[None]:
-    """A GraphPatternEntry that runs ``function`` on every call of ``operator``."""
+    """A GraphPatternEntry that runs ``function`` on every call of ``operator`` (of one tensor, or with a one)."""
     with restored(table):
-        pattern = CallFunction(operator, KeywordArg("x"))
+        more = (1,) if operator is aten.add.Tensor else ()
+        pattern = CallFunction(operator, KeywordArg("x"), *more)
         register_graph_pattern(pattern, extra_check=extra_check, pass_dict=table)(function)
         yield
 
 
 @contextmanager
-def replacement(
-    table: PatternMatcherPass, *, training: bool = False, name: str | None = None
-) -> Iterator[None]:
+def replacement(table: PatternMatcherPass, *, training: bool = False, name: str | None = None) -> Iterator[None]:
     """A ReplacementPatternEntry for ``exp(x) * y``."""
     with restored(table):
         register_replacement(
@@ -118,6 +131,16 @@ def lowering(table: PatternMatcherPass) -> Iterator[None]:
     """A LoweringPatternEntry for erf."""
     with restored(table):
         register_lowering_pattern(CallFunction(aten.erf.default, KeywordArg("x")), pass_dict=table)(erf_off)
+        yield
+
+
+@contextmanager
+def unreplayable_lowering(table: PatternMatcherPass) -> Iterator[None]:
+    """A LoweringPatternEntry whose match uses a value that is no argument of it."""
+    with restored(table):
+        inner = CallFunction(aten.erf.default, Ignored())
+        pattern = CallFunction(aten.add.Tensor, inner, KeywordArg("x"))
+        register_lowering_pattern(pattern, pass_dict=table)(add_ignoring)
         yield
 
 
@@ -180,7 +203,8 @@ class Plant:
     site: str | None = None  # a piece of the line of the program that it rewrites; None for whole passes
     backward: bool = False
     config: Mapping[str, Any] = field(default_factory=dict)
-    ordinal: int = 1
+    siblings: tuple[str, ...] = ()  # rules that take its place where it is vetoed, just as wrong
+    nodes: tuple[str, ...] = ()
     replayable: bool = True
 
     def __str__(self) -> str:
@@ -192,6 +216,17 @@ class Plant:
         return None if self.site is None else programs.location_of(self.site)
 
     @property
+    def vetoes(self) -> tuple[str, ...]:
+        """Names that switch the bug off."""
+        return (self.rewrite, *self.siblings)
+
+    @property
+    def source(self) -> str:
+        """The file of the function at fault, as labels give it."""
+        torch_function = self.function.__module__.startswith("torch.")
+        return f"{self.function.__module__.replace('.', '/')}.py" if torch_function else "planting.py"
+
+    @property
     def line(self) -> int:
         """First line of the function at fault."""
         return inspect.unwrap(self.function).__code__.co_firstlineno
@@ -200,7 +235,6 @@ class Plant:
 def _plants() -> list[Plant]:
     joint, early = joint_graph.patterns, joint_graph.early_patterns
     first, second, third = post_grad.pass_patterns
-    nothing = contextlib.nullcontext
     return [
         Plant(
             "graph handler, joint stage",
@@ -211,7 +245,8 @@ def _plants() -> list[Plant]:
             "pass_pattern_0",
             "sin_off",
             sin_off,
-            site="torch.sin(x)",
+            site="torch.sin(x) * 2",
+            nodes=("sin",),
         ),
         Plant(
             "graph handler, table without a pass of its own",
@@ -222,7 +257,8 @@ def _plants() -> list[Plant]:
             None,
             "sin_off",
             sin_off,
-            site="torch.sin(x)",
+            site="torch.sin(x) * 2",
+            nodes=("sin",),
         ),
         Plant(
             "graph handler, post-grad stage",
@@ -233,7 +269,8 @@ def _plants() -> list[Plant]:
             "pass_pattern_1",
             "sin_off",
             sin_off,
-            site="torch.sin(x)",
+            site="torch.sin(x) * 2",
+            nodes=("sin",),
         ),
         Plant(
             "replacement",
@@ -245,6 +282,7 @@ def _plants() -> list[Plant]:
             "exp_times",
             exp_times,
             site="torch.exp(x)",
+            nodes=("exp", "mul"),
         ),
         Plant(
             "named replacement",
@@ -256,6 +294,7 @@ def _plants() -> list[Plant]:
             "_planted_pattern_3_inference",
             exp_times,
             site="torch.exp(x)",
+            nodes=("exp", "mul"),
         ),
         Plant(
             "replacement in a joint graph with gradients",
@@ -279,6 +318,7 @@ def _plants() -> list[Plant]:
             "erf_off",
             erf_off,
             site="torch.erf(x)",
+            nodes=("erf",),
             replayable=False,
         ),
         Plant(
@@ -335,6 +375,7 @@ def _plants() -> list[Plant]:
             "_sfdp_pattern_1_inference",
             fuse_attention._sfdp_pattern_1,
             site="weights @ v",
+            siblings=("_sfdp_pattern_3_inference",),
         ),
         Plant(
             "handler in a joint graph",
@@ -346,6 +387,7 @@ def _plants() -> list[Plant]:
             "cos_off",
             cos_off,
             site="torch.sin(x) + b",
+            nodes=("cos",),
             backward=True,
         ),
         Plant(
@@ -358,6 +400,7 @@ def _plants() -> list[Plant]:
             "cos_off",
             cos_off,
             site="torch.sin(x) + b",
+            nodes=("cos",),
             backward=True,
         ),
     ]

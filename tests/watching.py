@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from planting import Plant
 from torch.utils import _pytree as pytree
 
 from fuzzcompile.attribution.steps import ReplayCount, Step, steps_of
@@ -72,9 +73,14 @@ def watch(
     return Watched(session.ledger, values)
 
 
-def run(
-    compiled: Callable[..., Any], target: Any, *calls: Sequence[Any], backward: bool = False
-) -> list[torch.Tensor]:
+def watch_plant(plant: Plant, *, vetoes: Sequence[str] = (), **how: Any) -> Watched:
+    """Compile a plant's program with the plant."""
+    target, inputs = plant.program()
+    with plant.install():
+        return watch(target, inputs, vetoes=vetoes, backward=plant.backward, config=plant.config, **how)
+
+
+def run(compiled: Callable[..., Any], target: Any, *calls: Sequence[Any], backward: bool = False) -> list[torch.Tensor]:
     """Outputs of all calls of ``compiled`` and, with ``backward``, the gradients that they leave behind."""
     seed_everything(SEED)
     leaves = [t for t in pytree.tree_leaves(calls) if isinstance(t, torch.Tensor) and t.requires_grad]
@@ -92,9 +98,7 @@ def run(
     return values + [leaf.grad.clone() for leaf in leaves if leaf.grad is not None]
 
 
-def eager(
-    target: Callable[..., Any], *calls: Sequence[Any], backward: bool = False
-) -> list[torch.Tensor]:
+def eager(target: Callable[..., Any], *calls: Sequence[Any], backward: bool = False) -> list[torch.Tensor]:
     """The same values without any compiler."""
     return run(target, target, *calls, backward=backward)
 

@@ -56,11 +56,7 @@ class Attributor:
 
     def _from_error(self) -> Attribution | None:
         failed = self.trial.ledger.failed_in
-        if (
-            self.trial.observation.failure is None
-            or failed is None
-            or failed.rewrite in (failed.stage, "lowering")
-        ):
+        if self.trial.observation.failure is None or failed is None or failed.rewrite in (failed.stage, "lowering"):
             return None
         return self._prove(failed, None)
 
@@ -134,7 +130,7 @@ class Attributor:
         if len(siblings) > 1:
             culprit = replace(culprit, family="+".join(sorted(siblings | {family})))
         sufficient = self._sufficient(closure)
-        culprit = replace(culprit, sufficient=sufficient)
+        culprit = replace(culprit, sufficient=sufficient, siblings=tuple(s.rewrite for s in closure[1:]))
         contributors = [self._culprit(other, None, necessary=True) for other in others]
         if sufficient is False and not others:
             contributors = self._contributors(closure)
@@ -187,12 +183,7 @@ class Attributor:
         tried = {base_name(label.rewrite) for label in closure}
         for _, _, rewrite in self.trial.ledger.rewrites():
             name = base_name(rewrite.label.rewrite)
-            if (
-                name in tried
-                or rewrite.label.rewrite in MANDATORY
-                or " " in name
-                or len(tried) > _MAX_CONTRIBUTORS
-            ):
+            if name in tried or rewrite.label.rewrite in MANDATORY or " " in name or len(tried) > _MAX_CONTRIBUTORS:
                 continue
             tried.add(name)
             if self._veto([rewrite.label], screen=self._screens)[1]:
@@ -202,9 +193,7 @@ class Attributor:
     def _note(self, toggle: str, trial: Trial, repaired: bool) -> None:
         if trial.how.screen:
             toggle += " (graphs interpreted)"
-        self.ablations.append(
-            Ablation(toggle, repaired, error_of(trial.judgement), str(trial.judgement.verdict))
-        )
+        self.ablations.append(Ablation(toggle, repaired, error_of(trial.judgement), str(trial.judgement.verdict)))
 
     # -- beyond the graph passes ------------------------------------------------------------------
 
@@ -244,9 +233,7 @@ def suspects_of(steps: Sequence[Step], *, strides: bool = False) -> list[Step]:
     """
     semantic = [step for step in steps if step.is_semantic]
     native = [step for step in steps if not step.is_semantic and step.moves_natively]
-    layout = [
-        step for step in steps if strides and step.stride and step not in semantic and step not in native
-    ]
+    layout = [step for step in steps if strides and step.stride and step not in semantic and step not in native]
     return [step for step in (*semantic, *native, *layout) if step.label.rewrite not in MANDATORY]
 
 

@@ -14,7 +14,8 @@ from fuzzcompile.inductor.ledger import Label
 class Culprit:
     """What is at fault, and how well that is proved (fields as in the triage contract).
 
-    ``necessary`` and ``sufficient`` are None where they were not tested.
+    ``necessary`` and ``sufficient`` are None where they were not tested. ``siblings`` are rewrites that take the
+    culprit's place when it is vetoed: it is necessary together with them.
     """
 
     stage: str
@@ -28,6 +29,7 @@ class Culprit:
     step: float | None = None
     necessary: bool | None = None
     sufficient: bool | None = None
+    siblings: tuple[str, ...] = ()
     confidence: str = "high"
 
     @classmethod
@@ -79,6 +81,7 @@ class Culprit:
             "step": self.step,
             "necessary": self.necessary,
             "sufficient": self.sufficient,
+            "siblings": list(self.siblings),
         }
 
 

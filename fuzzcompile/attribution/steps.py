@@ -12,7 +12,7 @@ from torch import fx
 
 from fuzzcompile.execution.runs import first_line
 from fuzzcompile.execution.tensors import significant_strides
-from fuzzcompile.inductor.ledger import Call, Frame, GraphRecord, Label, Ledger, Rewrite, Snapshot
+from fuzzcompile.inductor.ledger import Frame, GraphRecord, Label, Ledger, Rewrite, Snapshot
 from fuzzcompile.inductor.replay import NotReplayable, Replayed, draws_random, replay
 from fuzzcompile.oracle import metrics
 
@@ -106,9 +106,7 @@ def _frame_steps(frame: Frame, count: ReplayCount) -> Iterator[Step]:
     yield from _border_steps(frame, count)
 
 
-def _record_steps(
-    frame: int, record: GraphRecord, inputs: Sequence[Any], count: ReplayCount
-) -> Iterator[Step]:
+def _record_steps(frame: int, record: GraphRecord, inputs: Sequence[Any], count: ReplayCount) -> Iterator[Step]:
     """One step per rewrite, in order.
 
     Most rewrites change nothing that can be observed, so whole runs of them are settled by comparing the
@@ -288,16 +286,18 @@ def _inputs(frame: Frame, record: GraphRecord) -> Sequence[Any] | None:
         return _joint_inputs(frame, record)
     if record.direction == "backward":
         return frame.backward_calls[0].inputs if frame.backward_calls else None
-    return _fitting(record, [*frame.forward_calls[:1], *frame.dynamo_calls[:1]])
+    compiled = [call.inputs for call in frame.forward_calls[:1]]
+    captured = [[*frame.parameters, *call.inputs] for call in frame.dynamo_calls[:1]]
+    return _fitting(record, [*compiled, *captured])
 
 
-def _fitting(record: GraphRecord, calls: Sequence[Call]) -> Sequence[Any] | None:
-    """The inputs of the first call that has as many as the graph takes.
+def _fitting(record: GraphRecord, candidates: Sequence[Sequence[Any]]) -> Sequence[Any] | None:
+    """The first inputs that are as many as the graph takes.
 
-    Freezing turns parameters into constants between the stages: the graph before takes what dynamo passes.
+    Freezing turns parameters into constants between the stages: the graph before it takes them as inputs.
     """
     wanted = len(_placeholders(record.snapshots[0]))
-    return next((call.inputs for call in calls if len(call.inputs) == wanted), None)
+    return next((inputs for inputs in candidates if len(inputs) == wanted), None)
 
 
 def _joint_inputs(frame: Frame, record: GraphRecord) -> Sequence[Any] | None:

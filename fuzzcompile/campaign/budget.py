@@ -27,8 +27,7 @@ class Budget:
         match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhc])", text.strip().lower())
         if match is None or float(match[1]) == 0 or (match[2] == "c" and "." in match[1]):
             raise UsageError(
-                f"{text!r} is no budget: write a time such as 90s, 10m or 1h, "
-                "or a number of cases such as 200c."
+                f"{text!r} is no budget: write a time such as 90s, 10m or 1h, or a number of cases such as 200c."
             )
         if match[2] == "c":
             return cls(cases=int(match[1]))

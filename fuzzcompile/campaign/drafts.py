@@ -35,9 +35,7 @@ def draft_of(store: Store, finding: str | int) -> str:
 def draft_of_report(shrunk: Shrunk, device: str) -> str:
     """The issue draft of a case that is in no corpus."""
     environment = describe(resolve(device))
-    return draft_issue(
-        facts_from(shrunk.report, shrunk.reproducer, environment, None, 1, confirmed=shrunk.confirmed)
-    )
+    return draft_issue(facts_from(shrunk.report, shrunk.reproducer, environment, None, 1, confirmed=shrunk.confirmed))
 
 
 def write_draft(store: Store, finding: str, folder: Path) -> Path:

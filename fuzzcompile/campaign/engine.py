@@ -216,9 +216,7 @@ class Engine:
             vetoes=self.settings.vetoes,
         )
         future = self._submit(shrink, task, f"minimise {finding}", limit=seconds + 240.0)
-        self._jobs[future] = _Job(
-            job.case, job.index, job.path, job.marker, shrinks=finding, severity=severity(report)
-        )
+        self._jobs[future] = _Job(job.case, job.index, job.path, job.marker, shrinks=finding, severity=severity(report))
 
     def _submit(
         self, function: Callable[[Any], Any], task: Any, label: str, *, limit: float | None = None
@@ -270,7 +268,7 @@ class Engine:
             yield FindingFound(
                 finding, report["signature"], report["verdict"], name_of(culprit), culprit.get("necessary")
             )
-        if not _is_lost(report) and severity(report) > self._shown(finding):
+        if severity(report) > self._shown(finding):
             self._shrink(finding, job, report)
 
     def _shown(self, finding: str) -> int:
@@ -300,9 +298,7 @@ class Engine:
     def _lost(self, error: WorkerFailed, job: _Job, folder: Path) -> Iterator[Event]:
         """The worker crashed, hung or grew: that is the case's verdict, believed if it comes twice."""
         if job.shrinks is not None:
-            yield Trouble(
-                f"minimising {job.shrinks} {error}; `fuzzcompile minimize {job.shrinks}` tries again"
-            )
+            yield Trouble(f"minimising {job.shrinks} {error}; `fuzzcompile minimize {job.shrinks}` tries again")
             return
         verdict = Verdict.TIMEOUT if isinstance(error, WorkerTimeout) else Verdict.CRASH
         compiling = job.marker.exists()
@@ -314,9 +310,7 @@ class Engine:
             report |= {"is_bug": False, "signature": None}
             report["detail"] += "; seen once" if compiling else "; before eager had finished"
         stored = self._record(job, report, None)
-        yield CaseJudged(
-            job.index if job.index is not None else -1, str(verdict), time.monotonic() - job.started
-        )
+        yield CaseJudged(job.index if job.index is not None else -1, str(verdict), time.monotonic() - job.started)
         if stored.finding_id is not None:
             yield from self._announce(stored, report, job)
         elif compiling and not job.retry and self._remaining() > 0:
@@ -337,9 +331,7 @@ class Engine:
 
     def _record(self, job: _Job, report: Mapping[str, Any], result: Judged | None) -> Recorded:
         coverage = [
-            Coverage(
-                c.stage, c.pass_name or "", c.rewrite, "fired" if c.outcome == "fired" else "refused", c.count
-            )
+            Coverage(c.stage, c.pass_name or "", c.rewrite, "fired" if c.outcome == "fired" else "refused", c.count)
             for c in (result.coverage if result is not None else ())
             if c.outcome != "vetoed"
         ]
@@ -402,8 +394,3 @@ def _kind(verdict: str) -> str:
 def _is_proved(culprit: Mapping[str, Any] | None) -> bool:
     """Further hits of a finding whose culprit was shown to be necessary need no ablations of their own."""
     return culprit is not None and culprit.get("necessary") is True
-
-
-def _is_lost(report: Mapping[str, Any]) -> bool:
-    """Crashes and time-outs would take the worker that shrinks them down too."""
-    return report["verdict"] in (Verdict.CRASH, Verdict.TIMEOUT)

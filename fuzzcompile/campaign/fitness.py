@@ -58,8 +58,7 @@ def _checks(device_option: str, corpus: str | None) -> Iterator[Check]:
     yield Check(
         "Inductor hooks",
         not missing,
-        f"{len(HOOKS) - len(missing)} of {len(HOOKS)}"
-        + (f", missing: {', '.join(missing)}" if missing else ""),
+        f"{len(HOOKS) - len(missing)} of {len(HOOKS)}" + (f", missing: {', '.join(missing)}" if missing else ""),
         "This torch's internals differ from what fuzzcompile knows: stages without hooks are not attributed.",
         needed=len(missing) == len(HOOKS),
     )
@@ -79,9 +78,7 @@ def _corpus(location: str | None) -> Check:
     try:
         with Store.open(location) as store:
             counters = store.counters()
-            return Check(
-                "corpus", True, f"{store.location}: {counters.cases} cases, {counters.findings} findings"
-            )
+            return Check("corpus", True, f"{store.location}: {counters.cases} cases, {counters.findings} findings")
     except FuzzcompileError as error:
         return Check("corpus", False, str(error), "Choose another place with --corpus.")
 
@@ -96,7 +93,5 @@ def _compiles(device: torch.device) -> Check:
         right = torch.allclose(torch.compile(small)(x), small(x))
     except Exception as error:
         text = " ".join(str(error).split())[:160]
-        return Check(
-            "torch.compile", False, f"{type(error).__name__}: {text}", "Mend the compiler toolchain."
-        )
+        return Check("torch.compile", False, f"{type(error).__name__}: {text}", "Mend the compiler toolchain.")
     return Check("torch.compile", right, f"a small program compiles in {time.perf_counter() - start:.1f} s")

@@ -36,13 +36,9 @@ def run_campaign(
     """
     environment = describe(resolve(settings.device))
     with Store.open(location) as store:
-        campaign = store.start_campaign(
-            Campaign(settings.seed, _settings(settings), command, __version__, environment)
-        )
+        campaign = store.start_campaign(Campaign(settings.seed, _settings(settings), command, __version__, environment))
         pool = open_pool(settings.device, settings.workers, plants=plants, limits=limits)
-        engine = Engine(
-            settings, store, pool, environment, campaign=campaign, describe_workers=lambda: activity(pool)
-        )
+        engine = Engine(settings, store, pool, environment, campaign=campaign, describe_workers=lambda: activity(pool))
         interrupted = False
         try:
             with _sigterm_interrupts(), closing(engine.run()) as events:

@@ -40,9 +40,7 @@ def default_workers(device: str) -> int:
     return max(1, min(4, available_cpus()))
 
 
-def open_pool(
-    device: str, workers: int, *, plants: Sequence[Path] = (), limits: Limits | None = None
-) -> WorkerPool:
+def open_pool(device: str, workers: int, *, plants: Sequence[Path] = (), limits: Limits | None = None) -> WorkerPool:
     """Workers that are ready to judge cases on ``device`` (``auto``, ``cpu``, ``cuda`` or ``cuda:N``).
 
     Raises:

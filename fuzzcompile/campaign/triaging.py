@@ -109,9 +109,7 @@ def overall_status(answers: Sequence[Answer]) -> int:
 def _lost(path: Path, marker: Path, device: str, error: WorkerFailed) -> Answer:
     """A crash or time-out is the compiler's only if eager had finished within its limits."""
     if not marker.exists():
-        return Answer(
-            path, None, f"{path} could not be judged: eager itself {error}; raise --timeout or --memory.", 3
-        )
+        return Answer(path, None, f"{path} could not be judged: eager itself {error}; raise --timeout or --memory.", 3)
     verdict = Verdict.TIMEOUT if isinstance(error, WorkerTimeout) else Verdict.CRASH
     report = worker_failure(path.stem, torch.__version__, device, verdict, str(error))
     return Answer(path, report.to_json(), status=1)

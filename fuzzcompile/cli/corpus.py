@@ -60,27 +60,21 @@ def list_findings(location: str | None, as_json: bool) -> int:
 @options.corpus
 def show(finding: str, location: str | None) -> int:
     """Show a finding: its report, its proof and its reproducer."""
-    from rich.console import Console
-
     from fuzzcompile.corpus import Store
-    from fuzzcompile.reporting.verdict import print_report
+    from fuzzcompile.reporting.verdict import print_report, report_console
 
     with Store.open(location, create=False) as store:
         found = store.finding(finding)
         reproducer = store.best_reproducer(finding)
     click.echo(f"{found.public_id}  {found.signature}")
-    click.echo(
-        f"{found.hits} hits, first seen {found.first_seen:%Y-%m-%d}, torch {', '.join(found.torch_versions)}"
-    )
-    print_report(Console(), found.report, proof=True)
+    click.echo(f"{found.hits} hits, first seen {found.first_seen:%Y-%m-%d}, torch {', '.join(found.torch_versions)}")
+    print_report(report_console(), found.report, proof=True, name=found.public_id)
     click.echo("")
     if reproducer is None:
         click.echo(f"No reproducer yet; the case as found (next: fuzzcompile minimize {found.public_id}):\n")
         click.echo(found.source)
     else:
-        click.echo(
-            f"Reproducer ({'confirmed' if reproducer.confirmed else 'not confirmed'} in a clean process):\n"
-        )
+        click.echo(f"Reproducer ({'confirmed' if reproducer.confirmed else 'not confirmed'} in a clean process):\n")
         click.echo(reproducer.source)
     return 0
 

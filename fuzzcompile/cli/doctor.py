@@ -26,9 +26,7 @@ def doctor(device: str, location: str | None, as_json: bool) -> int:
         click.echo(json.dumps([vars(check) for check in checks]))
     else:
         for check in checks:
-            click.echo(
-                f"{'ok  ' if check.fine else 'FAIL' if check.needed else 'warn'}  {check.name}: {check.found}"
-            )
+            click.echo(f"{'ok  ' if check.fine else 'FAIL' if check.needed else 'warn'}  {check.name}: {check.found}")
             if not check.fine and check.advice:
                 click.echo(f"      {check.advice}")
     unfit = [check for check in checks if check.needed and not check.fine]

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("target", metavar="CASE|FINDING")
-@click.option(
-    "--out", type=click.Path(path_type=Path, dir_okay=False), help="Where to write; default repro_NAME.py."
-)
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Where to write; default repro_NAME.py.")
 @click.option("--budget", default="5m", show_default=True, metavar="90s|10m", help="Time for the search.")
 @options.device
 @options.corpus
@@ -58,9 +56,7 @@ def minimize(
             click.echo(f"Judging {path} ...", err=True)
             subject = subject_of_file(path, store, device=device, vetoes=vetoes, plants=plants, limits=limits)
             if subject is None:
-                click.echo(
-                    f"{path} shows no bug: there is nothing to minimise. `fuzzcompile triage` says why."
-                )
+                click.echo(f"{path} shows no bug: there is nothing to minimise. `fuzzcompile triage` says why.")
                 return 0
         else:
             subject = subject_of_finding(_needed(store, target), target)
@@ -80,9 +76,7 @@ def minimize(
         raise EnvironmentUnfit(
             f"{out} does not show the bug when run alone: {' '.join(small.confirmation.split())[-200:]}"
         )
-    click.echo(
-        f"Confirmed in a clean process. Next: python {out}; fuzzcompile issue {subject.finding or target}"
-    )
+    click.echo(f"Confirmed in a clean process. Next: python {out}; fuzzcompile issue {subject.finding or target}")
     return 0
 
 
@@ -127,9 +121,7 @@ def _existing(location: str | None) -> Iterator[Store | None]:
 
 def _needed(store: Store | None, target: str) -> Store:
     if store is None:
-        raise CaseError(
-            f"{target} is no file, and there is no corpus here; name a case file or use --corpus."
-        )
+        raise CaseError(f"{target} is no file, and there is no corpus here; name a case file or use --corpus.")
     return store
 
 

@@ -13,16 +13,10 @@ from fuzzcompile.cli import options
 
 
 @click.command()
-@click.option(
-    "--budget", default="10m", show_default=True, metavar="90s|10m|1h|200c", help="Time or number of cases."
-)
+@click.option("--budget", default="10m", show_default=True, metavar="90s|10m|1h|200c", help="Time or number of cases.")
 @options.device
-@click.option(
-    "--seed", default=0, show_default=True, type=click.IntRange(0, 2**63 - 1), help="Which cases are drawn."
-)
-@click.option(
-    "--workers", default=None, type=click.IntRange(1, 256), help="Worker processes; default: by processors."
-)
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**63 - 1), help="Which cases are drawn.")
+@click.option("--workers", default=None, type=click.IntRange(1, 256), help="Worker processes; default: by processors.")
 @options.corpus
 @click.option("--max-findings", default=None, type=click.IntRange(1), help="Stop after so many new findings.")
 @click.option("--no-near-misses", is_flag=True, help="Draw only clean idioms, no near misses.")

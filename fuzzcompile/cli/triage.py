@@ -19,9 +19,7 @@ from fuzzcompile.cli import options
 @options.plant
 @options.timeout
 @options.memory
-@click.option(
-    "--workers", default=1, show_default=True, type=click.IntRange(1, 256), help="Worker processes."
-)
+@click.option("--workers", default=1, show_default=True, type=click.IntRange(1, 256), help="Worker processes.")
 @options.json_output
 def triage(cases: tuple[Path, ...], as_json: bool, **given: Any) -> int:
     """Judge case files: a bug or rounding, and if a bug, whose.
@@ -56,14 +54,12 @@ def _triage(
     memory: float,
     workers: int,
 ) -> int:
-    from rich.console import Console
-
     from fuzzcompile.campaign.pool import Limits
     from fuzzcompile.campaign.triaging import Answer, case_files, overall_status, triage_files
-    from fuzzcompile.reporting.verdict import print_report
+    from fuzzcompile.reporting.verdict import print_report, report_console
 
     files = case_files(cases)
-    out, answers = Console(), list[Answer]()
+    out, answers = report_console(), list[Answer]()
     for answer in triage_files(
         files,
         device=device,
@@ -78,5 +74,5 @@ def _triage(
         if as_json:
             click.echo(json.dumps(answer.to_json(), allow_nan=False))
         elif answer.report is not None:
-            print_report(out, answer.report, proof=proof)
+            print_report(out, answer.report, proof=proof, name=str(answer.path))
     return overall_status(answers)

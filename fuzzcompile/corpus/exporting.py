@@ -93,9 +93,7 @@ def _earlier_export(finding: Finding, folder: Path) -> dict[str, str]:
     return {name: files[name] for name in SOURCE_FILES if name in files} if isinstance(files, dict) else {}
 
 
-def _refuse_foreign_files(
-    finding: Finding, folder: Path, files: dict[str, bytes], earlier: dict[str, str]
-) -> None:
+def _refuse_foreign_files(finding: Finding, folder: Path, files: dict[str, bytes], earlier: dict[str, str]) -> None:
     for name in files.keys() | earlier.keys():
         path = folder / name
         if path.exists() and _sha256(path.read_bytes()) not in (

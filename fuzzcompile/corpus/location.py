@@ -46,8 +46,7 @@ def require_file(path: Path, *, create: bool) -> None:
         present = path.exists()
     except OSError as error:
         raise CorpusError(
-            f"The folder of the corpus {path} cannot be used ({error.strerror}): "
-            "name a writable place with --corpus."
+            f"The folder of the corpus {path} cannot be used ({error.strerror}): name a writable place with --corpus."
         ) from error
     if not create and not present:
         raise CorpusError(

@@ -230,9 +230,7 @@ def _torch_versions(session: Session) -> dict[int, list[str]]:
     return versions
 
 
-def _count_distinct(
-    session: Session, column: QueryableAttribute[Any], chosen: list[ColumnElement[bool]]
-) -> int:
+def _count_distinct(session: Session, column: QueryableAttribute[Any], chosen: list[ColumnElement[bool]]) -> int:
     return session.scalar(select(func.count(distinct(column))).where(*chosen)) or 0
 
 

@@ -121,9 +121,7 @@ def put_run(
 def put_reproducer(session: Session, finding_id: int, reproducer: Reproducer) -> int:
     """Store a reproducer; the same script again replaces what was known of it."""
     row = session.scalar(
-        select(ReproducerRow).where(
-            ReproducerRow.finding_id == finding_id, ReproducerRow.sha256 == reproducer.sha256
-        )
+        select(ReproducerRow).where(ReproducerRow.finding_id == finding_id, ReproducerRow.sha256 == reproducer.sha256)
     )
     if row is None:
         row = ReproducerRow(finding_id=finding_id, sha256=reproducer.sha256, created=now())
@@ -140,9 +138,7 @@ def _count_finding(session: Session, run: RunRow, source: str) -> bool:
     row = session.scalar(select(FindingRow).where(FindingRow.signature == signature))
     is_new = row is None
     if row is None:
-        row = FindingRow(
-            signature=signature, status="open", verdict=run.verdict, hits=0, first_seen=run.created
-        )
+        row = FindingRow(signature=signature, status="open", verdict=run.verdict, hits=0, first_seen=run.created)
         row.last_seen = run.created
         session.add(row)
         session.flush()

@@ -64,9 +64,7 @@ def _refuse_what_is_not_ours(
     if revision is None and has_tables:
         raise CorpusError(f"{corpus} is another program's database: name another file with --corpus.")
     if revision is None and not create:
-        raise CorpusError(
-            f"{corpus} holds no corpus yet: fill it with `fuzzcompile run`, or name yours with --corpus."
-        )
+        raise CorpusError(f"{corpus} holds no corpus yet: fill it with `fuzzcompile run`, or name yours with --corpus.")
     if revision is not None and revision not in {script.revision for script in scripts.walk_revisions()}:
         raise CorpusError(
             f"The corpus {corpus} was written by a newer fuzzcompile (schema {revision}, this is "

@@ -55,9 +55,7 @@ class UlpNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
         moved = (wide * (1 + torch.finfo(value.dtype).eps * draw)).to(value.dtype)
         moved = torch.where(torch.isfinite(moved), moved, value)
-        return torch.empty_strided(
-            value.size(), value.stride(), dtype=value.dtype, device=value.device
-        ).copy_(moved)
+        return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device).copy_(moved)
 
     def _generator(self, device: torch.device) -> torch.Generator:
         if device not in self._generators:

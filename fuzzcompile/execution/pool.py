@@ -83,8 +83,7 @@ class WorkerPool(Executor):
         self._queue = TaskQueue()
         self._reaper = Reaper()
         self._slots = [
-            Slot(index, devices[index % len(devices)], self._queue, terms, self._reaper)
-            for index in range(workers)
+            Slot(index, devices[index % len(devices)], self._queue, terms, self._reaper) for index in range(workers)
         ]
         self._threads = [
             threading.Thread(target=slot.run, name=f"worker-slot-{index}", daemon=True)

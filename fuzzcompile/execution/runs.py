@@ -189,9 +189,7 @@ def _outputs(prefix: str, output: Any, program: Program, arguments: Any) -> list
     return values
 
 
-def _mutations(
-    prefix: str, before: Mapping[str, torch.Tensor], program: Program, arguments: Any
-) -> list[Value]:
+def _mutations(prefix: str, before: Mapping[str, torch.Tensor], program: Program, arguments: Any) -> list[Value]:
     changed = []
     for name, tensor in _leaves(program, arguments).items():
         old = before.get(name)

@@ -85,9 +85,7 @@ def batch_one(draw: Draw, spec: CaseSpec) -> CaseSpec:
     return _dims(spec, batch=1)
 
 
-@near_miss(
-    22, applies=_has_heads, present=lambda spec: _has_heads(spec) and spec.dims.sequence == spec.dims.heads
-)
+@near_miss(22, applies=_has_heads, present=lambda spec: _has_heads(spec) and spec.dims.sequence == spec.dims.heads)
 def sequence_is_heads(draw: Draw, spec: CaseSpec) -> CaseSpec:
     """As many tokens as heads.
 

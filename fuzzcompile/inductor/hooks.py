@@ -100,6 +100,7 @@ def _wrap_compile_fx(recorder: Recorder, original: Callable[..., Any]) -> Callab
             return original(model, example_inputs, *args, **kwargs)
         frame = Frame(len(recorder.ledger.frames))
         recorder.ledger.frames.append(frame)
+        frame.parameters.extend(_parameters(model))
         inner = kwargs.pop("inner_compile", None) or _compile_fx_inner()
         if recorder.screen:
             inner = screened
@@ -118,6 +119,14 @@ def _wrap_compile_fx(recorder: Recorder, original: Callable[..., Any]) -> Callab
     return compile_fx
 
 
+def _parameters(model: Any) -> list[torch.Tensor]:
+    """Parameters and buffers in the order in which AOTAutograd makes inputs of them."""
+    if not isinstance(model, fx.GraphModule):
+        return []
+    named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    return [tensor for _, tensor in named]
+
+
 def _restart_analysis() -> type[BaseException]:
     return importlib.import_module("torch._dynamo.exc").RestartAnalysis  # type: ignore[no-any-return]
 
@@ -132,9 +141,7 @@ def _watched_inner(recorder: Recorder, frame: Frame, inner: Callable[..., Any]) 
         backward = bool(kwargs.get("is_backward"))
         before = recorder.frame, recorder.direction
         recorder.frame = frame
-        recorder.direction = (
-            "backward" if backward else "inference" if kwargs.get("is_inference") else "forward"
-        )
+        recorder.direction = "backward" if backward else "inference" if kwargs.get("is_inference") else "forward"
         try:
             with recorder.blame(Label("lowering", None, "lowering")):
                 compiled = inner(module, example_inputs, **kwargs)

@@ -96,13 +96,17 @@ class Call:
 
 @dataclass
 class Frame:
-    """One call of the backend by dynamo: one captured graph and all that was made of it."""
+    """One call of the backend by dynamo: one captured graph and all that was made of it.
+
+    ``parameters`` are those that dynamo left inside its graph, as it does where they will be frozen.
+    """
 
     index: int
     records: list[GraphRecord] = field(default_factory=list)
     dynamo_calls: list[Call] = field(default_factory=list)
     forward_calls: list[Call] = field(default_factory=list)
     backward_calls: list[Call] = field(default_factory=list)
+    parameters: list[torch.Tensor] = field(default_factory=list)
 
     def record(self, stage: str, direction: str | None = None) -> GraphRecord | None:
         """The record of a stage (and direction), or None where the stage did not run."""
@@ -127,10 +131,7 @@ class Ledger:
     def rewrites(self) -> list[tuple[Frame, GraphRecord, Rewrite]]:
         """All rewrites of all frames, in the order in which they happened."""
         return [
-            (frame, record, rewrite)
-            for frame in self.frames
-            for record in frame.records
-            for rewrite in record.rewrites
+            (frame, record, rewrite) for frame in self.frames for record in frame.records for rewrite in record.rewrites
         ]
 
 

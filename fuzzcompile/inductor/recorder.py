@@ -151,9 +151,7 @@ class Recorder:
 
     def refuses(self, label: Label) -> bool:
         """Whether this rewrite is vetoed, by name or because only others are wanted; counted if so."""
-        unwanted = (
-            self.only is not None and label.rewrite not in MANDATORY and not labels.vetoes(label, self.only)
-        )
+        unwanted = self.only is not None and label.rewrite not in MANDATORY and not labels.vetoes(label, self.only)
         if unwanted or labels.vetoes(label, self.vetoed):
             self.count(label, "vetoed")
             return True
@@ -175,7 +173,9 @@ class Recorder:
         nodes = [n for n in match.nodes if isinstance(n, fx.Node)]
         names, site = tuple(n.name for n in nodes), self._site(label, nodes)
         known = set(node.graph.nodes)
-        opaque = self._matched_graph(match, nodes, node)
+        opaque: Opaque | None = None
+        with self._guarded():
+            opaque = _matched_graph(match, nodes, node)
         with self.blame(label):
             apply()
         if opaque is not None:
@@ -240,21 +240,6 @@ class Recorder:
                 site = Site(where, self._ordinals[key])
         return site
 
-    def _matched_graph(self, match: Any, nodes: list[fx.Node], node: fx.Node) -> Opaque | None:
-        """The matched nodes as a graph, if every outside value they use is an argument of the match."""
-        matched: Opaque | None = None
-        with self._guarded():
-            graph, feeds = sub_graph(nodes, node)
-            flat = pytree.tree_leaves((tuple(match.args), match.kwargs))
-            places = {id(argument): position for position, argument in reversed(list(enumerate(flat)))}
-            if any(id(feed) not in places for feed in feeds):
-                return None  # not replayable, and that is known later
-            positions = tuple(places[id(feed)] for feed in feeds)
-            module = node.graph.owning_module
-            attributes = attributes_of(graph, module) if module is not None else {}
-            matched = Opaque(graph, attributes, positions)
-        return matched
-
     def _keep_opaque(self, known: set[fx.Node], graph: fx.Graph, opaque: Opaque) -> None:
         """Lowering patterns put one call of a Python handler in place of what they matched."""
         for created in graph.nodes:
@@ -267,6 +252,18 @@ class Recorder:
             yield
         except Exception as error:
             self.ledger.trouble.append(f"{type(error).__name__}: {error}"[:300])
+
+
+def _matched_graph(match: Any, nodes: list[fx.Node], node: fx.Node) -> Opaque | None:
+    """The matched nodes as a graph; None if they use values that are no arguments of the match."""
+    graph, feeds = sub_graph(nodes, node)
+    flat = pytree.tree_leaves((tuple(match.args), match.kwargs))
+    places = {id(argument): position for position, argument in reversed(list(enumerate(flat)))}
+    if any(id(feed) not in places for feed in feeds):
+        return None
+    module = node.graph.owning_module
+    attributes = attributes_of(graph, module) if module is not None else {}
+    return Opaque(graph, attributes, tuple(places[id(feed)] for feed in feeds))
 
 
 def _chain(error: BaseException) -> list[BaseException]:

@@ -12,9 +12,7 @@ from fuzzcompile.execution.observation import Value
 from fuzzcompile.oracle import metrics
 
 # What is the matter with one output. "far" means farther from the reference than rounding explains.
-Finding = Literal[
-    "same", "close", "wild", "far", "nonfinite", "integer", "dtype", "shape", "stride", "missing"
-]
+Finding = Literal["same", "close", "wild", "far", "nonfinite", "integer", "dtype", "shape", "stride", "missing"]
 # Eager and compiled apart by this share of the output's size, both within what rounding allows: no correct
 # digits are left in eager itself.
 _NO_DIGITS = 0.25
@@ -167,9 +165,7 @@ def _compare_floats(
         _NO_DIGITS * max(scale, torch.finfo(one.dtype).tiny)
     ) or bool(torch.isinf(apart).any()):
         finding = "wild"
-    where, at = _place(
-        excess if finding in ("far", "nonfinite") else apart, eager=one, compiled=other, float64=exact
-    )
+    where, at = _place(excess if finding in ("far", "nonfinite") else apart, eager=one, compiled=other, float64=exact)
     return Comparison(
         eager.name,
         eager.kind,
@@ -181,7 +177,7 @@ def _compare_floats(
         noise_floor=allowed.noise_floor,
         scale=scale,
         within_default_tolerance=metrics.within_default_tolerance(other, one),
-        within_scaled_tolerance=metrics.within_scaled_tolerance(other, one, scale),
+        within_scaled_tolerance=metrics.within_scaled_tolerance(other, one, smallest_scale),
         cosine=metrics.cosine(other, exact),
         where=where,
         at=at,
@@ -207,9 +203,7 @@ def _kind(tensor: torch.Tensor) -> torch.Tensor:
     return torch.isnan(wide).long() + 2 * torch.isposinf(wide).long() + 3 * torch.isneginf(wide).long()
 
 
-def _place(
-    error: torch.Tensor, **runs: torch.Tensor
-) -> tuple[tuple[int, ...] | None, dict[str, float | int | None]]:
+def _place(error: torch.Tensor, **runs: torch.Tensor) -> tuple[tuple[int, ...] | None, dict[str, float | int | None]]:
     """Index of the largest error and the values there, by run."""
     if error.numel() == 0:
         return None, {}

@@ -56,14 +56,13 @@ def rms(values: torch.Tensor) -> float:
     return float(finite.square().mean().sqrt()) if finite.numel() else 0.0
 
 
-def allowance(
-    reference: torch.Tensor, eager: torch.Tensor, noisy: list[torch.Tensor], dtype: torch.dtype
-) -> Allowance:
+def allowance(reference: torch.Tensor, eager: torch.Tensor, noisy: list[torch.Tensor], dtype: torch.dtype) -> Allowance:
     """What distance from ``reference`` rounding explains, element by element.
 
     The eager run's own distance and that of the perturbed runs, each widened to the largest value of the
     slices through the element (so that rows of small numbers are held to their own scale), times
-    :data:`ROUNDING_FACTOR`; at least a few units in the last place of the result.
+    :data:`ROUNDING_FACTOR`; at least a few units in the last place of the result. Anything goes where eager or
+    a perturbed run overflows and the reference does not.
     """
     errors = [distance(eager, reference), *(distance(other, eager) for other in noisy)]
     finite = [torch.where(torch.isfinite(e), e, torch.zeros_like(e)) for e in errors]
@@ -71,11 +70,13 @@ def allowance(
     floor = max((largest(e) for e in finite[1:]), default=0.0)
     ulp = torch.finfo(dtype).eps * widened(reference).abs().nan_to_num(0.0, 0.0, 0.0)
     tiny = torch.finfo(dtype).smallest_normal
-    return Allowance(ROUNDING_FACTOR * _spread(worst) + 4 * ulp + tiny, floor)
+    bound = ROUNDING_FACTOR * _spread(worst) + 4 * ulp + tiny
+    overflowed = ~torch.stack([torch.isfinite(e) for e in errors]).all(0)
+    return Allowance(torch.where(overflowed, torch.full_like(bound, math.inf), bound), floor)
 
 
 def _spread(worst: torch.Tensor) -> torch.Tensor:
-    """Each element's error raised to the largest in the smallest slice (one index fixed) that holds it."""
+    """Each element raised to the largest in the smallest slice (one index fixed) that holds it."""
     if worst.numel() == 0:
         return worst
     spread = torch.full_like(worst, largest(worst))
@@ -94,13 +95,14 @@ def within_default_tolerance(actual: torch.Tensor, expected: torch.Tensor) -> bo
     return bool((distance(actual, expected) <= bound).all())
 
 
-def within_scaled_tolerance(actual: torch.Tensor, expected: torch.Tensor, scale: float) -> bool:
-    """Default tolerance with the absolute part in units of the output's own ``scale``.
+def within_scaled_tolerance(actual: torch.Tensor, expected: torch.Tensor, smallest_scale: float) -> bool:
+    """Default tolerance with the absolute part in units of the size of the numbers around each element.
 
-    Unscaled, any two outputs of size 1e-5 are "close".
+    Unscaled, any two outputs of size 1e-5 are "close". No scale is taken to be below ``smallest_scale``.
     """
     rtol, atol = _DEFAULT_TOLERANCE.get(expected.dtype, (0.0, 0.0))
-    bound = atol * scale + rtol * widened(expected).abs().nan_to_num(0.0, 0.0, 0.0)
+    size = widened(expected).abs().nan_to_num(0.0, 0.0, 0.0)
+    bound = atol * _spread(size).clamp(min=smallest_scale) + rtol * size
     return bool((distance(actual, expected) <= bound).all())
 
 

@@ -31,7 +31,6 @@ class Verdict(StrEnum):
         """Whether PyTorch would want to hear of it."""
         return self not in _BENIGN
 
-
     @property
     def kind(self) -> str:
         """The class of the verdict, within which one bug may show different faces."""
@@ -46,6 +45,4 @@ _KINDS = {
     Verdict.COMPILE_ERROR: "error",
     Verdict.RUNTIME_ERROR: "error",
 }
-_BENIGN = frozenset(
-    {Verdict.EQUAL, Verdict.ROUNDING, Verdict.UNSTABLE, Verdict.PRECISION_CASTS, Verdict.INVALID}
-)
+_BENIGN = frozenset({Verdict.EQUAL, Verdict.ROUNDING, Verdict.UNSTABLE, Verdict.PRECISION_CASTS, Verdict.INVALID})

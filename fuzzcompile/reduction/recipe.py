@@ -123,9 +123,7 @@ class _Search:
         """Whether the case of ``spec`` is interesting; tested once for each source."""
         case = GeneratedCase.of(spec)
         if case.source not in self.answers:
-            self.answers[case.source] = self._test(
-                self.original if case.source == self.original.source else case
-            )
+            self.answers[case.source] = self._test(self.original if case.source == self.original.source else case)
         return self.answers[case.source]
 
     def _test(self, case: GeneratedCase) -> bool:

@@ -101,7 +101,9 @@ def _attribution(facts: IssueFacts) -> Iterator[tuple[str, str]]:
     yield from ((label, f"`{scrub(str(value))}`") for label, value in named.items() if value)
     if culprit.get("step") is not None:
         yield "Step in replay, relative to the size of the result", f"{culprit['step']:.3g}"
-    yield "Necessary (gone without it)", _as_run(culprit.get("necessary"))
+    siblings = ", ".join(f"`{name}`" for name in culprit.get("siblings") or ())
+    together = f", with {siblings}, which takes its place when it is vetoed" if siblings else ""
+    yield "Necessary (gone without it)", _as_run(culprit.get("necessary")) + together
     yield "Sufficient (stays with it alone)", _as_run(culprit.get("sufficient"))
 
 
@@ -128,9 +130,7 @@ def _workaround(facts: IssueFacts) -> list[str]:
     found = facts.report.get("workaround")
     if not found:
         return []
-    return (
-        [f"{key} = {value!r}" for key, value in found.items()] if isinstance(found, Mapping) else [str(found)]
-    )
+    return [f"{key} = {value!r}" for key, value in found.items()] if isinstance(found, Mapping) else [str(found)]
 
 
 def _versions(facts: IssueFacts) -> Iterator[tuple[str, str]]:

@@ -34,8 +34,14 @@ _ADVICE = {
 }
 
 
-def print_report(console: Console, report: Mapping[str, Any], *, proof: bool = False) -> None:
-    """Print a report (contract form); with ``proof``, the ablation table too."""
+def report_console() -> Console:
+    """Standard output; where it is no terminal, wide enough for the table."""
+    console = Console()
+    return console if console.is_terminal else Console(width=160)
+
+
+def print_report(console: Console, report: Mapping[str, Any], *, proof: bool = False, name: str = "CASE") -> None:
+    """Print a report (contract form); with ``proof``, the ablation table too. ``name`` is what to type for it."""
 
     def say(line: str) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -63,7 +69,7 @@ def print_report(console: Console, report: Mapping[str, Any], *, proof: bool = F
             effect = "repairs it" if ablation["repairs"] else "no repair"
             error = "" if ablation["error"] is None else f", error {ablation['error']:.1e}"
             say(f"    {ablation['toggle']}: {effect}{error}")
-    say(f"  what to do: {_advice(report)}")
+    say(f"  what to do: {_advice(report, name)}")
 
 
 def name_of(culprit: Mapping[str, Any]) -> str:
@@ -85,24 +91,22 @@ def describe_culprit(culprit: Mapping[str, Any]) -> str:
     if culprit["site"]:
         parts.append(f"at {culprit['site']}")
     if culprit["necessary"] is not None:
-        parts.append(f"necessary: {str(culprit['necessary']).lower()}")
+        siblings = culprit.get("siblings")
+        together = f" (with {', '.join(siblings)}, which takes its place)" if siblings else ""
+        parts.append(f"necessary: {str(culprit['necessary']).lower()}{together}")
     if culprit["sufficient"] is not None:
         parts.append(f"sufficient: {str(culprit['sufficient']).lower()}")
     return ", ".join(parts)
 
 
-def _advice(report: Mapping[str, Any]) -> str:
+def _advice(report: Mapping[str, Any], name: str) -> str:
     if report["is_bug"]:
-        return (
-            "report it: `fuzzcompile minimize CASE` makes the reproducer, `fuzzcompile issue CASE` the draft"
-        )
+        return f"report it: `fuzzcompile minimize {name}` makes the reproducer, `fuzzcompile issue {name}` the draft"
     return _ADVICE.get(report["verdict"], "nothing")
 
 
 def _table(outputs: list[Mapping[str, Any]]) -> Table:
-    table = Table(
-        "output", "eager error", "compiled error", "noise floor", "assert_close", "same", "what", box=None
-    )
+    table = Table("output", "eager error", "compiled error", "noise floor", "assert_close", "same", "what", box=None)
     for output in outputs[:12]:
         table.add_row(
             output["name"],

@@ -57,9 +57,7 @@ def title(facts: IssueFacts) -> str:
 
 def summary(facts: IssueFacts) -> str:
     """One or two sentences with the figures."""
-    where = (
-        f"With torch {facts.torch or '(version not recorded)'} on {facts.device or 'a device not recorded'}"
-    )
+    where = f"With torch {facts.torch or '(version not recorded)'} on {facts.device or 'a device not recorded'}"
     if facts.verdict in (Verdict.COMPILE_ERROR, Verdict.RUNTIME_ERROR):
         return f"{where} the program runs in eager, and compiled it raises: `{one_line(facts.detail)}`."
     if facts.verdict == Verdict.ACCEPTS_INVALID:

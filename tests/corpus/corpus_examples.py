@@ -56,9 +56,7 @@ def report(**fields: Any) -> dict[str, Any]:
 
 def bug(signature: str = SDPA, **fields: Any) -> dict[str, Any]:
     culprit = {"stage": "joint_graph", "rewrite": "_sfdp_pattern_28_inference", "necessary": True}
-    return report(
-        **{"verdict": "miscompile", "is_bug": True, "signature": signature, "culprit": culprit, **fields}
-    )
+    return report(**{"verdict": "miscompile", "is_bug": True, "signature": signature, "culprit": culprit, **fields})
 
 
 def reproducer(source: str = "print('repro')\n", **fields: Any) -> Reproducer:

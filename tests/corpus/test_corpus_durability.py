@@ -116,9 +116,7 @@ def test_threads_share_a_store(store: Store) -> None:
     assert store.finding(1).hits == store.counters().cases == 40
 
 
-def test_a_lock_that_is_not_released_is_reported(
-    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_that_is_not_released_is_reported(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "BUSY_SECONDS", 0.1)
     holder = sqlite3.connect(tmp_path / "corpus.db")
     holder.execute("BEGIN IMMEDIATE")

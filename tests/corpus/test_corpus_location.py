@@ -23,9 +23,7 @@ def test_without_a_name_it_lies_below_the_working_folder(tmp_path: Path) -> None
     assert (tmp_path / "corpus" / "fuzzcompile.db").is_file()
 
 
-def test_the_environment_variable_names_it_unless_empty(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_environment_variable_names_it_unless_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUZZCOMPILE_CORPUS", str(tmp_path / "elsewhere.db"))
     with Store.open() as store:
         assert store.location == str(tmp_path / "elsewhere.db")

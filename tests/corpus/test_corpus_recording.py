@@ -57,14 +57,10 @@ def test_has_source(store: Store) -> None:
 
 
 def test_all_fields_of_a_case_are_kept(store: Store) -> None:
-    full = case(
-        spec={"b": [1, {"c": None}]}, choices=b"\x00\xff", idioms=["sdpa"], near_misses=["k_permuted"]
-    )
+    full = case(spec={"b": [1, {"c": None}]}, choices=b"\x00\xff", idioms=["sdpa"], near_misses=["k_permuted"])
     store.record(None, full, ENVIRONMENT, report())
     stored = rows(store, "select source, origin, spec, choices, idioms, near_misses from cases")
-    assert stored == [
-        (full.source, "generated", '{"b": [1, {"c": null}]}', b"\x00\xff", '["sdpa"]', '["k_permuted"]')
-    ]
+    assert stored == [(full.source, "generated", '{"b": [1, {"c": null}]}', b"\x00\xff", '["sdpa"]', '["k_permuted"]')]
 
 
 def test_a_case_first_read_from_a_file_learns_its_recipe_when_it_is_drawn(store: Store) -> None:

@@ -66,9 +66,7 @@ def test_down_and_up_again(tmp_path: Path) -> None:
     with connect(url, migrating=True).begin() as connection:
         command.downgrade(configuration(connection), "base")
     with sqlite3.connect(tmp_path / "c.db") as left:
-        assert left.execute("select name from sqlite_master where type = 'table'").fetchall() == [
-            (VERSION_TABLE,)
-        ]
+        assert left.execute("select name from sqlite_master where type = 'table'").fetchall() == [(VERSION_TABLE,)]
     # What an interrupted upgrade or a downgrade leaves behind is no stranger's database.
     with Store.open(tmp_path / "c.db") as store:
         assert store.counters().runs == 0
@@ -94,9 +92,7 @@ def test_opening_again_keeps_everything(tmp_path: Path) -> None:
         assert store.finding("F1").hits == 1
 
 
-def test_opening_is_quiet(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_opening_is_quiet(tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         Store.open(tmp_path / "c.db").close()
     assert capfd.readouterr() == ("", "")
@@ -119,8 +115,6 @@ def test_the_package_is_light() -> None:
         "print(*sorted(m for m in sys.modules if m == 'torch' or m.startswith('fuzzcompile.')))"
     )
     root = Path(__file__).parents[2]
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=True)
     loaded = done.stdout.split()
     assert all(name == "fuzzcompile.errors" or name.startswith("fuzzcompile.corpus") for name in loaded)

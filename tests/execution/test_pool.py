@@ -658,7 +658,4 @@ def test_the_interpreter_can_end_without_a_shutdown(tmp_path: Path) -> None:
 
 def test_the_pool_does_not_import_torch() -> None:
     code = "import sys, fuzzcompile.execution.pool; sys.exit('torch' in sys.modules)"
-    assert (
-        subprocess.run([sys.executable, "-c", code], cwd=Path(fuzzcompile.__file__).parents[1]).returncode
-        == 0
-    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(fuzzcompile.__file__).parents[1]).returncode == 0

@@ -36,9 +36,7 @@ def misplaced_key(case: GeneratedCase) -> bool:
 
 def big_cases(predicate: Predicate, wanted: int) -> list[GeneratedCase]:
     """The first generated cases in a block for which the predicate holds."""
-    found = (
-        case for index in count() if (case := case_at(5, index, EVERYTHING)).spec.block and predicate(case)
-    )
+    found = (case for index in count() if (case := case_at(5, index, EVERYTHING)).spec.block and predicate(case))
     return [next(found) for _ in range(wanted)]
 
 

@@ -88,9 +88,7 @@ ENVIRONMENT = {
 REPRODUCER = "import torch\ntorch.manual_seed(0)\n"
 
 
-def draft(
-    report=REPORT, reproducer=REPRODUCER, environment=ENVIRONMENT, first_seen="2026-01-02", hits=3, **more
-):
+def draft(report=REPORT, reproducer=REPRODUCER, environment=ENVIRONMENT, first_seen="2026-01-02", hits=3, **more):
     more.setdefault("confirmed", True)
     return draft_issue(facts_from(report, reproducer, environment, first_seen, hits, **more))
 
@@ -195,7 +193,8 @@ def test_what_is_no_bug_is_not_filed(verdict):
 
 
 def test_an_error_is_told_by_its_message_without_the_machines_paths():
-    detail = "IndexError: bad index in /home/someone/venv/lib/python3.11/site-packages/torch/x.py and /tmp/someone/k.cpp"
+    installed = "/home/someone/venv/lib/python3.11/site-packages/torch/x.py"
+    detail = f"IndexError: bad index in {installed} and /tmp/someone/k.cpp"
     text = draft(changed(verdict="compile_error", detail=detail, evidence={"outputs": []}), output=detail)
     assert "raises: `IndexError: bad index in torch/x.py and k.cpp`" in text
     assert "error while compiling" in text.splitlines()[0]

@@ -130,7 +130,7 @@ class Script:
         """Start of the line with the figures: torch, device and what they are, as part of an f-string."""
         gpu = ", {torch.cuda.get_device_name()}" if self.drive.device.startswith("cuda") else ""
         figures = {
-            "values": ", error vs float64:",
+            "values": ", error vs fp64:",
             "apart": ", compiled differs from eager by:",
             "apart in float64": ", in float64 compiled differs from eager by:",
             "integers": ", elements that differ from eager:" if self.tensors else ":",

@@ -139,9 +139,7 @@ class Driving:
     def _conversion(self, model: str, tensor: str, *, floating: bool = True) -> str:
         inputs = "calls" if self.calls else "inputs"
         converted = self._converted(tensor, floating=floating)
-        return (
-            f"model, {inputs} = {model}, {converted}" if self.probe.is_module else f"{inputs} = {converted}"
-        )
+        return f"model, {inputs} = {model}, {converted}" if self.probe.is_module else f"{inputs} = {converted}"
 
     def _converted(self, tensor: str, *, floating: bool = True) -> str:
         """The inputs (all calls' inputs) with each (floating) tensor ``x`` replaced by ``tensor``."""

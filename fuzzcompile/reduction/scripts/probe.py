@@ -175,9 +175,7 @@ def _observable(value: Value) -> Observable:
     if not value.is_tensor:
         return Observable(value.name, value.kind, False)
     wide = metrics.widened(value.value).abs()
-    return Observable(
-        value.name, value.kind, True, value.value.dtype, metrics.largest(wide[torch.isfinite(wide)])
-    )
+    return Observable(value.name, value.kind, True, value.value.dtype, metrics.largest(wide[torch.isfinite(wide)]))
 
 
 def _has_nonfinite(observation: Observation) -> bool:

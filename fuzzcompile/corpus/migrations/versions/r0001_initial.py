@@ -130,9 +130,7 @@ def _create_runs() -> None:
         sa.Column("created", sa.DateTime(timezone=True), nullable=False),
         sa.PrimaryKeyConstraint("id", name="pk_runs"),
         sa.ForeignKeyConstraint(["case_id"], ["cases.id"], name="fk_runs_case_id_cases"),
-        sa.ForeignKeyConstraint(
-            ["environment_id"], ["environments.id"], name="fk_runs_environment_id_environments"
-        ),
+        sa.ForeignKeyConstraint(["environment_id"], ["environments.id"], name="fk_runs_environment_id_environments"),
         sa.ForeignKeyConstraint(["campaign_id"], ["campaigns.id"], name="fk_runs_campaign_id_campaigns"),
         sa.ForeignKeyConstraint(["finding_id"], ["findings.id"], name="fk_runs_finding_id_findings"),
     )
@@ -173,8 +171,6 @@ def _create_coverage() -> None:
         sa.Column("count", sa.BigInteger(), nullable=False),
         sa.Column("first_case_id", sa.Integer(), nullable=False),
         sa.PrimaryKeyConstraint("id", name="pk_rewrite_coverage"),
-        sa.ForeignKeyConstraint(
-            ["first_case_id"], ["cases.id"], name="fk_rewrite_coverage_first_case_id_cases"
-        ),
+        sa.ForeignKeyConstraint(["first_case_id"], ["cases.id"], name="fk_rewrite_coverage_first_case_id_cases"),
         sa.UniqueConstraint(*identity, name="_".join(["uq_rewrite_coverage", *identity])),
     )

@@ -1,0 +1,180 @@
+"""Campaigns from end to end, on real compiles: findings, resuming, losing workers, being killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fuzzcompile.campaign.budget import Budget, clock
+from fuzzcompile.corpus import Store
+from fuzzcompile.errors import UsageError
+
+SFDP = "joint_graph:torch/_inductor/fx_passes/fuse_attention.py:sfdp"
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "fuzzcompile", "run", "--device", "cpu", *arguments],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(folder: Path, *arguments: str) -> dict:
+    process = start(folder, *arguments, "--json")
+    out, err = process.communicate(timeout=400)
+    assert process.returncode == 0, err
+    return json.loads(out)
+
+
+def wait_for(condition, seconds: float = 120.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come to pass"
+        time.sleep(0.2)
+
+
+def judged(folder: Path) -> int:
+    path = folder / "corpus" / "fuzzcompile.db"
+    if not path.exists():
+        return 0
+    with Store.open(path, create=False) as store:
+        return store.counters().runs
+
+
+@pytest.mark.parametrize(
+    ("text", "budget"),
+    [
+        ("90s", Budget(seconds=90)),
+        ("10m", Budget(seconds=600)),
+        ("1.5h", Budget(seconds=5400)),
+        ("200c", Budget(cases=200)),
+    ],
+)
+def test_budgets(text, budget):
+    assert Budget.parse(text) == budget
+
+
+@pytest.mark.parametrize("text", ["", "10", "m", "-5s", "0c", "1.5c", "10 minutes", "nan s"])
+def test_what_is_no_budget(text):
+    with pytest.raises(UsageError, match="no budget"):
+        Budget.parse(text)
+
+
+def test_clock():
+    assert (clock(61), clock(3723)) == ("1:01", "1:02:03")
+
+
+@pytest.fixture(scope="module")
+def campaign(tmp_path_factory) -> tuple[Path, dict]:
+    """A short campaign of one worker on seed 0."""
+    folder = tmp_path_factory.mktemp("campaign")
+    return folder, run(folder, "--budget", "14c", "--workers", "1")
+
+
+def test_a_campaign_finds_explains_shrinks_and_drafts_a_real_bug(campaign):
+    folder, summary = campaign
+    assert summary["ended"] == "budget" and summary["cases"] >= 14
+    (finding,) = [f for f in summary["findings"] if "_sfdp" in f["culprit"]]
+    assert finding["necessary"] is True and finding["confirmed"] is True and finding["reproducer_lines"] <= 40
+    assert Path(folder, finding["draft"]).read_text().startswith("# [inductor]")
+    with Store.open(folder / "corpus" / "fuzzcompile.db") as store:
+        found = store.finding(finding["finding"])
+        assert found.signature == SFDP
+        reproducer = store.best_reproducer(found.id)
+        assert store.coverage() and store.integrity() == "ok"
+    script = folder / "repro.py"
+    script.write_text(reproducer.source)
+    alone = subprocess.run([sys.executable, "repro.py"], cwd=folder, capture_output=True, check=False)
+    assert alone.returncode == 1
+
+
+def test_a_second_run_goes_on_and_repeats_no_case(campaign):
+    folder, first = campaign
+    second = run(folder, "--budget", "3c", "--workers", "1")
+    assert second["cases"] >= 3
+    with Store.open(folder / "corpus" / "fuzzcompile.db") as store:
+        campaigns = store.campaigns()
+        stream = campaigns[0].settings["stream"]
+        assert store.recorded_indices(stream) >= set(range(10))
+        assert [c.ended for c in campaigns] == ["budget", "budget"]
+        assert store.counters().runs == first["cases"] + second["cases"]
+
+
+def test_the_same_seed_gives_the_same_cases(campaign, tmp_path):
+    folder, _ = campaign
+    run(tmp_path, "--budget", "3c", "--workers", "1")
+    with (
+        Store.open(tmp_path / "corpus" / "fuzzcompile.db") as again,
+        Store.open(folder / "corpus" / "fuzzcompile.db") as before,
+    ):
+        stream = again.campaigns()[0].settings["stream"]
+        assert again.recorded_indices(stream) <= before.recorded_indices(stream)
+
+
+def test_commands_on_a_stored_finding(campaign):
+    folder, summary = campaign
+    finding = summary["findings"][0]["finding"]
+    for arguments in (
+        ["corpus", "list"],
+        ["corpus", "show", finding],
+        ["issue", finding],
+        ["corpus", "export", finding, "out"],
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "fuzzcompile", *arguments],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "sfdp" in done.stdout or "out/" in done.stdout
+    unknown = subprocess.run(
+        [sys.executable, "-m", "fuzzcompile", "issue", "F99"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert unknown.returncode == 2 and finding in unknown.stderr
+
+
+def test_ctrl_c_ends_with_the_summary(tmp_path):
+    process = start(tmp_path, "--budget", "10m", "--workers", "1")
+    wait_for(lambda: judged(tmp_path) >= 1)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 0 and "Traceback" not in err
+    assert "Campaign interrupted" in out and "Verdicts:" in out
+    with Store.open(tmp_path / "corpus" / "fuzzcompile.db") as store:
+        assert store.campaigns()[0].ended == "interrupted"
+
+
+def test_a_killed_worker_costs_its_case_only_and_a_killed_campaign_nothing_stored(tmp_path):
+    process = start(tmp_path, "--budget", "10m", "--workers", "1")
+    wait_for(lambda: judged(tmp_path) >= 1)
+    worker = max(psutil.Process(process.pid).children(), key=lambda child: child.memory_info().rss)
+    os.kill(worker.pid, signal.SIGKILL)
+    before = judged(tmp_path)
+    wait_for(lambda: judged(tmp_path) >= before + 2)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.communicate()
+    stored = judged(tmp_path)
+    with Store.open(tmp_path / "corpus" / "fuzzcompile.db") as store:
+        assert store.integrity() == "ok" and store.campaigns()[0].ended is None
+        assert store.counters().by_verdict.get("crash", 0) >= 1
+    wait_for(lambda: not any(child.is_running() for child in children), 20)
+    again = run(tmp_path, "--budget", "1c", "--workers", "1")
+    assert again["cases"] >= 1 and judged(tmp_path) >= stored + 1

@@ -1,0 +1,241 @@
+"""The command line as a user meets it: exit statuses, one sentence per error, JSON alone on stdout."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fuzzcompile.cli import main
+
+KNOWN = Path(__file__).parent.parent / "known_issues"
+CLEAN = """
+import torch
+from torch import nn
+
+def make():
+    torch.manual_seed(0)
+    return nn.Linear(4, 4).eval(), (torch.randn(2, 4),)
+"""
+# Makes whatever is compiled crash, hang or grow, after eager has run.
+CRASHING = "import os, torch._inductor.fx_passes.post_grad as p\np.remove_noop_ops = lambda graph: os.abort()\n"
+HANGING = "import time, torch._inductor.fx_passes.post_grad as p\np.remove_noop_ops = lambda graph: time.sleep(600)\n"
+# The negation of every addition: a wrong rewrite that no torch has.
+PLANT = """
+import torch
+from torch._inductor.fx_passes import joint_graph
+from torch._inductor.pattern_matcher import CallFunction, KeywordArg, register_graph_pattern
+
+@register_graph_pattern(
+    CallFunction(torch.ops.aten.sub.Tensor, KeywordArg("a"), KeywordArg("b")),
+    pass_dict=joint_graph.pass_patterns[1],
+)
+def planted_sub(match, a, b):
+    with match.graph.inserting_before(match.output_node()):
+        new = match.graph.call_function(torch.ops.aten.add.Tensor, (a, b))
+        new.meta.update(match.output_node().meta)
+        match.output_node().replace_all_uses_with(new)
+        match.graph.erase_node(match.output_node())
+"""
+SUBTRACTS = """
+import torch
+
+def make():
+    torch.manual_seed(0)
+    return (lambda a, b: (a - b) * 2), (torch.randn(3, 4), torch.randn(3, 4))
+"""
+
+
+def call(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as ending:
+        main([str(argument) for argument in arguments])
+    return int(ending.value.code or 0)
+
+
+def sentence(capsys: pytest.CaptureFixture[str]) -> str:
+    """What an error said: one line on stderr, nothing on stdout, no traceback."""
+    out, err = capsys.readouterr()
+    assert out == "" and "Traceback" not in err
+    return err.strip()
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("def make(:", "not valid Python"),
+        ("x = 1", "defines no make()"),
+        ("raise ValueError('broken')", "raises ValueError"),
+        ("def make(): return 3", "must return (module_or_callable, inputs)"),
+        ("def make(): raise KeyError('k')", "raises KeyError"),
+        ("def make(): return (abs, (1,))\nGRAD = 'maybe'", "GRAD is 'maybe'"),
+        ("def make(): return (abs, (1,))\nCONFIG = {'aot': {}}", "CONFIG knows"),
+    ],
+)
+def test_a_file_that_is_no_case_is_wrong_usage(source, says, write_case, capsys):
+    assert call("triage", write_case(source)) == 2
+    assert says in sentence(capsys)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["triage", "no_such_file.py"], "names no case"),
+        (["triage", str(KNOWN / "issue_195320.py"), "--device", "tpu"], "tpu"),
+        (["triage", str(KNOWN / "issue_195320.py"), "--plant", "no_such_plant.py"], "plant"),
+        (["run", "--budget", "soon"], "no budget"),
+        (["run", "--budget", "0s"], "no budget"),
+        (["run", "--seed", "-1"], "--seed"),
+        (["run", "--frobnicate"], "frobnicate"),
+        (["minimize", "F1"], "no corpus"),
+        (["issue", "nothing"], "no corpus"),
+        (["frobnicate"], "frobnicate"),
+    ],
+)
+def test_wrong_usage_is_said_and_exits_with_2(arguments, says, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert call(*arguments) == 2
+    assert says in sentence(capsys)
+
+
+@pytest.mark.parametrize("command", ["triage", "run"])
+def test_a_missing_gpu_is_unfit(command, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.chdir(tmp_path)
+    target = [KNOWN / "issue_195320.py"] if command == "triage" else ["--budget", "1c"]
+    assert call(command, *target, "--device", "cuda") == 3
+    assert "CUDA" in sentence(capsys)
+
+
+def test_an_unwritable_corpus_is_unfit(capsys, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert call("run", "--budget", "1c", "--corpus", tmp_path / "file" / "corpus.db") == 3
+    assert "corpus" in sentence(capsys).lower()
+
+
+def test_no_corpus_to_look_into(capsys, tmp_path):
+    assert call("corpus", "list", "--corpus", tmp_path / "none.db") == 3
+    assert "none.db" in sentence(capsys)
+
+
+def test_help_and_version_need_no_torch():
+    script = (
+        "import sys\nfrom fuzzcompile.cli import main\n"
+        "try: main(['run', '--help'])\n"
+        "except SystemExit as end: assert not end.code\n"
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "--budget" in done.stdout
+
+
+def test_triage_prints_one_json_object_a_line_in_order(write_case, capsys):
+    clean = write_case(CLEAN, "clean.py")
+    files = [KNOWN / "issue_195320.py", clean, KNOWN / "issue_193265.py"]
+    assert call("triage", *files, "--json") == 1
+    reports = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [r["case"] for r in reports] == ["issue_195320", "clean", "issue_193265"]
+    assert [r["verdict"] for r in reports][::2] == ["miscompile", "compile_error"]
+    assert not reports[1]["is_bug"] and reports[1]["culprit"] is None
+    wanted = {"schema", "case", "torch", "device", "verdict", "is_bug", "confidence", "evidence", "culprit",
+              "contributors", "changed_bits", "ablations", "workaround", "signature", "cost"}  # fmt: skip
+    assert all(wanted <= set(report) for report in reports)
+    output = reports[0]["evidence"]["outputs"][0]
+    assert {"name", "max_abs_error_eager", "max_abs_error_compiled", "error_ratio", "noise_floor",
+            "within_default_tolerance", "torch_same", "cosine"} <= set(output)  # fmt: skip
+
+
+def test_a_file_that_cannot_be_judged_has_its_line_and_decides_the_status(write_case, capsys):
+    folder = write_case(CLEAN, "a.py").parent
+    write_case("x = 1", "b.py")
+    assert call("triage", folder, "--json") == 2
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["case"] for line in lines] == ["a", "b"]
+    assert lines[1]["verdict"] is None and "make()" in lines[1]["error"]
+
+
+def test_triage_for_people_names_verdict_culprit_and_what_to_do(capsys):
+    assert call("bisect", KNOWN / "issue_195320.py") == 1
+    out = capsys.readouterr().out
+    assert "miscompile (BUG" in out and "_sfdp_pattern_28_inference" in out and "what to do: report it" in out
+    assert "veto _sfdp_pattern_28: repairs it" in out
+
+
+def test_a_veto_takes_the_bug_away(capsys):
+    assert call("triage", KNOWN / "issue_195320.py", "--veto", "_sfdp", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["verdict"] in ("rounding", "equal")
+
+
+def test_a_planted_rewrite_is_found_and_named(write_case, capsys):
+    plant, case = write_case(PLANT, "plant.py"), write_case(SUBTRACTS)
+    assert call("triage", case, "--plant", plant, "--json") == 1
+    report = json.loads(capsys.readouterr().out)
+    culprit = report["culprit"]
+    assert (report["verdict"], culprit["rewrite"], culprit["stage"]) == (
+        "miscompile",
+        "planted_sub",
+        "joint_graph",
+    )
+    assert culprit["necessary"] is True and culprit["source"] == "plant.py"
+    assert call("triage", case, "--plant", plant, "--veto", "planted_sub") == 0
+
+
+def test_a_plant_that_raises_is_named(write_case, capsys):
+    assert call("triage", write_case(SUBTRACTS), "--plant", write_case("1 / 0", "plant.py")) in (2, 3)
+    assert "ZeroDivisionError" in sentence(capsys)
+
+
+def test_a_crash_while_compiling_is_a_bug(write_case, capsys):
+    arguments = [write_case(SUBTRACTS), "--plant", write_case(CRASHING, "plant.py"), "--json"]
+    assert call("triage", *arguments) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["verdict"] == "crash" and "SIGABRT" in report["detail"]
+
+
+def test_a_compile_that_hangs_is_a_time_out(write_case, capsys):
+    arguments = [
+        write_case(SUBTRACTS),
+        "--plant",
+        write_case(HANGING, "plant.py"),
+        "--timeout",
+        "4",
+        "--json",
+    ]
+    assert call("triage", *arguments) == 1
+    assert json.loads(capsys.readouterr().out)["verdict"] == "timeout"
+
+
+def test_eager_that_crashes_or_hangs_cannot_be_judged(write_case, capsys):
+    crash = "import os\ndef make(): return (lambda x: os.abort()), (1,)"
+    assert call("triage", write_case(crash)) == 3
+    assert "could not be judged" in sentence(capsys)
+    hang = "import time\ndef make(): return (lambda x: time.sleep(600)), (1,)"
+    assert call("triage", write_case(hang), "--timeout", "3") == 3
+    assert "--timeout" in sentence(capsys)
+
+
+def test_doctor_says_that_a_campaign_can_run(tmp_path, capsys):
+    assert call("doctor", "--device", "cpu", "--corpus", tmp_path / "corpus.db", "--json") == 0
+    checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)}
+    assert checks["Inductor hooks"]["fine"] and checks["torch.compile"]["fine"] and checks["C++ compiler"]["fine"]
+
+
+def test_doctor_without_a_compiler_says_what_to_do(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("fuzzcompile.campaign.fitness.cxx_compiler", lambda: None)
+    assert call("doctor", "--device", "cpu", "--corpus", tmp_path / "corpus.db") == 3
+    assert "Install g++" in capsys.readouterr().out
+
+
+def test_minimize_makes_a_reproducer_of_any_case(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert call("minimize", KNOWN / "issue_195320.py", "--out", "small.py") == 0
+    done = subprocess.run([sys.executable, "small.py"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "BUG" in done.stdout
+
+
+def test_minimize_of_a_clean_case_says_so(write_case, capsys):
+    assert call("minimize", write_case(CLEAN)) == 0
+    assert "no bug" in capsys.readouterr().out

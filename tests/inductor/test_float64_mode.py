@@ -1,0 +1,130 @@
+"""The float64 reference of programs that name lower precisions themselves."""
+
+from __future__ import annotations
+
+import programs
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fuzzcompile.execution.float64 import Float64Mode
+
+X = programs.tensors((4, 6), (6, 6))
+
+
+def in_float64(function, *inputs: torch.Tensor, keep_casts: bool) -> tuple[torch.Tensor, bool]:
+    mode = Float64Mode(keep_casts=keep_casts)
+    with mode:
+        result = function(*(tensor.double() for tensor in inputs))
+    return result, mode.saw_cast
+
+
+def distance(one: torch.Tensor, other: torch.Tensor) -> float:
+    return float((one.double() - other.double()).abs().max())
+
+
+def test_plain_program_is_computed_in_float64():
+    def program(x, w):
+        return (x @ w).softmax(-1)
+
+    result, saw_cast = in_float64(program, *X, keep_casts=True)
+    assert result.dtype == torch.float64
+    assert not saw_cast
+    assert distance(result, program(*(t.double() for t in X))) < 1e-15
+
+
+SPELLINGS = {
+    "to(dtype)": lambda x: x.to(torch.bfloat16).float() * 1.0,
+    "to(dtype=)": lambda x: x.to(dtype=torch.bfloat16).to(dtype=torch.float32) * 1.0,
+    "method": lambda x: x.bfloat16().float() * 1.0,
+    "type": lambda x: x.type(torch.bfloat16).float() * 1.0,
+    "half": lambda x: x.half().float() * 1.0,
+    "sum(dtype=)": lambda x: x.to(torch.float16).sum(-1, dtype=torch.float32),
+}
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_low_precision_casts_are_kept_or_dropped(name: str):
+    program = SPELLINGS[name]
+    x = X[0]
+    kept, saw_kept = in_float64(program, x, keep_casts=True)
+    dropped, saw_dropped = in_float64(program, x, keep_casts=False)
+    assert saw_kept
+    assert saw_dropped
+    assert kept.dtype == dropped.dtype == torch.float64
+    assert distance(kept, program(x)) < 1e-5
+    exact = x.double().sum(-1) if name == "sum(dtype=)" else x.double()
+    assert distance(dropped, exact) == pytest.approx(0.0, abs=1e-14)
+    assert distance(kept, dropped) > 1e-5
+
+
+def test_cast_to_float32_rounds_nothing():
+    result, saw_cast = in_float64(lambda x: x.to(torch.float32) / 3, X[0], keep_casts=True)
+    assert not saw_cast
+    assert torch.equal(result, X[0].double() / 3)
+
+
+def test_hard_coded_dtypes_of_constants_are_widened():
+    def program(x):
+        mask = torch.zeros(6, dtype=torch.float32)
+        weights = torch.arange(6, dtype=torch.bfloat16)
+        return (x + mask) * weights / torch.full((), 3.0, dtype=torch.float16)
+
+    result, _ = in_float64(program, X[0], keep_casts=True)
+    assert torch.equal(result, X[0].double() * torch.arange(6).double() / 3)
+
+
+@pytest.mark.parametrize("keep_casts", [True, False])
+def test_autocast_region(keep_casts: bool):
+    def program(x, w):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return F.linear(x, w)
+
+    result, _ = in_float64(program, *X, keep_casts=keep_casts)
+    exact = F.linear(*(t.double() for t in X))
+    assert result.dtype == torch.float64
+    assert distance(result, exact) < (0.1 if keep_casts else 1e-14)
+
+
+def test_softmax_with_a_wider_result():
+    result, _ = in_float64(lambda x: x.to(torch.bfloat16).softmax(-1, dtype=torch.float32), X[0], keep_casts=False)
+    assert distance(result, X[0].double().softmax(-1)) < 1e-15
+
+
+def test_integers_and_booleans_are_left_alone():
+    seen = []
+
+    def program(x):
+        index = x.argmax(-1)
+        chosen = x > 0
+        seen.extend([index.dtype, chosen.dtype, (index.to(torch.int8) + 100).dtype])
+        return torch.where(chosen, x, 0.0)
+
+    result, _ = in_float64(program, X[0], keep_casts=True)
+    assert seen == [torch.int64, torch.bool, torch.int8]
+    assert torch.equal(result, X[0].double().relu())
+
+
+@pytest.mark.parametrize("keep_casts", [True, False])
+def test_backward_is_computed_in_float64(keep_casts: bool):
+    w = nn.Parameter(X[1].double())
+
+    def program(x):
+        return (x.to(torch.bfloat16) @ w.to(torch.bfloat16)).float().softmax(-1)
+
+    with Float64Mode(keep_casts=keep_casts):
+        (program(X[0].double()) * X[0].double()).sum().backward()
+    exact = X[1].double().requires_grad_()
+    ((X[0].double() @ exact).softmax(-1) * X[0].double()).sum().backward()
+    assert w.grad is not None
+    assert w.grad.dtype == torch.float64
+    error = distance(w.grad, exact.grad)
+    assert error < 1e-14 if not keep_casts else 1e-6 < error < 0.1
+
+
+def test_in_place_writes_to_double_inputs_are_seen():
+    x = torch.zeros(3, dtype=torch.float64)
+    with Float64Mode(keep_casts=True):
+        x.add_(torch.ones(3, dtype=torch.float32))
+    assert x.tolist() == [1, 1, 1]

@@ -1,0 +1,104 @@
+"""Stochastic rounding: one ulp per operator, and nothing else moves."""
+
+from __future__ import annotations
+
+import programs
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fuzzcompile.execution.noise import UlpNoise
+
+
+def noisy(function, *inputs: torch.Tensor, seed: int = 1):
+    torch.manual_seed(3)
+    with UlpNoise(seed):
+        return function(*inputs)
+
+
+def clean(function, *inputs: torch.Tensor):
+    torch.manual_seed(3)
+    return function(*inputs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_one_operator_moves_by_at_most_one_ulp(dtype: torch.dtype):
+    x = programs.tensors((20, 20))[0].to(dtype)
+    moved, exact = noisy(torch.sin, x), clean(torch.sin, x)
+    apart = (moved.double() - exact.double()).abs()
+    ulp = torch.finfo(dtype).eps * exact.double().abs() + torch.finfo(dtype).smallest_normal
+    assert moved.dtype == dtype
+    assert bool((apart > 0).any())
+    assert bool((apart <= 1.5 * ulp).all())
+
+
+def test_seed_decides_the_noise():
+    (x,) = programs.tensors((20, 20))
+    assert torch.equal(noisy(torch.sin, x, seed=1), noisy(torch.sin, x, seed=1))
+    assert not torch.equal(noisy(torch.sin, x, seed=1), noisy(torch.sin, x, seed=2))
+
+
+def test_random_stream_of_the_program_is_left_alone():
+    (x,) = programs.tensors((20, 20))
+
+    def program(x):
+        dropped = F.dropout(torch.sin(x), 0.5, training=True)
+        return dropped, torch.rand(3), torch.randn(3), torch.randint(0, 9, (4,))
+
+    moved, exact = noisy(program, x), clean(program, x)
+    assert torch.equal(moved[0] == 0, exact[0] == 0)
+    assert all(torch.equal(a, b) for a, b in zip(moved[1:], exact[1:], strict=True))
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    with UlpNoise(1):
+        torch.sin(x)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_masks_stay_exact():
+    (x,) = programs.tensors((6, 6))
+
+    def program(x):
+        mask = torch.full((6, 6), float("-inf")).triu(1)
+        scores = x + mask
+        weights = scores.softmax(-1)
+        return mask, scores, weights, weights * (mask == 0), x.relu(), x.masked_fill(x > 0, 0.0)
+
+    for moved, exact in zip(noisy(program, x), clean(program, x), strict=True):
+        assert torch.equal(moved == 0, exact == 0)
+        assert torch.equal(torch.isinf(moved), torch.isinf(exact))
+        assert not torch.isnan(moved).any()
+
+
+def test_largest_numbers_do_not_become_infinite():
+    largest = torch.full((100,), torch.finfo(torch.float32).max)
+    assert torch.isfinite(noisy(lambda x: x * 1.0, largest)).all()
+
+
+@pytest.mark.parametrize("move", [torch.clone, torch.t, lambda x: x[1:], lambda x: x.reshape(-1), torch.detach])
+def test_moving_values_makes_no_noise(move):
+    (x,) = programs.tensors((6, 6))
+    assert torch.equal(noisy(move, x), clean(move, x))
+
+
+def test_integers_stay_exact():
+    x = torch.arange(10)
+    assert torch.equal(noisy(lambda x: x * 3 // 2, x), x * 3 // 2)
+
+
+def test_strides_are_kept():
+    (x,) = programs.tensors((6, 4))
+    assert noisy(torch.sin, x.t()).stride() == clean(torch.sin, x.t()).stride()
+
+
+def test_gradients_are_perturbed_too():
+    (x,) = programs.tensors((20, 20))
+
+    def gradient(x):
+        leaf = x.clone().requires_grad_()
+        torch.sin(leaf).sum().backward()
+        return leaf.grad
+
+    moved, exact = noisy(gradient, x), clean(gradient, x)
+    assert not torch.equal(moved, exact)
+    assert torch.allclose(moved, exact)
