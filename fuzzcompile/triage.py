@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fuzzcompile.attribution.attribute import Attributor, changes_meaning, shows_strides, suspects_of
+from fuzzcompile.attribution.attribute import Attributor, changes_meaning, names_stage, shows_strides, suspects_of
 from fuzzcompile.attribution.culprit import Attribution, Culprit
 from fuzzcompile.attribution.steps import SEMANTIC_STEP, ReplayCount, Step, steps_of
 from fuzzcompile.case import Case
@@ -171,7 +171,7 @@ def probe(case: Case, device: torch.device, *, vetoes: Sequence[str] = (), scree
 
 def _failing_rewrite(trial: Trial) -> Label | None:
     failed = trial.ledger.failed_in
-    return failed if failed is not None and failed.rewrite not in (failed.stage, "lowering") else None
+    return failed if failed is not None and not names_stage(failed) else None
 
 
 # -- the verdict ------------------------------------------------------------------------------------
@@ -275,7 +275,7 @@ def _known_culprit(
     failing = _failing_rewrite(trial)
     if failing is not None:
         suspect = Culprit.from_label(failing, confidence="low")
-    elif suspects and trial.observation.failure is None:
+    elif suspects:
         suspect = Culprit.from_step(suspects[0], confidence="low")
     else:
         return None

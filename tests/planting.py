@@ -234,7 +234,7 @@ class Plant:
 
 def _plants() -> list[Plant]:
     joint, early = joint_graph.patterns, joint_graph.early_patterns
-    first, second, third = post_grad.pass_patterns
+    _, second, third = post_grad.pass_patterns
     return [
         Plant(
             "graph handler, joint stage",

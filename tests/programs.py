@@ -115,3 +115,10 @@ def block(*, training: bool = False, dropout: float = 0.0, dtype: torch.dtype = 
     module = Block(dropout=dropout).train(training).to(dtype)
     (x,) = tensors((2, 5, 16))
     return module, (x.to(dtype),)
+
+
+def sine_and_exponential() -> Program:
+    def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.sin(x) + torch.exp(x) * y
+
+    return program, tensors((3, 5), (3, 5))

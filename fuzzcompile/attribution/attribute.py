@@ -48,7 +48,7 @@ class Attributor:
 
     def run(self) -> Attribution:
         """Try the rewrite that failed, then what replay suspects, then the stages around the graph passes."""
-        found = self._from_error() or self._from_steps() or self._from_stages()
+        found = self._from_error() or self._from_steps() or self._from_lowering_patterns() or self._from_stages()
         found.ablations = self.ablations
         return found
 
@@ -56,7 +56,7 @@ class Attributor:
 
     def _from_error(self) -> Attribution | None:
         failed = self.trial.ledger.failed_in
-        if self.trial.observation.failure is None or failed is None or failed.rewrite in (failed.stage, "lowering"):
+        if self.trial.observation.failure is None or failed is None or names_stage(failed):
             return None
         return self._prove(failed, None)
 
@@ -99,9 +99,9 @@ class Attributor:
     def _next_suspect(self, trial: Trial, seen: Sequence[Label]) -> Label | None:
         names = _names(seen)
         failed = trial.ledger.failed_in
-        if trial.observation.failure is not None:
-            usable = failed is not None and failed.rewrite not in (failed.stage, "lowering")
-            return failed if usable and failed is not None and not vetoes(failed, names) else None
+        raised = trial.observation.failure is not None and failed is not None
+        if raised and failed is not None and not names_stage(failed) and not vetoes(failed, names):
+            return failed
         for step in self._suspects(steps_of(trial.ledger, self.count)):
             if not vetoes(step.label, names):
                 return step.label
@@ -195,6 +195,20 @@ class Attributor:
             toggle += " (graphs interpreted)"
         self.ablations.append(Ablation(toggle, repaired, error_of(trial.judgement), str(trial.judgement.verdict)))
 
+    # -- lowering patterns ------------------------------------------------------------------------
+
+    def _from_lowering_patterns(self) -> Attribution | None:
+        """Patterns that put a lowering of their own in place of what they matched.
+
+        Replay runs what they matched, so it cannot blame them; a veto can.
+        """
+        labels = [r.label for _, _, r in self.trial.ledger.rewrites() if r.lowers]
+        for label in list(dict.fromkeys(labels))[:_MAX_SUSPECTS]:
+            found = self._prove(label, None)
+            if found is not None:
+                return found
+        return None
+
     # -- beyond the graph passes ------------------------------------------------------------------
 
     def _from_stages(self) -> Attribution:
@@ -235,6 +249,11 @@ def suspects_of(steps: Sequence[Step], *, strides: bool = False) -> list[Step]:
     native = [step for step in steps if not step.is_semantic and step.moves_natively]
     layout = [step for step in steps if strides and step.stride and step not in semantic and step not in native]
     return [step for step in (*semantic, *native, *layout) if step.label.rewrite not in MANDATORY]
+
+
+def names_stage(label: Label) -> bool:
+    """Whether the label names no rule, only the stage that was under way."""
+    return label.rewrite in (label.stage, "lowering")
 
 
 def shows_strides(trial: Trial) -> bool:

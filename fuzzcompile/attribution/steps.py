@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx
 
+from fuzzcompile.attribution.inputs import inputs_of
 from fuzzcompile.execution.runs import first_line
 from fuzzcompile.execution.tensors import significant_strides
 from fuzzcompile.inductor.ledger import Frame, GraphRecord, Label, Ledger, Rewrite, Snapshot
@@ -100,7 +100,7 @@ def _frame_steps(frame: Frame, count: ReplayCount) -> Iterator[Step]:
     for record in frame.records:
         if not record.rewrites:
             continue
-        inputs = _inputs(frame, record)
+        inputs = inputs_of(frame, record)
         if inputs is not None:
             yield from _record_steps(frame.index, record, inputs, count)
     yield from _border_steps(frame, count)
@@ -138,7 +138,7 @@ def _border_steps(frame: Frame, count: ReplayCount) -> Iterator[Step]:
     before, after = frame.record("joint_graph", "inference"), frame.record("post_grad", "inference")
     if before is None or after is None or not before.snapshots or not after.snapshots:
         return
-    inputs = _inputs(frame, after)
+    inputs = inputs_of(frame, after)
     if inputs is None:
         return
     pair = [before.snapshots[-1], after.snapshots[0]]
@@ -274,65 +274,3 @@ def _stride_change(one: Replayed, other: Replayed) -> str | None:
             if before != after:
                 return f"output {index}: stride {before} became {after}"
     return None
-
-
-# -- real inputs of each stage's graph ----------------------------------------------------------------
-
-
-def _inputs(frame: Frame, record: GraphRecord) -> Sequence[Any] | None:
-    if record.stage == "pre_grad":
-        return frame.dynamo_calls[0].inputs if frame.dynamo_calls else None
-    if record.direction == "joint":
-        return _joint_inputs(frame, record)
-    if record.direction == "backward":
-        return frame.backward_calls[0].inputs if frame.backward_calls else None
-    compiled = [call.inputs for call in frame.forward_calls[:1]]
-    captured = [[*frame.parameters, *call.inputs] for call in frame.dynamo_calls[:1]]
-    return _fitting(record, [*compiled, *captured])
-
-
-def _fitting(record: GraphRecord, candidates: Sequence[Sequence[Any]]) -> Sequence[Any] | None:
-    """The first inputs that are as many as the graph takes.
-
-    Freezing turns parameters into constants between the stages: the graph before it takes them as inputs.
-    """
-    wanted = len(_placeholders(record.snapshots[0]))
-    return next((inputs for inputs in candidates if len(inputs) == wanted), None)
-
-
-def _joint_inputs(frame: Frame, record: GraphRecord) -> Sequence[Any] | None:
-    """Primals of the forward call and tangents of the backward call, by placeholder name.
-
-    Where no backward ran, standard normal tangents of the recorded shape stand in for them.
-    """
-    named = {
-        **_named(frame, "forward", frame.forward_calls),
-        **_named(frame, "backward", frame.backward_calls),
-    }
-    values: list[Any] = []
-    generator = torch.Generator().manual_seed(3)
-    for node in _placeholders(record.snapshots[0]):
-        name = str(node.target)
-        if name not in named:
-            fake = node.meta.get("val")
-            if not name.startswith("tangents_") or not isinstance(fake, torch.Tensor):
-                return None
-            try:
-                shape = [int(size) for size in fake.shape]
-            except Exception:
-                return None
-            named[name] = torch.randn(shape, generator=generator).to(fake.device, fake.dtype)
-        values.append(named[name])
-    return values
-
-
-def _named(frame: Frame, direction: str, calls: Sequence[Any]) -> dict[str, Any]:
-    record = frame.record("post_grad", direction)
-    if record is None or not record.snapshots or not calls:
-        return {}
-    names = [str(node.target) for node in _placeholders(record.snapshots[0])]
-    return dict(zip(names, calls[0].inputs, strict=False))
-
-
-def _placeholders(snapshot: Snapshot) -> list[fx.Node]:
-    return [node for node in snapshot.graph.nodes if node.op == "placeholder"]

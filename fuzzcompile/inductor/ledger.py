@@ -68,13 +68,17 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Rewrite:
-    """One application of one rule to one graph: from ``snapshots[before]`` to ``snapshots[after]``."""
+    """One application of one rule to one graph: from ``snapshots[before]`` to ``snapshots[after]``.
+
+    ``lowers`` tells that the rule put a lowering of its own into the graph, which only code generation runs.
+    """
 
     label: Label
     nodes: tuple[str, ...]
     site: Site | None
     before: int
     after: int
+    lowers: bool = False
 
 
 @dataclass

@@ -202,14 +202,17 @@ def test_error_in_a_dynamic_joint_graph_is_measured():
 
 
 def test_attempt_that_dynamo_throws_away_leaves_no_frame():
-    def program(x: torch.Tensor) -> torch.Tensor:
-        return torch.sin(x) / x.shape[-1] ** 0.5
+    norm = torch.nn.LayerNorm(5)  # its eps is taken for a symbolic number first, and then it may not be one
 
-    first, second = programs.tensors((3, 5), (4, 6))
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return norm(torch.sin(x))
+
+    first, second = programs.tensors((3, 5), (4, 5))
     with sin_off():
         watched = watch(program, (first,), (second,), settings=DYNAMIC)
     (frame,) = watched.ledger.frames
     assert frame.index == 0
+    assert stages(frame) == INFERENCE
     assert len(frame.forward_calls) == 2
     assert watched.ledger.failed_in is None
 

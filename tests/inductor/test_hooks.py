@@ -156,13 +156,17 @@ def test_second_compile_in_one_process_records_the_same_rewrites():
     assert first.fired == second.fired
     assert first.fired[0] == "_sfdp_pattern_1_inference"
     assert len(second.ledger.frames[0].forward_calls) == 1
+    stages = [record.stage for record in second.ledger.frames[0].records]
+    assert stages == ["pre_grad", "joint_graph", "post_grad"]
 
 
 def test_caches_that_were_filled_without_a_recorder_do_not_hide_the_rewrites():
     target, inputs = programs.attention()
     torch._dynamo.reset()
     run(torch.compile(target), target, inputs)
-    assert watch(target, inputs).fired[0] == "_sfdp_pattern_1_inference"
+    watched = watch(target, inputs)
+    assert watched.fired[0] == "_sfdp_pattern_1_inference"
+    assert watched.ledger.frames[0].record("post_grad") is not None
 
 
 @pytest.mark.parametrize("training", [False, True])

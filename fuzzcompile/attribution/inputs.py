@@ -1,0 +1,91 @@
+"""Values to replay a stage's graph on: those that the compiled program really got, or stand-ins for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from fuzzcompile.inductor.ledger import Call, Frame, GraphRecord, Snapshot
+
+_STAND_IN_SEED = 3
+
+
+def inputs_of(frame: Frame, record: GraphRecord) -> Sequence[Any] | None:
+    """Inputs of a record's graphs, by placeholder order; None if not even stand-ins can be made.
+
+    Where the program never ran, because compiling failed, values of the recorded shape and dtype stand in.
+    """
+    if record.direction == "joint":
+        return _joint_inputs(frame, record)
+    if record.stage == "pre_grad":
+        candidates = [call.inputs for call in frame.dynamo_calls[:1]]
+    elif record.direction == "backward":
+        candidates = [call.inputs for call in frame.backward_calls[:1]]
+    else:
+        compiled = [call.inputs for call in frame.forward_calls[:1]]
+        captured = [[*frame.parameters, *call.inputs] for call in frame.dynamo_calls[:1]]
+        candidates = [*compiled, *captured]
+    if not candidates:
+        return _filled(_placeholders(record.snapshots[0]), {})
+    return _fitting(record, candidates)
+
+
+def _fitting(record: GraphRecord, candidates: Sequence[Sequence[Any]]) -> Sequence[Any] | None:
+    """The first inputs that are as many as the graph takes.
+
+    Freezing turns parameters into constants between the stages: the graph before it takes them as inputs.
+    """
+    wanted = len(_placeholders(record.snapshots[0]))
+    return next((inputs for inputs in candidates if len(inputs) == wanted), None)
+
+
+def _joint_inputs(frame: Frame, record: GraphRecord) -> Sequence[Any] | None:
+    """Primals of the forward call and tangents of the backward call, by placeholder name.
+
+    Where no backward ran, standard normal tangents stand in for them.
+    """
+    named = {
+        **_named(frame, "forward", frame.forward_calls),
+        **_named(frame, "backward", frame.backward_calls),
+    }
+    return _filled(_placeholders(record.snapshots[0]), named)
+
+
+def _named(frame: Frame, direction: str, calls: Sequence[Call]) -> dict[str, Any]:
+    record = frame.record("post_grad", direction)
+    if record is None or not record.snapshots or not calls:
+        return {}
+    names = [str(node.target) for node in _placeholders(record.snapshots[0])]
+    return dict(zip(names, calls[0].inputs, strict=False))
+
+
+def _filled(placeholders: Sequence[fx.Node], named: dict[str, Any]) -> Sequence[Any] | None:
+    generator = torch.Generator().manual_seed(_STAND_IN_SEED)
+    try:
+        return [
+            named[str(node.target)] if str(node.target) in named else _stand_in(node, generator)
+            for node in placeholders
+        ]
+    except (TypeError, ValueError, RuntimeError):  # a size without a value, a kind of input that we do not know
+        return None
+
+
+def _stand_in(node: fx.Node, generator: torch.Generator) -> Any:
+    """Standard normal values, zeros for integers (which may be indices) and False, in the recorded layout."""
+    value = node.meta.get("val", node.meta.get("example_value"))
+    if isinstance(value, (int, torch.SymInt)):
+        return int(value)
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"no stand-in for {type(value).__name__}")
+    shape, stride = [int(size) for size in value.shape], [int(step) for step in value.stride()]
+    made = torch.empty_strided(shape, stride, dtype=value.dtype, device=value.device).zero_()
+    if value.is_floating_point():
+        made.copy_(torch.randn(shape, generator=generator))
+    return made
+
+
+def _placeholders(snapshot: Snapshot) -> list[fx.Node]:
+    return [node for node in snapshot.graph.nodes if node.op == "placeholder"]
