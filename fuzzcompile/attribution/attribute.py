@@ -156,7 +156,7 @@ class Attributor:
         how = replace(self.experiments.how.with_vetoes(*names), screen=screen)
         trial = self.experiments.trial(how)
         repaired = self._repaired(trial)
-        self._note("veto " + ", ".join(names), trial, repaired)
+        self._note("veto " + _shown(names), trial, repaired)
         return trial, repaired
 
     def _repaired(self, trial: Trial) -> bool:
@@ -174,7 +174,7 @@ class Attributor:
         only = tuple(_names(closure))
         trial = self.experiments.trial(replace(self.experiments.how, only=only))
         repaired = self._repaired(trial)
-        self._note("only " + ", ".join(only), trial, repaired)
+        self._note("only " + _shown(only), trial, repaired)
         return not repaired
 
     def _contributors(self, closure: Sequence[Label]) -> list[Culprit]:
@@ -202,11 +202,12 @@ class Attributor:
 
         Replay runs what they matched, so it cannot blame them; a veto can.
         """
-        labels = [r.label for _, _, r in self.trial.ledger.rewrites() if r.lowers]
-        for label in list(dict.fromkeys(labels))[:_MAX_SUSPECTS]:
-            found = self._prove(label, None)
-            if found is not None:
-                return found
+        opaque = {step.label: step for step in self.steps if step.is_opaque}
+        for label, step in list(opaque.items())[:_MAX_SUSPECTS]:
+            found = self._prove(label, step)
+            if found is not None and found.culprit is not None:
+                # The veto also breaks what the lowering was fused with, which hides bugs of code generation.
+                return replace(found, culprit=replace(found.culprit, confidence="low"))
         return None
 
     # -- beyond the graph passes ------------------------------------------------------------------
@@ -285,9 +286,9 @@ def producer(graph: object, output: str) -> str | None:
 
 
 def _names(labels: Sequence[Label]) -> list[str]:
-    """Veto names of labels: pattern variants stand and fall together, passes are named with their stage."""
-    names = []
-    for label in labels:
-        name = base_name(label.rewrite)
-        names.append(name if name != label.pass_name else label.rewrite)
-    return list(dict.fromkeys(names))
+    """Veto names of exactly these rules; the variants of a pattern stand and fall together."""
+    return list(dict.fromkeys("=" + base_name(label.rewrite) for label in labels))
+
+
+def _shown(names: Sequence[str]) -> str:
+    return ", ".join(name.removeprefix("=") for name in names)

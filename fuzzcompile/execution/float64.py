@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fuzzcompile.execution.tensors import LOW_FLOATS
 
 _CASTS = {"aten::_to_copy", "prims::convert_element_type", "aten::to"}
+_RANDOM_FACTORIES = {"aten::rand", "aten::randn", "aten::normal"}
 _COMPLEX = {torch.complex32: torch.complex128, torch.complex64: torch.complex128}
 
 
@@ -36,6 +37,9 @@ class Float64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func._schema.name in _RANDOM_FACTORIES:
+            # Drawn in float64 they would be other numbers than the program draws.
+            return pytree.tree_map(_widen, func(*args, **kwargs))
         rounding = self._narrower_cast(func, args, kwargs)
         args, kwargs = pytree.tree_map(_widen, (args, kwargs))
         # half_to_float promises a half input, and there is none any more.
@@ -44,7 +48,10 @@ class Float64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **kwargs)
         if rounding is not None and self.keep_casts:
             return result.to(rounding).to(torch.float64)
-        return result
+        if any(output.alias_info is not None for output in func._schema.returns):
+            return result  # a view, or the target of an in-place write: its identity matters
+        # Factories that name no dtype make float32, into which an in-place write would be lost.
+        return pytree.tree_map(_widen, result)
 
     def _narrower_cast(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype | None:
         if func._schema.name not in _CASTS or not isinstance(args[0], torch.Tensor):

@@ -44,6 +44,11 @@ class UlpNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
         schema = func._schema
         if schema.name.rsplit("::")[-1] in _MOVES or not _computes(schema, args):
             return result
+        if any(returned.alias_info is not None for returned in schema.returns):  # an in-place write
+            for written in pytree.tree_leaves(result):
+                if isinstance(written, torch.Tensor):
+                    written.copy_(self._moved(written))
+            return result
         return pytree.tree_map(self._moved, result)
 
     def _moved(self, value: Any) -> Any:
@@ -64,7 +69,7 @@ class UlpNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _computes(schema: Any, args: tuple[Any, ...]) -> bool:
-    """Whether the operator makes new values out of tensors (no view, no in-place write, no factory)."""
-    if any(result.alias_info is not None for result in schema.returns):
+    """Whether the operator computes new values out of tensors (it is no view and no factory)."""
+    if any(result.alias_info is not None and not result.alias_info.is_write for result in schema.returns):
         return False
     return any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(args))

@@ -27,8 +27,8 @@ class StorageCopier:
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the copy of ``tensor``: same shape, stride and offset; detached leaf, same requires_grad."""
         if tensor.layout != torch.strided or tensor.is_quantized:
-            return tensor.detach().clone()
-        source = tensor.detach()
+            return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        source = tensor.detach().resolve_conj().resolve_neg()
         self._keep.append(source)
         base = self._base(source)
         copy = base.as_strided(source.size(), source.stride(), source.storage_offset())

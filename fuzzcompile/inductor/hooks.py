@@ -268,7 +268,11 @@ def _watch(recorder: Recorder, entry: Any, pass_name: str | None) -> None:
 
     @functools.cache
     def label() -> Label:
-        return labels.entry_label(entry, stage, pass_name)
+        try:
+            return labels.entry_label(entry, stage, pass_name)
+        except Exception as error:  # a kind of entry that no torch has had yet must not break the compile
+            recorder.ledger.trouble.append(f"no name for a pattern entry: {error}"[:300])
+            return Label(stage, pass_name, type(entry).__name__)
 
     def watched_check(match: Any) -> Any:
         # A veto belongs here and not in apply: the checks trace replacements and may raise themselves,

@@ -67,7 +67,7 @@ def vetoes(label: Label, wanted: Iterable[str]) -> bool:
 
     A name is exact (``remove_noop_ops``), a leading part that ends at an underscore or at the end
     (``_sfdp``, ``_sfdp_pattern_1``: not ``_sfdp_pattern_11``), or a glob; ``stage:`` before it restricts it
-    to one stage.
+    to one stage, and ``=`` before the name to that rule and its variants (``=addmm``: not ``addmm_pattern``).
     """
     for name in wanted:
         stage, colon, rest = name.partition(":")
@@ -89,6 +89,8 @@ def location(nodes: Iterable[fx.Node]) -> str | None:
 
 
 def _matches(rewrite: str, name: str) -> bool:
+    if name.startswith("="):
+        return name[1:] in (rewrite, base_name(rewrite))
     if rewrite == name or fnmatch.fnmatchcase(rewrite, name):
         return True
     return bool(name) and rewrite.startswith(name) and (name.endswith("_") or rewrite[len(name)] == "_")

@@ -68,17 +68,13 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Rewrite:
-    """One application of one rule to one graph: from ``snapshots[before]`` to ``snapshots[after]``.
-
-    ``lowers`` tells that the rule put a lowering of its own into the graph, which only code generation runs.
-    """
+    """One application of one rule to one graph: from ``snapshots[before]`` to ``snapshots[after]``."""
 
     label: Label
     nodes: tuple[str, ...]
     site: Site | None
     before: int
     after: int
-    lowers: bool = False
 
 
 @dataclass

@@ -178,9 +178,10 @@ class Recorder:
             opaque = _matched_graph(match, nodes, node)
         with self.blame(label):
             apply()
-        lowers = self._keep_opaque(known, node.graph, opaque)
+        if opaque is not None:
+            self._keep_opaque(known, node.graph, opaque)
         self.count(label, "fired")
-        self._changed(label, names, site, lowers=lowers)
+        self._changed(label, names, site)
 
     def capture(self, calls: list[Call], inputs: Sequence[Any]) -> None:
         """Keep copies of the inputs of the first calls of a compiled graph."""
@@ -209,7 +210,7 @@ class Recorder:
             if self.snapshots:
                 opened.record.snapshots.append(take_snapshot(opened.top, self._opaque))
 
-    def _changed(self, label: Label | None, nodes: tuple[str, ...], site: Site | None, *, lowers: bool = False) -> None:
+    def _changed(self, label: Label | None, nodes: tuple[str, ...], site: Site | None) -> None:
         """If the graph is not as it was at the last mark, write the rewrite down under ``label``."""
         if not self._stages:
             return
@@ -225,7 +226,7 @@ class Recorder:
             if self.snapshots:
                 record.snapshots.append(take_snapshot(opened.top, self._opaque))
             last = len(record.snapshots) - 1
-            record.rewrites.append(Rewrite(label, nodes, site, max(last - 1, 0), last, lowers))
+            record.rewrites.append(Rewrite(label, nodes, site, max(last - 1, 0), last))
             if not nodes:
                 self.count(label, "fired")
 
@@ -239,12 +240,11 @@ class Recorder:
                 site = Site(where, self._ordinals[key])
         return site
 
-    def _keep_opaque(self, known: set[fx.Node], graph: fx.Graph, opaque: Opaque | None) -> bool:
-        """Whether this was a lowering pattern, which puts one call of a Python handler in place of its match."""
-        handlers = [n.target for n in graph.nodes if n not in known and callable(n.target) and is_handler(n.target)]
-        if opaque is not None:
-            self._opaque |= {id(target): opaque for target in handlers}
-        return bool(handlers)
+    def _keep_opaque(self, known: set[fx.Node], graph: fx.Graph, opaque: Opaque) -> None:
+        """Lowering patterns put one call of a Python handler in place of what they matched."""
+        for created in graph.nodes:
+            if created not in known and callable(created.target) and is_handler(created.target):
+                self._opaque[id(created.target)] = opaque
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:

@@ -104,7 +104,7 @@ def test_bug_that_only_float64_shows_is_named(tmp_path: Path):
     assert found.culprit.necessary is True
 
 
-def test_wrong_lowering_is_no_fault_of_a_graph_rewrite(tmp_path: Path):
+def test_wrong_lowering_of_a_pattern_is_found_by_its_veto(tmp_path: Path):
     plant = PLANTS["lowering"]
     with plant.install():
         trial, found = attribute(experiments_of(tmp_path, plant.program))
@@ -112,6 +112,7 @@ def test_wrong_lowering_is_no_fault_of_a_graph_rewrite(tmp_path: Path):
     assert trial.judgement.verdict is Verdict.MISCOMPILE
     assert not repaired.judgement.verdict.is_bug
     assert found.culprit is not None
+    assert (found.culprit.rewrite, found.culprit.necessary, found.culprit.confidence) == ("erf_off", True, "low")
 
 
 @pytest.mark.parametrize(

@@ -97,3 +97,11 @@ def test_gradients_are_asked_for_where_they_were(double: bool):
 def test_other_leaves_stay_as_they_are():
     marker = object()
     assert copy_tree({"a": [1, None, "x", marker]}) == {"a": [1, None, "x", marker]}
+
+
+@BOTH
+def test_lazy_conjugates_and_negatives_are_what_they_stand_for(double: bool):
+    z = torch.complex(torch.arange(3.0), torch.ones(3))
+    (conjugate, imaginary) = copy_tree([z.conj(), z.conj().imag], double=double)
+    assert torch.equal(conjugate, z.conj().to(conjugate.dtype))
+    assert torch.equal(imaginary, -torch.ones(3, dtype=imaginary.dtype))

@@ -128,3 +128,37 @@ def test_in_place_writes_to_double_inputs_are_seen():
     with Float64Mode(keep_casts=True):
         x.add_(torch.ones(3, dtype=torch.float32))
     assert x.tolist() == [1, 1, 1]
+
+
+def filled(x):
+    z = torch.zeros(4, 6)
+    z.add_(x)
+    return z
+
+
+def causal(x):
+    mask = torch.full((4, 4), float("-inf"))
+    mask.triu_(1)
+    return (x[:, :4] + mask).softmax(-1)
+
+
+def written(x):
+    z = torch.empty(4, 6)
+    z[1:] = x[1:]
+    z[0].copy_(x[0])
+    torch.add(z, 1, out=z)
+    return z
+
+
+def drawn(x):
+    return x * torch.rand(4, 6) + torch.randn(4, 6, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("program", [filled, causal, written, drawn], ids=lambda program: program.__name__)
+def test_constants_that_are_written_into_and_random_numbers(program):
+    torch.manual_seed(5)
+    native = program(X[0])
+    torch.manual_seed(5)
+    result, _ = in_float64(program, X[0], keep_casts=True)
+    assert result.dtype == torch.float64
+    assert distance(result, native) < 1e-6

@@ -42,6 +42,10 @@ def test_variants_and_numbers_are_told_from_the_name(rewrite: str, base: str, fa
         ("post_grad:_sfdp", "_sfdp_pattern_1", False),
         ("pointless_view_pair", "pointless_view", False),
         ("", "pointless_view", False),
+        ("addmm", "addmm_pattern_inference", True),
+        ("=addmm", "addmm_pattern_inference", False),
+        ("=addmm_pattern", "addmm_pattern_inference", True),
+        ("joint_graph:=addmm_pattern", "addmm_pattern_inference", True),
     ],
 )
 def test_veto_means_what_it_says(name: str, rewrite: str, meant: bool):

@@ -102,3 +102,16 @@ def test_gradients_are_perturbed_too():
     moved, exact = noisy(gradient, x), clean(gradient, x)
     assert not torch.equal(moved, exact)
     assert torch.allclose(moved, exact)
+
+
+def test_arithmetic_in_place_is_noisy_too():
+    (x,) = programs.tensors((20, 20))
+
+    def program(x):
+        x = x.clone()
+        x.mul_(1.1).add_(0.3)
+        return x
+
+    moved, exact = noisy(program, x), clean(program, x)
+    assert not torch.equal(moved, exact)
+    assert torch.allclose(moved, exact, rtol=1e-5, atol=1e-6)
