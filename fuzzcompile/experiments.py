@@ -12,7 +12,7 @@ from fuzzcompile.case import Case
 from fuzzcompile.execution import runs
 from fuzzcompile.execution.observation import Observation
 from fuzzcompile.inductor.ledger import Ledger
-from fuzzcompile.inductor.session import Compilation, compiling
+from fuzzcompile.inductor.session import Compilation, check_settings, compiling
 from fuzzcompile.oracle.judgement import Judgement, Observations, judge
 
 NOISE_RUNS = 3
@@ -33,9 +33,13 @@ class Experiments:
     """Runs one case on one device in every way that its verdict needs, and counts the compiles.
 
     Eager, reference and perturbed runs are made on first use and kept.
+
+    Raises:
+        CaseError: the case asks for settings that the installed torch does not have.
     """
 
     def __init__(self, case: Case, device: torch.device, how: Compilation | None = None) -> None:
+        check_settings(case.settings)
         self.case = case
         self.device = device
         self.how = how or Compilation()

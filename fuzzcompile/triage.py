@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
-from fuzzcompile.attribution.attribute import Attributor, changes_meaning, names_stage, shows_strides, suspects_of
+from fuzzcompile.attribution.attribute import Attributor, changes_meaning, failing_rewrite, shows_strides, suspects_of
 from fuzzcompile.attribution.culprit import Attribution, Culprit
 from fuzzcompile.attribution.steps import SEMANTIC_STEP, ReplayCount, Step, steps_of
 from fuzzcompile.case import Case
@@ -17,12 +16,10 @@ from fuzzcompile.errors import EnvironmentUnfit
 from fuzzcompile.execution.observation import Observation
 from fuzzcompile.experiments import Experiments, Trial
 from fuzzcompile.inductor.hooks import initialise_patterns
-from fuzzcompile.inductor.labels import family_of
-from fuzzcompile.inductor.ledger import Label
 from fuzzcompile.inductor.same import torch_same
 from fuzzcompile.inductor.session import Compilation
 from fuzzcompile.oracle.comparison import Comparison
-from fuzzcompile.oracle.judgement import GROSS, Judgement, same_bits
+from fuzzcompile.oracle.judgement import GROSS, Judgement, same_bits, wrong_values
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.report import Cost, CoverageCount, Report
 
@@ -102,78 +99,6 @@ def triage(
     )
 
 
-@dataclass(frozen=True)
-class Probe:
-    """A quick look at a case: one compile, no proof. ``suspect`` is the first suspected rewrite."""
-
-    verdict: Verdict
-    is_bug: bool
-    suspect: Label | None
-
-
-@dataclass(frozen=True)
-class Target:
-    """The signature that a reduction is locked to."""
-
-    verdict: str
-    stage: str | None
-    source: str | None
-    families: tuple[str, ...]
-
-    @classmethod
-    def of(cls, report: Mapping[str, Any]) -> Target:
-        """The target that a report's culprit makes."""
-        culprit = report.get("culprit") or {}
-        families = tuple((culprit.get("family") or "").split("+"))
-        return cls(report["verdict"], culprit.get("stage"), culprit.get("source"), families)
-
-    def matches(self, probe: Probe) -> bool:
-        """Whether the probe fails in this way.
-
-        The verdict must be of the same class (wrong values, an error, metadata), and so must the rewrite that
-        is suspected first.
-        """
-        if not probe.is_bug or probe.verdict.kind != Verdict(self.verdict).kind:
-            return False
-        if self.stage in GRAPH_STAGES:
-            suspect = probe.suspect
-            return (
-                suspect is not None
-                and suspect.stage == self.stage
-                and suspect.source == self.source
-                and family_of(suspect.rewrite) in self.families
-            )
-        return probe.suspect is None
-
-
-GRAPH_STAGES = ("pre_grad", "joint_graph", "post_grad")
-
-
-def probe(case: Case, device: torch.device, *, vetoes: Sequence[str] = (), screen: bool = False) -> Probe:
-    """One compile and its replays: what a reduction asks of every candidate.
-
-    Raises:
-        CaseError: ``make()`` fails.
-    """
-    initialise_patterns(device)
-    experiments = Experiments(case, device, Compilation(vetoes=tuple(vetoes), screen=screen))
-    trial = experiments.trial()
-    steps = steps_of(trial.ledger, ReplayCount())
-    decision = _Decision(trial.judgement.verdict, "low")
-    if trial.judgement.verdict is Verdict.ROUNDING and changes_meaning(steps):
-        decision = _Decision(_wrong(trial.judgement), "low")
-    suspects = suspects_of(steps, strides=shows_strides(trial))
-    suspect = suspects[0].label if suspects else None
-    if trial.observation.failure is not None:
-        suspect = _failing_rewrite(trial) or suspect
-    return Probe(decision.verdict, decision.verdict.is_bug, suspect)
-
-
-def _failing_rewrite(trial: Trial) -> Label | None:
-    failed = trial.ledger.failed_in
-    return failed if failed is not None and not names_stage(failed) else None
-
-
 # -- the verdict ------------------------------------------------------------------------------------
 
 
@@ -186,14 +111,16 @@ def _decide(experiments: Experiments, trial: Trial, steps: Sequence[Step]) -> _D
     if first.verdict is Verdict.ROUNDING:
         if semantic:
             return _Decision(
-                _wrong(first),
+                wrong_values(first),
                 first.confidence,
                 f"within rounding natively, but {semantic[0].label.rewrite} moves the float64 result by "
                 f"{semantic[0].float64:.1e} of its size",
                 hidden=True,
             )
         if first.suspicious and _survives_float64(experiments):
-            return _Decision(_wrong(first), "low", "small, but it survives when the program is compiled in float64")
+            return _Decision(
+                wrong_values(first), "low", "small, but it survives when the program is compiled in float64"
+            )
         return _Decision(Verdict.ROUNDING, first.confidence)
     far = first.verdict in (Verdict.MISCOMPILE, Verdict.WRONG_GRADIENT) and all(
         c.finding != "integer" for c in first.comparisons
@@ -236,12 +163,6 @@ def _survives_float64(experiments: Experiments) -> bool:
     return any(c.finding in ("integer", "nonfinite") or c.relative_error > SEMANTIC_STEP for c in judged.comparisons)
 
 
-def _wrong(judgement: Judgement) -> Verdict:
-    differing = [c for c in judgement.comparisons if c.finding != "same"]
-    gradients = differing and all(c.kind == "gradient" for c in differing)
-    return Verdict.WRONG_GRADIENT if gradients else Verdict.MISCOMPILE
-
-
 def _confirmed(experiments: Experiments, trial: Trial, decision: _Decision) -> _Decision:
     """A finding is believed after it came twice."""
     second = experiments.trial(replace(experiments.how, record=decision.hidden))
@@ -272,7 +193,7 @@ def _known_culprit(
     if not known or not verdict.is_bug:
         return None
     suspects = suspects_of(steps, strides=shows_strides(trial))
-    failing = _failing_rewrite(trial)
+    failing = failing_rewrite(trial)
     if failing is not None:
         suspect = Culprit.from_label(failing, confidence="low")
     elif suspects:

@@ -20,10 +20,11 @@ from fuzzcompile.inductor.hooks import initialise_patterns
 from fuzzcompile.inductor.settings import compile_in_process, drop_broken_kernels
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.plants import run_plants
+from fuzzcompile.probing import Target, probe
 from fuzzcompile.reduction.recipe import NotReproducedError, shrink_recipe
 from fuzzcompile.reduction.reproducer import build_reproducer, confirm_reproducer, line_count
 from fuzzcompile.report import CoverageCount, Report
-from fuzzcompile.triage import Target, probe, triage
+from fuzzcompile.triage import triage
 
 # Pattern culprits are shrunk without code generation; behind the graph passes there is no other way.
 _SCREENABLE = {"pre_grad", "joint_graph", "post_grad", "dynamo", "functionalization", "decomposition"}

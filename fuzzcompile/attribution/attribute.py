@@ -55,8 +55,8 @@ class Attributor:
     # -- errors -----------------------------------------------------------------------------------
 
     def _from_error(self) -> Attribution | None:
-        failed = self.trial.ledger.failed_in
-        if self.trial.observation.failure is None or failed is None or names_stage(failed):
+        failed = failing_rewrite(self.trial)
+        if self.trial.observation.failure is None or failed is None:
             return None
         return self._prove(failed, None)
 
@@ -98,9 +98,8 @@ class Attributor:
 
     def _next_suspect(self, trial: Trial, seen: Sequence[Label]) -> Label | None:
         names = _names(seen)
-        failed = trial.ledger.failed_in
-        raised = trial.observation.failure is not None and failed is not None
-        if raised and failed is not None and not names_stage(failed) and not vetoes(failed, names):
+        failed = failing_rewrite(trial)
+        if trial.observation.failure is not None and failed is not None and not vetoes(failed, names):
             return failed
         for step in self._suspects(steps_of(trial.ledger, self.count)):
             if not vetoes(step.label, names):
@@ -255,6 +254,12 @@ def suspects_of(steps: Sequence[Step], *, strides: bool = False) -> list[Step]:
 def names_stage(label: Label) -> bool:
     """Whether the label names no rule, only the stage that was under way."""
     return label.rewrite in (label.stage, "lowering")
+
+
+def failing_rewrite(trial: Trial) -> Label | None:
+    """The rule that was active when the trial's exception rose, if there was one."""
+    failed = trial.ledger.failed_in
+    return None if failed is None or names_stage(failed) else failed
 
 
 def shows_strides(trial: Trial) -> bool:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import importlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from fuzzcompile.case import CompileSettings
+from fuzzcompile.errors import CaseError
 from fuzzcompile.execution.observation import Failure
 from fuzzcompile.inductor import hooks
 from fuzzcompile.inductor.ledger import Ledger
@@ -48,26 +50,30 @@ def compiling(settings: CompileSettings, how: Compilation) -> Iterator[Session]:
     Inductor's FX graph cache and AOTAutograd's cache are off: with them a second compile runs no passes at
     all, and a veto that never ran would look like a rewrite that is not needed.
     """
-    import torch._dynamo.config as dynamo_config
-    import torch._functorch.config as functorch_config
-    import torch._inductor.config as inductor_config
-
     recorder = Recorder(vetoed=how.vetoes, only=how.only, snapshots=how.record, screen=how.screen)
-    inductor = {
-        "fx_graph_cache": False,
-        "fx_graph_remote_cache": False,
-        "fallback_random": how.fallback_random,
-        **(how.config or {}),
-    }
-    functorch = {"enable_autograd_cache": False, **settings.functorch}
+    patches = {"fallback_random": how.fallback_random, **(how.config or {})}
+    with _configured(settings, patches), hooks.installed(recorder):
+        yield Session(settings, how, recorder)
+
+
+@contextlib.contextmanager
+def plainly(settings: CompileSettings) -> Iterator[None]:
+    """The configuration of :func:`compiling` with nobody watching, to measure what watching costs."""
+    with _configured(settings, {"fallback_random": True}):
+        yield
+
+
+@contextlib.contextmanager
+def _configured(settings: CompileSettings, inductor: Mapping[str, Any]) -> Iterator[None]:
+    configs = _configs()
+    caches = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
     torch._dynamo.reset()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_patched(inductor_config, inductor))
-        stack.enter_context(_patched(functorch_config, functorch))
-        stack.enter_context(_patched(dynamo_config, dict(settings.dynamo)))
-        stack.enter_context(hooks.installed(recorder))
+        stack.enter_context(_patched(configs["inductor"], {**caches, **inductor}))
+        stack.enter_context(_patched(configs["functorch"], {"enable_autograd_cache": False, **settings.functorch}))
+        stack.enter_context(_patched(configs["dynamo"], dict(settings.dynamo)))
         stack.callback(torch._dynamo.reset)
-        yield Session(settings, how, recorder)
+        yield
 
 
 @dataclass(frozen=True)
@@ -108,12 +114,29 @@ class Session:
         )
 
 
-def known_options(names: Sequence[str]) -> list[str]:
-    """Those of ``names`` that the installed torch's inductor config does not have."""
-    import torch._inductor.config as inductor_config
+def check_settings(settings: CompileSettings) -> None:
+    """Refuse settings that the installed torch does not have.
 
-    known = inductor_config.get_config_copy() if hasattr(inductor_config, "get_config_copy") else {}
-    return [name for name in names if name not in known]
+    Raises:
+        CaseError: naming the option, config entry or mode.
+    """
+    configs = _configs()
+    wanted = {"inductor": settings.options, "dynamo": settings.dynamo, "functorch": settings.functorch}
+    for name, changes in wanted.items():
+        unknown = [key for key in changes if not _has(configs[name], key)]
+        if unknown:
+            raise CaseError(f"This torch's {name} config has no {', '.join(sorted(unknown))}; mend OPTIONS or CONFIG.")
+    modes = torch._inductor.list_mode_options()
+    if settings.mode is not None and settings.mode not in (*modes, "default"):
+        raise CaseError(f"torch.compile knows no mode {settings.mode!r}; use one of {', '.join(modes)}.")
+    if settings.mode is not None and settings.options:
+        raise CaseError("torch.compile takes MODE or OPTIONS, not both; keep one of them.")
+
+
+def _configs() -> dict[str, Any]:
+    names = {"dynamo": "torch._dynamo.config", "functorch": "torch._functorch.config"}
+    names["inductor"] = "torch._inductor.config"
+    return {name: importlib.import_module(module) for name, module in names.items()}
 
 
 def _patched(config: Any, changes: Mapping[str, Any]) -> contextlib.AbstractContextManager[Any]:

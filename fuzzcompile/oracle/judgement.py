@@ -88,6 +88,13 @@ def same_bits(first: Observation, second: Observation) -> bool:
     )
 
 
+def wrong_values(judgement: Judgement) -> Verdict:
+    """The verdict on values known to be wrong: ``wrong_gradient`` if nothing but gradients differs."""
+    differing = [c for c in judgement.comparisons if c.finding != "same"]
+    gradients = differing and all(c.kind == "gradient" for c in differing)
+    return Verdict.WRONG_GRADIENT if gradients else Verdict.MISCOMPILE
+
+
 def error_of(judgement: Judgement) -> float | None:
     """The largest distance of a compiled value from the reference, for tables of ablations."""
     return max((c.max_error_compiled for c in judgement.comparisons), default=None)

@@ -72,6 +72,8 @@ def sentence(capsys: pytest.CaptureFixture[str]) -> str:
         ("def make(): raise KeyError('k')", "raises KeyError"),
         ("def make(): return (abs, (1,))\nGRAD = 'maybe'", "GRAD is 'maybe'"),
         ("def make(): return (abs, (1,))\nCONFIG = {'aot': {}}", "CONFIG knows"),
+        ("def make(): return (abs, (1,))\nOPTIONS = {'no_such': 1}", "has no no_such"),
+        ("def make(): return (abs, (1,))\nMODE = 'fastest'", "no mode 'fastest'"),
     ],
 )
 def test_a_file_that_is_no_case_is_wrong_usage(source, says, write_case, capsys):
