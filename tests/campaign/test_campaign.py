@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from fuzzcompile.campaign.budget import Budget, clock
-from fuzzcompile.corpus import Store
+from fuzzcompile.corpus import CorpusError, Store
 from fuzzcompile.errors import UsageError
 
 SFDP = "joint_graph:torch/_inductor/fx_passes/fuse_attention.py:sfdp"
@@ -27,7 +27,13 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=heed_interrupts,
     )
+
+
+def heed_interrupts() -> None:
+    """What a shell starts in the background ignores SIGINT, and its children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def run(folder: Path, *arguments: str) -> dict:
@@ -45,11 +51,12 @@ def wait_for(condition, seconds: float = 120.0) -> None:
 
 
 def judged(folder: Path) -> int:
-    path = folder / "corpus" / "fuzzcompile.db"
-    if not path.exists():
+    """Runs stored so far; none while the corpus is being made."""
+    try:
+        with Store.open(folder / "corpus" / "fuzzcompile.db", create=False) as store:
+            return store.counters().runs
+    except CorpusError:
         return 0
-    with Store.open(path, create=False) as store:
-        return store.counters().runs
 
 
 @pytest.mark.parametrize(
@@ -154,7 +161,10 @@ def test_ctrl_c_ends_with_the_summary(tmp_path):
     process = start(tmp_path, "--budget", "10m", "--workers", "1")
     wait_for(lambda: judged(tmp_path) >= 1)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    try:
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 0 and "Traceback" not in err
     assert "Campaign interrupted" in out and "Verdicts:" in out
     with Store.open(tmp_path / "corpus" / "fuzzcompile.db") as store:

@@ -525,7 +525,13 @@ def start_script(tmp_path: Path, body: str, **environment: str) -> subprocess.Po
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(here)} | environment,
         start_new_session=True,
+        preexec_fn=heed_interrupts,
     )
+
+
+def heed_interrupts() -> None:
+    """What a shell starts in the background ignores SIGINT, and its children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 HANGING = """
@@ -563,7 +569,10 @@ def test_ctrl_c_is_the_parents_to_handle(tmp_path: Path) -> None:
     with parent:
         assert eventually(lambda: (tmp_path / "pids").exists() and (tmp_path / "pid").exists())
         os.killpg(parent.pid, signal.SIGINT)
-        stdout, stderr = parent.communicate(timeout=PATIENCE)
+        try:
+            stdout, stderr = parent.communicate(timeout=PATIENCE)
+        finally:
+            parent.kill()
     assert (stdout, stderr, parent.returncode) == ("interrupted\n", "", 0)
     assert all(gone(pid) for pid in json.loads((tmp_path / "pids").read_text()))
 
