@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from fuzzcompile.errors import CaseError
 
 GradMode = Literal["no_grad", "inference_mode", "enabled"]
@@ -103,6 +105,7 @@ def _execute(path: Path, source: str) -> dict[str, Any]:
     module = types.ModuleType(f"fuzzcompile_case_{source_hash(source)[:16]}")
     module.__file__ = str(path.resolve())
     sys.modules[module.__name__] = module
+    torch.manual_seed(0)  # CALLS may be made of random numbers at module level
     try:
         exec(code, module.__dict__)
     except KeyboardInterrupt:

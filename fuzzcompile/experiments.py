@@ -76,6 +76,12 @@ class Experiments:
         """Eager runs perturbed by one ulp per operator."""
         return tuple(runs.run_eager(self.case, self.device, noise_seed=seed) for seed in range(1, NOISE_RUNS + 1))
 
+    def run_eager(self) -> None:
+        """Make every run that needs no compiler."""
+        runs_made = (self.eager, self.again)
+        if not any(run.failure for run in runs_made):
+            _ = (self.reference, self.noisy)
+
     def trial(self, how: Compilation | None = None) -> Trial:
         """Compile the case as ``how`` says, run it and judge what it shows."""
         how = how or self.how

@@ -8,7 +8,14 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fuzzcompile.attribution.attribute import Attributor, changes_meaning, failing_rewrite, shows_strides, suspects_of
+from fuzzcompile.attribution.attribute import (
+    Attributor,
+    Evidence,
+    changes_meaning,
+    failing_rewrite,
+    shows_strides,
+    suspects_of,
+)
 from fuzzcompile.attribution.culprit import Attribution, Culprit
 from fuzzcompile.attribution.steps import SEMANTIC_STEP, ReplayCount, Step, steps_of
 from fuzzcompile.case import Case
@@ -33,7 +40,7 @@ class _Decision:
     verdict: Verdict
     confidence: str
     detail: str = ""
-    hidden: bool = False
+    evidence: Evidence = "values"
 
 
 def triage(
@@ -41,10 +48,10 @@ def triage(
     device: torch.device,
     *,
     vetoes: Sequence[str] = (),
-    attribute: bool = True,
-    confirm: bool = True,
     known: Collection[tuple[str, str]] = (),
+    deadline: float | None = None,
     on_eager: Callable[[], None] = lambda: None,
+    on_verdict: Callable[[Report], None] = lambda report: None,
 ) -> Report:
     """Judge ``case`` on ``device``, in this process.
 
@@ -52,36 +59,56 @@ def triage(
         case: the loaded case.
         device: where to run it.
         vetoes: rewrites that are refused throughout, by name.
-        attribute: whether a bug is attributed (a few more compiles).
-        confirm: whether a bug must come twice before it is believed.
         known: signatures, each with the kind of its verdict, that need no further proof: a bug whose first
             suspect has one of them is a hit of it, and ``necessary`` stays None.
-        on_eager: called once eager has run, before anything is compiled: a crash or time-out after that is
-            the compiler's.
+        deadline: value of ``time.monotonic()`` after which attribution begins no further compile.
+        on_eager: called once all eager runs are done, before anything is compiled: a crash or time-out after
+            that is the compiler's.
+        on_verdict: called with a report on a bug before it is attributed.
 
     Raises:
         CaseError: ``make()`` fails.
-        CannotJudge: the case asks for ``FULLGRAPH`` and cannot be captured in one graph.
+        CannotJudge: the case asks for ``FULLGRAPH`` and cannot be captured in one graph, nothing of it is
+            compiled, or the machine lacks what compiling needs.
     """
     start = time.perf_counter()
     initialise_patterns(device)
     experiments = Experiments(case, device, Compilation(vetoes=tuple(vetoes)))
     count = ReplayCount()
-    _ = experiments.eager
+    experiments.run_eager()
     on_eager()
     trial = experiments.trial()
     _refuse_unsupported(case, trial)
+    _refuse_unfit(case, trial)
     steps = steps_of(trial.ledger, count)
     decision = _decide(experiments, trial, steps)
-    if decision.verdict.is_bug and confirm:
+    if decision.verdict.is_bug:
         decision = _confirmed(experiments, trial, decision)
-    attribution = Attribution(changed_bits=_changed_bits(steps))
+
+    def report(attribution: Attribution) -> Report:
+        return _report(experiments, trial, steps, decision, attribution, count, time.perf_counter() - start)
+
+    unproved = Attribution(changed_bits=_changed_bits(steps))
+    if not decision.verdict.is_bug or decision.verdict is Verdict.NONDETERMINISTIC:
+        return report(unproved)
     hit = _known_culprit(trial, steps, decision.verdict, known)
     if hit is not None:
-        attribution = replace(attribution, culprit=hit)
-    elif decision.verdict.is_bug and attribute:
-        found = Attributor(experiments, trial, steps, count, hidden=decision.hidden).run()
-        attribution = replace(found, changed_bits=attribution.changed_bits)
+        return report(replace(unproved, culprit=hit))
+    on_verdict(report(unproved))
+    found = Attributor(experiments, trial, steps, count, evidence=decision.evidence, deadline=deadline).run()
+    return report(replace(found, changed_bits=unproved.changed_bits))
+
+
+def _report(
+    experiments: Experiments,
+    trial: Trial,
+    steps: Sequence[Step],
+    decision: _Decision,
+    attribution: Attribution,
+    count: ReplayCount,
+    seconds: float,
+) -> Report:
+    case, device = experiments.case, experiments.device
     return Report(
         case=case.name,
         torch=torch.__version__,
@@ -94,7 +121,7 @@ def triage(
         float64_step=max((s.float64 for s in steps if s.float64 is not None and not s.random), default=None),
         failure=trial.observation.failure,
         attribution=attribution,
-        cost=Cost(experiments.compiles, count.replays, time.perf_counter() - start, experiments.screens),
+        cost=Cost(experiments.compiles, count.replays, seconds, experiments.screens),
         coverage=_coverage(trial),
     )
 
@@ -105,23 +132,26 @@ def triage(
 def _decide(experiments: Experiments, trial: Trial, steps: Sequence[Step]) -> _Decision:
     """The judge's verdict, refined by what float64 and emulated casts say."""
     first = trial.judgement
-    if first.casts_dropped:
-        return _decide_casts(experiments, first)
     semantic = changes_meaning(steps)
-    if first.verdict is Verdict.ROUNDING:
+    if first.casts_dropped and not first.verdict.is_bug and not semantic:
+        return _decide_casts(experiments, first)
+    if first.verdict in (Verdict.ROUNDING, Verdict.EQUAL):
         if semantic:
             return _Decision(
                 wrong_values(first),
                 first.confidence,
                 f"within rounding natively, but {semantic[0].label.rewrite} moves the float64 result by "
                 f"{semantic[0].float64:.1e} of its size",
-                hidden=True,
+                evidence="replay",
             )
         if first.suspicious and _survives_float64(experiments):
             return _Decision(
-                wrong_values(first), "low", "small, but it survives when the program is compiled in float64"
+                wrong_values(first),
+                "low",
+                "small, but it survives when the program is compiled in float64",
+                evidence="suspicion",
             )
-        return _Decision(Verdict.ROUNDING, first.confidence)
+        return _Decision(first.verdict, first.confidence)
     far = first.verdict in (Verdict.MISCOMPILE, Verdict.WRONG_GRADIENT) and all(
         c.finding != "integer" for c in first.comparisons
     )
@@ -165,10 +195,12 @@ def _survives_float64(experiments: Experiments) -> bool:
 
 def _confirmed(experiments: Experiments, trial: Trial, decision: _Decision) -> _Decision:
     """A finding is believed after it came twice."""
-    second = experiments.trial(replace(experiments.how, record=decision.hidden))
-    if decision.hidden or second.judgement.verdict.is_bug:
-        return decision
-    if second.judgement.suspicious or same_bits(trial.observation, second.observation):
+    second = experiments.trial(replace(experiments.how, record=decision.evidence == "replay"))
+    if decision.evidence == "replay":
+        again = bool(changes_meaning(steps_of(second.ledger, ReplayCount())))
+    else:
+        again = second.judgement.verdict.is_bug or bool(second.judgement.suspicious)
+    if again or same_bits(trial.observation, second.observation):
         return decision
     return _Decision(
         Verdict.NONDETERMINISTIC,
@@ -201,6 +233,23 @@ def _known_culprit(
     else:
         return None
     return suspect if (suspect.signature, verdict.kind) in known else None
+
+
+def _refuse_unfit(case: Case, trial: Trial) -> None:
+    """An error of the machine is no error of the compiler; a program that was not compiled is not clean."""
+    failure = trial.observation.failure
+    if failure is None and not trial.ledger.frames:
+        raise CannotJudge(f"Nothing of {case.name} is compiled: dynamo captures no graph of it.")
+    if failure is None:
+        return
+    if failure.type_name in _MACHINE_ERRORS or any(text in failure.message for text in _MACHINE_MESSAGES):
+        raise CannotJudge(
+            f"{case.name} cannot be compiled on this machine ({failure}); `fuzzcompile doctor` says what is missing."
+        )
+
+
+_MACHINE_ERRORS = ("InvalidCxxCompiler", "TritonMissing", "OutOfMemoryError")
+_MACHINE_MESSAGES = ("No space left on device", "Cannot find a working triton installation", "out of memory")
 
 
 # -- the rest of the report -------------------------------------------------------------------------

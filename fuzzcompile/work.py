@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import os
+import json
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from fuzzcompile.execution.device import Numerics, seed_everything
 from fuzzcompile.execution.worker import current_device
 from fuzzcompile.generation import GeneratedCase, Profile
 from fuzzcompile.inductor.hooks import initialise_patterns
-from fuzzcompile.inductor.settings import compile_in_process, drop_broken_kernels
+from fuzzcompile.inductor.settings import compile_in_process, drop_broken_kernels, preserved_config
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.plants import run_plants
 from fuzzcompile.probing import Target, probe
@@ -48,14 +50,17 @@ class WorkerSetup:
 class JudgeTask:
     """One case file to judge.
 
-    ``marker`` is a path that comes to exist once eager has finished; ``known`` are the (signature, kind of
-    verdict) pairs that need no proof any more.
+    ``marker`` is a path that comes to exist once eager has finished, and holds the report on a bug as soon as
+    there is a verdict: what is left of the case if its worker is lost later. ``known`` are the (signature, kind
+    of verdict) pairs that need no proof any more. ``seconds`` is how long the whole may take before
+    attribution begins no further compile.
     """
 
     path: str
     vetoes: tuple[str, ...] = ()
     marker: str | None = None
     known: tuple[tuple[str, str], ...] = ()
+    seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -120,15 +125,44 @@ def prepare(setup: WorkerSetup) -> None:
 
 def judge_file(task: JudgeTask) -> Judged:
     """Judge one case file on this worker's device."""
-    case = load_case(task.path)
-    report = triage(
-        case,
-        torch.device(current_device()),
-        vetoes=task.vetoes,
-        known=task.known,
-        on_eager=lambda: _touch(task.marker),
-    )
+    deadline = None if task.seconds is None else time.monotonic() + task.seconds
+    with isolated():
+        report = triage(
+            load_case(task.path),
+            torch.device(current_device()),
+            vetoes=task.vetoes,
+            known=task.known,
+            deadline=deadline,
+            on_eager=lambda: _mark(task.marker, ""),
+            on_verdict=lambda found: _mark(task.marker, json.dumps(found.to_json())),
+        )
     return Judged(report.to_json(), report.coverage)
+
+
+def left_behind(marker: Path) -> tuple[bool, dict[str, Any] | None]:
+    """Of a case whose worker was lost: whether eager had finished, and the report on a bug if there was one."""
+    try:
+        text = marker.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return False, None
+    return True, json.loads(text) if text else None
+
+
+@contextlib.contextmanager
+def isolated() -> Iterator[None]:
+    """What a case sets for the whole process is set back after it: the next case must not see it."""
+    threads, dtype, grad = torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    try:
+        with preserved_config():
+            yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_default_dtype(dtype)
+        torch.set_default_device(None)
+        torch.set_grad_enabled(grad)
+        torch.use_deterministic_algorithms(deterministic)
+        Numerics().apply()
 
 
 def shrink(task: ShrinkTask) -> Shrunk:
@@ -202,13 +236,16 @@ class _Search:
         with tempfile.TemporaryDirectory(prefix="fuzzcompile-") as folder:
             path = Path(folder) / "repro.py"
             path.write_text(candidate.source, encoding="utf-8")
-            probed = probe(load_case(path), self.device, vetoes=self.task.vetoes, screen=screen)
+            with isolated():
+                probed = probe(load_case(path), self.device, vetoes=self.task.vetoes, screen=screen)
         if probed.is_bug and not self.target.matches(probed):
             self.others[candidate.sha256] = candidate
         return self.target.matches(probed)
 
 
-def _touch(path: str | None) -> None:
+def _mark(path: str | None, text: str) -> None:
+    """Write the marker whole or not at all: its writer may be killed at any time."""
     if path is not None:
-        fd = os.open(path, os.O_CREAT | os.O_WRONLY, 0o644)
-        os.close(fd)
+        draft = Path(f"{path}.part")
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)

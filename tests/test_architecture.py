@@ -32,7 +32,7 @@ ALLOWED = {
              "triage"},
     "campaign": {"case", "corpus", "errors", "execution", "generation", "inductor", "oracle", "plants", "report",
                  "reporting", "work", "__init__"},
-    "cli": {"campaign", "corpus", "errors", "execution", "generation", "plants", "reporting", "__init__"},
+    "cli": {"campaign", "case", "corpus", "errors", "execution", "generation", "plants", "reporting", "__init__"},
     "__main__": {"cli"},
     "__init__": set(),
 }  # fmt: skip

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 from fuzzcompile.attribution.culprit import Ablation, Attribution, Culprit
 from fuzzcompile.attribution.steps import SEMANTIC_STEP, ReplayCount, Step, steps_of
@@ -12,6 +14,7 @@ from fuzzcompile.experiments import Experiments, Trial
 from fuzzcompile.inductor.labels import base_name, family_of, vetoes
 from fuzzcompile.inductor.ledger import Label
 from fuzzcompile.inductor.recorder import MANDATORY
+from fuzzcompile.inductor.session import Compilation
 from fuzzcompile.oracle.judgement import error_of
 from fuzzcompile.oracle.verdicts import Verdict
 
@@ -25,6 +28,15 @@ _UPSTREAM = (
 )
 
 
+# What shows the bug: wrong values (or an error) as they are, a float64 step in replay where the values are within
+# rounding, or values beyond rounding but within default tolerances that float64 proves wrong.
+Evidence = Literal["values", "replay", "suspicion"]
+
+
+class _OutOfTime(Exception):
+    """No further compile may be begun."""
+
+
 class Attributor:
     """Attributes one failing trial. Every compile it makes is an ablation that it reports."""
 
@@ -35,22 +47,35 @@ class Attributor:
         steps: Sequence[Step],
         count: ReplayCount,
         *,
-        hidden: bool = False,
+        evidence: Evidence = "values",
+        deadline: float | None = None,
     ) -> None:
-        """``hidden``: the native values are within rounding, only the float64 replay shows the bug."""
+        """``evidence`` says what shows the bug; after ``deadline`` (``time.monotonic()``) no compile is begun."""
         self.experiments = experiments
         self.trial = trial
         self.steps = steps
         self.count = count
-        self.hidden = hidden
+        self.evidence = evidence
+        self.deadline = deadline
         self.strides = shows_strides(trial)
         self.ablations: list[Ablation] = []
 
     def run(self) -> Attribution:
         """Try the rewrite that failed, then what replay suspects, then the stages around the graph passes."""
-        found = self._from_error() or self._from_steps() or self._from_lowering_patterns() or self._from_stages()
+        try:
+            found = self._from_error() or self._from_steps() or self._from_lowering_patterns() or self._from_stages()
+        except _OutOfTime:
+            found = self._unproved("time ran out before the proof")
         found.ablations = self.ablations
         return found
+
+    def _unproved(self, note: str) -> Attribution:
+        """The first suspect as it stands, with what was not shown left open."""
+        failed = failing_rewrite(self.trial)
+        if self.trial.observation.failure is not None and failed is not None:
+            return Attribution(Culprit.from_label(failed, confidence="low"), note=note)
+        suspects = self._suspects(self.steps)
+        return Attribution(Culprit.from_step(suspects[0], confidence="low") if suspects else None, note=note)
 
     # -- errors -----------------------------------------------------------------------------------
 
@@ -67,7 +92,15 @@ class Attributor:
             found = self._prove(step.label, step)
             if found is not None:
                 return found
-        return self._all_suspects()
+        return self._all_suspects() or self._one_of_several()
+
+    def _one_of_several(self) -> Attribution | None:
+        """A rewrite that changed the meaning, though something else keeps the result wrong without it."""
+        proved = changes_meaning(self.steps)
+        if not proved:
+            return None
+        culprit = Culprit.from_step(proved[0], necessary=False, confidence="low")
+        return Attribution(culprit, note="the result stays wrong without it: there is another cause")
 
     def _suspects(self, steps: Sequence[Step]) -> list[Step]:
         return suspects_of(steps, strides=self.strides)
@@ -130,7 +163,7 @@ class Attributor:
             culprit = replace(culprit, family="+".join(sorted(siblings | {family})))
         sufficient = self._sufficient(closure)
         culprit = replace(culprit, sufficient=sufficient, siblings=tuple(s.rewrite for s in closure[1:]))
-        contributors = [self._culprit(other, None, necessary=True) for other in others]
+        contributors = [self._culprit(other, None, necessary=None) for other in others]
         if sufficient is False and not others:
             contributors = self._contributors(closure)
         return Attribution(culprit, contributors)
@@ -147,34 +180,46 @@ class Attributor:
     @functools.cached_property
     def _screens(self) -> bool:
         """Whether the divergence shows without code generation."""
-        trial = self.experiments.trial(replace(self.experiments.how, screen=True))
+        trial = self._trial(replace(self.experiments.how, screen=True))
         return not self._repaired(trial) and trial.judgement.verdict.kind == self.trial.judgement.verdict.kind
 
     def _veto(self, labels: Sequence[Label], *, screen: bool = False) -> tuple[Trial, bool]:
         names = _names(labels)
         how = replace(self.experiments.how.with_vetoes(*names), screen=screen)
-        trial = self.experiments.trial(how)
+        trial = self._trial(how)
         repaired = self._repaired(trial)
         self._note("veto " + _shown(names), trial, repaired)
         return trial, repaired
 
     def _repaired(self, trial: Trial) -> bool:
         """Whether the divergence is gone in ``trial`` (another error is no repair)."""
-        verdict = trial.judgement.verdict
-        if self.trial.judgement.verdict is Verdict.ACCEPTS_INVALID:
+        verdict, failing = trial.judgement.verdict, self.trial.judgement.verdict
+        if failing is Verdict.ACCEPTS_INVALID:
             return verdict is Verdict.INVALID
         if verdict.is_bug:
             # A layout that differs besides is another matter than wrong values.
-            return verdict is Verdict.METADATA and self.trial.judgement.verdict.kind == "values"
-        return not (self.hidden and changes_meaning(steps_of(trial.ledger, self.count)))
+            return verdict is Verdict.METADATA and failing.kind == "values"
+        if self.evidence == "replay":
+            return not changes_meaning(steps_of(trial.ledger, self.count))
+        return not (self.evidence == "suspicion" and trial.judgement.suspicious)
 
-    def _sufficient(self, closure: Sequence[Label]) -> bool:
-        """Whether the divergence stays when every optional rewrite but the culprit's is vetoed."""
+    def _sufficient(self, closure: Sequence[Label]) -> bool | None:
+        """Whether the divergence stays when every optional rewrite but the culprit's is vetoed.
+
+        None if the program then fails in another way, which says nothing.
+        """
         only = tuple(_names(closure))
-        trial = self.experiments.trial(replace(self.experiments.how, only=only))
+        trial = self._trial(replace(self.experiments.how, only=only))
         repaired = self._repaired(trial)
         self._note("only " + _shown(only), trial, repaired)
-        return not repaired
+        if repaired:
+            return False
+        return True if trial.judgement.verdict.kind == self.trial.judgement.verdict.kind else None
+
+    def _trial(self, how: Compilation) -> Trial:
+        if self.deadline is not None and time.monotonic() > self.deadline:
+            raise _OutOfTime
+        return self.experiments.trial(how)
 
     def _contributors(self, closure: Sequence[Label]) -> list[Culprit]:
         """Other rewrites without which the divergence is gone as well."""
@@ -216,7 +261,7 @@ class Attributor:
         stage = "lowering"
         for backend, name in _UPSTREAM:
             how = replace(self.experiments.how, backend=backend, record=False)
-            trial = self.experiments.trial(how)
+            trial = self._trial(how)
             repaired = self._repaired(trial)
             self._note(f"backend={backend}", trial, repaired)
             if not repaired:

@@ -13,23 +13,25 @@ from fuzzcompile.inductor.ledger import Call, Frame, GraphRecord, Snapshot
 _STAND_IN_SEED = 3
 
 
-def inputs_of(frame: Frame, record: GraphRecord) -> Sequence[Any] | None:
-    """Inputs of a record's graphs, by placeholder order; None if not even stand-ins can be made.
+def inputs_of(frame: Frame, record: GraphRecord, number: int = 0) -> Sequence[Any] | None:
+    """Inputs of a record's graphs in captured call ``number``, by placeholder order.
 
     Where the program never ran, because compiling failed, values of the recorded shape and dtype stand in.
+    None if there was no such call, or if not even stand-ins can be made.
     """
+    this = slice(number, number + 1)
     if record.direction == "joint":
-        return _joint_inputs(frame, record)
+        return _joint_inputs(frame, record, this)
     if record.stage == "pre_grad":
-        candidates = [call.inputs for call in frame.dynamo_calls[:1]]
+        candidates = [call.inputs for call in frame.dynamo_calls[this]]
     elif record.direction == "backward":
-        candidates = [call.inputs for call in frame.backward_calls[:1]]
+        candidates = [call.inputs for call in frame.backward_calls[this]]
     else:
-        compiled = [call.inputs for call in frame.forward_calls[:1]]
-        captured = [[*frame.parameters, *call.inputs] for call in frame.dynamo_calls[:1]]
+        compiled = [call.inputs for call in frame.forward_calls[this]]
+        captured = [[*frame.parameters, *call.inputs] for call in frame.dynamo_calls[this]]
         candidates = [*compiled, *captured]
     if not candidates:
-        return _filled(_placeholders(record.snapshots[0]), {})
+        return _filled(_placeholders(record.snapshots[0]), {}) if number == 0 else None
     return _fitting(record, candidates)
 
 
@@ -42,15 +44,17 @@ def _fitting(record: GraphRecord, candidates: Sequence[Sequence[Any]]) -> Sequen
     return next((inputs for inputs in candidates if len(inputs) == wanted), None)
 
 
-def _joint_inputs(frame: Frame, record: GraphRecord) -> Sequence[Any] | None:
+def _joint_inputs(frame: Frame, record: GraphRecord, this: slice) -> Sequence[Any] | None:
     """Primals of the forward call and tangents of the backward call, by placeholder name.
 
     Where no backward ran, standard normal tangents stand in for them.
     """
     named = {
-        **_named(frame, "forward", frame.forward_calls),
-        **_named(frame, "backward", frame.backward_calls),
+        **_named(frame, "forward", frame.forward_calls[this]),
+        **_named(frame, "backward", frame.backward_calls[this]),
     }
+    if this.start and not named:
+        return None
     return _filled(_placeholders(record.snapshots[0]), named)
 
 

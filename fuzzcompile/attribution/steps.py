@@ -13,7 +13,8 @@ from fuzzcompile.attribution.inputs import inputs_of
 from fuzzcompile.execution.runs import first_line
 from fuzzcompile.execution.tensors import significant_strides
 from fuzzcompile.inductor.ledger import Frame, GraphRecord, Label, Ledger, Rewrite, Snapshot
-from fuzzcompile.inductor.replay import NotReplayable, Replayed, draws_random, replay
+from fuzzcompile.inductor.recorder import CAPTURED_CALLS
+from fuzzcompile.inductor.replay import NotReplayable, Replayed, random_calls, replay
 from fuzzcompile.oracle import metrics
 
 # A rewrite may fold constants in the program's own precision; a float64 step beyond that changes meaning.
@@ -98,12 +99,17 @@ def steps_of(ledger: Ledger, count: ReplayCount) -> list[Step]:
 
 def _frame_steps(frame: Frame, count: ReplayCount) -> Iterator[Step]:
     for record in frame.records:
-        if not record.rewrites:
+        if not record.rewrites or not record.snapshots:
             continue
-        inputs = inputs_of(frame, record)
-        if inputs is not None:
-            yield from _record_steps(frame.index, record, inputs, count)
+        calls = [inputs_of(frame, record, number) for number in range(CAPTURED_CALLS)]
+        measured = [list(_record_steps(frame.index, record, call, count)) for call in calls if call is not None]
+        # A rewrite may be right on the values of one call and wrong on those of another.
+        yield from (max(same, key=_telling) for same in zip(*measured, strict=True))
     yield from _border_steps(frame, count)
+
+
+def _telling(step: Step) -> tuple[bool, bool, float]:
+    return step.is_semantic, step.moves_natively, step.float64 or 0.0
 
 
 def _record_steps(frame: int, record: GraphRecord, inputs: Sequence[Any], count: ReplayCount) -> Iterator[Step]:
@@ -176,7 +182,7 @@ class _Runs:
 
 def _step(frame: int, record: GraphRecord, rewrite: Rewrite, runs: _Runs) -> Step:
     before, after = rewrite.before, rewrite.after
-    random = draws_random(runs.snapshots[before]) or draws_random(runs.snapshots[after])
+    random = random_calls(runs.snapshots[before]) != random_calls(runs.snapshots[after])
     one, other = runs.at(before, double=False), runs.at(after, double=False)
     exact_one, exact_other = runs.at(before, double=True), runs.at(after, double=True)
     raised = None

@@ -32,6 +32,7 @@ from fuzzcompile.campaign.events import (
     WorkerActivity,
 )
 from fuzzcompile.campaign.minimising import keep
+from fuzzcompile.campaign.pool import ATTRIBUTION_SHARE
 from fuzzcompile.corpus import CaseRecord, Coverage, Finding, Recorded, Store, public_id, severity
 from fuzzcompile.errors import EnvironmentUnfit, FuzzcompileError
 from fuzzcompile.execution.pool import WorkerFailed, WorkerStartFailed, WorkerStopped, WorkerTimeout
@@ -39,7 +40,7 @@ from fuzzcompile.generation import GeneratedCase, Profile, case_at
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.report import unjudged, worker_failure
 from fuzzcompile.reporting.verdict import name_of
-from fuzzcompile.work import Judged, JudgeTask, ShrinkTask, Shrunk, judge_file, shrink
+from fuzzcompile.work import Judged, JudgeTask, ShrinkTask, Shrunk, judge_file, left_behind, shrink
 
 _TICK = 0.5
 # A finding that comes up just before the end of the budget still gets this long to be made small.
@@ -58,6 +59,8 @@ class CampaignSettings:
     workers: int
     torch: str
     vetoes: tuple[str, ...] = ()
+    plants: tuple[str, ...] = ()
+    case_seconds: float = 180.0
     max_findings: int | None = None
     shrink_seconds: float = 120.0
     drafts: Path = Path("reports/drafts")
@@ -67,7 +70,8 @@ class CampaignSettings:
         """Key of the seeded sequence of cases, under which judged indices are remembered."""
         near = "" if self.profile.near_misses else " no-near-misses"
         vetoes = "".join(f" veto={name}" for name in sorted(self.vetoes))
-        return f"seed={self.seed} torch={self.torch} device={self.device.split(':')[0]}{near}{vetoes}"
+        plants = "".join(f" plant={name}" for name in sorted(self.plants))
+        return f"seed={self.seed} torch={self.torch} device={self.device.split(':')[0]}{near}{vetoes}{plants}"
 
 
 @dataclass
@@ -156,6 +160,10 @@ class Engine:
         lines = [self._line(found) for found in self.store.findings() if found.public_id in self.hit]
         return Finished(ended, self.tally(), lines, self.store.location)
 
+    def fail(self) -> None:
+        """Note in the corpus that the campaign ended by an error of its own."""
+        self.store.finish_campaign(self.campaign, self._counters(), "failed")
+
     def tally(self) -> Tally:
         """Counters as they are now."""
         return Tally(
@@ -199,7 +207,13 @@ class Engine:
         path = folder / f"case_{case.sha256[:12]}.py"
         path.write_text(case.source, encoding="utf-8")
         marker = path.with_suffix(f".{'again' if retry else 'eager'}")
-        task = JudgeTask(str(path), self.settings.vetoes, str(marker), tuple(sorted(self._known)))
+        task = JudgeTask(
+            str(path),
+            self.settings.vetoes,
+            str(marker),
+            tuple(sorted(self._known)),
+            ATTRIBUTION_SHARE * self.settings.case_seconds,
+        )
         label = f"judge #{index}" if index is not None else "judge a by-catch"
         future = self._submit(judge_file, task, label)
         self._jobs[future] = _Job(case, index, path, marker, retry=retry)
@@ -292,7 +306,7 @@ class Engine:
             str(draft),
         )
         for other in result.others:
-            if not self.store.has_source(other.sha256):
+            if self._remaining() > 0 and not self.store.has_source(other.sha256):
                 self._judge(other, None, folder)
 
     def _lost(self, error: WorkerFailed, job: _Job, folder: Path) -> Iterator[Event]:
@@ -301,7 +315,10 @@ class Engine:
             yield Trouble(f"minimising {job.shrinks} {error}; `fuzzcompile minimize {job.shrinks}` tries again")
             return
         verdict = Verdict.TIMEOUT if isinstance(error, WorkerTimeout) else Verdict.CRASH
-        compiling = job.marker.exists()
+        compiling, found = left_behind(job.marker)
+        if found is not None:
+            yield from self._judged(Judged(found), job)
+            return
         believed = compiling and job.retry
         report = worker_failure(
             job.path.stem, self.environment["torch"], self.settings.device, verdict, str(error)

@@ -47,7 +47,7 @@ def run_campaign(
         except KeyboardInterrupt:
             interrupted = True
         except BaseException:
-            store.finish_campaign(campaign, {}, "failed")
+            engine.fail()
             raise
         finally:
             pool.kill_workers()

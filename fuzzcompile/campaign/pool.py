@@ -16,6 +16,9 @@ from fuzzcompile.work import WorkerSetup, prepare
 # Enough for the cases that we draw, small enough that one that grows does not take the machine down.
 DEFAULT_MEMORY = 8 * 2**30
 DEFAULT_TIME = 180.0
+# After this share of a case's time its attribution begins no further compile, so that a proof that takes long does
+# not cost the finding.
+ATTRIBUTION_SHARE = 0.6
 # Compiled libraries stay loaded and dynamo keeps what it traced: a worker is renewed now and then.
 _TASKS_PER_WORKER = 150
 

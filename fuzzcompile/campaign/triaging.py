@@ -5,20 +5,21 @@ from __future__ import annotations
 import glob
 import tempfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fuzzcompile.campaign.pool import Limits, open_pool
+from fuzzcompile.campaign.pool import ATTRIBUTION_SHARE, Limits, open_pool
 from fuzzcompile.errors import CaseError, EnvironmentUnfit, FuzzcompileError
 from fuzzcompile.execution.device import resolve
-from fuzzcompile.execution.pool import WorkerFailed, WorkerStartFailed, WorkerTimeout
+from fuzzcompile.execution.pool import WorkerFailed, WorkerPool, WorkerStartFailed, WorkerTimeout
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.plants import check_plants
 from fuzzcompile.report import SCHEMA, worker_failure
-from fuzzcompile.work import JudgeTask, judge_file
+from fuzzcompile.work import Judged, JudgeTask, judge_file, left_behind
 
 
 @dataclass(frozen=True)
@@ -79,37 +80,57 @@ def triage_files(
         EnvironmentUnfit: there is no such device, or no worker can be started.
     """
     check_plants(plants)
+    limits = limits or Limits()
     resolved = str(resolve(device))
     with (
         tempfile.TemporaryDirectory(prefix="fuzzcompile-") as folder,
         open_pool(device, workers, plants=plants, limits=limits) as pool,
     ):
-        jobs = []
-        for number, path in enumerate(files):
-            marker = Path(folder) / f"{number}.eager"
-            task = JudgeTask(str(path), vetoes, str(marker))
-            jobs.append((path, marker, pool.schedule(judge_file, (task,), label=f"judge {path.name}")))
-        for path, marker, future in jobs:
-            try:
-                report = future.result().report
-                yield Answer(path, report, status=1 if report["is_bug"] else 0)
-            except FuzzcompileError as error:
-                yield Answer(path, None, str(error), error.exit_status)
-            except WorkerStartFailed as error:
-                raise EnvironmentUnfit(f"No worker can be started: {error}.") from error
-            except WorkerFailed as error:
-                yield _lost(path, marker, resolved, error)
+        tasks = [
+            JudgeTask(
+                str(path), vetoes, str(Path(folder) / f"{number}.eager"), seconds=ATTRIBUTION_SHARE * limits.seconds
+            )
+            for number, path in enumerate(files)
+        ]
+        futures = [_submit(pool, task) for task in tasks]
+        for task, future in zip(tasks, futures, strict=True):
+            yield _answer(pool, task, future, resolved)
+
+
+def _submit(pool: WorkerPool, task: JudgeTask) -> Future[Judged]:
+    return pool.schedule(judge_file, (task,), label=f"judge {Path(task.path).name}")
+
+
+def _answer(pool: WorkerPool, task: JudgeTask, future: Future[Judged], device: str, *, again: bool = False) -> Answer:
+    path, marker = Path(task.path), Path(task.marker or "")
+    try:
+        report = future.result().report
+    except FuzzcompileError as error:
+        return Answer(path, None, str(error), error.exit_status)
+    except WorkerStartFailed as error:
+        raise EnvironmentUnfit(f"No worker can be started: {error}. Run `fuzzcompile doctor`.") from error
+    except WorkerFailed as error:
+        eager_done, found = left_behind(marker)
+        if found is not None:
+            found["detail"] = f"{found['detail']}; attribution {error}".lstrip("; ")
+            return Answer(path, found, status=1)
+        if not eager_done:
+            return Answer(
+                path, None, f"{path} could not be judged: eager itself {error}; raise --timeout or --memory.", 3
+            )
+        if not again:  # a crash or time-out is believed when it comes twice
+            marker.unlink()
+            return _answer(pool, task, _submit(pool, task), device, again=True)
+        verdict = Verdict.TIMEOUT if isinstance(error, WorkerTimeout) else Verdict.CRASH
+        return Answer(
+            path, worker_failure(path.stem, torch.__version__, device, verdict, str(error)).to_json(), status=1
+        )
+    except Exception as error:
+        text = " ".join(str(error).split())[:200]
+        return Answer(path, None, f"{path} could not be judged: {type(error).__name__}: {text}", 3)
+    return Answer(path, report, status=1 if report["is_bug"] else 0)
 
 
 def overall_status(answers: Sequence[Answer]) -> int:
     """3 if any file could not be judged, else 2 if any is no case, else 1 if any is a bug, else 0."""
     return max((answer.status for answer in answers), default=0)
-
-
-def _lost(path: Path, marker: Path, device: str, error: WorkerFailed) -> Answer:
-    """A crash or time-out is the compiler's only if eager had finished within its limits."""
-    if not marker.exists():
-        return Answer(path, None, f"{path} could not be judged: eager itself {error}; raise --timeout or --memory.", 3)
-    verdict = Verdict.TIMEOUT if isinstance(error, WorkerTimeout) else Verdict.CRASH
-    report = worker_failure(path.stem, torch.__version__, device, verdict, str(error))
-    return Answer(path, report.to_json(), status=1)

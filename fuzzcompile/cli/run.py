@@ -60,23 +60,32 @@ def run(
     from fuzzcompile.campaign.local import run_campaign
     from fuzzcompile.campaign.pool import Limits, default_workers
     from fuzzcompile.campaign.terminal import print_summary, progress_handler
+    from fuzzcompile.case import source_hash
+    from fuzzcompile.errors import EnvironmentUnfit
     from fuzzcompile.execution.device import resolve
+    from fuzzcompile.execution.environment import cxx_compiler
     from fuzzcompile.generation import Profile
     from fuzzcompile.plants import check_plants
 
     parsed = Budget.parse(budget)
     check_plants(plants)
     resolved = resolve(device)
+    if resolved.type == "cpu" and cxx_compiler() is None:
+        raise EnvironmentUnfit(
+            "There is no C++ compiler, which torch.compile needs on the CPU; install g++ or point CXX at one."
+        )
     import torch
 
     settings = CampaignSettings(
         budget=parsed,
         seed=seed,
         profile=Profile(near_misses=not no_near_misses),
-        device=device if device.startswith("cuda") else str(resolved),
+        device=device if device != "auto" else resolved.type,
         workers=workers or default_workers(device),
         torch=torch.__version__,
         vetoes=vetoes,
+        plants=tuple(source_hash(path.read_text(encoding="utf-8"))[:12] for path in plants),
+        case_seconds=timeout,
         max_findings=max_findings,
         drafts=drafts,
     )
@@ -94,4 +103,6 @@ def run(
         click.echo(json.dumps(summary.to_json(), allow_nan=False))
     else:
         print_summary(Console(), summary)
+    if summary.tally.cases and set(summary.tally.verdicts) == {"unjudged"}:
+        raise EnvironmentUnfit("Not one case could be judged; run `fuzzcompile doctor`.")
     return 1 if fail_on_finding and summary.findings else 0

@@ -32,7 +32,7 @@ from fuzzcompile.inductor.ledger import (
     take_snapshot,
 )
 
-_CAPTURED_CALLS = 2
+CAPTURED_CALLS = 2
 _OUTSIDE = "outside any pass"
 # Passes that later stages rely on: without them a graph cannot be lowered at all.
 MANDATORY = frozenset(
@@ -185,7 +185,7 @@ class Recorder:
 
     def capture(self, calls: list[Call], inputs: Sequence[Any]) -> None:
         """Keep copies of the inputs of the first calls of a compiled graph."""
-        if len(calls) < _CAPTURED_CALLS:
+        if len(calls) < CAPTURED_CALLS:
             with self._guarded():
                 calls.append(Call(copy_tree(list(inputs))))
 

@@ -24,7 +24,11 @@ class NotReplayable(Exception):
 
 
 class Replayed:
-    """Result of a replay: outputs and inputs as they are afterwards, or the error that ended it."""
+    """Result of a replay: outputs and inputs as they are afterwards, or the error that ended it.
+
+    Inputs that the graph did not write to are the captured tensors themselves: copies of every parameter for
+    every snapshot would be the largest part of the memory that a triage takes.
+    """
 
     def __init__(self, outputs: list[Any], inputs: list[Any], error: BaseException | None = None) -> None:
         self.outputs = outputs
@@ -41,6 +45,7 @@ def replay(snapshot: Snapshot, inputs: Sequence[Any], *, double: bool) -> Replay
         double: cast inputs, constants and every named low-precision dtype to float64.
     """
     arguments = copy_tree(list(inputs), double=double)
+    versions = [_version(argument) for argument in arguments]
     seed_everything(_REPLAY_SEED)
     interpreter = _Replayer(snapshot)
     try:
@@ -54,7 +59,11 @@ def replay(snapshot: Snapshot, inputs: Sequence[Any], *, double: bool) -> Replay
         raise
     except Exception as error:
         return Replayed([], [], error)
-    return Replayed(pytree.tree_leaves(result), arguments)
+    after = [
+        copied if _version(copied) != version else given
+        for copied, given, version in zip(arguments, inputs, versions, strict=True)
+    ]
+    return Replayed(pytree.tree_leaves(result), after)
 
 
 def interpret(snapshot: Snapshot, inputs: Sequence[Any]) -> Any:
@@ -63,9 +72,14 @@ def interpret(snapshot: Snapshot, inputs: Sequence[Any]) -> Any:
         return _Replayer(snapshot).run(*inputs)
 
 
-def draws_random(snapshot: Snapshot) -> bool:
-    """Whether the graph contains random operators."""
-    return any(word in call for call in snapshot.calls for word in _RANDOM)
+def random_calls(snapshot: Snapshot) -> list[str]:
+    """The random operators of the graph, in order: graphs with the same ones draw the same numbers."""
+    return [call for call in snapshot.calls if any(word in call for word in _RANDOM)]
+
+
+def _version(value: Any) -> int:
+    """Counts the in-place writes to a tensor."""
+    return value._version if isinstance(value, torch.Tensor) and not value.is_inference() else 0
 
 
 class _Replayer(fx.Interpreter):

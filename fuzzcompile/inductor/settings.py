@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 _ELF_HEADER = struct.Struct("<4sBBBBB7xHHIQQQIHHHHHH")
@@ -18,6 +21,16 @@ def compile_in_process() -> None:
         import torch._inductor.config as inductor_config
 
         inductor_config.compile_threads = 1
+
+
+@contextlib.contextmanager
+def preserved_config() -> Iterator[None]:
+    """Set the compiler's configs back at the end of the block to what they were at its beginning."""
+    with contextlib.ExitStack() as stack:
+        for name in ("torch._inductor.config", "torch._dynamo.config", "torch._functorch.config"):
+            config = importlib.import_module(name)
+            stack.enter_context(config.patch(config.get_config_copy()))
+        yield
 
 
 def drop_broken_kernels() -> list[str]:

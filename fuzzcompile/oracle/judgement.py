@@ -113,7 +113,8 @@ def _judge_failures(eager: Observation, compiled: Observation) -> Judgement:
 
 def _compare_all(runs: Observations) -> list[Comparison]:
     compiled, exact = runs.compiled.named(), runs.reference.named()
-    noisy = [run.named() for run in runs.noisy if run.failure is None]
+    # Where eager does not repeat itself, how far it moves is noise like any other.
+    noisy = [run.named() for run in (*runs.noisy, runs.again) if run.failure is None]
     vanishing = _VANISHING * _largest_gradient(list(exact.values()))
     comparisons = []
     for value in runs.eager.values:
@@ -150,9 +151,6 @@ def _verdict(comparisons: Sequence[Comparison], runs: Observations) -> Verdict:
     findings = {finding for finding, _ in found}
     if findings <= {"same"}:
         return Verdict.EQUAL
-    if not same_bits(runs.eager, runs.again):
-        # Nothing can be held against the compiler where eager itself does not repeat.
-        return Verdict.UNSTABLE
     if "nonfinite" in findings:
         return Verdict.NONFINITE
     wrong = {c.kind for c in comparisons if c.finding == "integer" or _too_far(c)}

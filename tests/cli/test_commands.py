@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,6 +51,19 @@ def make():
     return (lambda a, b: (a - b) * 2), (torch.randn(3, 4), torch.randn(3, 4))
 """
 
+# What is no case, and a part of the sentence that says why.
+MALFORMED = {
+    "syntax": ("def make(:", "not valid Python"),
+    "no_make": ("x = 1", "defines no make()"),
+    "raises": ("raise ValueError('broken')", "raises ValueError"),
+    "no_pair": ("def make(): return 3", "must return (module_or_callable, inputs)"),
+    "make_raises": ("def make(): raise KeyError('k')", "raises KeyError"),
+    "grad": ("def make(): return (abs, (1,))\nGRAD = 'maybe'", "GRAD is 'maybe'"),
+    "config": ("def make(): return (abs, (1,))\nCONFIG = {'aot': {}}", "CONFIG knows"),
+    "option": ("def make(): return (abs, (1,))\nOPTIONS = {'no_such': 1}", "has no no_such"),
+    "mode": ("def make(): return (abs, (1,))\nMODE = 'fastest'", "no mode 'fastest'"),
+}
+
 
 def call(*arguments: object) -> int:
     with pytest.raises(SystemExit) as ending:
@@ -62,23 +78,48 @@ def sentence(capsys: pytest.CaptureFixture[str]) -> str:
     return err.strip()
 
 
-@pytest.mark.parametrize(
-    ("source", "says"),
-    [
-        ("def make(:", "not valid Python"),
-        ("x = 1", "defines no make()"),
-        ("raise ValueError('broken')", "raises ValueError"),
-        ("def make(): return 3", "must return (module_or_callable, inputs)"),
-        ("def make(): raise KeyError('k')", "raises KeyError"),
-        ("def make(): return (abs, (1,))\nGRAD = 'maybe'", "GRAD is 'maybe'"),
-        ("def make(): return (abs, (1,))\nCONFIG = {'aot': {}}", "CONFIG knows"),
-        ("def make(): return (abs, (1,))\nOPTIONS = {'no_such': 1}", "has no no_such"),
-        ("def make(): return (abs, (1,))\nMODE = 'fastest'", "no mode 'fastest'"),
-    ],
-)
-def test_a_file_that_is_no_case_is_wrong_usage(source, says, write_case, capsys):
-    assert call("triage", write_case(source)) == 2
-    assert says in sentence(capsys)
+@pytest.fixture(scope="module")
+def triaged_files(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, list[dict[str, Any]]]:
+    """The status and the JSON lines of one call: a bug, a clean case, a bug, and a folder of files that are no case."""
+    folder = tmp_path_factory.mktemp("triaged")
+    clean, malformed = folder / "clean.py", folder / "malformed"
+    clean.write_text(CLEAN, encoding="utf-8")
+    malformed.mkdir()
+    for name, (source, _) in MALFORMED.items():
+        Path(malformed, f"{name}.py").write_text(source, encoding="utf-8")
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        status = call("triage", KNOWN / "issue_195320.py", clean, KNOWN / "issue_193265.py", malformed, "--json")
+    return status, [json.loads(line) for line in out.getvalue().splitlines()]
+
+
+def test_triage_prints_one_json_object_a_line_in_order(triaged_files):
+    _, lines = triaged_files
+    assert [line["case"] for line in lines] == ["issue_195320", "clean", "issue_193265", *sorted(MALFORMED)]
+    reports = lines[:3]
+    assert [r["verdict"] for r in reports][::2] == ["miscompile", "compile_error"]
+    assert not reports[1]["is_bug"] and reports[1]["culprit"] is None
+    wanted = {"schema", "case", "torch", "device", "verdict", "is_bug", "confidence", "evidence", "culprit",
+              "contributors", "changed_bits", "ablations", "workaround", "signature", "cost"}  # fmt: skip
+    assert all(wanted <= set(report) for report in reports)
+    output = reports[0]["evidence"]["outputs"][0]
+    assert {"name", "max_abs_error_eager", "max_abs_error_compiled", "error_ratio", "noise_floor",
+            "within_default_tolerance", "torch_same", "cosine"} <= set(output)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_a_file_that_is_no_case_has_its_line_and_decides_the_status(name, triaged_files):
+    status, lines = triaged_files
+    (line,) = [line for line in lines if line["case"] == name]
+    assert status == 2
+    assert line["verdict"] is None and not line["is_bug"]
+    assert MALFORMED[name][1] in line["error"] and "\n" not in line["error"]
+
+
+def test_a_file_that_is_no_case_is_wrong_usage(write_case, capsys):
+    assert call("triage", write_case("x = 1")) == 2
+    said = sentence(capsys)
+    assert "defines no make()" in said and "\n" not in said
 
 
 @pytest.mark.parametrize(
@@ -134,41 +175,11 @@ def test_help_and_version_need_no_torch():
     assert "--budget" in done.stdout
 
 
-def test_triage_prints_one_json_object_a_line_in_order(write_case, capsys):
-    clean = write_case(CLEAN, "clean.py")
-    files = [KNOWN / "issue_195320.py", clean, KNOWN / "issue_193265.py"]
-    assert call("triage", *files, "--json") == 1
-    reports = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [r["case"] for r in reports] == ["issue_195320", "clean", "issue_193265"]
-    assert [r["verdict"] for r in reports][::2] == ["miscompile", "compile_error"]
-    assert not reports[1]["is_bug"] and reports[1]["culprit"] is None
-    wanted = {"schema", "case", "torch", "device", "verdict", "is_bug", "confidence", "evidence", "culprit",
-              "contributors", "changed_bits", "ablations", "workaround", "signature", "cost"}  # fmt: skip
-    assert all(wanted <= set(report) for report in reports)
-    output = reports[0]["evidence"]["outputs"][0]
-    assert {"name", "max_abs_error_eager", "max_abs_error_compiled", "error_ratio", "noise_floor",
-            "within_default_tolerance", "torch_same", "cosine"} <= set(output)  # fmt: skip
-
-
-def test_a_file_that_cannot_be_judged_has_its_line_and_decides_the_status(write_case, capsys):
-    folder = write_case(CLEAN, "a.py").parent
-    write_case("x = 1", "b.py")
-    assert call("triage", folder, "--json") == 2
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [line["case"] for line in lines] == ["a", "b"]
-    assert lines[1]["verdict"] is None and "make()" in lines[1]["error"]
-
-
 def test_triage_for_people_names_verdict_culprit_and_what_to_do(capsys):
     assert call("bisect", KNOWN / "issue_195320.py") == 1
     out = capsys.readouterr().out
     assert "miscompile (BUG" in out and "_sfdp_pattern_28_inference" in out and "what to do: report it" in out
     assert "veto _sfdp_pattern_28: repairs it" in out
-
-
-def test_a_veto_takes_the_bug_away(capsys):
-    assert call("triage", KNOWN / "issue_195320.py", "--veto", "_sfdp", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["verdict"] in ("rounding", "equal")
 
 
 def test_a_planted_rewrite_is_found_and_named(write_case, capsys):
@@ -182,7 +193,14 @@ def test_a_planted_rewrite_is_found_and_named(write_case, capsys):
         "joint_graph",
     )
     assert culprit["necessary"] is True and culprit["source"] == "plant.py"
-    assert call("triage", case, "--plant", plant, "--veto", "planted_sub") == 0
+
+
+def test_vetoes_take_bugs_away(write_case, capsys):
+    plant, case = write_case(PLANT, "plant.py"), write_case(SUBTRACTS)
+    vetoes = ("--veto", "planted_sub", "--veto", "_sfdp")
+    assert call("triage", case, KNOWN / "issue_195320.py", "--plant", plant, *vetoes, "--json") == 0
+    reports = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(reports) == 2 and all(report["verdict"] in ("rounding", "equal") for report in reports)
 
 
 def test_a_plant_that_raises_is_named(write_case, capsys):
@@ -211,12 +229,12 @@ def test_a_compile_that_hangs_is_a_time_out(write_case, capsys):
 
 
 def test_eager_that_crashes_or_hangs_cannot_be_judged(write_case, capsys):
-    crash = "import os\ndef make(): return (lambda x: os.abort()), (1,)"
-    assert call("triage", write_case(crash)) == 3
-    assert "could not be judged" in sentence(capsys)
-    hang = "import time\ndef make(): return (lambda x: time.sleep(600)), (1,)"
-    assert call("triage", write_case(hang), "--timeout", "3") == 3
-    assert "--timeout" in sentence(capsys)
+    crash = write_case("import os\ndef make(): return (lambda x: os.abort()), (1,)", "crash.py")
+    hang = write_case("import time\ndef make(): return (lambda x: time.sleep(600)), (1,)", "hang.py")
+    assert call("triage", crash, hang, "--timeout", "3", "--workers", "2") == 3
+    first, second = sentence(capsys).splitlines()
+    assert "crash.py could not be judged" in first and "SIGABRT" in first
+    assert "hang.py could not be judged" in second and "--timeout" in second
 
 
 def test_doctor_says_that_a_campaign_can_run(tmp_path, capsys):

@@ -11,7 +11,7 @@ from torch import nn
 from torch._inductor.fx_passes import joint_graph, post_grad
 from watching import apart, eager, watch
 
-from fuzzcompile.inductor.replay import draws_random
+from fuzzcompile.inductor.replay import random_calls
 
 
 class Cache(nn.Module):
@@ -178,4 +178,4 @@ def test_dropout_in_eval_mode_is_not_random():
         watched = watch(Dropped().eval(), (x,), screen=True)
     assert watched.step("sin_off").is_semantic
     snapshots = [s for f in watched.ledger.frames for r in f.records for s in r.snapshots if r.stage != "pre_grad"]
-    assert not any(draws_random(snapshot) for snapshot in snapshots)
+    assert not any(random_calls(snapshot) for snapshot in snapshots)

@@ -126,8 +126,8 @@ def main_part(source: str) -> str:
         ("miscompile", "error vs fp64: eager"),
         ("metadata", "eager torch.bfloat16, compiled torch.int64"),
         ("compile_error", "eager raises nothing; compiled raises"),
-        ("accepts_invalid", "eager raises RuntimeError"),
-        ("aliasing", "error vs fp64: eager 0.00e+00"),
+        pytest.param("accepts_invalid", "eager raises RuntimeError", marks=pytest.mark.slow),
+        pytest.param("aliasing", "error vs fp64: eager 0.00e+00", marks=pytest.mark.slow),
     ],
 )
 def test_known_bugs_are_confirmed_in_a_clean_process(name, said):
