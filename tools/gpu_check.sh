@@ -1,27 +1,41 @@
 #!/usr/bin/env bash
-# Check fuzzcompile on a CUDA machine: doctor, tests marked cuda, a campaign, triage of given cases.
+# Check fuzzcompile on a CUDA machine: doctor, tests marked cuda, compile and replay times, a campaign, triage of
+# given cases.
 #
 #   tools/gpu_check.sh OUTDIR [FOLDER_OF_CASES]
 #
 # Needs a CUDA GPU, Python 3.11+, torch 2.11+ built for CUDA and the packages of pyproject.toml; no network.
-# Takes at most ten minutes. Writes doctor.json, tests.txt, campaign.json, triage.jsonl, times.json,
-# environment.json and summary.md to OUTDIR. Exit status: 0 all steps ran, 1 a step failed, 2 wrong usage,
-# 3 no GPU.
+# Takes less than ten minutes. Writes doctor.json, tests.txt, compile.json, campaign.json, triage.jsonl,
+# times.json, environment.json and summary.md to OUTDIR. Exit status: 0 all steps ran, 1 a step failed, 2 wrong
+# usage, 3 no GPU.
 set -uo pipefail
+unset CDPATH
 
 if [ $# -lt 1 ] || [ $# -gt 2 ]; then
     echo "usage: tools/gpu_check.sh OUTDIR [FOLDER_OF_CASES]" >&2
     exit 2
 fi
-root=$(cd "$(dirname "$0")/.." && pwd)
-mkdir -p "$1" || exit 2
-out=$(cd "$1" && pwd)
-cases=${2:-}
+cases=
+if [ $# -eq 2 ]; then
+    if [ ! -d "$2" ]; then
+        echo "gpu_check: $2 is no folder; give a folder of cases." >&2
+        exit 2
+    fi
+    cases=$(cd -- "$2" && pwd) || exit 2
+fi
+root=$(cd -- "$(dirname -- "$0")/.." && pwd)
+mkdir -p -- "$1" || exit 2
+out=$(cd -- "$1" && pwd) || exit 2
 python=${PYTHON:-python3}
+# A path is named from where the caller stands, a command by its name.
+case $python in */*) python=$(cd -- "$(dirname -- "$python")" && pwd)/$(basename -- "$python") ;; esac
 export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
 cd "$root" || exit 2
 
-if ! "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>"$out/cuda.txt"; then
+# The limits add up to less than ten minutes: 30 + 15 + 50 + 60 + 40 + 290 before triage, 2 s of grace for each
+# step, triage until 568 s have passed, 20 for the summary.
+if ! timeout --kill-after=2 30 "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' \
+    2>"$out/cuda.txt"; then
     echo "gpu_check: this machine has no CUDA GPU that torch can use; run it on one that has." >&2
     exit 3
 fi
@@ -31,28 +45,31 @@ step() { # step NAME SECONDS OUTPUT COMMAND...: run a command under a limit, kee
     local name=$1 limit=$2 file=$3
     shift 3
     local start=$SECONDS rc=0
-    timeout --kill-after=10 "$limit" "$@" >"$out/$file" 2>"$out/$name.log" || rc=$?
+    timeout --kill-after=2 "$limit" "$@" >"$out/$file" 2>"$out/$name.log" || rc=$?
     echo "$name $rc $((SECONDS - start))" >>"$out/steps.txt"
     echo "gpu_check: $name ended with $rc after $((SECONDS - start)) s" >&2
     return $rc
 }
 
-rm -f "$out/steps.txt"
-"$python" - >"$out/environment.json" <<'PY'
+# What an earlier check left would be summed up as this one's.
+rm -f "$out"/{steps.txt,environment.json,doctor.json,tests.txt,compile.json,campaign.json,triage.jsonl}
+step environment 15 environment.json "$python" -c '
 import json
 import torch
 from fuzzcompile.execution.device import Numerics
 from fuzzcompile.execution.environment import describe
 print(json.dumps({**describe(torch.device("cuda:0")), "numerics": Numerics().to_json()}, indent=1))
-PY
-step doctor 90 doctor.json "$python" -m fuzzcompile doctor --device cuda --corpus "$out/corpus.db" --json || status=1
-step tests 120 tests.txt "$python" -m pytest -m cuda -q -p no:cacheprovider || status=1
-step campaign 300 campaign.json "$python" -m fuzzcompile run --budget 3.5m --device cuda \
+' || status=1
+step doctor 50 doctor.json "$python" -m fuzzcompile doctor --device cuda --corpus "$out/corpus.db" --json || status=1
+step tests 60 tests.txt "$python" -m pytest -m cuda -q -p no:cacheprovider || status=1
+step times 40 compile.json "$python" tools/gpu_times.py --device cuda || status=1
+step campaign 290 campaign.json "$python" -m fuzzcompile run --budget 4m --device cuda \
     --corpus "$out/corpus.db" --drafts "$out/drafts" --json || status=1
 if [ -n "$cases" ]; then
     # A bug (1) or a case that cannot be judged (3) is a result here, not a failure of the check.
-    step triage 100 triage.jsonl "$python" -m fuzzcompile triage "$cases" --device cuda --workers 4 --timeout 60 --json
+    step triage $((568 - SECONDS)) triage.jsonl \
+        "$python" -m fuzzcompile triage "$cases" --device cuda --workers 4 --timeout 60 --json
     [ -s "$out/triage.jsonl" ] || status=1
 fi
-"$python" "$root/tools/gpu_summary.py" "$out" || status=1
+timeout --kill-after=2 20 "$python" tools/gpu_summary.py "$out" || status=1
 exit $status

@@ -8,17 +8,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fuzzcompile.corpus import Store
+from fuzzcompile.corpus import CorpusError, Store
 
 
 def main(folder: Path) -> int:
     """Write the two files; 1 if the campaign left no result."""
-    environment = json.loads((folder / "environment.json").read_text())
+    environment = json.loads(_text(folder / "environment.json") or "{}")
+    compiled = _json(folder / "compile.json")
     campaign = _json(folder / "campaign.json")
     triaged = _lines(folder / "triage.jsonl")
     costs = [report["cost"] for report in triaged if report.get("cost")]
     times = {
         "steps": [line.split() for line in _text(folder / "steps.txt").splitlines()],
+        "compile": compiled or None,
         "triage_seconds_median": statistics.median(c["seconds"] for c in costs) if costs else None,
         "triage_compiles_median": statistics.median(c["compiles"] for c in costs) if costs else None,
         "cases_per_minute": campaign.get("cases_per_minute"),
@@ -37,10 +39,23 @@ def _summary(
 ) -> str:
     lines = ["# GPU check", ""]
     lines += [f"- {key}: {value}" for key, value in environment.items() if not isinstance(value, dict)]
-    lines += [f"- numerics: {json.dumps(environment['numerics'])}", "", "## Steps", ""]
+    lines.append(f"- TF32: {_tf32(environment.get('numerics', {}))}")
+    lines += [f"- numerics: {_numerics(environment.get('numerics', {}))}", "", "## Steps", ""]
     lines += [f"- {name}: exit {code}, {seconds} s" for name, code, seconds in times["steps"]]
     tests = [line for line in _text(folder / "tests.txt").splitlines() if line.strip()]
-    lines += ["", "## Tests marked cuda", "", tests[-1] if tests else "no output", "", "## Campaign", ""]
+    lines += ["", "## Tests marked cuda", "", tests[-1] if tests else "no output", "", "## Times", ""]
+    compiled = times["compile"]
+    lines += (
+        [
+            f"{compiled['case']} on {compiled['device']}, medians of {compiled['runs']}: "
+            f"eager {_ms(compiled['eager_seconds_median'])}, "
+            f"compile {_ms(compiled['compile_seconds_median'])} (first {_ms(compiled['compile_seconds_first'])}), "
+            f"{compiled['replays']} replays {_ms(compiled['replay_seconds_median'])}."
+        ]
+        if compiled
+        else ["No result; see times.log."]
+    )
+    lines += ["", "## Campaign", ""]
     if campaign:
         verdicts = ", ".join(f"{name} {count}" for name, count in sorted(campaign["verdicts"].items()))
         lines.append(
@@ -50,8 +65,11 @@ def _summary(
             f"- {f['finding']}: {f['verdict']}, {f['culprit']}, necessary {f['necessary']}, {f['hits']} hits"
             for f in campaign["findings"]
         ]
-        with Store.open(folder / "corpus.db", create=False) as store:
-            lines.append(f"Corpus integrity: {store.integrity()}.")
+        try:
+            with Store.open(folder / "corpus.db", create=False) as store:
+                lines.append(f"Corpus integrity: {store.integrity()}.")
+        except CorpusError as error:
+            lines.append(str(error))
     else:
         lines.append("No result; see campaign.log.")
     lines += ["", "## Triage", ""]
@@ -61,6 +79,22 @@ def _summary(
         for report in triaged
     ] or ["No cases were given."]
     return "\n".join(lines) + "\n"
+
+
+def _numerics(settings: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in settings.items()) or "not recorded"
+
+
+def _tf32(settings: dict[str, Any]) -> str:
+    if not settings:
+        return "not recorded"
+    in_matmul = settings.get("float32_matmul") != "highest"
+    in_cudnn = bool(settings.get("cudnn_tf32"))
+    return f"{'on' if in_matmul else 'off'} in matmul, {'on' if in_cudnn else 'off'} in cuDNN"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms"
 
 
 def _json(path: Path) -> dict[str, Any]:

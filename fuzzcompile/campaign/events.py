@@ -21,7 +21,7 @@ class WorkerActivity:
 
 @dataclass(frozen=True)
 class Tally:
-    """Counters of this campaign. ``drawn`` counts cases that were given to a worker."""
+    """Counters of this campaign: ``cases`` judged, ``findings`` hit, ``new_findings`` that the corpus had not."""
 
     cases: int = 0
     verdicts: Mapping[str, int] = field(default_factory=dict)

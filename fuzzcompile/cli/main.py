@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         error.show()
         status = error.exit_code
     except (click.Abort, KeyboardInterrupt):
-        click.echo("Interrupted; everything judged so far is stored.", err=True)
+        click.echo("Interrupted.", err=True)
         status = _INTERRUPTED
     except FuzzcompileError as error:
         status = error.exit_status

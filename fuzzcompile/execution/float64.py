@@ -3,6 +3,9 @@
 Casting parameters and inputs is not enough: a program may say ``.to(torch.bfloat16)``, create constants
 in float32 or run under autocast. :class:`Float64Mode` works below autograd, on ATen operators, so it sees
 every such cast in forward and backward, however the user spelled it.
+
+Not seen are the casts of ``torch.autocast``: it leaves float64 alone, so a region under autocast is computed
+in float64 throughout, and ``saw_cast`` says nothing of it.
 """
 
 from __future__ import annotations
@@ -13,10 +16,17 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fuzzcompile.execution.tensors import LOW_FLOATS
+from fuzzcompile.execution.tensors import LOW_FLOATS, doubled
 
 _CASTS = {"aten::_to_copy", "prims::convert_element_type", "aten::to"}
-_RANDOM_FACTORIES = {"aten::rand", "aten::randn", "aten::normal"}
+# Operators that do nothing but draw (in-place forms end in "_"). Fused ones that draw, as attention with
+# dropout, compute as well, and are left in float64.
+_DRAWS = frozenset(
+    """
+    bernoulli binomial cauchy exponential geometric log_normal multinomial normal normal_functional poisson
+    rand rand_like randint randint_like randn randn_like random uniform _standard_gamma _sample_dirichlet
+    """.split()  # noqa: SIM905 - a list of names reads better in lines than in items
+)
 _COMPLEX = {torch.complex32: torch.complex128, torch.complex64: torch.complex128}
 
 
@@ -25,23 +35,35 @@ class Float64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     With ``keep_casts`` a cast to a narrower floating type still rounds the values to that type (the result
     stays float64): the program as its author wrote it. Without, such casts change nothing: the program as
-    exact arithmetic has it. ``saw_cast`` tells whether the two can differ at all.
+    exact arithmetic has it. ``saw_cast`` tells whether the two can differ at all (but see above on autocast).
+
+    Random numbers are drawn in the dtype in which the program draws them, since other dtypes draw others.
+    ``native`` stands for the dtype of tensors that are float64 only because they were converted: the draws are
+    right for programs of one floating dtype, and for those that name the dtype of their draws.
+
+    Low-precision tensors from outside (attributes that are no parameters, globals) get one float64 twin per
+    storage for the life of the mode, which later reads and writes go to. The tensors themselves stay as they were.
     """
 
-    def __init__(self, *, keep_casts: bool) -> None:
+    def __init__(self, *, keep_casts: bool, native: torch.dtype = torch.float32) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.keep_casts = keep_casts
         self.saw_cast = False
+        self._native = native
+        # With the source of each twin: a freed storage's address could come back as another's.
+        self._twins: dict[tuple[int, torch.dtype, torch.device], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func._schema.name in _RANDOM_FACTORIES:
-            # Drawn in float64 they would be other numbers than the program draws.
-            return pytree.tree_map(_widen, func(*args, **kwargs))
+        name = func._schema.name.removeprefix("aten::")
+        if name.removesuffix("_") in _DRAWS and torch.Tag.nondeterministic_seeded in func.tags:
+            return self._drawn(func, args, kwargs)
+        if name == "native_dropout":
+            return self._dropout(func, *args, **kwargs)
         rounding = self._narrower_cast(func, args, kwargs)
-        args, kwargs = pytree.tree_map(_widen, (args, kwargs))
+        args, kwargs = pytree.tree_map(self._wide, (args, kwargs))
         # half_to_float promises a half input, and there is none any more.
         if func._schema.name in ("aten::_softmax", "aten::_log_softmax"):
             args = (*args[:2], False, *args[3:])
@@ -52,6 +74,51 @@ class Float64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return result  # a view, or the target of an in-place write: its identity matters
         # Factories that name no dtype make float32, into which an in-place write would be lost.
         return pytree.tree_map(_widen, result)
+
+    def _drawn(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        narrow_args, narrow_kwargs = pytree.tree_map(self._narrow, (args, kwargs))
+        drawn = func(*narrow_args, **narrow_kwargs)
+        if all(returned.alias_info is None for returned in func._schema.returns):
+            return pytree.tree_map(_widen, drawn)
+        target = self._wide(kwargs["out"] if "out" in kwargs else args[0])
+        return target.copy_(drawn)
+
+    def _dropout(self, func: Any, source: torch.Tensor, p: float, train: bool | None = True) -> Any:
+        _, mask = func(self._narrow(source), p, train)
+        wide = self._wide(source)
+        if train is False:
+            return wide.clone(), mask
+        return wide * mask * (0.0 if p == 1 else 1 / (1 - p)), mask
+
+    def _wide(self, value: Any) -> Any:
+        """The float64 form of an argument: the same one at every call for one that can be written into."""
+        if not isinstance(value, torch.Tensor) or doubled(value.dtype) == value.dtype:
+            return _widen(value)
+        if value.layout != torch.strided or value.is_nested or value.is_conj() or value.is_neg():
+            return _widen(value)
+        storage = value.untyped_storage()
+        if storage.data_ptr() == 0:
+            return _widen(value)
+        key = (storage.data_ptr(), value.dtype, value.device)
+        if key not in self._twins:
+            count = storage.nbytes() // value.element_size()
+            flat = torch.empty(0, dtype=value.dtype, device=value.device).set_(storage, 0, (count,), (1,))
+            self._twins[key] = flat, flat.to(doubled(value.dtype))
+        return self._twins[key][1].as_strided(value.size(), value.stride(), value.storage_offset())
+
+    def _narrow(self, value: Any) -> Any:
+        """A copy of an argument in the dtype that the program knows it in, laid out in the same way."""
+        if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
+            return value
+        dtype = value.dtype
+        if dtype is torch.float64:
+            dtype = self._native
+        elif dtype is torch.complex128 and self._native is not torch.float64:
+            dtype = torch.complex64
+        wide = self._wide(value)
+        if wide.layout != torch.strided or 0 in wide.stride():
+            return wide.to(dtype)
+        return torch.empty_strided(wide.size(), wide.stride(), dtype=dtype, device=wide.device).copy_(wide)
 
     def _narrower_cast(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype | None:
         if func._schema.name not in _CASTS or not isinstance(args[0], torch.Tensor):

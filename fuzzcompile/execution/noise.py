@@ -26,10 +26,21 @@ _MOVES = frozenset(
 )
 
 
+# Operators that add up many terms: their rounding is of the size of the terms, not of the sum, which may cancel.
+_ACCUMULATES = frozenset(
+    """
+    addbmm addmm addmv addr baddbmm bmm convolution cumsum dot index_add linalg_vector_norm logsumexp mean mm mv
+    native_group_norm native_layer_norm native_layer_norm_backward norm prod scatter_add std sum var var_mean
+    """.split()  # noqa: SIM905
+)
+
+
 class UlpNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Move each computed floating result by -1, 0 or +1 ulp, drawn from a generator of its own.
 
-    The program's own random stream is left alone, so dropout masks stay those of the unperturbed run.
+    Operators that add up many terms get their terms moved as well (in float32 and float64: shorter types are
+    accumulated in float32, whose rounding does not show in them). The program's own random stream is left
+    alone, so dropout masks stay those of the unperturbed run.
     """
 
     def __init__(self, seed: int) -> None:
@@ -40,9 +51,12 @@ class UlpNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        result = func(*args, **(kwargs or {}))
         schema = func._schema
-        if schema.name.rsplit("::")[-1] in _MOVES or not _computes(schema, args):
+        name = schema.name.rsplit("::")[-1]
+        if name in _ACCUMULATES:
+            args = pytree.tree_map(self._moved_term, args)
+        result = func(*args, **(kwargs or {}))
+        if name in _MOVES or not _computes(schema, args):
             return result
         if any(returned.alias_info is not None for returned in schema.returns):  # an in-place write
             for written in pytree.tree_leaves(result):
@@ -51,16 +65,25 @@ class UlpNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return result
         return pytree.tree_map(self._moved, result)
 
+    def _moved_term(self, value: Any) -> Any:
+        wide = isinstance(value, torch.Tensor) and value.dtype in (torch.float32, torch.float64)
+        return self._noisy(value) if wide else value
+
     def _moved(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point or value.numel() == 0:
             return value
+        moved = self._noisy(value)
+        if moved.stride() == value.stride():
+            return moved
+        return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device).copy_(moved)
+
+    def _noisy(self, value: torch.Tensor) -> torch.Tensor:
         wide = value.double() if value.dtype is torch.float64 else value.float()
         draw = torch.randint(
             -1, 2, value.shape, generator=self._generator(value.device), device=value.device, dtype=wide.dtype
         )
         moved = (wide * (1 + torch.finfo(value.dtype).eps * draw)).to(value.dtype)
-        moved = torch.where(torch.isfinite(moved), moved, value)
-        return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device).copy_(moved)
+        return torch.where(torch.isfinite(moved), moved, value)
 
     def _generator(self, device: torch.device) -> torch.Generator:
         if device not in self._generators:

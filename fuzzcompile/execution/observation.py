@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -27,18 +27,41 @@ class Failure:
 
 @dataclass(frozen=True)
 class Value:
-    """One observable leaf: a tensor (detached copy) or a plain Python object, and what it aliased."""
+    """One observable leaf: a tensor (detached copy) or a plain Python object, and what it aliased.
+
+    ``form`` says what a tensor stands for if the program gave something else: a sparse layout, a NumPy array.
+    ``precision`` is, for a Python ``float`` or ``complex``, the dtype of the tensors it was computed from.
+    """
 
     name: str
     value: Any
     kind: Literal["output", "mutation", "gradient"]
     stride: tuple[int, ...] = ()
     aliases: tuple[str, ...] = ()
+    form: str = ""
+    precision: torch.dtype | None = None
 
     @property
     def is_tensor(self) -> bool:
         """Whether there is a tensor to compare."""
         return isinstance(self.value, torch.Tensor)
+
+    @property
+    def is_rounded_number(self) -> bool:
+        """Whether it is a Python number that rounding can touch, as ``.item()`` gives it."""
+        return isinstance(self.value, float | complex)
+
+    def as_tensor(self) -> Value:
+        """The value with a Python ``float`` or ``complex`` as a tensor without dimensions."""
+        if not self.is_rounded_number:
+            return self
+        wide = torch.tensor(self.value, dtype=torch.complex128 if isinstance(self.value, complex) else torch.float64)
+        dtype = self.precision or torch.float64
+        if wide.is_complex():
+            dtype = torch.complex128 if dtype is torch.float64 else torch.complex64
+        narrow = wide.to(dtype)
+        overflows = bool(torch.isfinite(wide)) and not bool(torch.isfinite(narrow))
+        return replace(self, value=wide if overflows else narrow)
 
 
 @dataclass(frozen=True)

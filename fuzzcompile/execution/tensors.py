@@ -16,18 +16,19 @@ class StorageCopier:
     """Copies tensors storage by storage, so that views of one buffer stay views of one buffer.
 
     With ``double=True`` every floating storage is converted to float64 (complex to complex128);
-    integer and boolean storages are copied as they are.
+    integer and boolean storages are copied as they are. With ``device`` the copies live there.
     """
 
-    def __init__(self, *, double: bool = False) -> None:
+    def __init__(self, *, double: bool = False, device: torch.device | None = None) -> None:
         self._double = double
+        self._device = device
         self._bases: dict[tuple[int, torch.dtype, torch.device], torch.Tensor] = {}
         self._keep: list[torch.Tensor] = []  # a freed storage's address could come back as another's
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the copy of ``tensor``: same shape, stride and offset; detached leaf, same requires_grad."""
         if tensor.layout != torch.strided or tensor.is_quantized:
-            return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+            return self._whole(tensor.detach()).requires_grad_(tensor.requires_grad)
         source = tensor.detach().resolve_conj().resolve_neg()
         self._keep.append(source)
         base = self._base(source)
@@ -43,20 +44,24 @@ class StorageCopier:
         if key not in self._bases:
             count = storage.nbytes() // source.element_size()
             flat = torch.empty(0, dtype=source.dtype, device=source.device).set_(storage, 0, (count,), (1,))
-            self._bases[key] = flat.to(_doubled(source.dtype)) if self._double else flat.clone()
-            if self._bases[key] is flat:
-                self._bases[key] = flat.clone()
+            self._bases[key] = self._whole(flat)
         return self._bases[key]
 
+    def _whole(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.is_quantized:
+            return tensor.clone() if self._device in (None, tensor.device) else tensor.to(self._device)
+        dtype = doubled(tensor.dtype) if self._double else tensor.dtype
+        return tensor.to(self._device or tensor.device, dtype, copy=True)
 
-def _doubled(dtype: torch.dtype) -> torch.dtype:
+
+def doubled(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which values of ``dtype`` are kept for a float64 run."""
     return torch.float64 if dtype.is_floating_point else _LOW_COMPLEX.get(dtype, dtype)
 
 
-def copy_tree(tree: Any, *, double: bool = False) -> Any:
+def copy_tree(tree: Any, *, double: bool = False, device: torch.device | None = None) -> Any:
     """Copy every tensor of a pytree through one :class:`StorageCopier`; other leaves stay as they are."""
-    copier = StorageCopier(double=double)
-    return map_tensors(copier, tree)
+    return map_tensors(StorageCopier(double=double, device=device), tree)
 
 
 def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
@@ -66,7 +71,7 @@ def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
 
 def double_module(module: torch.nn.Module) -> torch.nn.Module:
     """Convert the module's floating parameters and buffers to float64 in place (tied ones stay tied)."""
-    module._apply(lambda tensor: tensor.to(_doubled(tensor.dtype)))  # type: ignore[no-untyped-call]
+    module._apply(lambda tensor: tensor.to(doubled(tensor.dtype)))  # type: ignore[no-untyped-call]
     return module
 
 
@@ -78,9 +83,19 @@ def overlapping(first: torch.Tensor, second: torch.Tensor) -> bool:
     return one.data_ptr() == other.data_ptr() and one.nbytes() > 0
 
 
+def dense(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in the form in which it can be compared: sparse, quantized and nested ones become dense."""
+    if tensor.is_nested:
+        padded: torch.Tensor = torch.nested.to_padded_tensor(tensor, 0.0)
+        return padded
+    if tensor.is_quantized:
+        return tensor.dequantize()
+    return tensor if tensor.layout == torch.strided else tensor.to_dense()
+
+
 def significant_strides(tensor: torch.Tensor) -> tuple[int, ...]:
     """Strides of the dimensions that have more than one element: the others are never followed."""
-    if tensor.layout != torch.strided or tensor.numel() == 0:
+    if tensor.is_nested or tensor.layout != torch.strided or tensor.numel() == 0:
         return ()
     return tuple(stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)
 

@@ -26,11 +26,6 @@ class Label:
     source: str | None = None
     line: int | None = None
 
-    @property
-    def qualified(self) -> str:
-        """``stage:rewrite``, the form that ``--veto`` takes where a name exists in two stages."""
-        return f"{self.stage}:{self.rewrite}"
-
 
 @dataclass(frozen=True)
 class Site:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from fuzzcompile.execution.tensors import dense
+
 # torch.testing.assert_close: (rtol, atol) by dtype.
 _DEFAULT_TOLERANCE = {
     torch.float16: (1e-3, 1e-5),
@@ -33,7 +35,7 @@ class Allowance:
 
 def widened(tensor: torch.Tensor) -> torch.Tensor:
     """The values as float64 (complex128) on the CPU, for measuring."""
-    return tensor.detach().cpu().to(torch.complex128 if tensor.is_complex() else torch.float64)
+    return dense(tensor).detach().cpu().to(torch.complex128 if tensor.is_complex() else torch.float64)
 
 
 def distance(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:

@@ -35,7 +35,7 @@ def attribute(experiments: Experiments, *, hidden: bool = False) -> tuple[Trial,
     trial = experiments.trial()
     count = ReplayCount()
     steps = steps_of(trial.ledger, count)
-    return trial, Attributor(experiments, trial, steps, count, hidden=hidden).run()
+    return trial, Attributor(experiments, trial, steps, count, evidence="replay" if hidden else "values").run()
 
 
 @pytest.fixture(scope="module", params=REPLAYABLE, ids=str)

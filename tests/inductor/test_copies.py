@@ -105,3 +105,19 @@ def test_lazy_conjugates_and_negatives_are_what_they_stand_for(double: bool):
     (conjugate, imaginary) = copy_tree([z.conj(), z.conj().imag], double=double)
     assert torch.equal(conjugate, z.conj().to(conjugate.dtype))
     assert torch.equal(imaginary, -torch.ones(3, dtype=imaginary.dtype))
+
+
+@BOTH
+def test_copies_on_another_device_keep_layout_and_shared_storage(double: bool):
+    base = torch.arange(6.0)
+    tree = [base, base[3:], base.view(6, 1).expand(6, 4), torch.eye(3).to_sparse()]
+    whole, half, wide, sparse = copy_tree(tree, double=double, device=torch.device("meta"))
+    assert {t.device.type for t in (whole, half, wide, sparse)} == {"meta"}
+    assert (wide.stride(), half.storage_offset()) == ((1, 0), 3)
+    assert half.untyped_storage()._cdata == whole.untyped_storage()._cdata == wide.untyped_storage()._cdata
+
+
+def test_sparse_tensors_are_doubled():
+    (copy,) = copy_tree([torch.eye(3).to_sparse()], double=True)
+    assert copy.dtype == torch.float64
+    assert copy.layout == torch.sparse_coo

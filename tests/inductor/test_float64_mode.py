@@ -162,3 +162,48 @@ def test_constants_that_are_written_into_and_random_numbers(program):
     result, _ = in_float64(program, X[0], keep_casts=True)
     assert result.dtype == torch.float64
     assert distance(result, native) < 1e-6
+
+
+def test_writes_to_low_precision_tensors_from_outside_are_read_again():
+    outside = torch.zeros(4, 6)
+
+    def program(x):
+        outside[1:] = x[1:]
+        outside.t()[0] += 1
+        return outside + 0.0
+
+    native = program(X[0])
+    outside.zero_()
+    result, _ = in_float64(program, X[0], keep_casts=True)
+    assert result.dtype == torch.float64
+    assert distance(result, native) < 1e-6
+    assert not outside.any()
+
+
+def likes(x):
+    return torch.rand_like(x) + torch.randn_like(x) + torch.rand_like(x, dtype=torch.float16)
+
+
+def in_place(x):
+    z = torch.empty_like(x)
+    return z.normal_() + torch.empty_like(x).uniform_() + torch.empty_like(x).exponential_() + z.t().bernoulli_(0.3).t()
+
+
+def by_probability(x):
+    p = x.sigmoid()
+    return torch.bernoulli(p) + torch.multinomial(p, 6, replacement=True) + torch.poisson(p)
+
+
+def dropped(x):
+    return F.dropout(x, 0.4) + torch.native_dropout(x, 0.4, True)[0]
+
+
+@pytest.mark.parametrize("program", [likes, in_place, by_probability, dropped], ids=lambda program: program.__name__)
+def test_random_numbers_are_those_of_the_native_dtype(program):
+    torch.manual_seed(5)
+    native = program(X[0])
+    torch.manual_seed(5)
+    result, saw_cast = in_float64(program, X[0], keep_casts=True)
+    assert result.dtype == torch.float64
+    assert distance(result, native) < 1e-3
+    assert not saw_cast

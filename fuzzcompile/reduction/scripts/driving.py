@@ -101,11 +101,11 @@ class Driving:
             return ""
         output = self.probe.outputs[0] if self.probe.outputs else None
         if isinstance(output, torch.Tensor):
-            return "out.backward(torch.randn(out.shape, generator=torch.manual_seed(7)).to(out))"
+            return "out.backward(torch.randn(out.shape, generator=torch.manual_seed(7)).bfloat16().half().to(out))"
         leaves = "out" if naming.is_flat(output) and not isinstance(output, dict) else "tree_leaves(out)"
         if any(not _is_floating(leaf) for leaf in pytree.tree_leaves(output)):
             leaves = f"[x for x in {leaves} if torch.is_tensor(x) and x.is_floating_point()]"
-        product = "x * torch.randn(x.shape, generator=random).to(x)"
+        product = "x * torch.randn(x.shape, generator=random).bfloat16().half().to(x)"
         return f"random = torch.manual_seed(7)\nsum(({product}).sum() for x in {leaves}).backward()"
 
     def clashes(self, text: str) -> bool:

@@ -1,0 +1,87 @@
+"""One value against another: integers bit by bit, Python numbers as tensors, objects by their own word."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fuzzcompile.execution.observation import Value
+from fuzzcompile.oracle.comparison import compare
+
+
+def output(value, **more) -> Value:
+    return Value("out0", value, "output", **more)
+
+
+def finding(eager, compiled) -> str:
+    return compare(output(eager), output(compiled), None, ()).finding
+
+
+def number(value: float, precision: torch.dtype = torch.float32) -> Value:
+    return output(value, precision=precision)
+
+
+@pytest.mark.parametrize("apart", [1, -1])
+def test_large_integers_are_compared_exactly(apart: int):
+    x = torch.tensor([0, 2**60, 2**53])
+    assert finding(x, x.clone()) == "same"
+    comparison = compare(output(x), output(x + torch.tensor([0, apart, 0])), None, ())
+    assert comparison.finding == "integer"
+    assert comparison.max_error_compiled == 1
+    assert comparison.where == (1,)
+
+
+def test_booleans_are_compared_exactly():
+    x = torch.tensor([True, False])
+    assert finding(x, x.clone()) == "same"
+    assert finding(x, ~x) == "integer"
+
+
+def test_python_floats_may_differ_by_what_rounding_explains():
+    exact, eager, noisy = number(3.00000012, torch.float64), number(3.0000002), number(3.0000007)
+    close = compare(eager, number(3.0000005), exact, [noisy])
+    assert close.finding == "close"
+    assert close.noise_floor > 0
+    assert compare(eager, number(3.1), exact, [noisy]).finding == "far"
+    assert compare(eager, eager, exact, [noisy]).finding == "same"
+
+
+def test_python_complex_numbers_are_compared_as_tensors():
+    eager = output(1 + 2j, precision=torch.float32)
+    assert compare(eager, replace(eager, value=1 + 2.0000001j), None, ()).finding in ("same", "close")
+    assert compare(eager, replace(eager, value=1 - 2j), None, ()).finding == "far"
+
+
+def test_floats_that_float32_does_not_have_are_not_infinite():
+    assert compare(number(1e300), number(2e300), None, ()).finding == "far"
+
+
+def test_nan_is_nan_and_infinity_is_infinity():
+    assert finding(float("nan"), float("nan")) == "same"
+    assert finding(float("inf"), float("inf")) == "same"
+    assert finding(1.0, float("nan")) == "nonfinite"
+
+
+def test_a_change_of_type_is_a_finding():
+    assert finding(3, 3.0) == "dtype"
+    assert finding(3, 4) == "integer"
+    assert finding(3, 4.0) == "integer"
+    assert finding(None, torch.ones(2)) == "integer"
+    assert compare(output(torch.ones(2), form="ndarray"), output(torch.ones(2)), None, ()).finding == "dtype"
+
+
+class Plain:
+    pass
+
+
+class Other:
+    pass
+
+
+def test_objects_that_cannot_be_compared_are_the_same_if_their_types_are():
+    assert finding(Plain(), Plain()) == "same"
+    assert finding(Plain(), Other()) == "integer"
+    assert finding("a", "a") == "same"
+    assert finding("a", "b") == "integer"
