@@ -106,6 +106,19 @@ def _search_function(entry: Any) -> Any:
     return names["search_fn"].cell_contents if "search_fn" in names else None
 
 
+def _partial_inside(function: Any) -> Any:
+    """What a wrapper calls that only gives a partial a plain signature, as the SDPA patterns have it."""
+    cells = dict(
+        zip(
+            getattr(getattr(function, "__code__", None), "co_freevars", ()),
+            getattr(function, "__closure__", None) or (),
+            strict=False,
+        )
+    )
+    held = cells["partial_func"].cell_contents if set(cells) == {"partial_func"} else None
+    return held if isinstance(held, functools.partial) else None
+
+
 def _unwrapped(function: Any) -> Any:
     while True:
         if isinstance(function, functools.partial):
@@ -114,6 +127,8 @@ def _unwrapped(function: Any) -> Any:
             function = function.__wrapped__
         elif hasattr(function, "__func__"):
             function = function.__func__
+        elif (inside := _partial_inside(function)) is not None:
+            function = inside
         else:
             return function
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from pathlib import Path
 
 import pytest
 import torch
-from torch._inductor.fx_passes import joint_graph, post_grad
+from torch._inductor.fx_passes import fuse_attention, joint_graph, post_grad
 
 from fuzzcompile.inductor.hooks import initialise_patterns
 from fuzzcompile.inductor.labels import base_name, entry_label, family_of, vetoes
@@ -71,3 +72,15 @@ def test_rules_of_different_functions_have_different_names():
                 label = entry_label(entry, "stage", None)
                 places[label.rewrite].add((label.source, label.line))
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_every_sdpa_pattern_is_placed_at_its_own_definition():
+    initialise_patterns(torch.device("cpu"))
+    source = Path(fuse_attention.__file__).read_text().splitlines()
+    entries = {id(e): e for table in joint_graph.pass_patterns for listed in table.patterns.values() for e in listed}
+    placed = [entry_label(entry, "joint_graph", None) for entry in entries.values()]
+    patterns = [label for label in placed if label.rewrite.startswith("_sfdp_pattern")]
+    assert len(patterns) > 40
+    for label in patterns:
+        assert label.line is not None
+        assert f"def {base_name(label.rewrite)}(" in source[label.line - 1]
