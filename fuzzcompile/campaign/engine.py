@@ -111,7 +111,6 @@ class Engine:
         self.cases = 0
         self.new: list[str] = []
         self.hit: set[str] = set()
-        self.drafts: dict[str, str] = {}
         self._known = {(f.signature, _kind(f.verdict)) for f in store.findings() if _is_proved(f.culprit)}
         self._covered: set[tuple[str, str]] = set()
         self._jobs: dict[Future[Any], _Job] = {}
@@ -294,8 +293,13 @@ class Engine:
     def _reduced(self, result: Shrunk, job: _Job, folder: Path) -> Iterator[Event]:
         finding = job.shrinks or ""
         keep(self.store, finding, result)
-        draft = write_draft(self.store, finding, self.settings.drafts)
-        self.drafts[finding] = str(draft)
+        draft: str | None = None
+        try:
+            draft = str(write_draft(self.store, finding, self.settings.drafts))
+        except OSError as error:
+            yield Trouble(
+                f"the draft of {finding} cannot be written ({error}); `fuzzcompile issue {finding}` prints it"
+            )
         yield FindingReduced(
             finding,
             result.lines_before,
@@ -303,7 +307,7 @@ class Engine:
             result.tests,
             result.seconds,
             result.confirmed,
-            str(draft),
+            draft,
         )
         for other in result.others:
             if self._remaining() > 0 and not self.store.has_source(other.sha256):
@@ -388,6 +392,11 @@ class Engine:
             "seconds": round(tally.seconds, 1),
         }
 
+    def _draft_of(self, finding: str) -> str | None:
+        """The draft's path, from this campaign or an earlier one."""
+        path = self.settings.drafts / f"{finding}.md"
+        return str(path) if path.exists() else None
+
     def _line(self, found: Finding) -> FindingLine:
         best = self.store.best_reproducer(found.public_id)
         culprit = found.culprit or {}
@@ -399,7 +408,7 @@ class Engine:
             found.hits,
             best.lines if best is not None else None,
             best is not None and best.confirmed,
-            self.drafts.get(found.public_id),
+            self._draft_of(found.public_id),
             found.public_id in self.new,
         )
 

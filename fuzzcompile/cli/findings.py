@@ -42,6 +42,8 @@ def minimize(
     A generated case (of the corpus) is shrunk through its recipe; any other file is kept as it is and given
     the check. The reproducer exits with 1 on the bug and 0 when it is mended.
     """
+    from rich.console import Console
+
     from fuzzcompile.campaign.budget import Budget
     from fuzzcompile.campaign.minimising import keep, minimise, subject_of_file, subject_of_finding
     from fuzzcompile.campaign.pool import Limits
@@ -62,8 +64,10 @@ def minimize(
             subject = subject_of_finding(_needed(store, target), target)
         if subject.recipe is None or subject.recipe.choices is None:
             click.echo("No recipe of this case is known: it is kept as it is.", err=True)
-        click.echo(f"Minimising: {subject.report['verdict']}, {subject.report['signature']} ...", err=True)
-        small = minimise(subject, device=device, seconds=seconds, vetoes=vetoes, plants=plants, limits=limits)
+        what = f"Minimising: {subject.report['verdict']}, {subject.report['signature']} ..."
+        click.echo(what, err=True)
+        with Console(stderr=True).status(what):
+            small = minimise(subject, device=device, seconds=seconds, vetoes=vetoes, plants=plants, limits=limits)
         if store is not None and subject.finding is not None:
             keep(store, subject.finding, small)
     out = out or Path(f"repro_{path.stem if path.is_file() else subject.finding}.py")

@@ -54,25 +54,30 @@ def _triage(
     memory: float,
     workers: int,
 ) -> int:
+    from rich.console import Console
+
     from fuzzcompile.campaign.pool import Limits
     from fuzzcompile.campaign.triaging import Answer, case_files, overall_status, triage_files
     from fuzzcompile.reporting.verdict import print_report, report_console
 
     files = case_files(cases)
     out, answers = report_console(), list[Answer]()
-    for answer in triage_files(
+    found = triage_files(
         files,
         device=device,
         vetoes=vetoes,
         plants=plants,
         limits=Limits(timeout, int(memory * 2**30)),
         workers=min(workers, len(files)),
-    ):
-        answers.append(answer)
-        if answer.error is not None:
-            click.echo(f"fuzzcompile: {answer.error}", err=True)
-        if as_json:
-            click.echo(json.dumps(answer.to_json(), allow_nan=False))
-        elif answer.report is not None:
-            print_report(out, answer.report, proof=proof, name=str(answer.path))
+    )
+    with Console(stderr=True).status(f"Judging {files[0]} ...") as status:
+        for answer in found:
+            answers.append(answer)
+            status.update(f"Judged {len(answers)} of {len(files)} ...")
+            if answer.error is not None:
+                click.echo(f"fuzzcompile: {answer.error}", err=True)
+            if as_json:
+                click.echo(json.dumps(answer.to_json(), allow_nan=False))
+            elif answer.report is not None:
+                print_report(out, answer.report, proof=proof, name=str(answer.path))
     return overall_status(answers)
