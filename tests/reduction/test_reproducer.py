@@ -271,7 +271,7 @@ def test_the_outputs_that_were_wrong_are_compared():
 
 def test_gradients_are_taken_as_the_judge_takes_them():
     main = main_part(built(TRAINED, "wrong_gradient", LINE, ("gradient of input0", "far")))
-    assert "out.backward(torch.randn(out.shape, generator=torch.manual_seed(7)).to(out))" in main
+    assert "out.backward(torch.randn(out.shape, generator=torch.manual_seed(7)).bfloat16().half().to(out))" in main
     assert "[model.line.weight.grad, inputs[0].grad]" in main
     assert "x.detach().double().requires_grad_(x.requires_grad)" in main
 
