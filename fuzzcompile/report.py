@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -179,9 +179,3 @@ def _output(comparison: Comparison) -> dict[str, Any]:
         "at": comparison.at,
         "detail": comparison.detail,
     }
-
-
-def worst_of(comparisons: Sequence[Comparison]) -> Comparison | None:
-    """The comparison to show first: largest error in units of its output's size among those that differ."""
-    differing = [c for c in comparisons if c.finding not in ("same", "close")] or list(comparisons)
-    return max(differing, key=lambda c: c.relative_error, default=None)

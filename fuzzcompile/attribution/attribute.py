@@ -65,17 +65,17 @@ class Attributor:
         try:
             found = self._from_error() or self._from_steps() or self._from_lowering_patterns() or self._from_stages()
         except _OutOfTime:
-            found = self._unproved("time ran out before the proof")
+            found = self._unproved()
         found.ablations = self.ablations
         return found
 
-    def _unproved(self, note: str) -> Attribution:
+    def _unproved(self) -> Attribution:
         """The first suspect as it stands, with what was not shown left open."""
         failed = failing_rewrite(self.trial)
         if self.trial.observation.failure is not None and failed is not None:
-            return Attribution(Culprit.from_label(failed, confidence="low"), note=note)
+            return Attribution(Culprit.from_label(failed, confidence="low"))
         suspects = self._suspects(self.steps)
-        return Attribution(Culprit.from_step(suspects[0], confidence="low") if suspects else None, note=note)
+        return Attribution(Culprit.from_step(suspects[0], confidence="low") if suspects else None)
 
     # -- errors -----------------------------------------------------------------------------------
 
@@ -100,7 +100,7 @@ class Attributor:
         if not proved:
             return None
         culprit = Culprit.from_step(proved[0], necessary=False, confidence="low")
-        return Attribution(culprit, note="the result stays wrong without it: there is another cause")
+        return Attribution(culprit)
 
     def _suspects(self, steps: Sequence[Step]) -> list[Step]:
         return suspects_of(steps, strides=self.strides)
@@ -237,7 +237,7 @@ class Attributor:
     def _note(self, toggle: str, trial: Trial, repaired: bool) -> None:
         if trial.how.screen:
             toggle += " (graphs interpreted)"
-        self.ablations.append(Ablation(toggle, repaired, error_of(trial.judgement), str(trial.judgement.verdict)))
+        self.ablations.append(Ablation(toggle, repaired, error_of(trial.judgement)))
 
     # -- lowering patterns ------------------------------------------------------------------------
 
@@ -269,8 +269,7 @@ class Attributor:
                 break
         operator = self._operator()
         culprit = Culprit(stage, None, operator, operator or "unknown", confidence="low")
-        note = "no graph rewrite moves the result in replay" if self.steps else "no graph rewrite fired"
-        return Attribution(culprit, note=note)
+        return Attribution(culprit)
 
     def _operator(self) -> str | None:
         """The operator that computes the diverging output, as the user's program calls it."""

@@ -92,7 +92,6 @@ class Ablation:
     toggle: str
     repairs: bool
     error: float | None
-    detail: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """The form of the triage contract."""
@@ -107,4 +106,3 @@ class Attribution:
     contributors: list[Culprit] = field(default_factory=list)
     ablations: list[Ablation] = field(default_factory=list)
     changed_bits: list[Culprit] = field(default_factory=list)
-    note: str = ""

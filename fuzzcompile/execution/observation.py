@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -72,7 +72,6 @@ class Observation:
     failure: Failure | None = None
     structure: str = ""
     seconds: float = 0.0
-    notes: Mapping[str, Any] = field(default_factory=dict)
 
     def named(self) -> dict[str, Value]:
         """The values by name; names are unique within a run."""

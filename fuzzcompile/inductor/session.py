@@ -17,8 +17,6 @@ from fuzzcompile.inductor import hooks
 from fuzzcompile.inductor.ledger import Ledger
 from fuzzcompile.inductor.recorder import Recorder
 
-Backend = str
-
 
 @dataclass(frozen=True)
 class Compilation:
@@ -30,7 +28,7 @@ class Compilation:
     case's own options.
     """
 
-    backend: Backend = "inductor"
+    backend: str = "inductor"
     vetoes: tuple[str, ...] = ()
     only: tuple[str, ...] | None = None
     record: bool = True
