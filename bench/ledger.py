@@ -19,6 +19,7 @@ import torch
 from fuzzcompile.attribution.steps import ReplayCount, steps_of
 from fuzzcompile.case import Case, load_case
 from fuzzcompile.execution import runs
+from fuzzcompile.execution.building import build
 from fuzzcompile.execution.environment import describe
 from fuzzcompile.inductor.hooks import initialise_patterns
 from fuzzcompile.inductor.ledger import Ledger
@@ -60,7 +61,7 @@ def main() -> None:
 
 
 def _plain(case: Case, device: torch.device) -> tuple[float, None]:
-    program = runs.build(case, device)
+    program = build(case, device)
     with plainly(case.settings):
         start = time.perf_counter()
         runs.observe(case, program, torch.compile(program.model))
@@ -68,7 +69,7 @@ def _plain(case: Case, device: torch.device) -> tuple[float, None]:
 
 
 def _watched(case: Case, device: torch.device) -> tuple[float, Ledger]:
-    program = runs.build(case, device)
+    program = build(case, device)
     with compiling(case.settings, Compilation()) as session:
         start = time.perf_counter()
         runs.observe(case, program, session.compile(program.model))

@@ -11,11 +11,13 @@ import hashlib
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
+from torch.utils import _pytree as pytree
 
 from fuzzcompile.errors import CaseError
 
@@ -25,9 +27,15 @@ _GRAD_MODES: tuple[GradMode, ...] = ("no_grad", "inference_mode", "enabled")
 
 @dataclass(frozen=True)
 class CompileSettings:
-    """What ``torch.compile`` is called with, and the configuration patched around it."""
+    """What ``torch.compile`` is called with, and the configuration patched around it.
 
+    ``options`` go to ``torch.compile``; ``inductor``, ``dynamo`` and ``functorch`` patch torch's config modules.
+    ``backend`` is a registered name or a callable of the user's.
+    """
+
+    backend: str | Callable[..., Any] = "inductor"
     options: Mapping[str, Any] = field(default_factory=dict)
+    inductor: Mapping[str, Any] = field(default_factory=dict)
     dynamo: Mapping[str, Any] = field(default_factory=dict)
     functorch: Mapping[str, Any] = field(default_factory=dict)
     mode: str | None = None
@@ -36,10 +44,42 @@ class CompileSettings:
 
 
 @dataclass(frozen=True)
-class Case:
-    """A loaded case file.
+class Arguments:
+    """The inputs of one call that takes positional and keyword arguments."""
 
-    ``make`` builds fresh state at every call, so that runs never see each other's mutations.
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+pytree.register_pytree_node(
+    Arguments,
+    lambda call: ([call.args, dict(call.kwargs)], None),
+    lambda parts, _: Arguments(*parts),
+)
+
+
+class State(Protocol):
+    """What a callable can reach and change that is neither a module of its own nor an input.
+
+    A captured script is run in place: its closures, globals and objects stay the same, and their tensors are set
+    back before every run.
+    """
+
+    def restore(self, device: torch.device, *, double: bool) -> None:
+        """Set everything back to the moment of capture, on ``device`` (and in float64)."""
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The reachable tensors, by the name under which a user knows them."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A loaded case file, or a call captured from a script.
+
+    ``make`` builds fresh state at every call, so that runs never see each other's mutations. Where ``state`` is
+    given, it is what makes the state fresh, and what ``make`` returns is used as it is. ``ambient`` is entered
+    around every run (autocast and the like) and ``reseed`` sets the random state that a run begins with;
+    ``notes`` say what a user should know of how the file was read.
     """
 
     name: str
@@ -51,6 +91,10 @@ class Case:
     settings: CompileSettings
     calls: Sequence[Any] | None
     run: Callable[[Any, Any], Any] | None
+    ambient: Callable[[], AbstractContextManager[Any]] = nullcontext
+    reseed: Callable[[], None] | None = None
+    state: State | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def sha256(self) -> str:

@@ -10,6 +10,7 @@ import torch
 
 from fuzzcompile.case import Case
 from fuzzcompile.execution import runs
+from fuzzcompile.execution.building import build
 from fuzzcompile.execution.observation import Observation
 from fuzzcompile.inductor.ledger import Ledger
 from fuzzcompile.inductor.session import Compilation, check_settings, compiling
@@ -38,8 +39,11 @@ class Experiments:
         CaseError: the case asks for settings that the installed torch does not have.
     """
 
-    def __init__(self, case: Case, device: torch.device, how: Compilation | None = None) -> None:
+    def __init__(
+        self, case: Case, device: torch.device, how: Compilation | None = None, *, against: str = "eager"
+    ) -> None:
         check_settings(case.settings)
+        self.against = against
         self.case = case
         self.device = device
         self.how = how or Compilation()
@@ -111,11 +115,11 @@ class Experiments:
             return None
         with compiling(self.case.settings, replace(self.how, record=False)) as session:
             self.compiles += 1
-            program = runs.build(self.case, self.device, double=True)
+            program = build(self.case, self.device, double=True)
             compiled = runs.observe(
                 self.case, program, session.compile(program.model), describe_failure=session.describe_failure
             )
-        program = runs.build(self.case, self.device, double=True)
+        program = build(self.case, self.device, double=True)
         eager = runs.observe(self.case, program, program.model)
         if compiled.failure or eager.failure:
             return None
@@ -132,7 +136,7 @@ class Experiments:
             self.compiles += 1
         start = time.perf_counter()
         with compiling(self.case.settings, how) as session:
-            program = runs.build(self.case, self.device)
+            program = build(self.case, self.device)
             observation = runs.observe(
                 self.case, program, session.compile(program.model), describe_failure=session.describe_failure
             )

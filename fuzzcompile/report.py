@@ -39,7 +39,14 @@ class CoverageCount:
 
 @dataclass(frozen=True)
 class Report:
-    """Verdict, evidence and attribution of one case on one device."""
+    """Verdict, evidence and attribution of one case on one device.
+
+    ``against`` is what compiled was compared with. ``survives_float64`` tells whether the divergence is there when
+    the program itself is compiled in float64 (None: not tried). ``graphs`` counts what dynamo captured and
+    ``graph_breaks`` says why it stopped. ``randomness`` says how a program that draws random numbers was judged
+    (None: it draws none), ``warnings`` which warnings only one of the two runs gave, ``notes`` what else a reader
+    should know.
+    """
 
     case: str
     torch: str
@@ -54,6 +61,13 @@ class Report:
     attribution: Attribution = field(default_factory=Attribution)
     cost: Cost = field(default_factory=lambda: Cost(0, 0, 0.0))
     coverage: tuple[CoverageCount, ...] = ()
+    against: str = "eager"
+    survives_float64: bool | None = None
+    graphs: int = 0
+    graph_breaks: tuple[str, ...] = ()
+    randomness: str | None = None
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def is_bug(self) -> bool:
@@ -109,6 +123,13 @@ class Report:
             "outputs": [_output(comparison) for comparison in self.comparisons],
             "eager_deterministic": self.eager_deterministic,
             "float64_step": self.float64_step,
+            "survives_float64": self.survives_float64,
+            "against": self.against,
+            "graphs": self.graphs,
+            "graph_breaks": list(self.graph_breaks),
+            "randomness": self.randomness,
+            "warnings": list(self.warnings),
+            "notes": list(self.notes),
         }
 
 
@@ -170,6 +191,8 @@ def _output(comparison: Comparison) -> dict[str, Any]:
         "rms_error_eager": comparison.rms_error_eager,
         "rms_error_compiled": comparison.rms_error_compiled,
         "error_ratio": comparison.error_ratio,
+        "max_ulps_eager": comparison.max_ulps_eager,
+        "max_ulps_compiled": comparison.max_ulps_compiled,
         "noise_floor": comparison.noise_floor,
         "scale": comparison.scale,
         "within_default_tolerance": comparison.within_default_tolerance,

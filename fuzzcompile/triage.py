@@ -47,6 +47,7 @@ def triage(
     case: Case,
     device: torch.device,
     *,
+    against: str = "eager",
     vetoes: Sequence[str] = (),
     known: Collection[tuple[str, str]] = (),
     deadline: float | None = None,
@@ -58,6 +59,7 @@ def triage(
     Args:
         case: the loaded case.
         device: where to run it.
+        against: what compiled is compared with (:class:`~fuzzcompile.experiments.Experiments`).
         vetoes: rewrites that are refused throughout, by name.
         known: signatures, each with the kind of its verdict, that need no further proof: a bug whose first
             suspect has one of them is a hit of it, and ``necessary`` stays None.
@@ -73,7 +75,7 @@ def triage(
     """
     start = time.perf_counter()
     initialise_patterns(device)
-    experiments = Experiments(case, device, Compilation(vetoes=tuple(vetoes)))
+    experiments = Experiments(case, device, Compilation(vetoes=tuple(vetoes)), against=against)
     count = ReplayCount()
     experiments.run_eager()
     on_eager()
@@ -123,6 +125,9 @@ def _report(
         attribution=attribution,
         cost=Cost(experiments.compiles, count.replays, seconds, experiments.screens),
         coverage=_coverage(trial),
+        against=experiments.against,
+        graphs=len(trial.ledger.frames),
+        notes=experiments.case.notes,
     )
 
 

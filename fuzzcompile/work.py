@@ -20,6 +20,7 @@ from fuzzcompile.execution.worker import current_device
 from fuzzcompile.generation import GeneratedCase, Profile
 from fuzzcompile.inductor.hooks import initialise_patterns
 from fuzzcompile.inductor.settings import compile_in_process, drop_broken_kernels, preserved_config
+from fuzzcompile.loading import load
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.plants import run_plants
 from fuzzcompile.probing import Target, probe
@@ -53,7 +54,8 @@ class JudgeTask:
     ``marker`` is a path that comes to exist once eager has finished, and holds the report on a bug as soon as
     there is a verdict: what is left of the case if its worker is lost later. ``known`` are the (signature, kind
     of verdict) pairs that need no proof any more. ``seconds`` is how long the whole may take before
-    attribution begins no further compile.
+    attribution begins no further compile. ``against`` is what compiled is compared with, ``call`` the call of a
+    script that is the case (1 is the first), ``module`` the path of the submodule that is judged instead of the whole.
     """
 
     path: str
@@ -61,6 +63,9 @@ class JudgeTask:
     marker: str | None = None
     known: tuple[tuple[str, str], ...] = ()
     seconds: float | None = None
+    against: str = "eager"
+    call: int | None = None
+    module: str | None = None
 
 
 @dataclass(frozen=True)
@@ -126,10 +131,12 @@ def prepare(setup: WorkerSetup) -> None:
 def judge_file(task: JudgeTask) -> Judged:
     """Judge one case file on this worker's device."""
     deadline = None if task.seconds is None else time.monotonic() + task.seconds
+    device = torch.device(current_device())
     with isolated():
         report = triage(
-            load_case(task.path),
-            torch.device(current_device()),
+            load(Path(task.path), device, call=task.call, module=task.module),
+            device,
+            against=task.against,
             vetoes=task.vetoes,
             known=task.known,
             deadline=deadline,

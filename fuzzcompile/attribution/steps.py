@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fuzzcompile.attribution.inputs import inputs_of
-from fuzzcompile.execution.runs import first_line
+from fuzzcompile.execution.exhaustion import first_line
 from fuzzcompile.execution.tensors import significant_strides
 from fuzzcompile.inductor.ledger import Frame, GraphRecord, Label, Ledger, Rewrite, Snapshot
 from fuzzcompile.inductor.recorder import CAPTURED_CALLS

@@ -22,13 +22,13 @@ from fuzzcompile.inductor.recorder import Recorder
 class Compilation:
     """How one compile is to be done.
 
-    ``vetoes`` name rewrites to refuse (see :func:`fuzzcompile.inductor.labels.vetoes`), ``only`` names those
-    that alone may apply beside the mandatory ones, ``record`` asks for a ledger with snapshots, ``screen``
-    interprets the graphs instead of generating code, ``config`` patches ``torch._inductor.config`` beyond the
-    case's own options.
+    ``backend`` replaces the case's own (None leaves it), ``vetoes`` name rewrites to refuse (see
+    :func:`fuzzcompile.inductor.labels.vetoes`), ``only`` names those that alone may apply beside the mandatory
+    ones, ``record`` asks for a ledger with snapshots, ``screen`` interprets the graphs instead of generating code,
+    ``config`` patches ``torch._inductor.config`` beyond the case's own options.
     """
 
-    backend: str = "inductor"
+    backend: str | None = None
     vetoes: tuple[str, ...] = ()
     only: tuple[str, ...] | None = None
     record: bool = True
@@ -49,7 +49,7 @@ def compiling(settings: CompileSettings, how: Compilation) -> Iterator[Session]:
     all, and a veto that never ran would look like a rewrite that is not needed.
     """
     recorder = Recorder(vetoed=how.vetoes, only=how.only, snapshots=how.record, screen=how.screen)
-    patches = {"fallback_random": how.fallback_random, **(how.config or {})}
+    patches = {**settings.inductor, "fallback_random": how.fallback_random, **(how.config or {})}
     with _configured(settings, patches), hooks.installed(recorder):
         yield Session(settings, how, recorder)
 
@@ -57,7 +57,7 @@ def compiling(settings: CompileSettings, how: Compilation) -> Iterator[Session]:
 @contextlib.contextmanager
 def plainly(settings: CompileSettings) -> Iterator[None]:
     """The configuration of :func:`compiling` with nobody watching, to measure what watching costs."""
-    with _configured(settings, {"fallback_random": True}):
+    with _configured(settings, {**settings.inductor, "fallback_random": True}):
         yield
 
 
@@ -90,12 +90,13 @@ class Session:
     def compile(self, target: Callable[..., Any]) -> Callable[..., Any]:
         """``torch.compile`` of ``target`` with the case's settings."""
         arguments: dict[str, Any] = {"fullgraph": self.settings.fullgraph, "dynamic": self.settings.dynamic}
-        if self.how.backend == "inductor":
+        backend = self.how.backend or self.settings.backend
+        if self.how.backend is None or self.how.backend == self.settings.backend:
             if self.settings.options:
                 arguments["options"] = dict(self.settings.options)
             if self.settings.mode:
                 arguments["mode"] = self.settings.mode
-        return torch.compile(target, backend=self.how.backend, **arguments)
+        return torch.compile(target, backend=backend, **arguments)
 
     def describe_failure(self, error: BaseException) -> Failure:
         """Tell an error of the compiler from one of the compiled program."""
@@ -119,6 +120,8 @@ def check_settings(settings: CompileSettings) -> None:
         CaseError: naming the option, config entry or mode.
     """
     configs = _configs()
+    if settings.backend != "inductor":
+        return  # its options are its own
     wanted = {"inductor": settings.options, "dynamo": settings.dynamo, "functorch": settings.functorch}
     for name, changes in wanted.items():
         unknown = [key for key in changes if not _has(configs[name], key)]

@@ -30,6 +30,8 @@ class Comparison:
     max_error_compiled: float = 0.0
     rms_error_eager: float = 0.0
     rms_error_compiled: float = 0.0
+    max_ulps_eager: float = 0.0
+    max_ulps_compiled: float = 0.0
     noise_floor: float = 0.0
     scale: float = 0.0
     within_default_tolerance: bool = True

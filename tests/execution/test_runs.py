@@ -12,6 +12,7 @@ from torch import nn
 
 from fuzzcompile.case import Case, CompileSettings
 from fuzzcompile.execution import runs
+from fuzzcompile.execution.building import build
 from fuzzcompile.execution.observation import Observation
 from fuzzcompile.oracle.judgement import Observations, judge, same_bits
 from fuzzcompile.oracle.verdicts import Verdict
@@ -86,7 +87,7 @@ def test_parameter_that_is_an_input_too_stays_one_tensor(double: bool):
         model = nn.Linear(3, 3)
         return model, (model.weight,)
 
-    built = runs.build(case(make), CPU, double=double)
+    built = build(case(make), CPU, double=double)
     assert built.calls[0][0] is built.model.weight
 
 
@@ -96,7 +97,7 @@ def test_tied_parameters_stay_tied():
         model[1].weight = model[0].weight
         return model, (torch.ones(3),)
 
-    built = runs.build(case(make), CPU, double=True)
+    built = build(case(make), CPU, double=True)
     assert built.model[0].weight is built.model[1].weight
 
 
@@ -167,7 +168,7 @@ def test_exceptions_of_the_observation_are_not(monkeypatch: pytest.MonkeyPatch):
     def broken(*_):
         raise RuntimeError("mine")
 
-    monkeypatch.setattr(runs, "_outputs", broken)
+    monkeypatch.setattr(runs, "outputs", broken)
     with pytest.raises(RuntimeError, match="mine"):
         runs.run_eager(program(lambda self, x: x), CPU)
 
@@ -249,7 +250,7 @@ def test_reference_of_writes_to_plain_attributes():
 def test_layouts_survive_the_way_to_the_gpu():
     base = torch.arange(6.0)
     made = case(lambda: (lambda *xs: xs, (base, base[3:], base.view(6, 1).expand(6, 4))))
-    whole, half, wide = runs.build(made, torch.device("cuda")).calls[0]
+    whole, half, wide = build(made, torch.device("cuda")).calls[0]
     half.fill_(9)
     assert whole.tolist() == [0, 1, 2, 9, 9, 9]
     assert wide.stride() == (1, 0)

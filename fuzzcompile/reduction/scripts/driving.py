@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch.utils import _pytree as pytree
 
-from fuzzcompile.execution.runs import RUN_SEED
+from fuzzcompile.execution.building import RUN_SEED
 from fuzzcompile.reduction.scripts import naming
 from fuzzcompile.reduction.scripts.probe import Probe
 from fuzzcompile.reduction.scripts.sources import names_bound

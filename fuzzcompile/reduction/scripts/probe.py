@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from fuzzcompile.case import Case, load_case
 from fuzzcompile.execution import runs
+from fuzzcompile.execution.building import RUN_SEED, Program, build
 from fuzzcompile.execution.device import seed_everything
 from fuzzcompile.execution.observation import Observation, Value
 from fuzzcompile.execution.tensors import tensor_leaves
@@ -88,7 +89,7 @@ def probe(source: str, device: torch.device) -> Probe:
 def _probe(case: Case, device: torch.device) -> Probe:
     outputs: list[Any] = []
     recorded = _recording(case, outputs)
-    program = runs.build(recorded, device)
+    program = build(recorded, device)
     first = runs.observe(recorded, program, program.model)
     random = _random_was_drawn(first)
     seen = tuple(outputs)
@@ -123,7 +124,7 @@ def _call(model: Callable[..., Any], arguments: Any) -> Any:
     return model(*arguments) if isinstance(arguments, tuple) else model(arguments)
 
 
-def _again(case: Case, program: runs.Program) -> Observation:
+def _again(case: Case, program: Program) -> Observation:
     return _forward(runs.observe(replace(case, backward=False), program, program.model))
 
 
@@ -136,7 +137,7 @@ def _forward(observation: Observation) -> Observation:
 def _random_was_drawn(observation: Observation) -> bool:
     """Whether the run that just ended moved a generator from where the run's seed had put it."""
     states = _generator_states()
-    seed_everything(runs.RUN_SEED)
+    seed_everything(RUN_SEED)
     fresh = _generator_states()
     moved = any(not torch.equal(one, other) for one, other in zip(states, fresh, strict=True))
     return moved and observation.failure is None
@@ -148,7 +149,7 @@ def _generator_states() -> list[torch.Tensor]:
 
 
 def _in_float64(case: Case, device: torch.device) -> Observation | None:
-    program = runs.build(case, device, double=True)
+    program = build(case, device, double=True)
     if any(tensor.is_complex() for tensor in tensor_leaves(list(program.calls))):
         return None
     observation = runs.observe(case, program, program.model)

@@ -1,0 +1,119 @@
+"""Fresh state of a case for one run: its callable and its inputs, on a device and in a dtype."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from fuzzcompile.case import Case, State
+from fuzzcompile.errors import CaseError
+from fuzzcompile.execution.device import seed_everything
+from fuzzcompile.execution.exhaustion import first_line, is_exhausted_memory, memory_errors
+from fuzzcompile.execution.tensors import LOW_FLOATS, StorageCopier, double_module, map_tensors, tensor_leaves
+
+RUN_SEED = 20240229
+
+
+@dataclass(frozen=True)
+class Program:
+    """Fresh state of a case on one device: the callable and the inputs of each call.
+
+    ``dtype`` is the widest floating dtype among the tensors that ``make()`` gave (float32 if there are none),
+    ``double`` says that they were converted to float64 since.
+    """
+
+    model: Any
+    calls: tuple[Any, ...]
+    dtype: torch.dtype = torch.float32
+    double: bool = False
+    state: State | None = None
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Tensors that exist before the call and are no inputs, by the name under which a user knows them."""
+        return self.state.tensors() if self.state is not None else module_tensors(self.model)
+
+
+def build(case: Case, device: torch.device, *, double: bool = False) -> Program:
+    """Call the case's ``make()`` and copy what it returns to ``device`` (and to float64).
+
+    Modules are copied too: ``make()`` may return one that lives longer than a run.
+
+    Raises:
+        CaseError: ``make()`` raises or returns something else than ``(callable, inputs)``.
+        MemoryError: there is not enough memory for it, on the host or on the device.
+    """
+    seed_everything(RUN_SEED)
+    with memory_errors():
+        model, calls = _made(case)
+        if case.state is not None:
+            # What the callable reaches is set back in place; ``make`` gives the very objects.
+            case.state.restore(torch.device("cpu"), double=False)
+            named = case.state.tensors()
+        else:
+            named = module_tensors(model)
+        dtype = _widest_float([*named.values(), *tensor_leaves(calls)])
+        names = {id(tensor): name for name, tensor in named.items()}
+        if case.state is not None:
+            case.state.restore(device, double=double)
+            own = case.state.tensors()
+        else:
+            if isinstance(model, nn.Module):
+                model = _copied_module(model)
+                model = (double_module(model) if double else model).to(device)
+            own = module_tensors(model)
+        copier = StorageCopier(double=double, device=device)
+
+        def place(tensor: torch.Tensor) -> torch.Tensor:
+            # A parameter that is an input as well stays one tensor.
+            return own[names[id(tensor)]] if id(tensor) in names else copier(tensor)
+
+        placed = map_tensors(place, calls)
+    return Program(model, tuple(_as_arguments(call) for call in placed), dtype, double, case.state)
+
+
+def _made(case: Case) -> tuple[Any, list[Any]]:
+    try:
+        made = case.make()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        if is_exhausted_memory(error):
+            raise
+        raise CaseError(
+            f"make() of {case.name} raises {type(error).__name__}: {first_line(error)}; mend the case."
+        ) from error
+    if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0])):
+        raise CaseError(f"make() of {case.name} must return (module_or_callable, inputs).")
+    model, inputs = made
+    return model, [inputs, *(case.calls or ())]
+
+
+def _copied_module(module: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(module)
+    except Exception as error:
+        if is_exhausted_memory(error):
+            raise
+        return module  # one that cannot be copied (non-leaf tensors as attributes, locks) is hardly shared
+
+
+def module_tensors(model: Any) -> dict[str, torch.Tensor]:
+    """Parameters and buffers, by the name under which a user knows them; none for a plain callable."""
+    if not isinstance(model, nn.Module):
+        return {}
+    named = {f"parameter {name}": value for name, value in model.named_parameters()}
+    return {**named, **{f"buffer {name}": value for name, value in model.named_buffers()}}
+
+
+def _widest_float(tensors: list[torch.Tensor]) -> torch.dtype:
+    floating = {torch.zeros((), dtype=t.dtype).real.dtype if t.is_complex() else t.dtype for t in tensors}
+    known = [dtype for dtype in (torch.float64, *LOW_FLOATS) if dtype in floating]
+    return known[0] if known else torch.float32
+
+
+def _as_arguments(call: Any) -> Any:
+    return tuple(call) if isinstance(call, list) else call
