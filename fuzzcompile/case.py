@@ -71,6 +71,9 @@ class State(Protocol):
     def tensors(self) -> dict[str, torch.Tensor]:
         """The reachable tensors, by the name under which a user knows them."""
 
+    def originals(self) -> Sequence[torch.Tensor]:
+        """Their copies from the moment of capture, in the dtypes that they had."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -117,10 +120,7 @@ def load_case(path: str | Path) -> Case:
         CaseError: the file cannot be read, is no Python, raises while it is loaded, or has no ``make()``.
     """
     path = Path(path)
-    try:
-        source = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CaseError(f"Cannot read the case {path}: {_one_line(error)}; name a Python file.") from error
+    source = read_source(path)
     namespace = _execute(path, source)
     make = namespace.get("make")
     if not callable(make):
@@ -141,9 +141,21 @@ def load_case(path: str | Path) -> Case:
     )
 
 
+def read_source(path: Path) -> str:
+    """The text of a case file or script.
+
+    Raises:
+        CaseError: it cannot be read.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CaseError(f"Cannot read the case {path}: {_one_line(error)}; name a Python file.") from error
+
+
 def _execute(path: Path, source: str) -> dict[str, Any]:
     try:
-        code = compile(source, str(path.resolve()), "exec")
+        code = compile(source, str(path.resolve()), "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         raise CaseError(f"{path} is no case: it is not valid Python ({_one_line(error)}).") from error
     module = types.ModuleType(f"fuzzcompile_case_{source_hash(source)[:16]}")

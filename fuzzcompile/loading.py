@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import torch
 
-from fuzzcompile.case import Case, load_case
+from fuzzcompile.capture import load_script
+from fuzzcompile.case import Case, load_case, read_source
+from fuzzcompile.errors import CaseError
 
 
 def load(path: Path, device: torch.device, *, call: int | None = None, module: str | None = None) -> Case:
@@ -21,4 +24,33 @@ def load(path: Path, device: torch.device, *, call: int | None = None, module: s
     Raises:
         CaseError: the file is no case and no such script, or has no such call or module.
     """
-    return load_case(path)
+    source = read_source(path)
+    if defines_make(source) or not mentions_compile(source):
+        if call is not None:
+            raise CaseError(f"{path} is a case file, whose calls are all judged; --call is for scripts.")
+        return load_case(path)
+    return load_script(path, source, device, call=call)
+
+
+def defines_make(source: str) -> bool:
+    """Whether the text binds the name ``make`` at module level (text that is no Python does not)."""
+    try:
+        statements = ast.parse(source).body
+    except (SyntaxError, ValueError):
+        return False
+    return any("make" in _bound_names(statement) for statement in statements)
+
+
+def mentions_compile(source: str) -> bool:
+    """Whether the text may call ``torch.compile`` or its older form, ``torch._dynamo.optimize``."""
+    return "compile" in source or "optimize" in source
+
+
+def _bound_names(statement: ast.stmt) -> set[str]:
+    if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+        return {statement.name}
+    if isinstance(statement, ast.Import | ast.ImportFrom):
+        return {alias.asname or alias.name for alias in statement.names}
+    if isinstance(statement, ast.Assign | ast.AnnAssign):
+        return {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
+    return set()

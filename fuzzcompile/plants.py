@@ -34,7 +34,8 @@ def run_plants(paths: Sequence[Path]) -> None:
         module.__file__ = str(path.resolve())
         sys.modules[module.__name__] = module
         try:
-            exec(compile(path.read_text(encoding="utf-8"), str(path.resolve()), "exec"), module.__dict__)
+            text = path.read_text(encoding="utf-8")
+            exec(compile(text, str(path.resolve()), "exec", dont_inherit=True), module.__dict__)
         except Exception as error:
             raise UsageError(
                 f"The plant {path} raises {type(error).__name__}: {' '.join(str(error).split())[:200]}."

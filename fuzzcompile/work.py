@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from fuzzcompile.capture import preserved_process
 from fuzzcompile.case import load_case
 from fuzzcompile.execution.device import Numerics, seed_everything
 from fuzzcompile.execution.worker import current_device
@@ -161,7 +162,7 @@ def isolated() -> Iterator[None]:
     threads, dtype, grad = torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled()
     deterministic = torch.are_deterministic_algorithms_enabled()
     try:
-        with preserved_config():
+        with preserved_config(), preserved_process():
             yield
     finally:
         torch.set_num_threads(threads)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,16 +52,15 @@ def build(case: Case, device: torch.device, *, double: bool = False) -> Program:
         model, calls = _made(case)
         if case.state is not None:
             # What the callable reaches is set back in place; ``make`` gives the very objects.
-            case.state.restore(torch.device("cpu"), double=False)
-            named = case.state.tensors()
+            case.state.restore(device, double=double)
+            own = named = case.state.tensors()
+            originals: Sequence[torch.Tensor] = case.state.originals()
         else:
             named = module_tensors(model)
-        dtype = _widest_float([*named.values(), *tensor_leaves(calls)])
+            originals = list(named.values())
+        dtype = _widest_float([*originals, *tensor_leaves(calls)])
         names = {id(tensor): name for name, tensor in named.items()}
-        if case.state is not None:
-            case.state.restore(device, double=double)
-            own = case.state.tensors()
-        else:
+        if case.state is None:
             if isinstance(model, nn.Module):
                 model = _copied_module(model)
                 model = (double_module(model) if double else model).to(device)

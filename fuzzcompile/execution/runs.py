@@ -70,10 +70,11 @@ def _observed(case: Case, program: Program, target: Callable[..., Any], start: f
         values += outputs(prefix, output, program, arguments)
         if case.backward:
             with _program_code():
-                backward(output)
+                backward(output, required=case.state is None)
         values += mutations(prefix, before, program, arguments)
-        if case.backward:
-            values += gradients(prefix, program, arguments)
+        if case.backward or case.state is not None:
+            found = gradients(prefix, program, arguments)
+            values += found if case.backward else [value for value in found if value.is_tensor]
     return Observation(tuple(values), None, "; ".join(structures), time.perf_counter() - start)
 
 

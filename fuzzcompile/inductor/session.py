@@ -67,8 +67,8 @@ def _configured(settings: CompileSettings, inductor: Mapping[str, Any]) -> Itera
     caches = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
     torch._dynamo.reset()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_patched(configs["inductor"], {**caches, **inductor}))
-        stack.enter_context(_patched(configs["functorch"], {"enable_autograd_cache": False, **settings.functorch}))
+        stack.enter_context(_patched(configs["inductor"], {**inductor, **caches}))
+        stack.enter_context(_patched(configs["functorch"], {**settings.functorch, "enable_autograd_cache": False}))
         stack.enter_context(_patched(configs["dynamo"], dict(settings.dynamo)))
         stack.callback(torch._dynamo.reset)
         yield

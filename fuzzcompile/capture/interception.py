@@ -1,0 +1,160 @@
+"""``torch.compile`` as a script sees it while it is captured: it compiles nothing and remembers everything."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from fuzzcompile.case import Arguments
+from fuzzcompile.inductor.entry import replaced_optimize
+
+# Arguments of torch.compile that say how one call is compiled.
+_SETTINGS = ("backend", "mode", "options", "dynamic", "fullgraph")
+
+
+class CallReached(BaseException):
+    """Unwinds a script from the call that was looked for. No ``Exception``: scripts catch those."""
+
+
+@dataclass
+class CompiledCallable:
+    """One callable that the script gave to ``torch.compile``.
+
+    ``line`` is the line of the script that did, 0 if none can be told; ``arguments`` are those of
+    ``torch.compile``; ``calls`` counts how often it was called.
+    """
+
+    target: Callable[..., Any]
+    arguments: Mapping[str, Any]
+    line: int
+    calls: int = 0
+
+    @property
+    def name(self) -> str:
+        """What a user calls it: a function's name, a module's class."""
+        bound = getattr(self.target, "__self__", None)
+        if isinstance(bound, nn.Module):
+            return f"{type(bound).__name__}.{self.target.__name__}"
+        if isinstance(self.target, nn.Module):
+            return type(self.target).__name__
+        return getattr(self.target, "__qualname__", type(self.target).__name__)
+
+    def __str__(self) -> str:
+        return f"{self.name} (line {self.line})" if self.line else self.name
+
+
+class CompiledModule(nn.Module):
+    """Stands for ``torch.compile(module)``: same parameters under the same names, attributes passed on."""
+
+    def __init__(self, module: nn.Module, call: Callable[..., Any]) -> None:
+        super().__init__()
+        self._orig_mod = module
+        self.__dict__["_intercepted_call"] = call
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module, through the interception."""
+        return self.__dict__["_intercepted_call"](*args, **kwargs)
+
+    def train(self, mode: bool = True) -> CompiledModule:
+        """Set the module's mode, and this one's."""
+        self.training = mode
+        self._orig_mod.train(mode)
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_orig_mod":
+            return self._modules["_orig_mod"]
+        return getattr(self._orig_mod, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("_orig_mod", "training") or "_orig_mod" not in self.__dict__.get("_modules", {}):
+            super().__setattr__(name, value)
+        else:
+            setattr(self._orig_mod, name, value)
+
+
+@dataclass
+class Interception:
+    """Watches compiled calls; ``on_call`` is told of each outermost one, with its number (1 is the first)."""
+
+    filename: str
+    on_call: Callable[[CompiledCallable, Arguments, int], None]
+    compiled: list[CompiledCallable] = field(default_factory=list)
+    calls: int = 0
+    active: bool = True
+    _depth: int = 0
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Have scripts compile through this object inside the block."""
+        original = torch.compile
+        torch.compile = self.compile
+        try:
+            with replaced_optimize(self.optimize):
+                yield
+        finally:
+            torch.compile = original
+
+    def compile(self, model: Any = None, **arguments: Any) -> Any:
+        """Stands for ``torch.compile``."""
+        if model is None:
+            return functools.partial(self.compile, **arguments)
+        if arguments.get("disable") or not callable(model):
+            return model
+        return self._wrapped(model, {name: arguments[name] for name in _SETTINGS if name in arguments})
+
+    def optimize(self, backend: Any = "inductor", *, nopython: bool = False, **arguments: Any) -> Any:
+        """Stands for ``torch._dynamo.optimize``, which older scripts call."""
+        return functools.partial(self.compile, backend=backend, fullgraph=nopython, **arguments)
+
+    def _wrapped(self, model: Any, arguments: Mapping[str, Any]) -> Any:
+        target = original(model)
+        if isinstance(target, types.MethodType) and target.__func__ is nn.Module._call_impl:
+            target = target.__self__  # module.compile() compiles the module's own call
+        record = CompiledCallable(target, arguments, self._line())
+        self.compiled.append(record)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return self._called(record, model, args, kwargs) if self.active else model(*args, **kwargs)
+
+        if isinstance(model, nn.Module):
+            return CompiledModule(model, call)
+        with contextlib.suppress(AttributeError, TypeError):
+            call = functools.wraps(model)(call)
+        call._intercepted = target  # type: ignore[attr-defined]
+        call._torchdynamo_orig_callable = model  # type: ignore[attr-defined] # scripts ask for it
+        return call
+
+    def _called(self, record: CompiledCallable, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._depth == 0:
+            self.calls += 1
+            record.calls += 1
+            self.on_call(record, Arguments(args, kwargs), self.calls)
+        self._depth += 1
+        try:
+            return model(*args, **kwargs)
+        finally:
+            self._depth -= 1
+
+    def _line(self) -> int:
+        """Line of the script that is being executed, innermost frame first."""
+        frame: types.FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename != self.filename:
+            frame = frame.f_back
+        return frame.f_lineno if frame is not None else 0
+
+
+def original(model: Any) -> Any:
+    """What was given to ``torch.compile`` in the first place, if ``model`` is what it returned."""
+    if isinstance(model, CompiledModule):
+        return original(model._orig_mod)
+    inner = getattr(model, "_intercepted", None) if isinstance(model, types.FunctionType) else None
+    return model if inner is None else original(inner)

@@ -1,0 +1,135 @@
+"""Running a script on another kind of device than the one it was written for.
+
+The script's own text is rewritten (string constants such as ``"cuda:0"`` and calls of ``.cuda()``), so that the
+code that is compiled says the new device too; a mode that swaps devices at run time would be traced with it.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+_CUDA = re.compile(r"cuda(:\d+)?")
+_CPU = re.compile(r"cpu(:\d+)?")
+
+
+def retargeted(tree: ast.Module, device: torch.device) -> tuple[ast.Module, bool]:
+    """The script's syntax tree for ``device``, and whether anything in it had to change. Lines stay."""
+    rewriter = _Rewriter(device)
+    changed = rewriter.visit(tree)
+    return ast.fix_missing_locations(changed), rewriter.changed
+
+
+class _Rewriter(ast.NodeTransformer):
+    def __init__(self, device: torch.device) -> None:
+        self._device = str(device)
+        self._other = _CPU if device.type == "cuda" else _CUDA
+        self._to_cpu = device.type == "cpu"
+        self.changed = False
+
+    def visit_Constant(self, node: ast.Constant) -> ast.AST:
+        """A string that names the other kind of device."""
+        if isinstance(node.value, str) and self._other.fullmatch(node.value):
+            self.changed = True
+            return ast.copy_location(ast.Constant(self._device), node)
+        return node
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:
+        """An f-string that begins with ``cuda:``."""
+        first = node.values[0] if node.values else None
+        text = first.value if isinstance(first, ast.Constant) else ""
+        if self._to_cpu and isinstance(text, str) and text.startswith("cuda:"):
+            self.changed = True
+            return ast.copy_location(ast.Constant(self._device), node)
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        """``x.cuda()`` and ``x.cpu()``; ``device("cuda", 0)`` loses the index that a CPU has not."""
+        self.generic_visit(node)
+        method = node.func
+        if self._to_cpu and isinstance(method, ast.Attribute) and method.attr == "cuda" and len(node.args) <= 1:
+            self.changed = True
+            method.attr, node.args, node.keywords = "to", [ast.Constant(self._device)], []
+        if self._to_cpu and isinstance(method, ast.Attribute) and method.attr == "device" and len(node.args) == 2:
+            node.args = node.args[:1]
+        return node
+
+
+@contextlib.contextmanager
+def cuda_imitated() -> Iterator[None]:
+    """Have the parts of ``torch.cuda`` that scripts call around their programs do nothing, where there is no GPU."""
+    if torch.cuda.is_available():
+        yield
+        return
+    cuda: Any = torch.cuda
+    kept = {name: getattr(cuda, name) for name in _IMITATED if hasattr(cuda, name)}
+    try:
+        for name in kept:
+            setattr(cuda, name, _IMITATED[name])
+        with _on_cpu(cuda.amp):
+            yield
+    finally:
+        for name, value in kept.items():
+            setattr(cuda, name, value)
+
+
+@contextlib.contextmanager
+def _on_cpu(amp: Any) -> Iterator[None]:
+    autocast, scaler = amp.autocast, amp.GradScaler
+    amp.autocast = lambda enabled=True, dtype=None, cache_enabled=None: torch.autocast(
+        "cpu", dtype=dtype, enabled=enabled, cache_enabled=cache_enabled
+    )
+    amp.GradScaler = functools.partial(torch.amp.GradScaler, "cpu")
+    try:
+        yield
+    finally:
+        amp.autocast, amp.GradScaler = autocast, scaler
+
+
+class _Event:
+    """``torch.cuda.Event`` that measures nothing."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def record(self, *_: object) -> None:
+        """Nothing to record."""
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+    def elapsed_time(self, _: object) -> float:
+        """No time, in milliseconds."""
+        return 0.0
+
+
+def _nothing(*_: object, **__: object) -> None:
+    return None
+
+
+def _value(value: object) -> Callable[..., object]:
+    return lambda *_, **__: value
+
+
+_IMITATED: dict[str, Any] = {
+    "is_available": _value(True),
+    "device_count": _value(1),
+    "current_device": _value(0),
+    "get_device_name": _value("CPU"),
+    "get_device_capability": _value((8, 0)),
+    "is_bf16_supported": _value(True),
+    "memory_allocated": _value(0),
+    "max_memory_allocated": _value(0),
+    "memory_reserved": _value(0),
+    "reset_peak_memory_stats": _nothing,
+    "synchronize": _nothing,
+    "empty_cache": _nothing,
+    "set_device": _nothing,
+    "Event": _Event,
+}

@@ -1,0 +1,409 @@
+"""Scripts that call torch.compile, run up to the call that becomes the case. Nothing is compiled here."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from fuzzcompile.case import Arguments, Case
+from fuzzcompile.errors import CaseError
+from fuzzcompile.execution.building import build
+from fuzzcompile.execution.runs import observe, run_eager, run_float64
+from fuzzcompile.loading import load
+from fuzzcompile.work import isolated
+
+CPU = torch.device("cpu")
+Loader = Callable[..., Case]
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Iterator[Loader]:
+    def write(text: str, *, call: int | None = None, device: torch.device = CPU) -> Case:
+        path = tmp_path / "script.py"
+        path.write_text(textwrap.dedent(text), encoding="utf-8")
+        return load(path, device, call=call)
+
+    with isolated():
+        yield write
+
+
+def made(case: Case) -> tuple[object, Arguments]:
+    target, arguments = case.make()
+    assert isinstance(arguments, Arguments)
+    return target, arguments
+
+
+FORMS = {
+    "function": "def f(x): return x + 1\ntorch.compile(f)(X)",
+    "lambda": "torch.compile(lambda x: x + 1)(X)",
+    "decorator": "@torch.compile\ndef f(x): return x + 1\nf(X)",
+    "decorator with arguments": "@torch.compile(dynamic=False)\ndef f(x): return x + 1\nf(X)",
+    "module": "m = nn.Linear(3, 3)\ntorch.compile(m)(X)",
+    "module.compile": "m = nn.Linear(3, 3)\nm.compile()\nm(X)",
+    "method": "m = nn.Linear(3, 3)\nm.forward = torch.compile(m.forward)\nm(X)",
+    "bound method": "m = nn.Linear(3, 3)\ntorch.compile(m.forward)(X)",
+    "decorated method": ("class M(nn.Module):\n  @torch.compile\n  def forward(self, x): return x + 1\nM()(X)"),
+    "partial": "import functools\nfunctools.partial(torch.compile, dynamic=False)(lambda x: x + 1)(X)",
+    "imported": "from torch import compile as c\nc(lambda x: x + 1)(X)",
+    "older entry": "import torch._dynamo as d\nd.optimize('inductor')(lambda x: x + 1)(X)",
+    "callable object": "class C:\n  def __call__(self, x): return x + 1\ntorch.compile(C())(X)",
+    "under main": "def main():\n  torch.compile(lambda x: x + 1)(X)\nif __name__ == '__main__':\n  main()",
+    "twice compiled": "torch.compile(torch.compile(lambda x: x + 1))(X)",
+    "swallowing": "try:\n  torch.compile(lambda x: x + 1)(X)\nexcept:\n  pass",
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_torch_compile_is_captured(script: Loader, form: str):
+    case = script(f"import torch\nfrom torch import nn\nX = torch.ones(2, 3)\n{FORMS[form]}\n")
+    program = build(case, CPU)
+    assert callable(program.model)
+    assert not run_eager(case, CPU).failure
+    tensors = [value for value in program.calls[0].args if isinstance(value, torch.Tensor)]
+    assert len(tensors) == 1
+    assert torch.equal(tensors[0], torch.ones(2, 3))
+
+
+def test_settings_of_the_compile_are_those_of_the_case(script: Loader):
+    case = script(
+        """
+        import torch, torch._inductor.config as inductor
+        import torch._dynamo
+        inductor.max_fusion_size = 7
+        torch._dynamo.config.capture_scalar_outputs = True
+        f = torch.compile(lambda x: x, options={"epilogue_fusion": False}, dynamic=True, fullgraph=True)
+        f(torch.ones(1))
+        """
+    )
+    settings = case.settings
+    assert settings.options == {"epilogue_fusion": False}
+    assert settings.inductor == {"max_fusion_size": 7}
+    assert settings.dynamo == {"capture_scalar_outputs": True}
+    assert (settings.dynamic, settings.fullgraph, settings.backend) == (True, True, "inductor")
+    assert torch._inductor.config.max_fusion_size != 7  # it is the case's, not this process's
+
+
+def test_backend_and_mode_are_kept(script: Loader):
+    case = script(
+        """
+        import torch
+        def mine(graph, inputs): return graph.forward
+        torch.compile(lambda x: x, backend=mine)(torch.ones(1))
+        """
+    )
+    assert callable(case.settings.backend)
+    assert script("import torch\ntorch.compile(lambda x: x, mode='max-autotune')(torch.ones(1))").settings.mode == (
+        "max-autotune"
+    )
+
+
+@pytest.mark.parametrize(
+    ("context", "grad"),
+    [("torch.no_grad()", "no_grad"), ("torch.inference_mode()", "inference_mode"), ("torch.enable_grad()", "enabled")],
+)
+def test_grad_mode_is_that_of_the_call(script: Loader, context: str, grad: str):
+    assert script(f"import torch\nf = torch.compile(lambda x: x)\nwith {context}:\n  f(torch.ones(1))").grad == grad
+
+
+def test_backward_is_compared_where_the_script_differentiates(script: Loader):
+    text = "import torch\nm = torch.nn.Linear(2, 2)\ny = torch.compile(m)(torch.ones(1, 2))\n"
+    assert not script(text).backward
+    assert script(text + "y.sum().backward()\n").backward
+    assert not script("import torch\ny = torch.compile(lambda x: x)(torch.ones(1))\ny.backward()\n").backward
+
+
+def test_autocast_and_flags_surround_every_run(script: Loader):
+    case = script(
+        """
+        import torch
+        torch.set_default_dtype(torch.float64)
+        torch.backends.mkldnn.enabled = False
+        f = torch.compile(lambda x: (x @ x, torch.zeros(2), torch.backends.mkldnn.enabled))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            f(torch.ones(2, 2, dtype=torch.float32))
+        """
+    )
+    torch.set_default_dtype(torch.float32)
+    torch.backends.mkldnn.enabled = True
+    product, zeros, onednn = run_eager(case, CPU).values
+    assert product.value.dtype == torch.bfloat16
+    assert zeros.value.dtype == torch.float64
+    assert onednn.value is False
+    assert torch.get_default_dtype() == torch.float32
+    assert torch.backends.mkldnn.enabled
+
+
+def test_random_numbers_are_those_of_the_script(script: Loader):
+    case = script(
+        """
+        import random, torch
+        torch.manual_seed(5); random.seed(5)
+        torch.rand(3)
+        torch.compile(lambda x: x + torch.rand(4) + random.random())(torch.zeros(4))
+        """
+    )
+    torch.manual_seed(5)
+    random.seed(5)
+    torch.rand(3)
+    expected = torch.rand(4) + random.random()
+    for _ in range(2):
+        assert torch.equal(run_eager(case, CPU).values[0].value, expected)
+
+
+def test_what_the_callable_closes_over_is_fresh_in_every_run(script: Loader):
+    case = script(
+        """
+        import torch
+        norm = torch.nn.BatchNorm1d(3)
+        seen, table, count = [], {"calls": 0}, 0
+        def step(x):
+            global count
+            count += 1
+            seen.append(count)
+            table["calls"] += 1
+            return norm(x), count, len(seen), table["calls"]
+        torch.compile(step)(torch.arange(6.0).view(2, 3))
+        """
+    )
+    runs = [run_eager(case, CPU) for _ in range(2)]
+    for run in runs:
+        assert [value.value for value in run.values[1:4]] == [1, 1, 1]
+        named = {value.name for value in run.values if value.kind == "mutation"}
+        assert "buffer norm.running_mean after the call" in named
+    assert torch.equal(runs[0].values[0].value, runs[1].values[0].value)
+
+
+def test_an_optimizer_step_runs_in_float64_too(script: Loader):
+    case = script(
+        """
+        import torch
+        model = torch.nn.Linear(3, 3)
+        optimizer = torch.optim.Adam(model.parameters())
+        @torch.compile
+        def train(x):
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+        for _ in range(3):
+            train(torch.ones(2, 3))
+        """,
+        call=2,
+    )
+    eager, (exact, _) = run_eager(case, CPU), run_float64(case, CPU)
+    again = run_eager(case, CPU)
+    name = "parameter model.weight after the call"
+    assert torch.equal(eager.named()[name].value, again.named()[name].value)
+    assert exact.named()[name].value.dtype == torch.float64
+    torch.testing.assert_close(eager.named()[name].value.double(), exact.named()[name].value, rtol=1e-5, atol=1e-6)
+
+
+def test_arguments_are_kept_as_they_are_at_the_call(script: Loader):
+    case = script(
+        """
+        import torch
+        base = torch.arange(12.0)
+        views = base[2:8].view(2, 3).t(), base[::2], base.new_ones(1).expand(4)
+        torch.compile(lambda a, *, pair: a + 1)(views[0], pair=(views[1], views[2]))
+        base.zero_()
+        """
+    )
+    _, arguments = made(case)
+    a, (b, c) = arguments.args[0], arguments.kwargs["pair"]
+    assert (a.stride(), b.stride(), c.stride()) == ((1, 3), (2,), (0,))
+    assert a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+    assert a[0, 0] == 2.0
+
+
+def test_a_module_given_as_an_argument_is_state(script: Loader):
+    case = script(
+        """
+        import torch
+        model = torch.nn.BatchNorm1d(2)
+        torch.compile(lambda module, x: module(x))(model, torch.randn(4, 2))
+        """
+    )
+    first, second = run_eager(case, CPU), run_eager(case, CPU)
+    names = [value.name for value in first.values]
+    assert any("running_mean" in name for name in names)
+    for one, other in zip(first.values, second.values, strict=True):
+        assert torch.equal(one.value, other.value)
+
+
+def test_later_calls_come_with_the_earlier_ones_of_other_shapes(script: Loader):
+    text = """
+        import torch
+        f = torch.compile(lambda x: x + 1)
+        g = torch.compile(lambda x: x - 1)
+        for size in (2, 2, 3):
+            f(torch.ones(size))
+        g(torch.ones(9))
+        """
+    assert [c.args[0].shape[0] for c in build(script(text, call=3), CPU).calls] == [2, 3]
+    assert [c.args[0].shape[0] for c in build(script(text, call=4), CPU).calls] == [9]
+    with pytest.raises(CaseError, match=r"makes 4 calls .*so there is no call 5"):
+        script(text, call=5)
+
+
+def test_what_was_compiled_is_listed(script: Loader):
+    case = script(
+        """
+        import torch
+        def one(x): return x
+        def two(x): return x
+        f = torch.compile(one)
+        g = torch.compile(two)
+        f(torch.ones(1))
+        torch.compile(lambda x: x)(torch.ones(2))
+        """
+    )
+    judged, others, later = case.notes
+    assert "call 1" in judged and "one (line 5)" in judged
+    assert "two (line 6)" in others
+    assert "line 8" in later
+
+
+def test_a_script_for_cuda_runs_on_the_cpu(script: Loader):
+    case = script(
+        """
+        import torch
+        assert torch.cuda.is_available()
+        device = torch.device("cuda", 0)
+        class M(torch.nn.Module):
+            def forward(self, x):
+                return x + torch.ones(3, device="cuda:0") + torch.ones(3).cuda()
+        torch.cuda.synchronize()
+        start = torch.cuda.Event(enable_timing=True)
+        with torch.autocast(device_type="cuda", dtype=torch.bfloat16):
+            torch.compile(M().to(device).cuda())(torch.ones(3, device=f"cuda:{0}"))
+        """
+    )
+    assert run_eager(case, CPU).values[0].value.tolist() == [3.0, 3.0, 3.0]
+    assert any("another kind of device" in note for note in case.notes)
+    assert not torch.cuda.is_available() or torch.cuda.device_count()
+
+
+def test_printing_arguments_and_exits_do_no_harm(script: Loader, capfd: pytest.CaptureFixture[str]):
+    case = script(
+        """
+        import os, subprocess, sys, torch
+        print("hello", sys.argv)
+        os.write(1, b"below Python\\n")
+        assert len(sys.argv) == 1 and sys.argv[0].endswith("script.py")
+        torch.compile(lambda x: x)(torch.ones(1))
+        sys.exit(3)
+        """
+    )
+    assert made(case)
+    assert capfd.readouterr().out == ""
+    assert sys.modules["__main__"].__file__ == str(case.path.resolve())
+
+
+def test_the_process_is_set_back_after_the_case(tmp_path: Path):
+    path = tmp_path / "script.py"
+    path.write_text(
+        "import os, sys, torch\nos.environ['SEEN_BY_NOBODY'] = '1'\nos.chdir('/')\nsys.path.append('/nowhere')\n"
+        "torch.set_default_dtype(torch.float64)\ntorch.compile(lambda x: x)(torch.ones(1))\n"
+    )
+    before = (sys.modules["__main__"], list(sys.argv), list(sys.path), Path.cwd(), torch.compile)
+    with isolated():
+        load(path, CPU)
+    assert before == (sys.modules["__main__"], list(sys.argv), list(sys.path), Path.cwd(), torch.compile)
+    assert "SEEN_BY_NOBODY" not in os.environ
+    assert torch.get_default_dtype() == torch.float32
+
+
+def test_a_script_that_deletes_itself_is_still_a_case(script: Loader):
+    case = script(
+        """
+        import os, torch
+        os.remove(__file__)
+        torch.compile(lambda x: x)(torch.ones(1))
+        """
+    )
+    assert not case.path.exists()
+    assert not run_eager(case, CPU).failure
+
+
+def test_a_variable_that_torch_has_read_already_is_pointed_out(script: Loader):
+    case = script(
+        "import os\nos.environ['TORCHINDUCTOR_FREEZING'] = '1'\nimport torch\n"
+        "torch.compile(lambda x: x)(torch.ones(1))\n"
+    )
+    assert any("TORCHINDUCTOR_FREEZING" in note for note in case.notes)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("import torch\nprint('compile')\n", "never calls torch.compile"),
+        ("x = 1\n", "no make"),
+        ("import torch\ntorch.compile(lambda x: x)\n", r"compiles .*\(line 2\) but never calls it"),
+        ("import torch\n1 / 0\ntorch.compile\n", r"ZeroDivisionError \(division by zero\) in line 2"),
+        ("import no_such_module_at_all\nimport torch\ntorch.compile\n", "needs the module 'no_such_module_at_all'"),
+        ("import torch, sys\nsys.exit(0)\ntorch.compile\n", "exits before it calls torch.compile"),
+        ("def f(:\n torch.compile\n", "not valid Python"),
+    ],
+)
+def test_what_is_no_case_is_said_in_one_sentence(script: Loader, text: str, message: str):
+    with pytest.raises(CaseError, match=message) as raised:
+        script(text)
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def test_a_case_file_has_no_calls_to_choose_from(script: Loader):
+    with pytest.raises(CaseError, match="--call is for scripts"):
+        script("def make(): ...\n", call=2)
+
+
+def test_compiled_modules_keep_names_and_attributes(script: Loader):
+    case = script(
+        """
+        import torch
+        class M(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = torch.nn.Linear(2, 2)
+                self.scale = 3
+            def forward(self, x): return self.layer(x) * self.scale
+        compiled = torch.compile(M())
+        assert list(compiled.state_dict()) == ["_orig_mod.layer.weight", "_orig_mod.layer.bias"]
+        assert isinstance(compiled, torch.nn.Module)
+        compiled.scale = 4
+        assert compiled.eval().training is False
+        compiled.load_state_dict(compiled.state_dict())
+        compiled(torch.ones(1, 2))
+        """
+    )
+    target, _ = made(case)
+    assert isinstance(target, nn.Module)
+    assert (target.scale, target.training) == (4, False)  # type: ignore[comparison-overlap]
+
+
+def test_compiled_parts_inside_a_captured_model_call_through(script: Loader):
+    case = script(
+        """
+        import torch
+        class M(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner = torch.compile(torch.nn.Linear(2, 2))
+                self.helper = torch.compile(lambda x: x * 2)
+            def forward(self, x): return self.helper(self.inner(x))
+        torch.compile(M())(torch.ones(1, 2))
+        """
+    )
+    program = build(case, CPU)
+    observation = observe(case, program, torch.compile(program.model, backend="eager"))
+    torch._dynamo.reset()
+    assert not observation.failure
+    assert torch.equal(observation.values[0].value, run_eager(case, CPU).values[0].value)
