@@ -10,6 +10,7 @@ import torch
 from fuzzcompile.capture import load_script
 from fuzzcompile.case import Case, load_case, read_source
 from fuzzcompile.errors import CaseError
+from fuzzcompile.submodules import submodule_case
 
 
 def load(path: Path, device: torch.device, *, call: int | None = None, module: str | None = None) -> Case:
@@ -28,8 +29,10 @@ def load(path: Path, device: torch.device, *, call: int | None = None, module: s
     if defines_make(source) or not mentions_compile(source):
         if call is not None:
             raise CaseError(f"{path} is a case file, whose calls are all judged; --call is for scripts.")
-        return load_case(path)
-    return load_script(path, source, device, call=call)
+        case = load_case(path)
+    else:
+        case = load_script(path, source, device, call=call)
+    return case if module is None else submodule_case(case, module, device)
 
 
 def defines_make(source: str) -> bool:

@@ -17,11 +17,12 @@ import torch
 from fuzzcompile.capture import preserved_process
 from fuzzcompile.case import load_case
 from fuzzcompile.execution.device import Numerics, seed_everything
-from fuzzcompile.execution.worker import current_device
+from fuzzcompile.execution.footprint import refuse_oversized
+from fuzzcompile.execution.worker import current_device, restore_streams
 from fuzzcompile.generation import GeneratedCase, Profile
 from fuzzcompile.inductor.hooks import initialise_patterns
 from fuzzcompile.inductor.settings import compile_in_process, drop_broken_kernels, preserved_config
-from fuzzcompile.loading import load
+from fuzzcompile.loading import defines_make, load
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.plants import run_plants
 from fuzzcompile.probing import Target, probe
@@ -57,6 +58,8 @@ class JudgeTask:
     of verdict) pairs that need no proof any more. ``seconds`` is how long the whole may take before
     attribution begins no further compile. ``against`` is what compiled is compared with, ``call`` the call of a
     script that is the case (1 is the first), ``module`` the path of the submodule that is judged instead of the whole.
+    A case that needs more than ``memory`` bytes of this process is refused before it is run.
+    ``thorough`` spends further compiles on evidence, for which a campaign has no time.
     """
 
     path: str
@@ -67,6 +70,8 @@ class JudgeTask:
     against: str = "eager"
     call: int | None = None
     module: str | None = None
+    memory: int | None = None
+    thorough: bool = False
 
 
 @dataclass(frozen=True)
@@ -134,13 +139,18 @@ def judge_file(task: JudgeTask) -> Judged:
     deadline = None if task.seconds is None else time.monotonic() + task.seconds
     device = torch.device(current_device())
     with isolated():
+        case = load(Path(task.path), device, call=task.call, module=task.module)
+        restore_streams()  # the compiler writes to them
+        if task.memory is not None:
+            refuse_oversized(case, device, task.memory)
         report = triage(
-            load(Path(task.path), device, call=task.call, module=task.module),
+            case,
             device,
             against=task.against,
             vetoes=task.vetoes,
             known=task.known,
             deadline=deadline,
+            thorough=task.thorough,
             on_eager=lambda: _mark(task.marker, ""),
             on_verdict=lambda found: _mark(task.marker, json.dumps(found.to_json())),
         )
@@ -177,6 +187,11 @@ def shrink(task: ShrinkTask) -> Shrunk:
     """Shrink a finding under its locked signature, judge the result and build its reproducer."""
     start = time.monotonic()
     deadline = start + task.seconds
+    if not defines_make(task.source):
+        # A script runs alone already, with checks of its own.
+        lines = line_count(task.source)
+        kept = "a script is kept as it is"
+        return Shrunk(None, task.source, task.report, task.source, False, kept, lines, lines, 0, 0.0, True)
     search = _Search(task)
     report, best, tests, finished = task.report, None, 0, True
     if task.choices is not None and task.report["verdict"] not in _LOST:

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
+from fuzzcompile.attribution.borders import borders_of
 from fuzzcompile.attribution.culprit import Ablation, Attribution, Culprit
 from fuzzcompile.attribution.steps import SEMANTIC_STEP, ReplayCount, Step, steps_of
 from fuzzcompile.experiments import Experiments, Trial
-from fuzzcompile.inductor.labels import base_name, family_of, vetoes
+from fuzzcompile.inductor.labels import backend_label, base_name, family_of, vetoes
 from fuzzcompile.inductor.ledger import Label
 from fuzzcompile.inductor.recorder import MANDATORY
 from fuzzcompile.inductor.session import Compilation
@@ -63,7 +64,13 @@ class Attributor:
     def run(self) -> Attribution:
         """Try the rewrite that failed, then what replay suspects, then the stages around the graph passes."""
         try:
-            found = self._from_error() or self._from_steps() or self._from_lowering_patterns() or self._from_stages()
+            found = (
+                self._from_error()
+                or self._from_steps()
+                or self._from_unreplayed()
+                or self._from_lowering_patterns()
+                or self._from_stages()
+            )
         except _OutOfTime:
             found = self._unproved()
         found.ablations = self.ablations
@@ -209,7 +216,9 @@ class Attributor:
         None if the program then fails in another way, which says nothing.
         """
         only = tuple(_names(closure))
-        trial = self._trial(replace(self.experiments.how, only=only))
+        around = self.trial.ledger.inside
+        needed = _names([around[label] for label in closure if label in around])
+        trial = self._trial(replace(self.experiments.how, only=(*only, *needed)))
         repaired = self._repaired(trial)
         self._note("only " + _shown(only), trial, repaired)
         if repaired:
@@ -239,7 +248,15 @@ class Attributor:
             toggle += " (graphs interpreted)"
         self.ablations.append(Ablation(toggle, repaired, error_of(trial.judgement)))
 
-    # -- lowering patterns ------------------------------------------------------------------------
+    # -- what replay cannot judge -----------------------------------------------------------------
+
+    def _from_unreplayed(self) -> Attribution | None:
+        """Passes of the user over something else than a graph: a veto can blame them, or nothing can."""
+        for label in dict.fromkeys(self.trial.ledger.unreplayed):
+            found = self._prove(label, None)
+            if found is not None:
+                return found
+        return None
 
     def _from_lowering_patterns(self) -> Attribution | None:
         """Patterns that put a lowering of their own in place of what they matched.
@@ -257,19 +274,37 @@ class Attributor:
     # -- beyond the graph passes ------------------------------------------------------------------
 
     def _from_stages(self) -> Attribution:
-        """The first backend that shows the divergence names the stage; else it lies behind the graphs."""
+        """The first backend that shows the divergence names the stage; else it lies behind the graphs.
+
+        Where that is not Inductor but a backend of the case's own, it is at fault if Inductor alone is right.
+        """
         stage = "lowering"
         for backend, name in _UPSTREAM:
-            how = replace(self.experiments.how, backend=backend, record=False)
-            trial = self._trial(how)
-            repaired = self._repaired(trial)
-            self._note(f"backend={backend}", trial, repaired)
-            if not repaired:
+            if not self._repaired_by(backend):
                 stage = name
                 break
+        else:
+            if self._own_backend and self._repaired_by("inductor"):
+                label = backend_label(self.experiments.case.settings.backend)
+                return Attribution(Culprit.from_label(label, necessary=True))
         operator = self._operator()
+        if stage in ("functionalization", "decomposition"):
+            border = max(borders_of(self.trial.ledger, self.count), key=lambda found: found.step, default=None)
+            if border is not None and border.operator is not None:
+                return Attribution(replace(border.culprit(), stage=stage))
         culprit = Culprit(stage, None, operator, operator or "unknown", confidence="low")
         return Attribution(culprit)
+
+    def _repaired_by(self, backend: str) -> bool:
+        trial = self._trial(replace(self.experiments.how, backend=backend, record=False))
+        repaired = self._repaired(trial)
+        self._note(f"backend={backend}", trial, repaired)
+        return repaired
+
+    @property
+    def _own_backend(self) -> bool:
+        """Whether the case is compiled by something else than Inductor."""
+        return self.experiments.how.backend is None and self.experiments.case.settings.backend != "inductor"
 
     def _operator(self) -> str | None:
         """The operator that computes the diverging output, as the user's program calls it."""

@@ -31,7 +31,7 @@ def inputs_of(frame: Frame, record: GraphRecord, number: int = 0) -> Sequence[An
         captured = [[*frame.parameters, *call.inputs] for call in frame.dynamo_calls[this]]
         candidates = [*compiled, *captured]
     if not candidates:
-        return _filled(_placeholders(record.snapshots[0]), {}) if number == 0 else None
+        return _filled(placeholders_of(record.snapshots[0]), {}) if number == 0 else None
     return _fitting(record, candidates)
 
 
@@ -40,7 +40,7 @@ def _fitting(record: GraphRecord, candidates: Sequence[Sequence[Any]]) -> Sequen
 
     Freezing turns parameters into constants between the stages: the graph before it takes them as inputs.
     """
-    wanted = len(_placeholders(record.snapshots[0]))
+    wanted = len(placeholders_of(record.snapshots[0]))
     return next((inputs for inputs in candidates if len(inputs) == wanted), None)
 
 
@@ -55,14 +55,14 @@ def _joint_inputs(frame: Frame, record: GraphRecord, this: slice) -> Sequence[An
     }
     if this.start and not named:
         return None
-    return _filled(_placeholders(record.snapshots[0]), named)
+    return _filled(placeholders_of(record.snapshots[0]), named)
 
 
 def _named(frame: Frame, direction: str, calls: Sequence[Call]) -> dict[str, Any]:
     record = frame.record("post_grad", direction)
     if record is None or not record.snapshots or not calls:
         return {}
-    names = [str(node.target) for node in _placeholders(record.snapshots[0])]
+    names = [str(node.target) for node in placeholders_of(record.snapshots[0])]
     return dict(zip(names, calls[0].inputs, strict=False))
 
 
@@ -91,5 +91,6 @@ def _stand_in(node: fx.Node, generator: torch.Generator) -> Any:
     return made
 
 
-def _placeholders(snapshot: Snapshot) -> list[fx.Node]:
+def placeholders_of(snapshot: Snapshot) -> list[fx.Node]:
+    """The inputs of a snapshot's graph, in order."""
     return [node for node in snapshot.graph.nodes if node.op == "placeholder"]

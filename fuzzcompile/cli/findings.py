@@ -47,6 +47,7 @@ def minimize(
     from fuzzcompile.campaign.budget import Budget
     from fuzzcompile.campaign.minimising import keep, minimise, subject_of_file, subject_of_finding
     from fuzzcompile.campaign.pool import Limits
+    from fuzzcompile.loading import defines_make
 
     seconds = Budget.parse(budget).seconds
     if seconds is None:
@@ -64,6 +65,12 @@ def minimize(
             subject = subject_of_finding(_needed(store, target), target)
         if subject.recipe is None or subject.recipe.choices is None:
             click.echo("No recipe of this case is known: it is kept as it is.", err=True)
+        if not defines_make(subject.source):
+            click.echo(
+                f"{path} is a script and no case with make(): it is kept as it is. "
+                f"`fuzzcompile issue {path}` drafts a report with it."
+            )
+            return 0
         what = f"Minimising: {subject.report['verdict']}, {subject.report['signature']} ..."
         click.echo(what, err=True)
         with Console(stderr=True).status(what):

@@ -39,8 +39,44 @@ timeout: Callable[[Command], Command] = click.option(
     "--timeout", default=180.0, show_default=True, type=click.FloatRange(min=1), help="Seconds for one case."
 )
 memory: Callable[[Command], Command] = click.option(
-    "--memory", default=8.0, show_default=True, type=click.FloatRange(min=0.5), help="GiB for one worker."
+    "--max-memory",
+    "--memory",
+    "memory",
+    default=8.0,
+    show_default=True,
+    metavar="GiB",
+    type=click.FloatRange(min=0.5),
+    help="Host memory of one worker: Python, torch, the case and every copy of it that judging makes. A case that "
+    "needs more by the size of its tensors is refused, one that grows beyond is ended. Compilers that the worker "
+    "starts are not counted.",
+)
+against: Callable[[Command], Command] = click.option(
+    "--against",
+    default="eager",
+    show_default=True,
+    metavar="eager|float64|aot_eager|cpu|MODE",
+    help="What compiled is compared with: eager, its float64 run, another backend, the CPU, or another mode.",
+)
+call: Callable[[Command], Command] = click.option(
+    "--call",
+    default=None,
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="For a script: judge its N-th call of a compiled callable instead of the first.",
+)
+module: Callable[[Command], Command] = click.option(
+    "--module",
+    default=None,
+    metavar="PATH",
+    help="Judge this submodule alone (layers.0.attn), on the inputs that it really gets.",
 )
 json_output: Callable[[Command], Command] = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON on stdout and nothing else."
 )
+
+
+def judging(command: Command) -> Command:
+    """The options of every command that judges files: where, how, against what, which part, with what limits."""
+    for option in (memory, timeout, plant, veto, module, call, against, device):  # the last is shown first
+        command = option(command)
+    return command

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Sequence
+import signal
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,63 +16,77 @@ from fuzzcompile.cli import options
 
 @click.command()
 @click.argument("cases", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="CASE...")
-@options.device
-@options.veto
-@options.plant
-@options.timeout
-@options.memory
+@options.judging
 @click.option("--workers", default=1, show_default=True, type=click.IntRange(1, 256), help="Worker processes.")
+@click.option(
+    "--baseline",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Known bugs, by signature: earlier --json output, or one signature a line. They do not make the status 1.",
+)
+@click.option("--junit", type=click.Path(path_type=Path), metavar="FILE", help="Write JUnit XML for CI too.")
 @options.json_output
-def triage(cases: tuple[Path, ...], as_json: bool, **given: Any) -> int:
+def triage(cases: tuple[Path, ...], **given: Any) -> int:
     """Judge case files: a bug or rounding, and if a bug, whose.
 
-    CASE is a case file, a folder of them, or a glob. With several, --json prints one object a line.
+    CASE is a case file, a script that calls torch.compile, a folder of them, or a glob. With several, --json
+    prints one object a line, in the order given.
     """
-    return _triage(cases, as_json, proof=False, **given)
+    return _triage(cases, proof=False, **given)
 
 
 @click.command()
 @click.argument("case", type=click.Path(path_type=Path))
-@options.device
-@options.veto
-@options.plant
-@options.timeout
-@options.memory
+@options.judging
 @options.json_output
-def bisect(case: Path, as_json: bool, **given: Any) -> int:
+def bisect(case: Path, **given: Any) -> int:
     """Name the rewrite at fault in a case file, and show the ablations that prove it."""
-    return _triage((case,), as_json, proof=True, workers=1, **given)
+    return _triage((case,), proof=True, workers=1, baseline=None, junit=None, **given)
 
 
 def _triage(
     cases: Sequence[Path],
-    as_json: bool,
     *,
     proof: bool,
     device: str,
+    against: str,
+    call: int | None,
+    module: str | None,
     vetoes: tuple[str, ...],
     plants: tuple[Path, ...],
     timeout: float,
     memory: float,
     workers: int,
+    baseline: Path | None,
+    junit: Path | None,
+    as_json: bool,
 ) -> int:
     from rich.console import Console
 
     from fuzzcompile.campaign.pool import Limits
-    from fuzzcompile.campaign.triaging import Answer, case_files, overall_status, triage_files
+    from fuzzcompile.campaign.triaging import Answer, Question, case_files, overall_status, triage_files
+    from fuzzcompile.reporting.baseline import Baseline
+    from fuzzcompile.reporting.junit import check_writable, write_junit
     from fuzzcompile.reporting.verdict import print_report, report_console
 
     files = case_files(cases)
+    known = Baseline.read(baseline) if baseline is not None else None
+    if junit is not None:
+        check_writable(junit)
     out, answers = report_console(), list[Answer]()
     found = triage_files(
         files,
         device=device,
+        question=Question(against=against, call=call, module=module, thorough=True),
         vetoes=vetoes,
         plants=plants,
         limits=Limits(timeout, int(memory * 2**30)),
         workers=min(workers, len(files)),
+        baseline=known,
     )
-    with Console(stderr=True).status(f"Judging {files[0]} ...") as status:
+    waiting = Console(stderr=True).status(f"Judging {files[0]} ...")
+    # Closed at once on Ctrl-C, and its workers and files with it.
+    with _sigterm_interrupts(), contextlib.closing(found), waiting as status:
         for answer in found:
             answers.append(answer)
             status.update(f"Judged {len(answers)} of {len(files)} ...")
@@ -79,5 +95,17 @@ def _triage(
             if as_json:
                 click.echo(json.dumps(answer.to_json(), allow_nan=False))
             elif answer.report is not None:
-                print_report(out, answer.report, proof=proof, name=str(answer.path))
+                print_report(out, answer.report, proof=proof, name=str(answer.path), known=bool(answer.known))
+    if junit is not None:
+        write_junit(junit, [answer.to_junit() for answer in answers])
     return overall_status(answers)
+
+
+@contextlib.contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    """Within the block SIGTERM acts as Ctrl-C does: a job that is cancelled leaves nothing behind."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

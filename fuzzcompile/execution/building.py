@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +15,8 @@ from fuzzcompile.case import Case, State
 from fuzzcompile.errors import CaseError
 from fuzzcompile.execution.device import seed_everything
 from fuzzcompile.execution.exhaustion import first_line, is_exhausted_memory, memory_errors
-from fuzzcompile.execution.tensors import LOW_FLOATS, StorageCopier, double_module, map_tensors, tensor_leaves
+from fuzzcompile.execution.reachable import Reached
+from fuzzcompile.execution.tensors import LOW_FLOATS, StorageCopier, map_tensors, tensor_leaves
 
 RUN_SEED = 20240229
 
@@ -35,7 +37,7 @@ class Program:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Tensors that exist before the call and are no inputs, by the name under which a user knows them."""
-        return self.state.tensors() if self.state is not None else module_tensors(self.model)
+        return self.state.tensors() if self.state is not None else Reached({"": self.model}).tensors
 
 
 def build(case: Case, device: torch.device, *, double: bool = False) -> Program:
@@ -56,15 +58,15 @@ def build(case: Case, device: torch.device, *, double: bool = False) -> Program:
             own = named = case.state.tensors()
             originals: Sequence[torch.Tensor] = case.state.originals()
         else:
-            named = module_tensors(model)
+            named = Reached({"": model}).tensors
             originals = list(named.values())
         dtype = _widest_float([*originals, *tensor_leaves(calls)])
         names = {id(tensor): name for name, tensor in named.items()}
         if case.state is None:
             if isinstance(model, nn.Module):
                 model = _copied_module(model)
-                model = (double_module(model) if double else model).to(device)
-            own = module_tensors(model)
+                _move(model, StorageCopier(double=double, device=device))
+            own = Reached({"": model}).tensors
         copier = StorageCopier(double=double, device=device)
 
         def place(tensor: torch.Tensor) -> torch.Tensor:
@@ -101,12 +103,11 @@ def _copied_module(module: nn.Module) -> nn.Module:
         return module  # one that cannot be copied (non-leaf tensors as attributes, locks) is hardly shared
 
 
-def module_tensors(model: Any) -> dict[str, torch.Tensor]:
-    """Parameters and buffers, by the name under which a user knows them; none for a plain callable."""
-    if not isinstance(model, nn.Module):
-        return {}
-    named = {f"parameter {name}": value for name, value in model.named_parameters()}
-    return {**named, **{f"buffer {name}": value for name, value in model.named_buffers()}}
+def _move(module: nn.Module, copier: StorageCopier) -> None:
+    """Give every tensor that the module holds (no global or closure) the copier's device and dtype, in place."""
+    for tensor in Reached({"": module}, functions=False).tensors.values():
+        with contextlib.suppress(RuntimeError):  # inference tensors and subclasses keep what they have
+            tensor.data = copier(tensor).detach()
 
 
 def _widest_float(tensors: list[torch.Tensor]) -> torch.dtype:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -50,8 +51,20 @@ class Float64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.keep_casts = keep_casts
         self.saw_cast = False
         self._native = native
+        self._defaults = _NativeDefaults(native)
         # With the source of each twin: a freed storage's address could come back as another's.
         self._twins: dict[tuple[int, torch.dtype, torch.device], tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def __enter__(self) -> Float64Mode:
+        """Put the mode in force, and the defaults that depend on the native dtype."""
+        self._defaults.__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """Leave both."""
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._defaults.__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -132,6 +145,29 @@ class Float64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.saw_cast = True
             return target
         return None
+
+
+class _NativeDefaults(TorchFunctionMode):
+    """Defaults that torch derives from the dtype of an argument, as the native program has them.
+
+    ``rms_norm`` without ``eps`` takes that of float32 (also for shorter types); a graph of the compiler has it as
+    a constant. In float64 it would be another constant, and change the gradient by 1e-6 of its size.
+    """
+
+    def __init__(self, native: torch.dtype) -> None:
+        super().__init__()
+        self._native = native
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run ``func`` with such defaults filled in."""
+        kwargs = kwargs or {}
+        if func is torch.rms_norm and self._native is not torch.float64:
+            given = args[3] if len(args) > 3 else kwargs.get("eps")
+            args = args[:3]
+            kwargs = {**kwargs, "eps": torch.finfo(torch.float32).eps if given is None else given}
+        return func(*args, **kwargs)
 
 
 def _widen(value: Any) -> Any:

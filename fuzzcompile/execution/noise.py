@@ -8,20 +8,23 @@ inputs that eager and compiled share exactly.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# Operators that move values without computing any: their results carry no rounding of their own.
+# Operators that move values without computing any, or whose results IEEE arithmetic has exactly (fmod, floor): they
+# carry no rounding of their own.
 _MOVES = frozenset(
     """
-    abs alias amax amin bernoulli bernoulli_ cat ceil clone constant_pad_nd convert_element_type
-    copy copy_ detach embedding fill_ flip floor gather index index_put index_put_ index_select
-    lift_fresh_copy masked_fill masked_fill_ max min native_dropout neg neg_ relu relu_ repeat
-    roll round scatter select_scatter sign slice_scatter sort split_with_sizes_copy stack
-    _to_copy topk tril tril_ triu triu_ trunc unsafe_split where zero_
+    _to_copy abs alias amax amin bernoulli bernoulli_ cat ceil clone constant_pad_nd
+    convert_element_type copy copy_ detach embedding fill_ flip floor floor_ floor_divide
+    floor_divide_ fmod fmod_ frac gather index index_put index_put_ index_select lift_fresh_copy
+    masked_fill masked_fill_ max min native_dropout neg neg_ relu relu_ remainder remainder_ repeat
+    roll round round_ scatter select_scatter sign slice_scatter sort split_with_sizes_copy stack
+    topk tril tril_ triu triu_ trunc unsafe_split where zero_
     """.split()  # noqa: SIM905 - a list of names reads better in lines than in items
 )
 
@@ -53,26 +56,47 @@ class UlpNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         schema = func._schema
         name = schema.name.rsplit("::")[-1]
-        if name in _ACCUMULATES:
+        kwargs = kwargs or {}
+        exact = name in _MOVES or kwargs.get("rounding_mode") is not None
+        # Whole numbers computed from whole numbers are exact, and a program may well round or index by them.
+        whole = not exact and all(_is_whole(leaf) for leaf in pytree.tree_leaves((args, kwargs)))
+        if name in _ACCUMULATES and not whole:
             args = pytree.tree_map(self._moved_term, args)
-        result = func(*args, **(kwargs or {}))
-        if name in _MOVES or not _computes(schema, args):
+        result = func(*args, **kwargs)
+        if name == "_to_copy":
+            return self._undefined_made_plain(args[0], result)
+        if exact or not _computes(schema, args):
             return result
         if any(returned.alias_info is not None for returned in schema.returns):  # an in-place write
             for written in pytree.tree_leaves(result):
                 if isinstance(written, torch.Tensor):
-                    written.copy_(self._moved(written))
+                    written.copy_(self._moved(written, whole=whole))
             return result
-        return pytree.tree_map(self._moved, result)
+        return pytree.tree_map(functools.partial(self._moved, whole=whole), result)
+
+    def _undefined_made_plain(self, source: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+        """A cast of a number that the integer type does not have may give anything (C++), and gives several here."""
+        if not source.dtype.is_floating_point or result.dtype.is_floating_point or result.dtype.is_complex:
+            return result
+        if result.dtype is torch.bool or source.layout is not torch.strided:
+            return result
+        limits = torch.iinfo(result.dtype)
+        inside = (source > float(limits.min) - 1) & (source < float(limits.max) + 1)
+        if bool(inside.all()):
+            return result
+        anything = (0, limits.max, limits.min)[self._seed % 3]
+        return torch.where(inside.to(result.device), result, torch.full_like(result, anything))
 
     def _moved_term(self, value: Any) -> Any:
         wide = isinstance(value, torch.Tensor) and value.dtype in (torch.float32, torch.float64)
         return self._noisy(value) if wide else value
 
-    def _moved(self, value: Any) -> Any:
+    def _moved(self, value: Any, *, whole: bool) -> Any:
         if not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point or value.numel() == 0:
             return value
         moved = self._noisy(value)
+        if whole:
+            moved = torch.where(value == value.round(), value, moved)
         if moved.stride() == value.stride():
             return moved
         return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device).copy_(moved)
@@ -89,6 +113,13 @@ class UlpNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if device not in self._generators:
             self._generators[device] = torch.Generator(device).manual_seed(self._seed)
         return self._generators[device]
+
+
+def _is_whole(value: Any) -> bool:
+    """Whether an argument has no rounding in it: whole numbers, or no floating tensor at all."""
+    if not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point:
+        return True
+    return value.layout is torch.strided and bool((value == value.round()).all())
 
 
 def _computes(schema: Any, args: tuple[Any, ...]) -> bool:

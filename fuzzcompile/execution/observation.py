@@ -27,7 +27,11 @@ class Failure:
 
 @dataclass(frozen=True)
 class Value:
-    """One observable leaf: a tensor (detached copy) or a plain Python object, and what it aliased.
+    """One observable leaf: a tensor (detached copy) or a plain Python object.
+
+    ``aliases`` names the inputs, parameters, buffers and earlier outputs that share memory with it: a write into one
+    changes the other. (Whether an output *is* an input object says no more than that, and is not kept: what is left
+    of the difference are autograd's metadata, which gradients show.)
 
     ``form`` says what a tensor stands for if the program gave something else: a sparse layout, a NumPy array.
     ``precision`` is, for a Python ``float`` or ``complex``, the dtype of the tensors it was computed from.
@@ -66,12 +70,16 @@ class Value:
 
 @dataclass(frozen=True)
 class Observation:
-    """Everything observable of one run, or the exception that ended it."""
+    """Everything observable of one run, or the exception that ended it.
+
+    ``warnings`` are those that the run gave, the compiler's own left out.
+    """
 
     values: Sequence[Value] = ()
     failure: Failure | None = None
     structure: str = ""
     seconds: float = 0.0
+    warnings: tuple[str, ...] = ()
 
     def named(self) -> dict[str, Value]:
         """The values by name; names are unique within a run."""

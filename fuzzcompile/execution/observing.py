@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy
@@ -13,68 +13,67 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fuzzcompile.execution.building import Program
+from fuzzcompile.execution.memory import aliases
 from fuzzcompile.execution.observation import Value
-from fuzzcompile.execution.tensors import dense, overlapping, significant_strides, tensor_leaves
+from fuzzcompile.execution.tensors import dense, significant_strides
+from fuzzcompile.execution.trees import is_wrapped, named_leaves, unwrapped
 
 _COTANGENT_SEED = 7
 
 
-def structure(output: Any) -> str:
-    """How an output is nested, and of which classes its dataclasses are."""
-    leaves, structure = pytree.tree_flatten(output)
-    classes = [type(leaf).__qualname__ for leaf in leaves if _is_dataclass(leaf)]
-    return f"{structure} with {', '.join(classes)}" if classes else str(structure)
+@dataclass(frozen=True)
+class Before:
+    """The tensors that exist before a call: copies of them, and which of them share memory, by name."""
+
+    bits: Mapping[str, torch.Tensor]
+    aliases: Mapping[str, tuple[str, ...]]
 
 
-def _is_dataclass(value: Any) -> bool:
-    return dataclasses.is_dataclass(value) and not isinstance(value, type | torch.Tensor)
+def _existing(program: Program, arguments: Any) -> dict[str, torch.Tensor]:
+    """Tensors that exist before the call, by the name under which a user knows them.
 
-
-def _named_leaves(name: str, output: Any) -> Iterator[tuple[str, Any]]:
-    """The leaves of an output by name: ``out0``, and ``out0.logits`` for a field of a dataclass."""
-    for index, leaf in enumerate(pytree.tree_leaves(output)):
-        yield from _unwrapped(f"{name}{index}", leaf)
-
-
-def _unwrapped(name: str, leaf: Any) -> Iterator[tuple[str, Any]]:
-    if not _is_dataclass(leaf):
-        yield name, leaf
-        return
-    for entry in dataclasses.fields(leaf):
-        value = getattr(leaf, entry.name, None)
-        leaves = pytree.tree_leaves(value)
-        single = len(leaves) == 1 and leaves[0] is value
-        for index, inner in enumerate(leaves):
-            yield from _unwrapped(f"{name}.{entry.name}" + ("" if single else str(index)), inner)
-
-
-def _leaves(program: Program, arguments: Any) -> dict[str, torch.Tensor]:
-    """Tensors that exist before the call, by the name under which a user knows them."""
-    named = {f"input{i}": tensor for i, tensor in enumerate(tensor_leaves(arguments))}
+    Inputs are numbered as the tensors that pytree finds; those within a dataclass (or another container of its own)
+    are named after the position of that argument and the field.
+    """
+    named: dict[str, torch.Tensor] = {}
+    count = 0
+    for position, leaf in enumerate(pytree.tree_leaves(arguments)):
+        if isinstance(leaf, torch.Tensor):
+            named[f"input{count}"] = leaf
+            count += 1
+        elif is_wrapped(leaf):
+            inner = unwrapped(f"argument{position}", leaf)
+            named.update((name, value) for name, value in inner if isinstance(value, torch.Tensor))
     return {**named, **program.tensors()}
 
 
-def bits(program: Program, arguments: Any) -> dict[str, torch.Tensor]:
-    """Copies of every tensor that exists before a call, by name."""
-    return {name: _kept(tensor) for name, tensor in _leaves(program, arguments).items()}
+def bits(program: Program, arguments: Any) -> Before:
+    """What :func:`mutations` compares with after a call."""
+    existing = _existing(program, arguments)
+    return Before({name: _kept(tensor) for name, tensor in existing.items()}, aliases(existing))
 
 
-def outputs(prefix: str, output: Any, program: Program, arguments: Any) -> list[Value]:
-    """The leaves of what a call returned; ``prefix`` tells several calls apart."""
-    existing = _leaves(program, arguments)
-    values: list[Value] = []
-    seen: dict[str, torch.Tensor] = {}
-    leaves = list(_named_leaves(f"{prefix}out", output))
+def outputs(
+    prefix: str, output: Any, program: Program, arguments: Any, earlier: dict[str, Any] | None = None
+) -> list[Value]:
+    """The leaves of what a call returned; ``prefix`` tells several calls apart.
+
+    ``earlier`` holds the outputs of the calls before, and gets those of this one: a call may hand out the same
+    memory twice.
+    """
+    leaves = list(named_leaves(f"{prefix}out", output))
+    earlier = {} if earlier is None else earlier
+    shared = aliases({**_existing(program, arguments), **earlier, **dict(leaves)})
+    earlier.update((name, leaf) for name, leaf in leaves if isinstance(leaf, torch.Tensor | numpy.ndarray))
     precision = torch.float64 if program.double else program.dtype
-    for name, leaf in leaves:
-        if not isinstance(leaf, torch.Tensor):
-            values.append(_plain_value(name, leaf, precision))
-            continue
-        aliases = tuple(other for other, tensor in {**existing, **seen}.items() if overlapping(leaf, tensor))
-        form = "" if leaf.layout == torch.strided else str(leaf.layout)
-        values.append(Value(name, _kept(leaf), "output", significant_strides(leaf), aliases, form))
-        seen[name] = leaf
-    return values
+    return [_output(name, leaf, shared.get(name, ()), precision) for name, leaf in leaves]
+
+
+def _output(name: str, leaf: Any, aliases: tuple[str, ...], precision: torch.dtype) -> Value:
+    if not isinstance(leaf, torch.Tensor):
+        return replace(_plain_value(name, leaf, precision), aliases=aliases)
+    form = "" if leaf.layout == torch.strided else str(leaf.layout)
+    return Value(name, _kept(leaf), "output", significant_strides(leaf), aliases, form)
 
 
 def _plain_value(name: str, leaf: Any, precision: torch.dtype) -> Value:
@@ -86,14 +85,18 @@ def _plain_value(name: str, leaf: Any, precision: torch.dtype) -> Value:
     return Value(name, leaf, "output", precision=precision if isinstance(leaf, float | complex) else None)
 
 
-def mutations(prefix: str, before: Mapping[str, torch.Tensor], program: Program, arguments: Any) -> list[Value]:
-    """The tensors that were there before the call and hold other bits after it."""
+def mutations(prefix: str, before: Before, program: Program, arguments: Any) -> list[Value]:
+    """The tensors that were there before the call and after it hold other bits, or share memory that they did not."""
     changed = []
-    for name, tensor in _leaves(program, arguments).items():
-        old = before.get(name)
+    existing = _existing(program, arguments)
+    now_shared = aliases(existing)
+    for name, tensor in existing.items():
+        old = before.bits.get(name)
         now = _kept(tensor)
-        if old is None or old.shape != now.shape or not _same_bits(old, now):
-            changed.append(Value(f"{prefix}{name} after the call", now, "mutation"))
+        shared = now_shared.get(name, ())
+        same = old is not None and old.shape == now.shape and _same_bits(old, now)
+        if not same or shared != before.aliases.get(name, ()):
+            changed.append(Value(f"{prefix}{name} after the call", now, "mutation", aliases=shared))
     return changed
 
 
@@ -114,7 +117,7 @@ def backward(output: Any, *, required: bool = True) -> None:
     """
     generator = torch.Generator().manual_seed(_COTANGENT_SEED)
     losses = []
-    for _, leaf in _named_leaves("out", output):
+    for _, leaf in named_leaves("out", output):
         if not isinstance(leaf, torch.Tensor) or not (leaf.is_floating_point() or leaf.is_complex()):
             continue
         with _disable_current_modes():  # our own casts are none of the program
@@ -133,7 +136,7 @@ def backward(output: Any, *, required: bool = True) -> None:
 def gradients(prefix: str, program: Program, arguments: Any) -> list[Value]:
     """The gradients of parameters and of inputs that ask for one (a value of None: there is none)."""
     gradients = []
-    for name, tensor in _leaves(program, arguments).items():
+    for name, tensor in _existing(program, arguments).items():
         if tensor.requires_grad and tensor.is_leaf:
             value = None if tensor.grad is None else _kept(tensor.grad)
             gradients.append(Value(f"{prefix}gradient of {name}", value, "gradient"))

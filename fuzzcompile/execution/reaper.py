@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -23,14 +25,21 @@ from pathlib import Path
 MARK_VARIABLE = "FUZZCOMPILE_WORKER"
 
 
+def folder_of(mark: str) -> Path:
+    """The folder for temporary files of the worker with this mark, and of everything that it starts."""
+    return Path(tempfile.gettempdir(), f"fuzzcompile-worker-{mark}")
+
+
 def end_tree(pid: int, mark: str) -> None:
-    """Kill the process, its process group, and whatever carries its mark in another group.
+    """Kill the process, its process group, its descendants, and whatever carries its mark elsewhere.
 
     ``pid`` must be a process that has not been waited for yet: its number may be another's afterwards.
     """
+    below = descendants(pid)  # before it dies: its children are another's then
     for kill in (os.kill, os.killpg):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)
+    end_processes(below)
     for _ in range(20):  # a process may fork while we look; one stuck in the kernel can't be helped
         strays = marked(mark)
         for stray in strays:
@@ -50,6 +59,38 @@ def marked(mark: str) -> list[int]:
             if needle in (entry / "environ").read_bytes():
                 found.append(int(entry.name))
     return [pid for pid in found if pid != os.getpid()]
+
+
+def descendants(pid: int) -> dict[int, str]:
+    """The processes below ``pid``, each with the time at which it was started."""
+    parents: dict[int, int] = {}
+    started: dict[int, str] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            parent, start = _parent_and_start(int(entry.name))
+            parents[int(entry.name)], started[int(entry.name)] = parent, start
+    found: dict[int, str] = {}
+    pending = [pid]
+    while pending:
+        above = pending.pop()
+        below = [child for child, parent in parents.items() if parent == above and child not in found]
+        found.update({child: started[child] for child in below})
+        pending += below
+    return found
+
+
+def end_processes(found: dict[int, str]) -> None:
+    """Kill these processes, unless their numbers are others' by now."""
+    for pid, start in found.items():
+        with contextlib.suppress(OSError, IndexError):
+            if _parent_and_start(pid)[1] == start:
+                os.kill(pid, signal.SIGKILL)
+
+
+def _parent_and_start(pid: int) -> tuple[int, str]:
+    # The second field is the program's name in brackets, and may hold anything.
+    fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    return int(fields[1]), fields[19]
 
 
 class Reaper:
@@ -117,6 +158,7 @@ def main() -> None:
             watched.pop(int(pid), None)
     for left, its_mark in watched.items():
         end_tree(left, its_mark)
+        shutil.rmtree(folder_of(its_mark), ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,13 +18,18 @@ from fuzzcompile.execution.exhaustion import first_line, is_exhausted_memory, me
 from fuzzcompile.execution.float64 import Float64Mode
 from fuzzcompile.execution.noise import UlpNoise
 from fuzzcompile.execution.observation import Failure, Observation, Value
-from fuzzcompile.execution.observing import backward, bits, gradients, mutations, outputs, structure
+from fuzzcompile.execution.observing import backward, bits, gradients, mutations, outputs
+from fuzzcompile.execution.trees import structure
+from fuzzcompile.execution.warned import recorded, texts
 
 
-def run_eager(case: Case, device: torch.device, *, noise_seed: int | None = None) -> Observation:
-    """Run the case in eager mode; with ``noise_seed``, every operator's result is moved by up to one ulp."""
+def run_eager(case: Case, device: torch.device, *, noise_seed: int | None = None, double: bool = False) -> Observation:
+    """Run the case in eager mode; with ``noise_seed``, every operator's result is moved by up to one ulp.
+
+    With ``double`` the program's tensors are converted to float64, while its own casts stay as they are.
+    """
     mode = UlpNoise(noise_seed) if noise_seed is not None else contextlib.nullcontext()
-    program = build(case, device)
+    program = build(case, device, double=double)
     return observe(case, program, program.model, around=mode)
 
 
@@ -41,33 +47,41 @@ def observe(
     *,
     around: contextlib.AbstractContextManager[Any] | None = None,
     describe_failure: Callable[[BaseException], Failure] | None = None,
+    seed: int | None = None,
 ) -> Observation:
     """Drive ``target`` (the program's model, or its compiled form) through the case's calls.
 
-    Random state is reseeded first. Exceptions of the program, forward and backward, become the observation's
-    ``failure``; interrupts and exhausted memory (always as MemoryError) travel on.
+    Random state is reseeded first, with ``seed`` if one is given. Exceptions of the program, forward and backward,
+    become the observation's ``failure``; interrupts and exhausted memory (always as MemoryError) travel on.
     """
     start = time.perf_counter()
-    with memory_errors():
+    with memory_errors(), recorded() as caught:
         try:
             with grad_mode(case.grad), case.ambient(), around or contextlib.nullcontext():
-                return _observed(case, program, target, start)
+                seen = _observed(case, program, target, start, seed)
         except _ProgramError as wrapped:
             describe = describe_failure or plain_failure
-            return Observation(failure=describe(wrapped.error), seconds=time.perf_counter() - start)
+            seen = Observation(failure=describe(wrapped.error), seconds=time.perf_counter() - start)
+    return replace(seen, warnings=texts(caught))
 
 
-def _observed(case: Case, program: Program, target: Callable[..., Any], start: float) -> Observation:
-    (case.reseed or _reseed)()
+def _observed(
+    case: Case, program: Program, target: Callable[..., Any], start: float, seed: int | None = None
+) -> Observation:
+    if seed is not None:
+        seed_everything(seed)
+    else:
+        reseed(case)
     values: list[Value] = []
     structures: list[str] = []
+    earlier: dict[str, Any] = {}
     for number, arguments in enumerate(program.calls):
         prefix = f"call{number}." if len(program.calls) > 1 else ""
         before = bits(program, arguments)
         with _program_code():
             output = _drive(case, target, arguments)
         structures.append(structure(output))
-        values += outputs(prefix, output, program, arguments)
+        values += outputs(prefix, output, program, arguments, earlier)
         if case.backward:
             with _program_code():
                 backward(output, required=case.state is None)
@@ -78,8 +92,12 @@ def _observed(case: Case, program: Program, target: Callable[..., Any], start: f
     return Observation(tuple(values), None, "; ".join(structures), time.perf_counter() - start)
 
 
-def _reseed() -> None:
-    seed_everything(RUN_SEED)
+def reseed(case: Case) -> None:
+    """Set the random state that every run of the case begins with."""
+    if case.reseed is not None:
+        case.reseed()
+    else:
+        seed_everything(RUN_SEED)
 
 
 class _ProgramError(Exception):

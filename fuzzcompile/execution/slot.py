@@ -22,7 +22,7 @@ from fuzzcompile.execution.failures import (
 )
 from fuzzcompile.execution.reaper import Reaper
 from fuzzcompile.execution.tasks import Task, TaskQueue
-from fuzzcompile.execution.worker import Call, Reply, Setup
+from fuzzcompile.execution.worker import LINE_LOST, Call, Reply, Setup
 from fuzzcompile.execution.worker_process import WorkerEnded, WorkerProcess
 
 _START_ATTEMPTS = 3
@@ -224,10 +224,13 @@ class Slot:
 
     def _settle_lost(self, worker: WorkerProcess, task: Task, begun: bool) -> None:
         """Fail the task of a lost worker, or have it begin elsewhere if the worker was dead already."""
+        deaf = self._lost is None and worker.lives_without_line()
         self._retire_worker(WorkerProcess.bury)
         with self._lock:
             self._task = None
-            failure = self._lost or WorkerCrashed(worker.bury())
+            exit_code = worker.bury()
+            deaf = deaf or exit_code == LINE_LOST
+            failure = self._lost or WorkerCrashed(None if deaf else exit_code)
         failure.output = worker.output()
         to_blame = begun or isinstance(failure, WorkerTimeout | WorkerStopped)
         if to_blame or task.deliveries >= _MAX_DELIVERIES:

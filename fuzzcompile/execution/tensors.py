@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
+
+from fuzzcompile.execution.trees import named_leaves, tree_map
 
 LOW_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _LOW_COMPLEX = {torch.complex32: torch.complex128, torch.complex64: torch.complex128}
@@ -60,27 +61,16 @@ def doubled(dtype: torch.dtype) -> torch.dtype:
 
 
 def copy_tree(tree: Any, *, double: bool = False, device: torch.device | None = None) -> Any:
-    """Copy every tensor of a pytree through one :class:`StorageCopier`; other leaves stay as they are."""
+    """Copy every tensor of a tree through one :class:`StorageCopier`; other leaves stay as they are."""
     return map_tensors(StorageCopier(double=double, device=device), tree)
 
 
 def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
-    """Apply ``function`` to each tensor leaf of a pytree."""
-    return pytree.tree_map(lambda leaf: function(leaf) if isinstance(leaf, torch.Tensor) else leaf, tree)
+    """Apply ``function`` to each tensor of a tree, those in dataclasses and subclasses of dict included.
 
-
-def double_module(module: torch.nn.Module) -> torch.nn.Module:
-    """Convert the module's floating parameters and buffers to float64 in place (tied ones stay tied)."""
-    module._apply(lambda tensor: tensor.to(doubled(tensor.dtype)))  # type: ignore[no-untyped-call]
-    return module
-
-
-def overlapping(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether two strided tensors live in the same storage."""
-    if first.layout != torch.strided or second.layout != torch.strided:
-        return False
-    one, other = first.untyped_storage(), second.untyped_storage()
-    return one.data_ptr() == other.data_ptr() and one.nbytes() > 0
+    A tensor that is there twice is mapped once: whether two inputs are one is something that a compiler sees.
+    """
+    return tree_map(function, tree)
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:
@@ -101,5 +91,5 @@ def significant_strides(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def tensor_leaves(tree: Any) -> Sequence[torch.Tensor]:
-    """The tensors of a pytree, in order."""
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    """The tensors of a tree, in order, those in dataclasses and subclasses of dict included."""
+    return [leaf for _, leaf in named_leaves("", tree) if isinstance(leaf, torch.Tensor)]

@@ -9,25 +9,32 @@ from __future__ import annotations
 import contextlib
 import enum
 import faulthandler
+import fcntl
 import multiprocessing.spawn
 import os
 import pickle
 import resource
 import signal
+import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from fuzzcompile.execution.failures import RemoteError
 
 #: The signal on which a worker writes all its stacks to its log, whatever holds the GIL.
 DUMP_STACKS = signal.SIGUSR1
 
+#: The exit status of a worker that can no longer reach its pool.
+LINE_LOST = 113
+
 _device = "cpu"
 _importing_main = False
+_HIGH = 200  # number of the first descriptor that the streams are kept under
+_pid = os.getpid()
 
 
 def current_device() -> str:
@@ -73,12 +80,49 @@ class Call:
 def main(descriptor: int) -> None:
     """Serve the pool at the other end of ``descriptor`` until it closes or sends an empty message."""
     os.set_inheritable(descriptor, False)  # a compiler that outlives us must not hold the line open
+    _keep_streams()
     _protect_process()
     connection = Connection(descriptor)
-    with contextlib.suppress(EOFError, OSError):  # the pool is gone: end quietly
+    try:
         if _set_up(connection):
             while message := connection.recv_bytes():
                 _serve(connection, pickle.loads(message))
+    except (EOFError, OSError):  # the pool is gone, or a task has closed the line: end quietly
+        sys.exit(LINE_LOST)
+
+
+def restore_streams() -> None:
+    """Set the standard streams back to what they were when this worker started: a task may close or replace them.
+
+    Without effect outside of a worker.
+    """
+    for number, (kept, stream) in _streams.items():
+        with contextlib.suppress(OSError):
+            if not _same_file(kept, number):
+                os.dup2(kept, number)
+        if stream.closed:
+            stream = os.fdopen(number, "r" if number == 0 else "w", buffering=1, closefd=False)
+            _streams[number] = kept, stream
+        name = ("stdin", "stdout", "stderr")[number]
+        if getattr(sys, name, None) is not stream:
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)
+
+
+_streams: dict[int, tuple[int, IO[str]]] = {}
+
+
+def _keep_streams() -> None:
+    for number, stream in enumerate((sys.stdin, sys.stdout, sys.stderr)):
+        # High up, where code that closes what it thinks is its own does not look.
+        _streams[number] = fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, _HIGH), stream
+
+
+def _same_file(one: int, other: int) -> bool:
+    try:
+        return os.path.sameopenfile(one, other)
+    except OSError:  # the task has closed it
+        return False
 
 
 def _protect_process() -> None:
@@ -107,6 +151,7 @@ def _set_up(connection: Connection) -> bool:
 
 
 def _serve(connection: Connection, call: Call) -> None:
+    restore_streams()
     _reply(connection, Reply.STARTED, None)
     try:
         if call.main is not None:
@@ -151,4 +196,6 @@ def _text(error: BaseException) -> str:
 
 
 def _reply(connection: Connection, kind: Reply, payload: object) -> None:
+    if os.getpid() != _pid:  # a task has forked and come back twice: the pool wants one answer
+        os._exit(0)
     connection.send_bytes(pickle.dumps((kind, payload), pickle.HIGHEST_PROTOCOL))

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import getpass
 import json
 import multiprocessing
 import os
 import pickle
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,7 +26,7 @@ from typing import IO, Any
 
 import psutil
 
-from fuzzcompile.execution.reaper import MARK_VARIABLE, Reaper, end_tree
+from fuzzcompile.execution.reaper import MARK_VARIABLE, Reaper, descendants, end_processes, end_tree, folder_of
 from fuzzcompile.execution.worker import DUMP_STACKS, Reply
 
 _BOOT = (
@@ -34,6 +37,7 @@ _OUTPUT_LINES = 200  # two threads with torch.compile on their stacks; the frame
 _OUTPUT_WIDTH = 300
 _LOG_LIMIT = 16 * 2**20
 _KILL_PATIENCE = 10.0  # seconds until a killed process that is stuck in the kernel is given up
+_END_PATIENCE = 1.0  # seconds between the end of a process's files and its own
 _STOP_PATIENCE = 3.0  # seconds that a worker has to run its exit handlers
 
 
@@ -47,14 +51,20 @@ class WorkerProcess:
     def __init__(self, reaper: Reaper) -> None:
         self._reaper = reaper
         self._mark = uuid.uuid4().hex
+        self._folder = folder_of(self._mark)
         self._log = _append_only_file()
         self._last_output = ""
         self._lock = threading.Lock()
         self._reaped = False
         self._killed_at: float | None = None
         self._connection, far_end = multiprocessing.Pipe()
+        self._folder.mkdir(mode=0o700)
         with far_end:  # with our copy closed, the worker's death is the end of file
-            self._process = self._start(far_end.fileno())
+            try:
+                self._process = self._start(far_end.fileno())
+            except OSError:
+                self._folder.rmdir()
+                raise
         self.pid = self._process.pid
         self._memory = psutil.Process(self.pid)
         reaper.watch(self.pid, self._mark)
@@ -70,6 +80,11 @@ class WorkerProcess:
             env=os.environ
             | {
                 MARK_VARIABLE: f"{os.environ.get(MARK_VARIABLE, '')}:{self._mark}",
+                # Large tensors go back to the system when they are freed, so that what is resident is what is used.
+                "MALLOC_MMAP_THRESHOLD_": str(4 * 2**20),
+                # What a killed worker or compiler leaves goes with this folder; kernels stay where others find them.
+                "TMPDIR": str(self._folder),
+                "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR") or _kernel_cache(),
                 "PYTHONFAULTHANDLER": "1",
                 "PYTHONUNBUFFERED": "1",  # the last lines before a crash are the ones that matter
             },
@@ -131,12 +146,23 @@ class WorkerProcess:
 
     def stop(self) -> None:
         """Ask it to leave, running its exit handlers; what is left after some seconds is killed."""
+        below = descendants(self.pid) if self.alive() else {}
         with contextlib.suppress(WorkerEnded):
             self._send_bytes(b"")
         deadline = time.monotonic() + _STOP_PATIENCE
         while self.alive() and self._killed_at is None and time.monotonic() < deadline:
             time.sleep(0.01)
         self.bury()
+        end_processes(below)  # children of a worker that is gone by itself, and that have thrown its mark away
+
+    def lives_without_line(self) -> bool:
+        """Whether it has closed the line to this process and runs on; what is about to end may have a second for it."""
+        deadline = time.monotonic() + _END_PATIENCE
+        while self.alive():
+            if time.monotonic() > deadline:
+                return True
+            time.sleep(0.01)
+        return False
 
     def bury(self) -> int | None:
         """Kill what is left, release everything, and return the exit code if it is known.
@@ -151,6 +177,7 @@ class WorkerProcess:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_KILL_PATIENCE)
         self._reaper.forget(self.pid)
+        shutil.rmtree(self._folder, ignore_errors=True)
         self._connection.close()
         with self._lock:
             self._last_output = self._read_log()
@@ -178,6 +205,15 @@ class WorkerProcess:
         start = max(0, os.fstat(descriptor).st_size - _OUTPUT_LINES * _OUTPUT_WIDTH)
         text = os.pread(descriptor, _OUTPUT_LINES * _OUTPUT_WIDTH, start).decode(errors="replace")
         return "\n".join(line[:_OUTPUT_WIDTH] for line in text.splitlines()[-_OUTPUT_LINES:])
+
+
+def _kernel_cache() -> str:
+    """Inductor's cache where it would be without a TMPDIR of the worker's own."""
+    try:
+        user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
+    except (KeyError, OSError):  # a container's user without a name
+        user = str(os.getuid())
+    return str(Path(tempfile.gettempdir(), f"torchinductor_{user}"))
 
 
 def _append_only_file() -> IO[bytes]:

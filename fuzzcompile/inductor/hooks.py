@@ -221,13 +221,58 @@ def _wrap_observed_pass(recorder: Recorder, original: Callable[..., Any]) -> Cal
     def apply(observer: Any, function: Callable[..., Any]) -> Any:
         if not recorder.owns(observer.gm):
             return original(observer, function)
-        label = labels.pass_label(function, recorder.stage_name, observer.passname)
-        if recorder.refuses_pass(label, container=_is_pattern_table(function)):
+        container = _is_pattern_table(function)
+        if container:  # a user's config may hold the method as it was before the hooks were there
+            function = _method_now(function)
+        if not container and _is_custom(function, observer.passname):
+            label = labels.callable_label(function, recorder.stage_name, observer.passname)
+        else:
+            label = labels.pass_label(function, recorder.stage_name, observer.passname)
+        if recorder.refuses_pass(label, container=container):
             return None
         with recorder.whole_pass(label):
             return original(observer, function)
 
     return apply
+
+
+def _is_custom(function: Any, setting: str) -> bool:
+    """Whether ``function`` is what the user gave as the config entry ``setting``.
+
+    Inductor runs a pass of its own under the name of one of these entries as well.
+    """
+    given = getattr(_inductor_config(), setting, None)
+    plain = function.func if isinstance(function, functools.partial) else function
+    listed = given if isinstance(given, (list, tuple)) else (given,)
+    return any(one is not None and (one is function or one is plain) for one in listed)
+
+
+def _inductor_config() -> Any:
+    return importlib.import_module("torch._inductor.config")
+
+
+def _wrap_scheduler(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
+    """The user's passes over the scheduler's nodes, which are no graph: seen and refused, not replayed."""
+
+    def initialise(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        config = _inductor_config()
+        given = {name: getattr(config, name, None) for name in _FUSION_PASSES}
+        watched = {name: _watched_fusion(recorder, name, one) for name, one in given.items() if callable(one)}
+        with config.patch(watched) if watched else contextlib.nullcontext():
+            return original(scheduler, *args, **kwargs)
+
+    return initialise
+
+
+def _watched_fusion(recorder: Recorder, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    label = labels.callable_label(function, "scheduler", name)
+
+    def fusion(nodes: Any) -> Any:
+        if recorder.refuses(label):
+            return nodes
+        return recorder.apply_unreplayed(label, lambda: function(nodes))
+
+    return fusion
 
 
 def _wrap_pattern_pass(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -242,6 +287,11 @@ def _wrap_pattern_pass(recorder: Recorder, original: Callable[..., Any]) -> Call
 
 def _is_pattern_table(function: Any) -> bool:
     return hasattr(getattr(function, "__self__", None), "patterns")
+
+
+def _method_now(method: Any) -> Callable[..., Any]:
+    now: Callable[..., Any] = getattr(method.__self__, method.__name__)
+    return now
 
 
 @contextlib.contextmanager
@@ -293,6 +343,7 @@ def _watch(recorder: Recorder, entry: Any, pass_name: str | None) -> None:
 
 
 _COMPILE_FX = "torch._inductor.compile_fx"
+_FUSION_PASSES = ("_pre_fusion_custom_pass", "_post_fusion_custom_pass")
 _OBSERVER = "torch.fx.passes.graph_transform_observer"
 HOOKS = (
     Hook("backend entry", _COMPILE_FX, "compile_fx", _wrap_compile_fx),
@@ -302,4 +353,5 @@ HOOKS = (
     Hook("graph pass", _OBSERVER, "GraphTransformObserver.apply_graph_pass", _wrap_observed_pass),
     Hook("module pass", _OBSERVER, "GraphTransformObserver.apply_gm_pass", _wrap_observed_pass),
     Hook("pattern pass", "torch._inductor.pattern_matcher", "PatternMatcherPass.apply", _wrap_pattern_pass),
+    Hook("fusion passes", "torch._inductor.scheduler", "Scheduler.__init__", _wrap_scheduler),
 )

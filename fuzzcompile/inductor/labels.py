@@ -38,6 +38,26 @@ def pass_label(function: Callable[..., Any] | None, stage: str, pass_name: str) 
     return Label(stage, pass_name, pass_name, source, line)
 
 
+def callable_label(function: Any, stage: str, pass_name: str | None) -> Label:
+    """Label of a user's own pass: a function, or an object that is called, which goes by its class."""
+    plain = _unwrapped(function)
+    if hasattr(plain, "__code__"):
+        source, line = source_of(plain)
+        return Label(stage, pass_name, _function_name(plain) or "unnamed", source, line)
+    source, line = source_of(type(plain).__call__)
+    return Label(stage, pass_name, type(plain).__name__, source, line)
+
+
+def backend_label(backend: str | Callable[..., Any]) -> Label:
+    """Label of a backend, by its registered name or as the callable that it is."""
+    if not isinstance(backend, str):
+        return callable_label(backend, "lowering", None)
+    from torch._dynamo.backends.registry import lookup_backend
+
+    source, line = source_of(lookup_backend(backend))
+    return Label("lowering", None, backend, source, line)
+
+
 def source_of(function: Any) -> tuple[str | None, int | None]:
     """File (relative to site-packages, ``torch/_inductor/…``) and first line of a function."""
     function = _unwrapped(function)

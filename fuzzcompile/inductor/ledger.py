@@ -116,10 +116,19 @@ Outcome = Literal["fired", "refused", "vetoed"]
 
 @dataclass
 class Ledger:
-    """What one compile did. ``coverage`` counts rules by what became of their matches."""
+    """What one compile did. ``coverage`` counts rules by what became of their matches.
+
+    ``inside`` tells in which pass of the user's own a pattern was applied. ``unreplayed`` are rules that worked on
+    something else than a graph, so that no replay can judge them. ``graphs`` counts what dynamo captured, for
+    whatever backend, and ``graph_breaks`` says why it stopped.
+    """
 
     frames: list[Frame] = field(default_factory=list)
     coverage: Counter[tuple[Label, Outcome]] = field(default_factory=Counter)
+    inside: dict[Label, Label] = field(default_factory=dict)
+    unreplayed: list[Label] = field(default_factory=list)
+    graphs: int = 0
+    graph_breaks: tuple[str, ...] = ()
     failed_in: Label | None = None
     trouble: list[str] = field(default_factory=list)
 

@@ -76,6 +76,7 @@ class Recorder:
     only: Sequence[str] | None = None
     snapshots: bool = True
     screen: bool = False
+    capturing: bool = True
     ledger: Ledger = field(default_factory=Ledger)
     frame: Frame | None = None
     direction: Direction = "inference"
@@ -146,8 +147,8 @@ class Recorder:
 
     @property
     def pass_name(self) -> str | None:
-        """Name of the innermost pass under way."""
-        return self._passes[-1].rewrite if self._passes else None
+        """Name of the innermost pass under way: of a user's own, the setting that it was given as."""
+        return (self._passes[-1].pass_name or self._passes[-1].rewrite) if self._passes else None
 
     def refuses(self, label: Label) -> bool:
         """Whether this rewrite is vetoed, by name or because only others are wanted; counted if so."""
@@ -170,6 +171,8 @@ class Recorder:
     def apply_pattern(self, label: Label, match: Any, node: fx.Node, apply: Callable[[], None]) -> None:
         """Apply a pattern's rewrite and record what it did to the graph."""
         self._changed(None, (), None)
+        if self._passes and self._passes[-1].rewrite != self._passes[-1].pass_name:
+            self.ledger.inside[label] = self._passes[-1]
         nodes = [n for n in match.nodes if isinstance(n, fx.Node)]
         names, site = tuple(n.name for n in nodes), self._site(label, nodes)
         known = set(node.graph.nodes)
@@ -183,9 +186,17 @@ class Recorder:
         self.count(label, "fired")
         self._changed(label, names, site)
 
+    def apply_unreplayed(self, label: Label, apply: Callable[[], Any]) -> Any:
+        """Run a rule that works on something else than a graph: it can be refused, and not replayed."""
+        with self.blame(label):
+            result = apply()
+        self.ledger.unreplayed.append(label)
+        self.count(label, "fired")
+        return result
+
     def capture(self, calls: list[Call], inputs: Sequence[Any]) -> None:
         """Keep copies of the inputs of the first calls of a compiled graph."""
-        if len(calls) < CAPTURED_CALLS:
+        if self.capturing and len(calls) < CAPTURED_CALLS:
             with self._guarded():
                 calls.append(Call(copy_tree(list(inputs))))
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,12 +12,23 @@ from torch.utils import _pytree as pytree
 
 from fuzzcompile.execution.device import seed_everything
 from fuzzcompile.execution.float64 import Float64Mode
+from fuzzcompile.execution.noise import UlpNoise
 from fuzzcompile.execution.tensors import copy_tree
 from fuzzcompile.inductor.ledger import Opaque, Snapshot, is_handler
 
 _REPLAY_SEED = 11
 # Random operators of a graph: two graphs that draw differently cannot be compared value by value.
-_RANDOM = ("rand", "bernoulli", "dropout", "multinomial", "normal_", "philox", "uniform", "exponential")
+_RANDOM = (
+    "rand",
+    "bernoulli",
+    "dropout",
+    "multinomial",
+    "normal_",
+    "philox",
+    "uniform",
+    "exponential",
+    "inductor_seed",
+)
 
 
 class NotReplayable(Exception):
@@ -36,25 +48,22 @@ class Replayed:
         self.error = error
 
 
-def replay(snapshot: Snapshot, inputs: Sequence[Any], *, double: bool) -> Replayed:
+def replay(snapshot: Snapshot, inputs: Sequence[Any], *, double: bool, noise_seed: int | None = None) -> Replayed:
     """Run ``snapshot`` on copies of ``inputs``, natively or (``double``) in float64.
 
     Args:
         snapshot: a graph at ATen level or at torch level.
         inputs: values of its placeholders, in order; copied storage by storage before the run.
         double: cast inputs, constants and every named low-precision dtype to float64.
+        noise_seed: move every operator's result by up to one ulp.
     """
     arguments = copy_tree(list(inputs), double=double)
     versions = [_version(argument) for argument in arguments]
     seed_everything(_REPLAY_SEED)
     interpreter = _Replayer(snapshot)
     try:
-        with torch.no_grad():
-            if double:
-                with Float64Mode(keep_casts=False):
-                    result = interpreter.run(*arguments)
-            else:
-                result = interpreter.run(*arguments)
+        with torch.no_grad(), _modes(double, noise_seed):
+            result = interpreter.run(*arguments)
     except (KeyboardInterrupt, MemoryError):
         raise
     except Exception as error:
@@ -64,6 +73,60 @@ def replay(snapshot: Snapshot, inputs: Sequence[Any], *, double: bool) -> Replay
         for copied, given, version in zip(arguments, inputs, versions, strict=True)
     ]
     return Replayed(pytree.tree_leaves(result), after)
+
+
+Values = dict[str, Any]
+
+
+def values_of(snapshot: Snapshot, inputs: Sequence[Any]) -> Values:
+    """The value of every node in float64, by node name, as far as the graph runs."""
+    seed_everything(_REPLAY_SEED)
+    interpreter = _Replayer(snapshot, keep=True)
+    with torch.no_grad(), _modes(True, None), contextlib.suppress(Exception):
+        interpreter.run(*copy_tree(list(inputs), double=True))
+    return interpreter.values
+
+
+def differentiate(
+    snapshot: Snapshot, inputs: Sequence[Any], tangents: Sequence[Any], *, noise_seed: int | None = None
+) -> list[Any] | None:
+    """Gradients of a torch-level graph in float64, by autograd, one per input (None for those without).
+
+    Args:
+        snapshot: a graph at torch level.
+        inputs: values of its placeholders; those that require gradients are differentiated.
+        tangents: gradients of the outputs that require one, in order.
+        noise_seed: move every operator's result by up to one ulp.
+
+    Returns:
+        The gradients, or None if the graph cannot be differentiated so.
+    """
+    arguments = copy_tree(list(inputs), double=True)
+    seed_everything(_REPLAY_SEED)
+    try:
+        with torch.enable_grad(), _modes(True, noise_seed):
+            results = pytree.tree_leaves(_Replayer(snapshot).run(*arguments))
+            outputs = [out for out in results if isinstance(out, torch.Tensor) and out.requires_grad]
+            if len(outputs) != len(tangents):
+                return None
+            torch.autograd.backward(
+                outputs, [tangent.to(out.dtype) for out, tangent in zip(outputs, tangents, strict=True)]
+            )
+    except (KeyboardInterrupt, MemoryError):
+        raise
+    except Exception:
+        return None
+    return [argument.grad if isinstance(argument, torch.Tensor) else None for argument in arguments]
+
+
+@contextlib.contextmanager
+def _modes(double: bool, noise_seed: int | None) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        if double:
+            stack.enter_context(Float64Mode(keep_casts=False))
+        if noise_seed is not None:
+            stack.enter_context(UlpNoise(noise_seed))
+        yield
 
 
 def interpret(snapshot: Snapshot, inputs: Sequence[Any]) -> Any:
@@ -85,12 +148,22 @@ def _version(value: Any) -> int:
 class _Replayer(fx.Interpreter):
     """Interprets a snapshot; a lowering pattern's opaque node runs what the pattern replaced."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, snapshot: Snapshot, *, keep: bool = False) -> None:
         root = nn.Module()
         for path, value in snapshot.attributes.items():
             _place(root, path, value)
         super().__init__(root, graph=snapshot.graph)
         self._opaque = snapshot.opaque
+        self._keep = keep
+        self.values: Values = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Run one node; its value is kept where that was asked for."""
+        value = super().run_node(n)
+        if self._keep:
+            # A later in-place write must not reach it.
+            self.values[n.name] = value.detach().clone() if isinstance(value, torch.Tensor) else value
+        return value
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         opaque = self._opaque.get(id(target))

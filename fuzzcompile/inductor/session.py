@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,9 +14,12 @@ import torch
 from fuzzcompile.case import CompileSettings
 from fuzzcompile.errors import CaseError
 from fuzzcompile.execution.observation import Failure
-from fuzzcompile.inductor import hooks
+from fuzzcompile.inductor import breaks, hooks
 from fuzzcompile.inductor.ledger import Ledger
 from fuzzcompile.inductor.recorder import Recorder
+
+# On the stack only while something is compiled.
+_CONVERTS = "torch/_dynamo/convert_frame.py"
 
 
 @dataclass(frozen=True)
@@ -25,10 +29,12 @@ class Compilation:
     ``backend`` replaces the case's own (None leaves it), ``vetoes`` name rewrites to refuse (see
     :func:`fuzzcompile.inductor.labels.vetoes`), ``only`` names those that alone may apply beside the mandatory
     ones, ``record`` asks for a ledger with snapshots, ``screen`` interprets the graphs instead of generating code,
-    ``config`` patches ``torch._inductor.config`` beyond the case's own options.
+    ``config`` patches ``torch._inductor.config`` beyond the case's own options, ``mode`` takes the place of the
+    case's own (its options stay). Without ``fallback_random`` the compiler draws from a stream of its own.
     """
 
     backend: str | None = None
+    mode: str | None = None
     vetoes: tuple[str, ...] = ()
     only: tuple[str, ...] | None = None
     record: bool = True
@@ -51,7 +57,12 @@ def compiling(settings: CompileSettings, how: Compilation) -> Iterator[Session]:
     recorder = Recorder(vetoed=how.vetoes, only=how.only, snapshots=how.record, screen=how.screen)
     patches = {**settings.inductor, "fallback_random": how.fallback_random, **(how.config or {})}
     with _configured(settings, patches), hooks.installed(recorder):
-        yield Session(settings, how, recorder)
+        before = breaks.Counted.now()
+        try:
+            yield Session(settings, how, recorder)
+        finally:
+            recorder.ledger.graphs = breaks.graphs_since(before)
+            recorder.ledger.graph_breaks = breaks.breaks_since(before)
 
 
 @contextlib.contextmanager
@@ -91,25 +102,34 @@ class Session:
         """``torch.compile`` of ``target`` with the case's settings."""
         arguments: dict[str, Any] = {"fullgraph": self.settings.fullgraph, "dynamic": self.settings.dynamic}
         backend = self.how.backend or self.settings.backend
-        if self.how.backend is None or self.how.backend == self.settings.backend:
-            if self.settings.options:
-                arguments["options"] = dict(self.settings.options)
-            if self.settings.mode:
-                arguments["mode"] = self.settings.mode
+        own = self.how.backend is None or self.how.backend == self.settings.backend
+        options, mode = (dict(self.settings.options), self.settings.mode) if own else ({}, None)
+        mode = self.how.mode or mode
+        if mode and options:  # torch.compile takes one of the two: a mode is nothing but options
+            options, mode = {**torch._inductor.list_mode_options(mode), **options}, None
+        if options:
+            arguments["options"] = options
+        if mode and mode != "default":
+            arguments["mode"] = mode
         return torch.compile(target, backend=backend, **arguments)
+
+    def stop_capturing(self) -> None:
+        """Keep no inputs of further calls: they are not those of the run that is judged."""
+        self.recorder.capturing = False
 
     def describe_failure(self, error: BaseException) -> Failure:
         """Tell an error of the compiler from one of the compiled program."""
         compiler = _compiler_error(error)
         cause = _root_cause(error)
         message = str(cause).strip().splitlines()[0][:300] if str(cause).strip() else type(cause).__name__
+        uncaptured = breaks.why_uncaptured(error)
         stage = self.ledger.failed_in.stage if self.ledger.failed_in is not None else None
         return Failure(
             type(cause).__name__,
-            message,
+            uncaptured or message,
             "compile" if compiler or self.ledger.failed_in is not None else "run",
             stage if stage is not None else ("dynamo" if compiler else None),
-            unsupported=_unsupported(error),
+            unsupported=uncaptured is not None,
         )
 
 
@@ -127,11 +147,15 @@ def check_settings(settings: CompileSettings) -> None:
         unknown = [key for key in changes if not _has(configs[name], key)]
         if unknown:
             raise CaseError(f"This torch's {name} config has no {', '.join(sorted(unknown))}; mend OPTIONS or CONFIG.")
-    modes = torch._inductor.list_mode_options()
-    if settings.mode is not None and settings.mode not in (*modes, "default"):
-        raise CaseError(f"torch.compile knows no mode {settings.mode!r}; use one of {', '.join(modes)}.")
+    if settings.mode is not None and settings.mode not in modes():
+        raise CaseError(f"torch.compile knows no mode {settings.mode!r}; use one of {', '.join(modes())}.")
     if settings.mode is not None and settings.options:
         raise CaseError("torch.compile takes MODE or OPTIONS, not both; keep one of them.")
+
+
+def modes() -> tuple[str, ...]:
+    """The modes that ``torch.compile`` takes."""
+    return tuple(dict.fromkeys(("default", *torch._inductor.list_mode_options())))
 
 
 def _configs() -> dict[str, Any]:
@@ -154,13 +178,11 @@ def _has(config: Any, key: str) -> bool:
 
 
 def _compiler_error(error: BaseException) -> bool:
-    return type(error).__module__.startswith(("torch._dynamo", "torch._inductor", "torch._functorch"))
-
-
-def _unsupported(error: BaseException) -> bool:
-    from torch._dynamo import exc
-
-    return isinstance(error, exc.Unsupported)
+    """Whether the compiler raised: an exception of its own, or any that left dynamo's conversion of a frame."""
+    if type(error).__module__.startswith(("torch._dynamo", "torch._inductor", "torch._functorch")):
+        return True
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_code.co_filename.endswith(_CONVERTS) for frame, _ in frames)
 
 
 def _root_cause(error: BaseException) -> BaseException:

@@ -3,54 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
-
-import torch
+from dataclasses import replace
+from typing import Any
 
 from fuzzcompile.execution.observation import Value
 from fuzzcompile.oracle import metrics
+from fuzzcompile.oracle.aliasing import alias_difference
+from fuzzcompile.oracle.evidence import Comparison, Finding
+from fuzzcompile.oracle.floats import compare_floats
+from fuzzcompile.oracle.integers import compare_integers
 
-# What is the matter with one output. "far" means farther from the reference than rounding explains.
-Finding = Literal["same", "close", "wild", "far", "nonfinite", "integer", "dtype", "shape", "stride", "missing"]
-# Eager and compiled apart by this share of the output's size, both within what rounding allows: no correct
-# digits are left in eager itself.
-_NO_DIGITS = 0.25
+__all__ = ["Comparison", "compare"]
+
 _NUMBERS = (int, float, complex)
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Evidence for one output, mutated input or gradient."""
-
-    name: str
-    kind: str
-    finding: Finding
-    max_error_eager: float = 0.0
-    max_error_compiled: float = 0.0
-    rms_error_eager: float = 0.0
-    rms_error_compiled: float = 0.0
-    max_ulps_eager: float = 0.0
-    max_ulps_compiled: float = 0.0
-    noise_floor: float = 0.0
-    scale: float = 0.0
-    within_default_tolerance: bool = True
-    within_scaled_tolerance: bool = True
-    cosine: float | None = None
-    torch_same: bool | None = None
-    where: tuple[int, ...] | None = None
-    at: dict[str, float | int | None] = field(default_factory=dict)
-    detail: str = ""
-
-    @property
-    def error_ratio(self) -> float | None:
-        """Compiled error over eager error; None where eager is exact."""
-        return self.max_error_compiled / self.max_error_eager if self.max_error_eager > 0 else None
-
-    @property
-    def relative_error(self) -> float:
-        """Compiled error in units of the output's own size."""
-        return self.max_error_compiled / self.scale if self.scale > 0 else self.max_error_compiled
 
 
 def compare(
@@ -77,19 +42,32 @@ def compare(
         eager, compiled = eager.as_tensor(), compiled.as_tensor()
         reference, noisy = reference and reference.as_tensor(), [sample.as_tensor() for sample in noisy]
     if not eager.is_tensor or not compiled.is_tensor:
-        return _compare_objects(eager, compiled)
+        return _with_aliases(_compare_objects(eager, compiled), eager, compiled)
     one, other = eager.value, compiled.value
     if one.shape != other.shape:
         return _metadata(eager, "shape", f"eager {tuple(one.shape)}, compiled {tuple(other.shape)}")
     comparison = _compare_tensors(eager, compiled, reference, noisy, smallest_scale)
-    if comparison.finding in ("same", "close", "wild"):
+    if _values_agree(comparison):
         if one.dtype != other.dtype:
             return _metadata(eager, "dtype", f"eager {one.dtype}, compiled {other.dtype}")
         if eager.form != compiled.form:
             return _metadata(eager, "dtype", f"eager {eager.form or 'Tensor'}, compiled {compiled.form or 'Tensor'}")
-        if eager.kind == "output" and eager.stride != compiled.stride:
+        comparison = _with_aliases(comparison, eager, compiled)
+        if comparison.finding != "alias" and eager.kind == "output" and eager.stride != compiled.stride:
             return _metadata(eager, "stride", f"eager {eager.stride}, compiled {compiled.stride}")
     return comparison
+
+
+def _values_agree(comparison: Comparison) -> bool:
+    """Whether nothing is wrong with the values for certain: a mere suspicion hides no difference of metadata."""
+    suspicion = comparison.finding == "far" and comparison.within_scaled_tolerance
+    return suspicion or comparison.finding in ("same", "close", "wild")
+
+
+def _with_aliases(comparison: Comparison, eager: Value, compiled: Value) -> Comparison:
+    """The comparison, or a finding of "alias" where the values agree and what they share memory with does not."""
+    difference = alias_difference(eager, compiled) if _values_agree(comparison) else None
+    return comparison if difference is None else replace(comparison, finding="alias", detail=difference)
 
 
 def _metadata(value: Value, finding: Finding, detail: str) -> Comparison:
@@ -127,126 +105,12 @@ def _compare_tensors(
     eager: Value, compiled: Value, reference: Value | None, noisy: Sequence[Value], smallest_scale: float
 ) -> Comparison:
     one, other = eager.value, compiled.value
-    if one.dtype == other.dtype and bool((_distance(one, other) == 0).all()):
+    if one.dtype == other.dtype and bool((metrics.exact_distance(one, other) == 0).all()):
         return Comparison(eager.name, eager.kind, "same", scale=metrics.rms(metrics.widened(one)))
     samples = [v.value for v in noisy if v.is_tensor and v.value.shape == one.shape]
     exact = reference.value if reference is not None and reference.is_tensor else None
     if exact is None or exact.shape != one.shape:
         exact = one
     if not (one.is_floating_point() or one.is_complex()):
-        return _compare_integers(eager, one, other, exact, samples)
-    return _compare_floats(eager, one, other, exact, samples, smallest_scale)
-
-
-def _compare_integers(
-    eager: Value, one: torch.Tensor, other: torch.Tensor, exact: torch.Tensor, samples: list[torch.Tensor]
-) -> Comparison:
-    apart = _distance(one, other)
-    # An index or a comparison that rounding alone can flip says nothing about the compiler. The samples are few:
-    # where they flip some elements, as many others again, by as much, may flip in another run.
-    sampled = [_distance(one, other_run) for other_run in (exact, *samples)]
-    flips = torch.stack(sampled).amax(0)
-    unexplained = (apart > 0) & (flips == 0)
-    usual = metrics.ROUNDING_FACTOR * max(int((sample > 0).sum()) for sample in sampled)
-    if int(unexplained.sum()) <= usual:
-        unexplained &= apart > metrics.ROUNDING_FACTOR * metrics.largest(flips)
-    finding: Finding = "integer" if bool(unexplained.any()) else "wild" if bool((apart > 0).any()) else "same"
-    error = torch.where(unexplained, apart, torch.zeros_like(apart)) if finding == "integer" else apart
-    where, at = _place(error, eager=one, compiled=other, float64=exact)
-    return Comparison(
-        eager.name,
-        eager.kind,
-        finding,
-        max_error_eager=metrics.largest(_distance(one, exact)),
-        max_error_compiled=metrics.largest(_distance(other, exact)),
-        scale=metrics.rms(metrics.widened(exact)),
-        within_default_tolerance=not bool((apart > 0).any()),
-        within_scaled_tolerance=not bool((apart > 0).any()),
-        where=where,
-        at=at,
-    )
-
-
-def _distance(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Distance in float64, but never 0 between integers that differ: beyond 2**53 float64 has not all of them."""
-    apart = metrics.distance(one, other)
-    if one.dtype != other.dtype or one.is_floating_point() or one.is_complex():
-        return apart
-    differ = (one != other).to(apart.device)
-    return torch.where(differ, apart.clamp(min=1.0), apart)
-
-
-def _compare_floats(
-    eager: Value,
-    one: torch.Tensor,
-    other: torch.Tensor,
-    exact: torch.Tensor,
-    samples: list[torch.Tensor],
-    smallest_scale: float,
-) -> Comparison:
-    error_eager, error_compiled = metrics.distance(one, exact), metrics.distance(other, exact)
-    allowed = metrics.allowance(exact, one, samples, one.dtype)
-    scale = max(metrics.rms(metrics.widened(exact)), smallest_scale)
-    broken = _unexplained_nonfinite(one, other, exact, samples)
-    finite = torch.isfinite(error_compiled)
-    excess = torch.where(finite, error_compiled - allowed.bound, torch.zeros_like(error_compiled))
-    apart = metrics.distance(one, other)
-    finding: Finding = "close"
-    if bool(broken.any()):
-        finding, excess = "nonfinite", broken.to(excess.dtype)
-    elif bool((excess > 0).any()):
-        finding = "far"
-    elif metrics.largest(torch.where(torch.isfinite(apart), apart, torch.zeros_like(apart))) > (
-        _NO_DIGITS * max(scale, torch.finfo(one.dtype).tiny)
-    ) or bool(torch.isinf(apart).any()):
-        finding = "wild"
-    where, at = _place(excess if finding in ("far", "nonfinite") else apart, eager=one, compiled=other, float64=exact)
-    return Comparison(
-        eager.name,
-        eager.kind,
-        finding,
-        max_error_eager=metrics.largest(error_eager),
-        max_error_compiled=metrics.largest(error_compiled),
-        rms_error_eager=metrics.rms(error_eager),
-        rms_error_compiled=metrics.rms(error_compiled),
-        noise_floor=allowed.noise_floor,
-        scale=scale,
-        within_default_tolerance=metrics.within_default_tolerance(other, one),
-        within_scaled_tolerance=metrics.within_scaled_tolerance(other, one, smallest_scale),
-        cosine=metrics.cosine(other, exact),
-        where=where,
-        at=at,
-    )
-
-
-def _unexplained_nonfinite(
-    one: torch.Tensor, other: torch.Tensor, exact: torch.Tensor, samples: list[torch.Tensor]
-) -> torch.Tensor:
-    """Where compiled is NaN or infinite in a way that neither eager, a perturbed run nor the reference is."""
-    kinds = _kind(other)
-    explained = (kinds == _kind(one)) | (kinds == _kind(exact))
-    for sample in samples:
-        explained |= kinds == _kind(sample)
-    return ~explained
-
-
-def _kind(tensor: torch.Tensor) -> torch.Tensor:
-    """0 finite, 1 NaN, 2 +∞, 3 −∞."""
-    wide = metrics.widened(tensor)
-    if wide.is_complex():
-        return torch.isnan(wide).long() + 2 * torch.isinf(wide).long()
-    return torch.isnan(wide).long() + 2 * torch.isposinf(wide).long() + 3 * torch.isneginf(wide).long()
-
-
-def _place(error: torch.Tensor, **runs: torch.Tensor) -> tuple[tuple[int, ...] | None, dict[str, float | int | None]]:
-    """Index of the largest error and the values there, by run."""
-    if error.numel() == 0:
-        return None, {}
-    flat = int(error.flatten().argmax())
-    where = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), error.shape))
-    return where, {name: _scalar(tensor.flatten()[flat]) for name, tensor in runs.items()}
-
-
-def _scalar(value: torch.Tensor) -> float | int | None:
-    item = value.item()
-    return abs(item) if isinstance(item, complex) else item
+        return compare_integers(eager, one, other, exact, samples)
+    return compare_floats(eager, one, other, exact, samples, smallest_scale)

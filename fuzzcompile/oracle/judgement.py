@@ -56,15 +56,15 @@ class Judgement:
 
 
 _SEVERITY = {
-    "same": 0, "close": 1, "wild": 2, "stride": 3, "dtype": 4, "shape": 5, "far": 6, "missing": 7,
-    "integer": 8, "nonfinite": 9,
+    "same": 0, "close": 1, "wild": 2, "stride": 3, "dtype": 4, "alias": 5, "shape": 6, "far": 7, "missing": 8,
+    "integer": 9, "nonfinite": 10,
 }  # fmt: skip
 
 
 def judge(runs: Observations) -> Judgement:
     """First verdict on a case.
 
-    Errors come first, then values (NaN and infinities, integers, floats), then metadata.
+    Errors come first, then values (NaN and infinities, integers, floats), then aliases, then metadata.
     """
     if runs.eager.failure or runs.compiled.failure:
         return _judge_failures(runs.eager, runs.compiled)
@@ -102,7 +102,9 @@ def error_of(judgement: Judgement) -> float | None:
 
 def _judge_failures(eager: Observation, compiled: Observation) -> Judgement:
     if eager.failure and compiled.failure:
-        return Judgement(Verdict.INVALID, detail=f"eager raises {eager.failure}")
+        alike = eager.failure.type_name == compiled.failure.type_name
+        told = f"eager raises {eager.failure}; compiled {'too' if alike else f'raises {compiled.failure}'}"
+        return Judgement(Verdict.INVALID, detail=told)
     if eager.failure:
         return Judgement(Verdict.ACCEPTS_INVALID, detail=f"eager raises {eager.failure}; compiled runs")
     failure = compiled.failure
@@ -158,7 +160,7 @@ def _verdict(comparisons: Sequence[Comparison], runs: Observations) -> Verdict:
         return Verdict.MISCOMPILE
     if wrong:
         return Verdict.WRONG_GRADIENT
-    if ("missing", "mutation") in found:
+    if "alias" in findings or ("missing", "mutation") in found:
         return Verdict.ALIASING
     if "missing" in findings or findings & {"dtype", "shape", "stride"}:
         return Verdict.METADATA

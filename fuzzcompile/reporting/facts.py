@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,11 @@ class IssueFacts:
     hits: int = 0
     confirmed: bool = False
     output: str | None = None
+
+    @property
+    def is_script(self) -> bool:
+        """Whether the reproducer is a user's script, which has neither our check nor our exit status."""
+        return self.reproducer is not None and not re.search(r"^def make\(", self.reproducer, re.MULTILINE)
 
     @property
     def verdict(self) -> str:
@@ -117,6 +123,6 @@ def _is_gradient(entry: Mapping[str, Any]) -> bool:
 
 
 def _is_measured(entry: Mapping[str, Any]) -> bool:
-    return entry.get("finding") not in ("dtype", "shape", "stride", "missing", "integer") and (
+    return entry.get("finding") not in ("dtype", "shape", "stride", "alias", "missing", "integer") and (
         entry.get("max_abs_error_compiled") is not None or bool(entry.get("non_finite"))
     )

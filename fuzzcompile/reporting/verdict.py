@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -27,49 +27,83 @@ _MEANING = {
     "timeout": "compiling or the compiled program did not end in time",
     "nondeterministic": "compiled gives different results for the same program",
 }
+_SETTING = "torch._inductor.config.emulate_precision_casts = True"
 _ADVICE = {
-    "precision_casts": "set torch._inductor.config.emulate_precision_casts = True if the casts matter",
-    "invalid": "mend the program: it raises in eager mode",
-    "unstable": "nothing: compare a better conditioned program",
+    "equal": "nothing: the bits are the same",
+    "precision_casts": f"nothing, or set {_SETTING} if the casts matter: the results agree then",
+    "invalid": "mend the program: it raises in eager mode too",
+    "unstable": "nothing to report: these inputs amplify rounding; test a better conditioned program, or in float64",
 }
+# Bugs that another run may not show.
+_RUN_AGAIN = {
+    "crash": "run it again: if it crashes again, ",
+    "timeout": "run it again with a larger --timeout: if it hangs, ",
+    "nondeterministic": "run it again: if it differs again, ",
+}
+_WIDTH = 120  # where standard output is no terminal
+_ROWS = 12  # outputs shown
+_PLACES = 3  # outputs of which the values are shown
+_NAMES = 6  # rewrites, warnings and notes shown
+# Of these the table has no numbers: other things than values differ.
+_NO_VALUES = ("dtype", "shape", "stride", "missing")
 
 
 def report_console() -> Console:
-    """Standard output; where it is no terminal, wide enough for the table."""
+    """Standard output; where it is no terminal, of a fixed width and plain."""
     console = Console()
-    return console if console.is_terminal else Console(width=160)
+    return console if console.is_terminal else Console(width=_WIDTH)
 
 
-def print_report(console: Console, report: Mapping[str, Any], *, proof: bool = False, name: str = "CASE") -> None:
-    """Print a report (contract form); with ``proof``, the ablation table too. ``name`` is what to type for it."""
+def print_report(
+    console: Console, report: Mapping[str, Any], *, proof: bool = False, name: str = "CASE", known: bool = False
+) -> None:
+    """Print a report (contract form).
+
+    With ``proof`` the ablation table is printed too. ``name`` is what to type for the case, ``known`` says that the
+    baseline has this bug.
+    """
 
     def say(line: str) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    kind = "BUG" if report["is_bug"] else "no bug"
+    kind = ("BUG, known" if known else "BUG") if report["is_bug"] else "no bug"
     say(f"{report['case']}: {report['verdict']} ({kind}, confidence {report['confidence']}): "
-        f"{_MEANING.get(report['verdict'], '')} [torch {report['torch']}, {report['device']}]")  # fmt: skip
+        f"{meaning(report)} [torch {report['torch']}, {report['device']}]")  # fmt: skip
     if report.get("detail"):
         say(f"  {report['detail']}")
-    outputs = [o for o in report["evidence"]["outputs"] if o.get("finding") != "same"]
-    if outputs:
-        console.print(_table(outputs))
-    culprit = report.get("culprit")
-    if culprit:
-        say(f"  culprit: {describe_culprit(culprit)}")
-        for other in report["contributors"]:
-            say(f"  also needed: {describe_culprit(other)}")
-    elif report["is_bug"]:
-        say("  culprit: not attributed")
-    elif report["changed_bits"]:
-        names = sorted({other["rewrite"] for other in report["changed_bits"]})
-        say(f"  rewrites that changed any bit: {', '.join(names)}")
-    if proof:
-        for ablation in report["ablations"]:
-            effect = "repairs it" if ablation["repairs"] else "no repair"
-            error = "" if ablation["error"] is None else f", error {ablation['error']:.1e}"
-            say(f"    {ablation['toggle']}: {effect}{error}")
-    say(f"  what to do: {_advice(report, name)}")
+    outputs = report["evidence"]["outputs"]
+    differing = [output for output in outputs if output.get("finding") != "same"]
+    if differing:
+        console.print(_table(differing))
+        if len(differing) > _ROWS:
+            say(f"  and {len(differing) - _ROWS} more outputs that differ (--json has all)")
+        if len(differing) < len(outputs):
+            say(f"  the same bits: {len(outputs) - len(differing)} of {len(outputs)} outputs")
+    for line in (*_places(differing), *_circumstances(report["evidence"]), *_attribution(report, proof=proof)):
+        say(f"  {line}")
+    say(f"  what to do: {'nothing new: the baseline has it' if known else advice(report, name)}")
+
+
+def meaning(report: Mapping[str, Any]) -> str:
+    """What the report's verdict says, in a few words."""
+    said = _MEANING.get(report["verdict"], "")
+    against = (report.get("evidence") or {}).get("against") or "eager"
+    return said if against == "eager" else f"{said} (compared with {against})"
+
+
+def advice(report: Mapping[str, Any], name: str) -> str:
+    """What to do about the report; ``name`` is what to type for the case."""
+    verdict = report["verdict"]
+    if not report["is_bug"]:
+        return _about_rounding(report) if verdict == "rounding" else _ADVICE.get(verdict, "nothing")
+    workaround = _as_settings(report.get("workaround"))
+    first = f"until it is mended, set {workaround}; " if workaround else ""
+    again = _RUN_AGAIN.get(verdict, "")
+    doubt = "look at it first, confidence is low; " if report.get("confidence") == "low" and not again else ""
+    return (
+        f"{first}{doubt}{again}report it: `fuzzcompile minimize {name}` makes the reproducer, "
+        f"`fuzzcompile issue {name}` the draft"
+    )
 
 
 def name_of(culprit: Mapping[str, Any]) -> str:
@@ -99,39 +133,150 @@ def describe_culprit(culprit: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _advice(report: Mapping[str, Any], name: str) -> str:
-    if report["is_bug"]:
-        return f"report it: `fuzzcompile minimize {name}` makes the reproducer, `fuzzcompile issue {name}` the draft"
-    return _ADVICE.get(report["verdict"], "nothing")
+# -- what to do -----------------------------------------------------------------------------------
 
 
-def _table(outputs: list[Mapping[str, Any]]) -> Table:
-    table = Table("output", "eager error", "compiled error", "noise floor", "assert_close", "same", "what", box=None)
-    for output in outputs[:12]:
-        table.add_row(
-            output["name"],
-            _number(output["max_abs_error_eager"]),
-            _number(output["max_abs_error_compiled"]),
-            _number(output["noise_floor"]),
-            "pass" if output["within_default_tolerance"] else "fail",
-            {True: "pass", False: "fail", None: "-"}[output["torch_same"]],
-            _what(output),
+def _about_rounding(report: Mapping[str, Any]) -> str:
+    outputs = report["evidence"]["outputs"]
+    ratios = [output["error_ratio"] for output in outputs if output.get("error_ratio") is not None]
+    said = "nothing: rounding"
+    if ratios and max(ratios) <= 1:
+        said += f"; compiled is no farther from float64 than eager (ratio {max(ratios):.2g})"
+    elif ratios:
+        said += f"; compiled is {max(ratios):.2g} times as far from float64 as eager, as rounding may make it"
+    failing = [output for output in outputs if not output.get("within_default_tolerance", True)]
+    if failing:
+        apart = max(_number_of(o, "max_abs_error_eager") + _number_of(o, "max_abs_error_compiled") for o in failing)
+        said += (
+            "; assert_close fails at its defaults, so compare each with a float64 run, "
+            f"or give it atol={_rounded_up(apart)}"
         )
+    return said
+
+
+def _number_of(output: Mapping[str, Any], key: str) -> float:
+    return float(output.get(key) or 0.0)
+
+
+def _rounded_up(value: float) -> str:
+    """The next number of one digit: what somebody would write into a test."""
+    digit, _, exponent = f"{value:.0e}".partition("e")
+    if float(f"{digit}e{exponent}") < value:
+        digit = str(int(digit) + 1)
+    return f"{float(f'{digit}e{exponent}'):.0e}"
+
+
+def _as_settings(workaround: Mapping[str, Any] | None) -> str:
+    """A workaround as it is typed: settings by name, whatever else it says left out."""
+    if not workaround:
+        return ""
+    settings = workaround.get("config", workaround)
+    if not isinstance(settings, Mapping):
+        return str(settings)
+    return ", ".join(f"{key} = {value!r}" for key, value in settings.items())
+
+
+# -- what differs ---------------------------------------------------------------------------------
+
+
+def _table(outputs: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("  output", overflow="fold")
+    for heading in ("eager\nmax", "\nRMS", "\nulps", "compiled\nmax", "\nRMS", "\nulps"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for heading in ("\nratio", "noise\nfloor", "assert_\nclose", "\nsame", "\ncosine"):
+        table.add_column(heading, no_wrap=True)
+    for output in outputs[:_ROWS]:
+        table.add_row(f"  {output['name']}", *_cells(output))
     return table
 
 
-def _number(value: float | None) -> str:
-    return "inf" if value is None else f"{value:.1e}"
+def _cells(output: Mapping[str, Any]) -> list[str]:
+    if output["finding"] in _NO_VALUES:
+        return ["-"] * 11
+    numbers = [output.get(f"{key}_{run}") for run in ("eager", "compiled") for key in _FIGURES]
+    ratio, cosine = output.get("error_ratio"), output.get("cosine")
+    return [
+        *(_figure(number, output) for number in numbers),
+        "-" if ratio is None else f"{ratio:.2g}",
+        _figure(output.get("noise_floor"), output),
+        "pass" if output["within_default_tolerance"] else "fail",
+        {True: "pass", False: "fail", None: "-"}[output["torch_same"]],
+        "-" if cosine is None else f"{cosine:.6f}",
+    ]
 
 
-def _what(output: Mapping[str, Any]) -> str:
-    if output["detail"]:
-        return str(output["detail"])
-    if output["where"] is None:
-        return str(output["finding"])
-    values = ", ".join(f"{run} {_value(value)}" for run, value in output["at"].items() if run != "non_finite")
-    return f"at {tuple(output['where'])}: {values}"
+_FIGURES = ("max_abs_error", "rms_error", "max_ulps")
 
 
-def _value(value: float | int | None) -> str:
-    return "non-finite" if value is None else f"{value:.6g}"
+def _figure(value: float | None, output: Mapping[str, Any]) -> str:
+    """A number in at most seven characters; what JSON cannot hold stands beside it by name."""
+    if value is None:
+        return str(output.get("non_finite") or "-")
+    return f"{value:.3g}" if value == 0 or 0.01 <= value < 1000 else f"{value:.1e}"
+
+
+def _places(outputs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Where outputs differ, and the values of the runs there."""
+    for output in outputs[:_PLACES]:
+        if output.get("detail"):
+            yield f"{output['name']}: {output['detail']}"
+        elif output.get("where") is not None:
+            index = ", ".join(str(i) for i in output["where"])
+            values = ", ".join(f"{run} {_value(value, output)}" for run, value in _values(output))
+            yield f"{output['name']}[{index}]: {values}" if index else f"{output['name']}: {values}"
+
+
+def _values(output: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    yield from ((run, value) for run, value in output["at"].items() if run != "non_finite")
+
+
+def _value(value: float | int | None, output: Mapping[str, Any]) -> str:
+    if value is None:
+        return str(output["at"].get("non_finite") or "non-finite")
+    return f"{value:.9g}" if isinstance(value, float) else str(value)
+
+
+def _circumstances(evidence: Mapping[str, Any]) -> Iterator[str]:
+    """What else bears on the verdict, where there is something to say."""
+    graphs, breaks = evidence.get("graphs") or 0, evidence.get("graph_breaks") or ()
+    if graphs > 1 or breaks:
+        yield f"graphs: {graphs}" + (f"; broken by {_several(breaks, '; ')}" if breaks else "")
+    if not evidence.get("eager_deterministic", True):
+        yield "eager is not deterministic: it differs from run to run"
+    if evidence.get("randomness"):
+        yield f"random numbers: {evidence['randomness']}"
+    survives = evidence.get("survives_float64")
+    if survives is not None:
+        yield "compiled in float64 the difference is " + ("still there: no matter of precision" if survives else "gone")
+    if evidence.get("warnings"):
+        yield f"warnings of one run alone: {_several(evidence['warnings'], '; ')}"
+    for note in (evidence.get("notes") or ())[:_NAMES]:
+        yield f"note: {note}"
+
+
+def _attribution(report: Mapping[str, Any], *, proof: bool) -> Iterator[str]:
+    """Whose fault it is; for rounding, what changed the bits."""
+    culprit = report.get("culprit")
+    if culprit:
+        yield f"culprit: {describe_culprit(culprit)}"
+        yield from (f"also needed: {describe_culprit(other)}" for other in report["contributors"])
+    elif report["is_bug"]:
+        yield "culprit: not attributed"
+    elif report["changed_bits"]:
+        names = list(dict.fromkeys(f"{other['rewrite']} ({other['stage']})" for other in report["changed_bits"]))
+        yield f"rewrites that changed any bit: {_several(names, ', ')}"
+    elif report["verdict"] == "rounding":
+        yield "no rewrite of a graph changed a bit: generated code rounds differently from eager kernels"
+    if proof:
+        for ablation in report["ablations"]:
+            effect = "repairs it" if ablation["repairs"] else "no repair"
+            error = "" if ablation["error"] is None else f", error {ablation['error']:.1e}"
+            yield f"  {ablation['toggle']}: {effect}{error}"
+
+
+def _several(texts: Sequence[str], separator: str) -> str:
+    """The first of them on one line, and how many there are besides."""
+    shown = [" ".join(str(text).split()) for text in texts[:_NAMES]]
+    more = f" and {len(texts) - _NAMES} more" if len(texts) > _NAMES else ""
+    return separator.join(shown) + more

@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from fuzzcompile.cli import main
@@ -128,6 +132,11 @@ def test_a_file_that_is_no_case_is_wrong_usage(write_case, capsys):
         (["triage", "no_such_file.py"], "names no case"),
         (["triage", str(KNOWN / "issue_195320.py"), "--device", "tpu"], "tpu"),
         (["triage", str(KNOWN / "issue_195320.py"), "--plant", "no_such_plant.py"], "plant"),
+        (["triage", str(KNOWN / "issue_195320.py"), "--baseline", "no_such_baseline"], "Cannot read the baseline"),
+        (["triage", str(KNOWN / "issue_195320.py"), "--junit", "no_such_folder/out.xml"], "Cannot write"),
+        (["triage", str(KNOWN / "issue_195320.py"), "--call", "0"], "--call"),
+        (["bisect", str(KNOWN / "issue_195320.py"), "--max-memory", "0.1"], "memory"),
+        (["triage", str(KNOWN / "issue_195320.py"), "--against", "nothing"], "nothing"),
         (["run", "--budget", "soon"], "no budget"),
         (["run", "--budget", "0s"], "no budget"),
         (["run", "--seed", "-1"], "--seed"),
@@ -259,3 +268,77 @@ def test_minimize_makes_a_reproducer_of_any_case(tmp_path, monkeypatch, capsys):
 def test_minimize_of_a_clean_case_says_so(write_case, capsys):
     assert call("minimize", write_case(CLEAN)) == 0
     assert "no bug" in capsys.readouterr().out
+
+
+def test_bugs_of_the_baseline_are_known_and_do_not_count(write_case, tmp_path, capsys):
+    bug, junit = KNOWN / "issue_195320.py", tmp_path / "out.xml"
+    baseline = write_case("joint_graph:torch/_inductor/fx_passes/fuse_attention.py:sfdp\n", "known.txt")
+    clean = write_case(CLEAN)
+    assert call("triage", bug, clean, "--baseline", baseline, "--junit", junit, "--json", "--workers", "2") == 0
+    known, fine = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert known["known"] is True and known["is_bug"] and "known" not in fine
+    assert 'skipped="1"' in junit.read_text() and sorted(p.name for p in tmp_path.glob("*.xml*")) == ["out.xml"]
+
+
+def test_a_bug_that_is_not_in_the_baseline_counts(write_case, tmp_path, capsys):
+    plant, case = write_case(PLANT, "plant.py"), write_case(SUBTRACTS)
+    earlier = write_case("lowering:-:miscompile\n", "known.txt")
+    assert call("triage", case, "--plant", plant, "--baseline", earlier, "--json") == 1
+    first = json.loads(capsys.readouterr().out)
+    assert first["known"] is False and first["culprit"]["rewrite"] == "planted_sub"
+    earlier.write_text(json.dumps(first))
+    assert call("triage", case, "--plant", plant, "--baseline", earlier) == 0
+    assert "miscompile (BUG, known" in capsys.readouterr().out
+
+
+def test_a_case_that_is_too_large_is_refused_with_the_figure(write_case, capsys):
+    large = """
+import torch
+from torch import nn
+
+def make():
+    torch.manual_seed(0)
+    return nn.Linear(8192, 8192).eval(), (torch.randn(2, 8192),)
+"""
+    case = write_case(large)
+    assert call("triage", case, write_case(CLEAN, "small.py"), "--max-memory", "0.8", "--json") == 3
+    captured = capsys.readouterr()
+    refused, fine = [json.loads(line) for line in captured.out.splitlines()]
+    assert fine["verdict"] in ("equal", "rounding")
+    said = refused["error"]
+    assert "case needs about 1." in said and "(parameters 0.3" in said
+    assert "--max-memory allows 0.8 GiB: raise --max-memory or judge a part with --module." in said
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_triage_leaves_nothing_behind(number, write_case, tmp_path):
+    started = tmp_path / "started"
+    source = (
+        f"import pathlib, subprocess, time\npathlib.Path({str(started)!r}).touch()\nsubprocess.run(['sleep', '9999'])"
+    )
+    hanging = write_case(source, "hanging.py")
+    (temporary := tmp_path / "tmp").mkdir()
+    command = [
+        sys.executable,
+        "-m",
+        "fuzzcompile",
+        "triage",
+        hanging,
+        hanging,
+        "--json",
+        "--junit",
+        tmp_path / "out.xml",
+    ]
+    with subprocess.Popen(
+        command, env=os.environ | {"TMPDIR": str(temporary)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as running:
+        while not started.exists():
+            assert running.poll() is None
+            time.sleep(0.1)
+        below = psutil.Process(running.pid).children(recursive=True)
+        running.send_signal(number)
+        out, err = running.communicate(timeout=30)
+    assert (running.returncode, out, err.strip()) == (130, "", "Interrupted.")
+    assert below and not psutil.wait_procs(below, timeout=10)[1]
+    assert not [path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor_")]
+    assert not (tmp_path / "out.xml").exists()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fuzzcompile.execution.tensors import copy_tree, overlapping
+from fuzzcompile.execution.memory import overlapping
+from fuzzcompile.execution.tensors import copy_tree
 
 BOTH = pytest.mark.parametrize("double", [False, True], ids=["native", "float64"])
 

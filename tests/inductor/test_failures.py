@@ -106,9 +106,10 @@ def test_failing_pass_is_named():
     config = {"post_grad_custom_post_pass": failing_pass}
     label, failure = compile_and_fail(planting.nothing, programs.sine, config=config)
     assert label is not None
-    assert (label.stage, label.rewrite, label.source) == (
+    assert (label.stage, label.pass_name, label.rewrite, label.source) == (
         "post_grad",
         "post_grad_custom_post_pass",
+        "failing_pass",
         "test_failures.py",
     )
     assert failure is not None

@@ -115,3 +115,32 @@ def test_arithmetic_in_place_is_noisy_too():
     moved, exact = noisy(program, x), clean(program, x)
     assert not torch.equal(moved, exact)
     assert torch.allclose(moved, exact, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda: (torch.tensor([9.7, 4.2, 29.9]) // torch.tensor([1.0, 1.0, 0.5])).long(),
+        lambda: torch.tensor([1.0, 0, 1, 1, 1, 1, 1, 1]).cumsum(0).long(),
+        lambda: torch.div(torch.tensor([7.0, -7.0]), 2, rounding_mode="floor").int(),
+        lambda: (torch.arange(8.0) * 2).sum().long(),
+        lambda: torch.fmod(torch.tensor([5.0, 9.0]), 3).long(),
+        lambda: (torch.arange(16.0).view(4, 4) @ torch.ones(4, 4)).long(),
+    ],
+)
+def test_results_without_rounding_stay_as_they_are(program):
+    plain = program()
+    for seed in range(4):
+        with UlpNoise(seed):
+            assert torch.equal(program(), plain)
+
+
+def test_a_cast_of_what_the_integer_type_has_not_may_give_anything():
+    source = torch.tensor([3.7, 300.0, float("inf"), float("nan"), -2.0])
+    seen = set()
+    for seed in range(3):
+        with UlpNoise(seed):
+            kept, *undefined, last = source.to(torch.int8).tolist()
+        assert (kept, last) == (3, -2)
+        seen.add(tuple(undefined))
+    assert seen == {(0, 0, 0), (127, 127, 127), (-128, -128, -128)}

@@ -1,0 +1,183 @@
+"""What happens between dynamo's graph and the one that Inductor's passes get: functionalization, decompositions.
+
+Both graphs are run in float64 on the inputs that the program really got. They mean the same, so their outputs (and
+gradients) agree to float64's rounding: on generated modules to 1e-14, measured. Nothing that a compile in the
+program's own precision hides in its rounding is hidden there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from fuzzcompile.attribution.culprit import Culprit
+from fuzzcompile.attribution.inputs import inputs_of, placeholders_of
+from fuzzcompile.attribution.steps import SEMANTIC_STEP, ReplayCount
+from fuzzcompile.inductor.labels import location
+from fuzzcompile.inductor.ledger import Frame, GraphRecord, Ledger
+from fuzzcompile.inductor.replay import Values, differentiate, random_calls, replay, values_of
+from fuzzcompile.oracle import metrics
+
+# A step must be this many times what one ulp of float64 per operator does to the result: programs that amplify
+# rounding, or round and compare, amplify float64's as well.
+_NOISE_FACTOR = 100.0
+_NOISE_SEEDS = (1, 2)
+# Gradients this much smaller than the usual ones are zero by symmetry, and measured on the scale of the usual.
+_VANISHING = 1e-6
+
+
+@dataclass(frozen=True)
+class Border:
+    """A change of meaning before the graph passes.
+
+    ``step`` is the largest float64 change of an output or gradient in units of its RMS size, ``operator`` the first
+    torch-level operator whose value differs (None where only gradients do), ``site`` its line in the user's file.
+    """
+
+    frame: int
+    step: float
+    gradient: bool
+    operator: str | None
+    nodes: tuple[str, ...]
+    site: str | None
+
+    def culprit(self) -> Culprit:
+        """The decomposition as a culprit: shown by replay, proved by no veto."""
+        name = self.operator
+        return Culprit(
+            "decomposition",
+            None,
+            name,
+            name or "unknown",
+            nodes=self.nodes,
+            site=self.site,
+            step=self.step,
+            confidence="low",
+        )
+
+
+def borders_of(ledger: Ledger, count: ReplayCount) -> list[Border]:
+    """The frames whose meaning changed between dynamo's graph and the first graph of Inductor's passes."""
+    found = (_border(frame, count) for frame in ledger.frames)
+    return [border for border in found if border is not None]
+
+
+def _border(frame: Frame, count: ReplayCount) -> Border | None:
+    early, late = frame.record("pre_grad"), frame.record("joint_graph")
+    if early is None or late is None or not early.snapshots or not late.snapshots or not frame.dynamo_calls:
+        return None
+    given, inputs = frame.dynamo_calls[0].inputs, inputs_of(frame, late)
+    if inputs is None or random_calls(early.snapshots[-1]) or random_calls(late.snapshots[0]):
+        return None
+    count.replays += 2
+    one = replay(early.snapshots[-1], given, double=True)
+    other = replay(late.snapshots[0], inputs, double=True)
+    if one.error is not None or other.error is not None or _mutates(given, one.inputs):
+        return None
+    joint = late.direction == "joint"
+    if len(one.outputs) != len(other.outputs) and not joint:
+        return None
+    step = _change(one.outputs, other.outputs)
+    if step > SEMANTIC_STEP and step > _NOISE_FACTOR * _noise(early, given, one.outputs, count):
+        return Border(frame.index, step, False, *_operator(early, late, given, inputs, count))
+    if not joint:
+        return None
+    step = _gradient_step(early, late, given, inputs, other.outputs, count)
+    return Border(frame.index, step, True, None, (), None) if step > SEMANTIC_STEP else None
+
+
+def _mutates(before: Sequence[Any], after: Sequence[Any]) -> bool:
+    """Whether the graph wrote to an input: AOTAutograd then returns other outputs, and replay compares passes only."""
+    return any(one is not other for one, other in zip(before, after, strict=True) if isinstance(one, torch.Tensor))
+
+
+def _noise(early: GraphRecord, given: Sequence[Any], outputs: Sequence[Any], count: ReplayCount) -> float:
+    count.replays += len(_NOISE_SEEDS)
+    runs = [replay(early.snapshots[-1], given, double=True, noise_seed=seed) for seed in _NOISE_SEEDS]
+    return max((_change(outputs, run.outputs) for run in runs if run.error is None), default=0.0)
+
+
+def _gradient_step(
+    early: GraphRecord,
+    late: GraphRecord,
+    given: Sequence[Any],
+    inputs: Sequence[Any],
+    joint: Sequence[Any],
+    count: ReplayCount,
+) -> float:
+    """Gradients of dynamo's graph by autograd beside those that the joint graph computes, for the same tangents."""
+    named = list(zip((str(node.target) for node in placeholders_of(late.snapshots[0])), inputs, strict=True))
+    primals = [value for name, value in named if name.startswith("primals")]
+    tangents = [value for name, value in named if name.startswith("tangents")]
+    if len(primals) != len(given) or not all(_alike(a, b) for a, b in zip(primals, given, strict=True)):
+        return 0.0
+    count.replays += 1
+    gradients = differentiate(early.snapshots[-1], given, tangents)
+    if gradients is None:
+        return 0.0
+    step = _change(gradients, joint[-len(primals) :], together=True)
+    if step <= SEMANTIC_STEP:
+        return 0.0
+    count.replays += 1
+    moved = differentiate(early.snapshots[-1], given, tangents, noise_seed=_NOISE_SEEDS[0])
+    noise = _change(gradients, moved, together=True) if moved is not None else 0.0
+    return step if step > _NOISE_FACTOR * noise else 0.0
+
+
+def _alike(one: Any, other: Any) -> bool:
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return type(one) is type(other)
+    return one.shape == other.shape and one.dtype == other.dtype
+
+
+def _change(ones: Sequence[Any], others: Sequence[Any], *, together: bool = False) -> float:
+    """Largest change in units of the tensor's RMS size; ``together``: none is taken to be much below the usual."""
+    pairs = [(a, b) for a, b in zip(ones, others, strict=False) if _comparable(a, b)]
+    sizes = [metrics.rms(metrics.widened(a)) for a, _ in pairs]
+    positive = sorted(size for size in sizes if size)
+    usual = positive[(len(positive) - 1) // 2] if positive else 0.0
+    worst = 0.0
+    for (a, b), size in zip(pairs, sizes, strict=True):
+        change = metrics.largest(metrics.distance(a, b))
+        unit = usual if together and size < _VANISHING * usual else size
+        worst = max(worst, change / unit if unit else change)
+    return worst
+
+
+def _comparable(one: Any, other: Any) -> bool:
+    return isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and one.shape == other.shape
+
+
+def _operator(
+    early: GraphRecord, late: GraphRecord, given: Sequence[Any], inputs: Sequence[Any], count: ReplayCount
+) -> tuple[str | None, tuple[str, ...], str | None]:
+    """The first torch-level operator whose value differs from that of what it became."""
+    count.replays += 2
+    ones, others = values_of(early.snapshots[-1], given), values_of(late.snapshots[0], inputs)
+    made = _last_made(late)
+    for node in early.snapshots[-1].graph.nodes:
+        result = made.get(node.name)
+        if result is None or not _differ(ones, others, node, result):
+            continue
+        target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+        return target, (node.name,), location([node])
+    return None, (), None
+
+
+def _last_made(late: GraphRecord) -> dict[str, fx.Node]:
+    """The last ATen node that each torch-level node became, by the name of the latter."""
+    made: dict[str, fx.Node] = {}
+    for node in late.snapshots[0].graph.nodes:
+        origin = node.meta.get("from_node")
+        if node.op == "call_function" and origin and not node.meta.get("autograd_backward"):
+            made[str(origin[-1].name)] = node
+    return made
+
+
+def _differ(ones: Values, others: Values, node: fx.Node, result: fx.Node) -> bool:
+    one, other = ones.get(node.name), others.get(result.name)
+    return _comparable(one, other) and _change([one], [other]) > SEMANTIC_STEP

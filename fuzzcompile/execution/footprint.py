@@ -1,0 +1,168 @@
+"""What judging a case takes in memory, estimated from its real tensors, and a refusal in time.
+
+Counted are the copies of parameters, buffers and inputs that the runs, the recorder and the replays hold at once, and
+the gradients that the runs keep. Activations and what the compiler itself needs come on top: the worker is watched
+while it runs, and ended where it goes over its limit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import psutil
+import torch
+
+from fuzzcompile.case import Case
+from fuzzcompile.errors import EnvironmentUnfit
+from fuzzcompile.execution.building import RUN_SEED
+from fuzzcompile.execution.device import seed_everything
+from fuzzcompile.execution.exhaustion import memory_errors
+from fuzzcompile.execution.reachable import Reached
+from fuzzcompile.execution.tensors import doubled, tensor_leaves
+
+# Runs whose values are kept until the end, besides the float64 reference: eager twice, perturbed, compiled.
+_KEPT_RUNS = 6
+# Graph inputs are kept at dynamo's border and at each graph that AOTAutograd makes, for so many calls at most.
+_CAPTURED_CALLS = 2
+# Comparing values takes so many float64 copies of them: distances from every other run, and bounds made of these.
+_COMPARING = 28
+# What the compiler loads and keeps once it compiles.
+_COMPILER = 100 * 2**20
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Sizes in bytes of what a case consists of, and of what judging it holds at once.
+
+    ``parameters`` are the tensors that are no inputs (buffers and captured state too), ``doubled`` is one copy of the
+    whole in float64. ``gradients`` are those that a case with BACKWARD compares, ``largest_gradient`` is one of them
+    in float64. ``calls`` counts the case's calls.
+    """
+
+    parameters: int
+    inputs: int
+    doubled: int
+    gradients: int = 0
+    gradients_doubled: int = 0
+    largest_gradient: int = 0
+    calls: int = 1
+
+    @property
+    def native(self) -> int:
+        """One copy of the whole in its own dtypes."""
+        return self.parameters + self.inputs
+
+    @property
+    def phases(self) -> tuple[dict[str, int], ...]:
+        """What each phase of judging holds at once: the reference, the compiled run, the comparison, the replays."""
+        graphs = 3 if self.gradients else 2
+        recorded = self.native * min(self.calls, _CAPTURED_CALLS) * graphs
+        # Of the gradients of all runs, which are kept to be compared.
+        kept = _KEPT_RUNS * self.gradients + self.gradients_doubled
+        return (
+            {"float64 reference": 2 * self.doubled + 2 * self.gradients_doubled, "gradients": 2 * self.gradients},
+            {"copies": 2 * self.native + recorded, "gradients": kept + self.gradients},
+            {
+                "copies": recorded,
+                "gradients": kept,
+                "comparing the largest of them": _COMPARING * self.largest_gradient,
+            },
+            {
+                "copies": recorded,
+                "gradients": kept + 2 * self.gradients,
+                "float64 replay": self.doubled + 2 * self.gradients_doubled,
+            },
+        )
+
+    @property
+    def most(self) -> dict[str, int]:
+        """The phase that takes most."""
+        return max(self.phases, key=lambda phase: sum(phase.values()))
+
+    @property
+    def total(self) -> int:
+        """The most that is held at once."""
+        return sum(self.most.values())
+
+    def __str__(self) -> str:
+        parts = [f"{name} {_gib(size)}" for name, size in self.most.items() if size]
+        return f"parameters {_gib(self.parameters)}, inputs {_gib(self.inputs)}; at once: {', '.join(parts)}"
+
+
+def footprint_of(case: Case) -> Footprint | None:
+    """Call the case's ``make()`` once and measure its tensors; None where it raises, which a run will report.
+
+    Raises:
+        MemoryError: there is not even enough memory to make it.
+    """
+    seed_everything(RUN_SEED)
+    try:
+        with memory_errors():
+            model, inputs = case.make()
+    except (KeyboardInterrupt, MemoryError):
+        raise
+    except BaseException:
+        return None
+    calls = [inputs, *(case.calls or ())]
+    named = case.state.tensors() if case.state is not None else Reached({"": model}).tensors
+    own, given = list(named.values()), list(tensor_leaves(calls))
+    asked = [t for t in (*own, *given) if case.backward and t.requires_grad and t.is_leaf]
+    parameters, together = _storages(own), _storages([*own, *given])
+    return Footprint(
+        parameters=_bytes(parameters),
+        inputs=_bytes(together) - _bytes(parameters),
+        doubled=_bytes(together, double=True),
+        gradients=_bytes(_storages(asked)),
+        gradients_doubled=_bytes(_storages(asked), double=True),
+        largest_gradient=max((t.numel() * doubled(t.dtype).itemsize for t in asked), default=0),
+        calls=len(calls),
+    )
+
+
+def refuse_oversized(case: Case, device: torch.device, limit: int) -> None:
+    """Refuse a case that cannot be judged within ``limit`` bytes of this process, before it is run.
+
+    On a GPU the copies are held there, so what is free there is the limit.
+
+    Raises:
+        EnvironmentUnfit: it needs more.
+    """
+    found = footprint_of(case)
+    if found is None:
+        return
+    if device.type == "cuda":
+        needed, limit, own = found.total, torch.cuda.mem_get_info(device)[0], ""
+        allowed, advice = f"{device} has {_gib(limit)} GiB free", "judge a part with --module"
+    else:
+        process = psutil.Process().memory_info().rss + _COMPILER
+        needed, own = process + found.total, f", the worker itself {_gib(process)}"
+        allowed = f"--max-memory allows {_gib(limit)} GiB"
+        advice = "raise --max-memory or judge a part with --module"
+    if needed > limit:
+        raise EnvironmentUnfit(f"{case.name} needs about {_gib(needed)} GiB ({found}{own}) and {allowed}: {advice}.")
+
+
+def _storages(tensors: Iterable[torch.Tensor]) -> dict[object, tuple[int, torch.dtype]]:
+    """Size and dtype of each storage below ``tensors``, once: views and tied parameters share one."""
+    found: dict[object, tuple[int, torch.dtype]] = {}
+    for tensor in tensors:
+        key: object = id(tensor)
+        size = tensor.numel() * tensor.element_size() if tensor.layout == torch.strided else 0
+        with contextlib.suppress(NotImplementedError, RuntimeError):  # sparse ones and subclasses have no storage
+            storage = tensor.untyped_storage()
+            key, size = storage.data_ptr() or id(storage), storage.nbytes()
+        found[key] = size, tensor.dtype
+    return found
+
+
+def _bytes(storages: Mapping[object, tuple[int, torch.dtype]], *, double: bool = False) -> int:
+    return sum(
+        size // dtype.itemsize * (doubled(dtype) if double else dtype).itemsize for size, dtype in storages.values()
+    )
+
+
+def _gib(size: int) -> str:
+    return f"{size / _GIB:.1f}" if size >= _GIB / 10 or not size else f"{size / _GIB:.2f}"

@@ -1,0 +1,155 @@
+"""What a callable can reach: tensors in modules, attributes, containers, closures and globals, by name."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import sysconfig
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+# More objects than this are no program's state; what lies beyond is left alone.
+_MAX_OBJECTS = 200_000
+_SHARED_FOLDERS = ("site-packages", "dist-packages")
+MODULE_TABLES = ("_parameters", "_buffers", "_modules")
+_ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, types.ModuleType)
+
+
+class Reached:
+    """What ``roots`` reach, each thing once.
+
+    ``tensors`` are named by their path from a root: ``parameter layers.0.weight`` and ``buffer mean`` below a module
+    that is a root with an empty name, ``parameter model.weight`` below one that the root closes over, ``tensor
+    cache`` for one that is neither. ``objects`` are all others, in the order in which they were found.
+
+    Args:
+        roots: where to begin, by name.
+        functions: look into the closures of functions and the globals that they name; without, only into what
+            objects hold themselves.
+    """
+
+    def __init__(self, roots: Mapping[str, Any], *, functions: bool = True) -> None:
+        self.tensors: dict[str, torch.Tensor] = {}
+        self.objects: list[Any] = []
+        self._functions = functions
+        self._seen: dict[int, Any] = {}
+        for name, root in roots.items():
+            self._walk(root, name)
+
+    def _walk(self, start: Any, name: str) -> None:
+        pending = [(start, name, "tensor")]
+        while pending and len(self._seen) < _MAX_OBJECTS:
+            value, path, kind = pending.pop()
+            if isinstance(value, _ATOMS) or id(value) in self._seen:
+                continue
+            if isinstance(value, types.FunctionType) and not self._functions:
+                continue
+            self._seen[id(value)] = value  # held, so that its id stays its own
+            if isinstance(value, torch.Tensor):
+                self._found(value, path, "parameter" if isinstance(value, nn.Parameter) else kind)
+                continue
+            self.objects.append(value)
+            buffers = value._buffers if isinstance(value, nn.Module) else ()
+            children = [
+                (c, _joined(path, key), "buffer" if key in buffers else "tensor") for key, c in _children(value)
+            ]
+            pending += reversed(children)
+
+    def _found(self, tensor: torch.Tensor, path: str, kind: str) -> None:
+        name, number = f"{kind} {path}", 2
+        while name in self.tensors:
+            name, number = f"{kind} {path} ({number})", number + 1
+        self.tensors[name] = tensor
+
+
+def _joined(path: str, key: str) -> str:
+    return f"{path}.{key}" if path and key else path or key
+
+
+def _children(value: Any) -> Iterator[tuple[str, Any]]:
+    """What an object holds, by the name that its user would give it."""
+    if isinstance(value, nn.Module):
+        # A parameter's path is that of named_parameters(), without _parameters and _modules in it.
+        own = {**value._parameters, **value._buffers, **value._modules}
+        yield from own.items()
+        yield from ((key, child) for key, child in vars(value).items() if key not in MODULE_TABLES)
+        yield from _class_functions(type(value))
+    elif isinstance(value, types.FunctionType):
+        yield from _function_children(value)
+    elif isinstance(value, types.MethodType):
+        yield "", value.__self__
+        yield "", value.__func__
+    elif isinstance(value, functools.partial):
+        yield "", value.func
+        yield "", list(value.args)
+        yield "", dict(value.keywords)
+    elif isinstance(value, Mapping):
+        for key, child in value.items():
+            yield key if isinstance(key, str) else "", child
+            yield "", key
+    elif isinstance(value, list | tuple | set | frozenset):
+        yield from ((str(index), child) for index, child in enumerate(value))
+    elif not isinstance(value, type) and is_of_user(type(value)):
+        yield from _attributes(value)
+        yield from _class_functions(type(value))
+    elif isinstance(value, torch.optim.Optimizer):
+        yield from vars(value).items()
+
+
+def _class_functions(owner: type) -> Iterator[tuple[str, Any]]:
+    """The methods of a user's class: they may read globals."""
+    for base in owner.__mro__:
+        if is_of_user(base):
+            yield from (("", value) for value in vars(base).values() if isinstance(value, types.FunctionType))
+
+
+def _function_children(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
+    for name, cell in cells:
+        with contextlib.suppress(ValueError):  # an empty cell
+            yield name, cell.cell_contents
+    yield "", list(function.__defaults__ or ())
+    yield "", dict(function.__kwdefaults__ or {})
+    if is_user_file(function.__code__.co_filename):
+        for name in global_names(function.__code__):
+            if name in function.__globals__:
+                yield name, function.__globals__[name]
+
+
+def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+    names = list(getattr(value, "__dict__", {}))
+    for base in type(value).__mro__:
+        slots = base.__dict__.get("__slots__", ())
+        names += [slots] if isinstance(slots, str) else list(slots)
+    for name in names:
+        with contextlib.suppress(AttributeError):
+            yield name, object.__getattribute__(value, name)
+
+
+def global_names(code: types.CodeType) -> Iterator[str]:
+    """The names that a function and those inside it may read as globals (names of attributes among them)."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from global_names(constant)
+
+
+def is_of_user(owner: type) -> bool:
+    """Whether a class is defined in the user's own code."""
+    module = sys.modules.get(owner.__module__)
+    return module is not None and is_user_file(getattr(module, "__file__", None) or "")
+
+
+def is_user_file(filename: str) -> bool:
+    """Whether code of this file is neither installed nor part of Python."""
+    installed = any(f"/{folder}/" in filename for folder in _SHARED_FOLDERS)
+    return not installed and filename.endswith(".py") and not filename.startswith((_STANDARD_LIBRARY, _OWN_FOLDER))
+
+
+_STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"] + "/"
+_OWN_FOLDER = __file__.rsplit("/", 2)[0] + "/"

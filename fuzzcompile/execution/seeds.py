@@ -1,0 +1,86 @@
+"""The random streams of a program: whether a run moved them, and runs of one program under many seeds."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy
+import torch
+
+from fuzzcompile.case import Case
+from fuzzcompile.execution.building import Program
+from fuzzcompile.execution.observation import Failure, Observation
+from fuzzcompile.execution.runs import observe, reseed
+from fuzzcompile.execution.tensors import tensor_leaves
+
+Streams = Mapping[str, str]
+
+
+def streams_now() -> dict[str, str]:
+    """A fingerprint of each random stream that seeds can set, as it stands: torch's, Python's, NumPy's."""
+    states: dict[str, bytes] = {"torch CPU": torch.get_rng_state().numpy().tobytes()}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        states["CUDA"] = b"".join(state.numpy().tobytes() for state in torch.cuda.get_rng_state_all())
+    states["Python"] = repr(random.getstate()).encode()
+    kind, keys, *rest = numpy.random.get_state(legacy=True)
+    states["NumPy"] = b"".join((str(kind).encode(), numpy.asarray(keys).tobytes(), repr(rest).encode()))
+    return {name: hashlib.sha256(state).hexdigest() for name, state in states.items()}
+
+
+def streams_at_start(case: Case) -> dict[str, str]:
+    """The fingerprints with which every run of the case begins."""
+    reseed(case)
+    return streams_now()
+
+
+def moved(before: Streams, after: Streams) -> tuple[str, ...]:
+    """Names of the streams that something was drawn from."""
+    return tuple(name for name, state in after.items() if before.get(name, state) != state)
+
+
+class Kept:
+    """The tensors of a program as they were, to set it back between runs of one and the same (compiled) callable.
+
+    Whole storages are kept, since inputs may overlap. What a module keeps in Python objects is not set back.
+    """
+
+    def __init__(self, case: Case, program: Program, device: torch.device) -> None:
+        self._case, self._device = case, device
+        self._tensors = [*program.tensors().values(), *tensor_leaves(program.calls)]
+        self._storages: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+        for tensor in self._tensors:
+            if tensor.layout == torch.strided and not tensor.is_nested:
+                storage = tensor.untyped_storage()
+                if storage.data_ptr() not in self._storages:
+                    saved: Any = torch.UntypedStorage(storage.nbytes(), device=storage.device)  # type: ignore[no-untyped-call]
+                    self._storages[storage.data_ptr()] = storage, saved.copy_(storage)
+
+    def restore(self) -> None:
+        """Set the values back, and drop the gradients."""
+        if self._case.state is not None:
+            self._case.state.restore(self._device, double=False)
+        for storage, saved in self._storages.values():
+            if storage.nbytes() != saved.nbytes():
+                storage.resize_(saved.nbytes())
+            storage.copy_(saved)
+        for tensor in self._tensors:
+            if tensor.is_leaf and tensor.grad is not None:
+                tensor.grad = None
+
+
+def observe_seeds(
+    case: Case,
+    program: Program,
+    target: Callable[..., Any],
+    kept: Kept,
+    seeds: Sequence[int],
+    *,
+    describe_failure: Callable[[BaseException], Failure] | None = None,
+) -> Iterator[Observation]:
+    """Run ``target`` once under each of ``seeds``, from the state that ``kept`` holds."""
+    for seed in seeds:
+        kept.restore()
+        yield observe(case, program, target, describe_failure=describe_failure, seed=seed)

@@ -1,0 +1,126 @@
+"""Why dynamo stopped capturing: the number of graphs of a program, and the reason of every break, one line each."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sysconfig
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_LONGEST = 300
+_JUMP = "generic_jump"
+_BRANCH = "Data-dependent branching"
+_EXPLANATION = re.compile(r"^\s*Explanation:\s*(.+?)(?=\n\s*(?:Hint|Developer debug context)\b|\n\n|\Z)", re.M | re.S)
+_CAUSE = re.compile(r"^Caused by:.*#\s*(\S+:\d+)", re.M)
+_ADVICE = re.compile(r"^Consider annotating your code using torch\._check\*\(\)\.\s*")
+_PATH = re.compile(r"(?:[A-Za-z]:)?(?:[\\/]?[\w.+-]+)?(?:[\\/][\w.+ -]+)*[\\/](?=[\w.+-]+\.py\b)")
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+_TORCH = Path(torch.__file__).parent
+# torch and what is installed beside it, and Python's own library.
+_LIBRARIES = (_TORCH.parent, Path(sysconfig.get_path("stdlib")))
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What dynamo had counted at one moment; what came since is the difference."""
+
+    graphs: int
+    texts: dict[str, int]
+
+    @classmethod
+    def now(cls) -> Counted:
+        """The counts as they stand; zero where this torch does not count."""
+        counters = getattr(_dynamo("utils"), "counters", {})
+        texts: dict[str, int] = {}
+        for table in ("graph_break", "unimplemented"):
+            for text, count in dict(counters.get(table, {})).items():
+                texts[str(text)] = texts.get(str(text), 0) + int(count)
+        return cls(int(dict(counters.get("stats", {})).get("unique_graphs", 0)), texts)
+
+
+def graphs_since(before: Counted) -> int:
+    """How many graphs dynamo gave to a backend since ``before``, recompiles among them."""
+    # A program may clear the counters itself.
+    return max(0, Counted.now().graphs - before.graphs)
+
+
+def breaks_since(before: Counted) -> tuple[str, ...]:
+    """The reason of every graph break since ``before``, each once.
+
+    Dynamo lists the breaks after which it went on, with the line of the user, until it is reset; what made it leave
+    a frame to Python altogether it only counts.
+    """
+    lines: dict[str, None] = {}
+    headlines: set[str] = set()
+    for reason in list(getattr(_dynamo("utils"), "graph_break_reasons", [])):
+        text = str(getattr(reason, "reason", reason))
+        text = (
+            f"{_BRANCH}\n  Explanation: a branch of the program depends on a value in a tensor"
+            if (text.startswith(_JUMP))
+            else text
+        )
+        headlines.add(_headline(text))
+        lines[readable(text, getattr(reason, "user_stack", None) or ())] = None
+    for text, count in Counted.now().texts.items():
+        if count > before.texts.get(text, 0) and _headline(text) not in headlines:
+            lines[readable(text)] = None
+    return tuple(lines)
+
+
+def readable(text: str, stack: Sequence[traceback.FrameSummary] = ()) -> str:
+    """One line: what dynamo could not capture, why, and the line of the user's program."""
+    explained, cause = _EXPLANATION.search(text), _CAUSE.search(text)
+    parts = [_headline(text)]
+    if explained is not None:
+        parts.append(explained[1].strip().split("\n\n")[0])
+    line = _clean(": ".join(part.rstrip(".:") for part in parts if part))
+    if len(line) > _LONGEST:
+        line = line[: _LONGEST - 1] + "…"
+    frame = _users_frame(stack)
+    if frame is not None:
+        code = " ".join((frame.line or "").split())
+        return f"{line} ({Path(frame.filename).name}:{frame.lineno}{': ' + code[:120] if code else ''})"
+    return f"{line} ({_clean(cause[1])})" if cause is not None else line
+
+
+def why_uncaptured(error: BaseException) -> str | None:
+    """The reason why ``fullgraph=True`` cannot be honoured; None for an error of another kind."""
+    exceptions = _dynamo("exc")
+    kinds = tuple(
+        kind
+        for name in ("Unsupported", "UserError", "UncapturedHigherOrderOpError", "FailOnRecompileLimitHit")
+        if isinstance(kind := getattr(exceptions, name, None), type)
+    )
+    chain: BaseException | None = error
+    while chain is not None:
+        if isinstance(chain, kinds):
+            return readable(str(getattr(chain, "msg", None) or chain), getattr(chain, "real_stack", None) or ())
+        inner = getattr(chain, "inner_exception", None)
+        chain = inner if isinstance(inner, BaseException) and inner is not chain else None
+    return None
+
+
+def _headline(text: str) -> str:
+    text = _ADVICE.sub("", text.strip())
+    return text.splitlines()[0].strip() if text else ""
+
+
+def _users_frame(stack: Sequence[Any]) -> Any | None:
+    frames = [frame for frame in stack if hasattr(frame, "filename")]
+    own = [frame for frame in frames if not any(Path(frame.filename).is_relative_to(place) for place in _LIBRARIES)]
+    return (own or frames or [None])[-1]
+
+
+def _clean(text: str) -> str:
+    """Without line breaks, folders of this machine and addresses."""
+    return _ADDRESS.sub("", _PATH.sub("", " ".join(text.split())))
+
+
+def _dynamo(module: str) -> Any:
+    return importlib.import_module(f"torch._dynamo.{module}")

@@ -1,0 +1,338 @@
+"""Judging programs whose random numbers cannot be aligned: two samples of runs under many seeds, compared.
+
+Where eager and compiled draw in another order, no value of the one answers to a value of the other, but under
+*any* seeds the runs of both are draws from one distribution if the compiler is right. So both are run under K seeds
+each (:data:`SEEDS`, none in both samples), and the hypothesis "the 2K runs are exchangeable" is tested for every
+output, mutation and gradient that varies with the seed. Nothing is assumed on the distribution itself:
+
+* **Ranks of summaries** (:data:`SUMMARIES`: the share of exact zeros, of NaN and infinities, mean, RMS, smallest,
+  largest): Mann-Whitney's U with its exact null distribution; ties count towards the null hypothesis. With K = 16
+  the smallest possible p is 2/C(32,16) = 3.3e-9.
+* **Means element by element**, of x, of x² and of [x = 0], each in units of its deviation over all runs: the squared
+  distance between the mean vectors of both samples, D² = sᵀGs with G the centred Gram matrix of the 2K runs and
+  s = ±1/K their labels, against D² under :data:`PERMUTATIONS` random labels. It sees what summaries do not: right
+  numbers in wrong places, and a small shift of many elements. A finding needs D² beyond :data:`MARGIN` times the
+  largest of them: where one direction dominates (the worst case), D is Gaussian under random labels, the largest of
+  50 000 lies near 4.3σ, and √1.25 times it near 4.8σ, p ≈ 2e-6. A real difference passes, because the best of 50 000
+  random labels agree with the real ones to 0.78, and 0.78² = 0.61 < 1/1.25.
+* **The gradient's mask**: where in *every* eager run an output and a gradient of the same shape are zero at the same
+  places, and these places vary with the seed, backward uses the mask of forward; then compiled must do so too, but
+  for :data:`STRAY` of the elements (products may underflow).
+
+A rank test counts at p < :data:`ERROR_RATE` / (number of tests). Beside that, a difference must be larger than
+what rounding makes of it: :data:`SMALLEST` (64 ulp for short types) of the RMS of the values. False alarms are thus
+below 1e-4 a case; the price is power: a summary must be off by about two of its standard deviations from run to run,
+an element in a thousand independent ones by about half of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from fuzzcompile.execution.observation import Observation, Value
+from fuzzcompile.oracle import metrics
+from fuzzcompile.oracle.comparison import Comparison
+
+SEEDS = 16
+# With fewer runs on a side nothing is said.
+FEWEST = 10
+ERROR_RATE = 2e-5
+PERMUTATIONS = 50_000
+MARGIN = 1.25
+SMALLEST = 1e-3
+STRAY = 1e-3
+SUMMARIES = ("share of zeros", "share of NaN and infinities", "mean", "RMS", "smallest", "largest")
+# Elements of a tensor that are kept of each run, evenly spaced: 32 runs of every gradient would not fit into memory.
+_MOST_ELEMENTS = 4096
+_PERMUTATION_SEED = 13
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What is kept of one value of one run."""
+
+    kind: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    summaries: tuple[float, ...]
+    elements: torch.Tensor
+
+
+Run = Mapping[str, Sample]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How the runs of both samples differ in one value: ``size`` in units of ``scale``, the RMS of eager's values."""
+
+    name: str
+    kind: str
+    test: str
+    eager: float
+    compiled: float
+    size: float
+    scale: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.test} differs over seeds: eager {self.eager:.4g}, compiled {self.compiled:.4g} (mean over the runs)"
+        )
+
+
+def sampled(observation: Observation) -> dict[str, Sample]:
+    """The values of a run that are numbers, summarised."""
+    kept = ((value.name, _sample(value)) for value in observation.values)
+    return {name: sample for name, sample in kept if sample is not None}
+
+
+def varying(runs: Sequence[Run]) -> tuple[str, ...]:
+    """Names of the values that are not the same in all ``runs``: the others depend on no random number."""
+    names = dict.fromkeys(name for run in runs for name in run)
+    return tuple(name for name in names if _varies([run.get(name) for run in runs]))
+
+
+def differences(eager: Sequence[Run], compiled: Sequence[Run]) -> list[Difference]:
+    """Where the two samples of runs cannot have come from one distribution (see the module's text)."""
+    names = varying(eager)
+    alpha = ERROR_RATE / max(1, len(names) * len(SUMMARIES))
+    found = []
+    for name in names:
+        one = [run[name] for run in eager if name in run]
+        other = [run[name] for run in compiled if name in run]
+        if min(len(one), len(other)) < FEWEST:
+            continue
+        difference = _summary_difference(name, one, other, alpha) or _element_difference(name, one, other)
+        if difference is not None:
+            found.append(difference)
+    return found or _mask_differences(names, eager, compiled)
+
+
+def rank_p_value(first: Sequence[float], second: Sequence[float]) -> float:
+    """Two-sided p of Mann-Whitney's U, exact; ties count as if they spoke for equality."""
+    above = sum(a > b for a in first for b in second)
+    below = sum(a < b for a in first for b in second)
+    counts = _u_counts(len(first), len(second))
+    extreme = max(above, below)
+    return min(1.0, 2 * sum(counts[extreme:]) / sum(counts))
+
+
+# -- values in the place of others -------------------------------------------------------------------
+
+
+def in_the_form_of(eager: Observation, other: Observation) -> Observation:
+    """The values of ``other`` with the dtypes, devices, strides and aliases that eager gives them."""
+    named = other.named()
+    return replace(
+        eager, values=tuple(_in_form(value, named[value.name]) for value in eager.values if value.name in named)
+    )
+
+
+def _in_form(form: Value, value: Value) -> Value:
+    if isinstance(form.value, torch.Tensor) and isinstance(value.value, torch.Tensor):
+        return replace(form, value=value.value.to(form.value.device, form.value.dtype))
+    return replace(form, value=value.value)
+
+
+def with_values_of(eager: Observation, compiled: Observation, names: Sequence[str]) -> Observation:
+    """The compiled run with eager's values under these names, so that all the rest can be judged as ever."""
+    own = eager.named()
+    return replace(
+        compiled,
+        values=tuple(
+            _in_form(value, own[value.name]) if value.name in names and _alike(value, own.get(value.name)) else value
+            for value in compiled.values
+        ),
+    )
+
+
+def _alike(one: Value, other: Value | None) -> bool:
+    if other is None or isinstance(one.value, torch.Tensor) != isinstance(other.value, torch.Tensor):
+        return False
+    return not isinstance(one.value, torch.Tensor) or one.value.shape == other.value.shape
+
+
+def told(comparison: Comparison, names: Sequence[str], found: Sequence[Difference]) -> Comparison:
+    """What the evidence says of a value that was judged by its distribution."""
+    different = next((one for one in found if one.name == comparison.name), None)
+    if different is not None:
+        return replace(
+            comparison,
+            finding="far",
+            max_error_compiled=different.size,
+            scale=different.scale,
+            within_default_tolerance=False,
+            within_scaled_tolerance=False,
+            detail=str(different),
+        )
+    if comparison.name in names and comparison.finding == "same":
+        return replace(comparison, finding="close", detail="random: the same distribution over seeds")
+    return comparison
+
+
+# -- one value of one run ---------------------------------------------------------------------------
+
+
+def _sample(value: Value) -> Sample | None:
+    tensor = value.value
+    if isinstance(tensor, bool | int | float | complex):
+        tensor = torch.tensor(tensor)
+    if not isinstance(tensor, torch.Tensor):
+        return None
+    wide = metrics.widened(tensor)
+    flat = torch.view_as_real(wide).flatten() if wide.is_complex() else wide.flatten()
+    finite = flat[torch.isfinite(flat)]
+    count = max(1, flat.numel())
+    summaries = (
+        float((flat == 0).sum()) / count,
+        1.0 - finite.numel() / count if flat.numel() else 0.0,
+        float(finite.mean()) if finite.numel() else 0.0,
+        metrics.rms(finite),
+        float(finite.min()) if finite.numel() else 0.0,
+        float(finite.max()) if finite.numel() else 0.0,
+    )
+    step = max(1, math.ceil(flat.numel() / _MOST_ELEMENTS))
+    elements = flat[::step].nan_to_num(0.0, 0.0, 0.0).clone()
+    return Sample(value.kind, tuple(tensor.shape), tensor.dtype, summaries, elements)
+
+
+def _varies(samples: Sequence[Sample | None]) -> bool:
+    first = samples[0]
+    if first is None or any(sample is None for sample in samples):
+        return True
+    return any(
+        sample.shape != first.shape
+        or sample.summaries != first.summaries
+        or not torch.equal(sample.elements, first.elements)
+        for sample in samples
+        if sample is not None
+    )
+
+
+# -- the tests --------------------------------------------------------------------------------------
+
+
+def _summary_difference(
+    name: str, eager: Sequence[Sample], compiled: Sequence[Sample], alpha: float
+) -> Difference | None:
+    scale = _scale(eager)
+    for position, summary in enumerate(SUMMARIES):
+        one = [sample.summaries[position] for sample in eager]
+        other = [sample.summaries[position] for sample in compiled]
+        means = math.fsum(one) / len(one), math.fsum(other) / len(other)
+        apart = abs(means[0] - means[1])
+        unit = 1.0 if summary.startswith("share") else scale
+        if apart > _smallest(eager[0].dtype) * unit and rank_p_value(one, other) < alpha:
+            return Difference(name, eager[0].kind, f"the {summary}", *means, apart, scale)
+    return None
+
+
+def _element_difference(name: str, eager: Sequence[Sample], compiled: Sequence[Sample]) -> Difference | None:
+    if len({sample.shape for sample in (*eager, *compiled)}) > 1 or not eager[0].elements.numel():
+        return None
+    one, other = (torch.stack([sample.elements for sample in side]) for side in (eager, compiled))
+    scale = _scale(eager)
+    features = {
+        "the mean of single elements": (one, other, scale),
+        "the mean square of single elements": (one.square(), other.square(), scale**2),
+        "where the zeros are": ((one == 0).double(), (other == 0).double(), 1.0),
+    }
+    for feature, (first, second, unit) in features.items():
+        apart = float((first.mean(0) - second.mean(0)).square().mean().sqrt())
+        least = _smallest(eager[0].dtype) * unit
+        if apart > least and _beyond_permutations(first, second, least):
+            sizes = float(first.mean(0).square().mean().sqrt()), float(second.mean(0).square().mean().sqrt())
+            return Difference(name, eager[0].kind, feature, *sizes, apart, scale)
+    return None
+
+
+def _beyond_permutations(first: torch.Tensor, second: torch.Tensor, least: float) -> bool:
+    """Whether the distance of the two samples' means is beyond what random labels make of it.
+
+    Each element counts in units of how much it varies over all runs, so that a few large ones do not drown the rest,
+    and those that vary by less than ``least`` in units of that: they differ by rounding at most.
+    """
+    pooled = torch.cat([first, second])
+    centred = pooled - pooled.mean(0)
+    centred = centred / centred.square().mean(0).sqrt().clamp(min=max(least, torch.finfo(torch.float64).tiny))
+    gram = centred @ centred.T
+    own, shuffled, square = _labels(len(first), len(second))
+    observed = float(own @ gram @ own)
+    # What random labels make of it on the average: no need to try them where the largest is out of reach.
+    usual = square * float(gram.trace()) * (1 + 1 / (len(pooled) - 1))
+    if observed <= MARGIN * usual:
+        return False
+    return observed > MARGIN * float(((shuffled @ gram) * shuffled).sum(1).max())
+
+
+@functools.cache
+def _labels(first: int, second: int) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """The labels of two samples, the same at random, one permutation a row, and the mean of their squares."""
+    own = torch.cat([torch.full((first,), 1 / first), torch.full((second,), -1 / second)]).double()
+    generator = torch.Generator().manual_seed(_PERMUTATION_SEED)
+    order = torch.rand(PERMUTATIONS, first + second, generator=generator).argsort(1)
+    return own, own[order], float(own.square().mean())
+
+
+def _mask_differences(names: Sequence[str], eager: Sequence[Run], compiled: Sequence[Run]) -> list[Difference]:
+    """Gradients that share the zeros of an output in every eager run, and in compiled ones do not."""
+    runs = [run for run in compiled if all(name in run for name in names)]
+    if not runs or any(name not in run for run in eager for name in names):
+        return []
+    kinds = {name: eager[0][name].kind for name in names}
+    found = []
+    for output in (name for name in names if kinds[name] == "output"):
+        for gradient in (name for name in names if kinds[name] == "gradient"):
+            if not _share_mask(output, gradient, eager):
+                continue
+            apart = max(_mask_distance(run[output], run[gradient]) for run in runs)
+            if apart > STRAY:
+                test = f"the mask that it shares with {output}"
+                found.append(Difference(gradient, "gradient", test, 0.0, apart, apart, 1.0))
+                break
+    return found
+
+
+def _share_mask(output: str, gradient: str, eager: Sequence[Run]) -> bool:
+    first = eager[0][output]
+    if any(run[name].shape != first.shape for run in eager for name in (output, gradient)):
+        return False
+    if any(_mask_distance(run[output], run[gradient]) > 0 for run in eager):
+        return False
+    masks = [run[output].elements == 0 for run in eager]
+    return any(not torch.equal(mask, masks[0]) for mask in masks)
+
+
+def _mask_distance(one: Sample, other: Sample) -> float:
+    if one.elements.shape != other.elements.shape:
+        return 1.0
+    return float(((one.elements == 0) != (other.elements == 0)).double().mean())
+
+
+def _scale(samples: Sequence[Sample]) -> float:
+    """RMS of a value over all its runs."""
+    return math.sqrt(math.fsum(sample.summaries[3] ** 2 for sample in samples) / len(samples))
+
+
+def _smallest(dtype: torch.dtype) -> float:
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return 0.0
+    return max(SMALLEST, 64 * torch.finfo(dtype).eps)
+
+
+@functools.cache
+def _u_counts(first: int, second: int) -> tuple[int, ...]:
+    """In how many orders of both samples U takes each value: the coefficients of a Gaussian binomial."""
+    counts = [0] * (first * second + 1)
+    counts[0] = 1
+    for step in range(1, second + 1):
+        high, low = first + step, step
+        for position in range(len(counts) - 1, high - 1, -1):
+            counts[position] -= counts[position - high]
+        for position in range(low, len(counts)):
+            counts[position] += counts[position - low]
+    return tuple(counts)

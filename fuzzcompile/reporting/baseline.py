@@ -1,0 +1,76 @@
+"""Bugs that are known already: their signatures, from earlier ``triage --json`` output or from a plain list."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fuzzcompile.errors import UsageError
+
+# What every signature begins with: a stage, then a source file, an error's type or "-".
+_SIGNATURE = re.compile(r"[a-z_]+:[^:\s]+:\S.*")
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The signatures in one file."""
+
+    path: Path
+    signatures: frozenset[str]
+
+    @classmethod
+    def read(cls, path: Path) -> Baseline:
+        """Read JSON objects, one a line, or signatures, one a line, where ``#`` begins a comment line.
+
+        Raises:
+            UsageError: the file cannot be read, or is neither.
+        """
+        try:
+            text = path.read_text(encoding="utf-8-sig")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is no text"
+            raise UsageError(
+                f"Cannot read the baseline {path}: {reason}; name a file of signatures or of `triage --json` lines."
+            ) from error
+        return cls(path, frozenset(_signatures(path, text)))
+
+    def knows(self, report: Mapping[str, Any] | None) -> bool:
+        """Whether the report is on a bug that is in the list."""
+        return report is not None and bool(report.get("is_bug")) and report.get("signature") in self.signatures
+
+
+def _signatures(path: Path, text: str) -> Iterator[str]:
+    for number, line in enumerate(text.splitlines(), 1):
+        line = line.strip()
+        if not line or line.startswith("#"):
+            continue
+        if line[0] in "{[":
+            yield from _of_object(path, number, line)
+        elif _SIGNATURE.fullmatch(line):
+            yield line
+        else:
+            raise _malformed(path, number, "no signature and no JSON object")
+
+
+def _of_object(path: Path, number: int, line: str) -> Iterator[str]:
+    try:
+        said = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise _malformed(path, number, "no whole JSON object") from error
+    if not isinstance(said, dict) or "verdict" not in said:
+        raise _malformed(path, number, "no object that `triage --json` prints")
+    signature = said.get("signature")  # without one there was no bug, or no verdict
+    if signature is not None and not isinstance(signature, str):
+        raise _malformed(path, number, "an object whose signature is no text")
+    if signature:
+        yield signature
+
+
+def _malformed(path: Path, number: int, what: str) -> UsageError:
+    return UsageError(
+        f"The baseline {path} has in line {number} {what}; give one signature or one object of `triage --json` a line."
+    )
