@@ -137,7 +137,8 @@ def main() -> None:
     print("\n".join(lines), flush=True)
     for dtype in given.dtypes:
         for error in given.errors:
-            cells = [_cell(dtype, place, error) for place in (PLACES if error else {"none": None})]
+            cells = [_cell(dtype, place, error) for place in (PLACES if error else ["nothing planted"])]
+            cells += ["–"] * (len(PLACES) - len(cells))
             row = f"| {dtype} | {error:.0e} | " + " | ".join(cells) + " |"
             lines.append(row)
             print(row, flush=True)

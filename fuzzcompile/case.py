@@ -148,7 +148,7 @@ def read_source(path: Path) -> str:
         CaseError: it cannot be read.
     """
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise CaseError(f"Cannot read the case {path}: {_one_line(error)}; name a Python file.") from error
 
@@ -166,6 +166,8 @@ def _execute(path: Path, source: str) -> dict[str, Any]:
         exec(code, module.__dict__)
     except KeyboardInterrupt:
         raise
+    except ModuleNotFoundError as error:
+        raise CaseError(f"{path} needs the module {error.name!r}, which is not installed; install it.") from error
     except BaseException as error:
         raise CaseError(
             f"{path} cannot be loaded: it raises {type(error).__name__} ({_one_line(error)}); mend the file."

@@ -10,6 +10,7 @@ from fuzzcompile.attribution.borders import Border, borders_of
 from fuzzcompile.attribution.steps import SEMANTIC_STEP, ReplayCount, Step, steps_of
 from fuzzcompile.experiments import Experiments, Trial
 from fuzzcompile.oracle import streams
+from fuzzcompile.oracle.evidence import Comparison
 from fuzzcompile.oracle.judgement import GROSS, Judgement, same_bits, wrong_values
 from fuzzcompile.oracle.verdicts import Verdict
 
@@ -32,33 +33,13 @@ def decide(experiments: Experiments, trial: Trial, steps: Sequence[Step]) -> Dec
     if first.casts_dropped and not first.verdict.is_bug and not semantic:
         return _decide_casts(experiments, first)
     if first.verdict in (Verdict.ROUNDING, Verdict.EQUAL):
-        if semantic:
-            return Decision(
-                wrong_values(first),
-                first.confidence,
-                f"within rounding natively, but {semantic[0].label.rewrite} moves the float64 result by "
-                f"{semantic[0].float64:.1e} of its size",
-                evidence="replay",
-            )
-        border = None if first.verdict is Verdict.EQUAL else _border(experiments, trial)
-        if border is not None:
-            what = f"the decomposition of {border.operator}" if border.operator else "a decomposition"
-            return Decision(
-                wrong_values(first),
-                first.confidence,
-                f"within rounding natively, but {what} moves a float64 "
-                f"{'gradient' if border.gradient else 'result'} by {border.step:.1e} of its size",
-                evidence="replay",
-                border=border,
-            )
-        if trial.sampled is None and first.suspicious and survives_float64(experiments):
-            return Decision(
-                wrong_values(first),
-                "low",
-                "small, but it survives when the program is compiled in float64",
-                evidence="suspicion",
-            )
-        return Decision(first.verdict, first.confidence)
+        return _within_rounding(experiments, trial, semantic)
+    if first.verdict is Verdict.UNSTABLE and experiments.has_low_precision_casts and _emulation_repairs(experiments):
+        return Decision(
+            Verdict.PRECISION_CASTS,
+            first.confidence,
+            "low-precision casts in the program, which overflow, are elided; equal under emulate_precision_casts",
+        )
     if trial.sampled is not None:  # random values: float64 draws others
         return Decision(first.verdict, first.confidence, first.detail)
     far = first.verdict in (Verdict.MISCOMPILE, Verdict.WRONG_GRADIENT) and all(
@@ -67,6 +48,40 @@ def decide(experiments: Experiments, trial: Trial, steps: Sequence[Step]) -> Dec
     if far and not semantic:
         return _decide_precision(experiments, first)
     return Decision(first.verdict, first.confidence, first.detail)
+
+
+def _within_rounding(experiments: Experiments, trial: Trial, semantic: Sequence[Step]) -> Decision:
+    """Values that rounding explains natively: what float64 says of the graphs, the program and its casts."""
+    first = trial.judgement
+    if semantic:
+        return Decision(
+            wrong_values(first),
+            first.confidence,
+            f"within rounding natively, but {semantic[0].label.rewrite} moves the float64 result by "
+            f"{semantic[0].float64:.1e} of its size",
+            evidence="replay",
+        )
+    border = None if first.verdict is Verdict.EQUAL else _border(experiments, trial)
+    if border is not None:
+        what = f"the decomposition of {border.operator}" if border.operator else "a decomposition"
+        return Decision(
+            wrong_values(first),
+            first.confidence,
+            f"within rounding natively, but {what} moves a float64 "
+            f"{'gradient' if border.gradient else 'result'} by {border.step:.1e} of its size",
+            evidence="replay",
+            border=border,
+        )
+    if trial.sampled is None and first.suspicious and survives_float64(experiments):
+        return Decision(
+            wrong_values(first),
+            "low",
+            "small, but it survives when the program is compiled in float64",
+            evidence="suspicion",
+        )
+    if _elided_casts_show(experiments, first):
+        return Decision(Verdict.PRECISION_CASTS, first.confidence, _ELIDED)
+    return Decision(first.verdict, first.confidence)
 
 
 def _border(experiments: Experiments, trial: Trial) -> Border | None:
@@ -79,27 +94,49 @@ def _border(experiments: Experiments, trial: Trial) -> Border | None:
 
 def _decide_casts(experiments: Experiments, first: Judgement) -> Decision:
     """Right only without the user's casts: their verdict, if emulating the casts makes it right with them."""
+    if not _emulation_repairs(experiments):
+        return Decision(Verdict.ROUNDING, "low", "compiled keeps more precision than the program asks for")
+    return Decision(Verdict.PRECISION_CASTS, first.confidence, _ELIDED)
+
+
+_ELIDED = "low-precision casts in the program are elided; equal under emulate_precision_casts"
+
+
+def _elided_casts_show(experiments: Experiments, first: Judgement) -> bool:
+    """Whether a user would see the casts of the program missing: beyond default tolerances, and within them if kept."""
+    if not experiments.has_low_precision_casts or all(c.within_default_tolerance for c in first.comparisons):
+        return False
+    return _emulation_repairs(experiments, closely=True)
+
+
+def _emulation_repairs(experiments: Experiments, *, closely: bool = False) -> bool:
+    """Whether eager and compiled agree under ``emulate_precision_casts``, with the user's casts as they are.
+
+    ``closely``: within default tolerances.
+    """
     how = replace(experiments.how, record=False, config={"emulate_precision_casts": True})
     emulated = experiments.trial(how).judgement
-    if emulated.suspicious or emulated.casts_dropped or emulated.verdict.is_bug:
-        return Decision(Verdict.ROUNDING, "low", "compiled keeps more precision than the program asks for")
-    return Decision(
-        Verdict.PRECISION_CASTS,
-        first.confidence,
-        "low-precision casts in the program are elided; equal under emulate_precision_casts",
-    )
+    benign = emulated.verdict in (Verdict.EQUAL, Verdict.ROUNDING)
+    close = not closely or all(c.within_default_tolerance for c in emulated.comparisons)
+    return benign and close and not emulated.suspicious and not emulated.casts_dropped
 
 
 def _decide_precision(experiments: Experiments, first: Judgement) -> Decision:
     """Wrong values that no rewrite explains: lost precision, if they are right when compiled in float64."""
     worst = max((c.relative_error for c in first.suspicious), default=0.0)
-    if worst > GROSS or survives_float64(experiments):
+    if worst > GROSS or any(_off_by_whole(c) for c in first.suspicious) or survives_float64(experiments):
         return Decision(first.verdict, first.confidence, first.detail)
     return Decision(
         Verdict.PRECISION_LOSS,
         first.confidence,
         "far from float64 where eager is not; gone when compiled in float64",
     )
+
+
+def _off_by_whole(comparison: Comparison) -> bool:
+    """Whether the worst element is a whole number in all runs, and another one when compiled: no lack of precision."""
+    values = [comparison.at.get(run) for run in ("eager", "compiled", "float64")]
+    return all(value is not None and float(value).is_integer() for value in values) and values[0] != values[1]
 
 
 def survives_float64(experiments: Experiments) -> bool | None:

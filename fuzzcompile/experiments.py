@@ -86,6 +86,7 @@ class Experiments:
         """The same experiments with another compile as the one that is judged; runs and counts are shared."""
         other = copy.copy(self)
         other.how = how
+        vars(other).pop("in_float64", None)  # it is compiled as ``how`` says
         return other
 
     @property
@@ -362,10 +363,19 @@ class Experiments:
         return Run(observation, streams_now()), casts
 
 
-def _check_baseline(case: Case, against: str) -> None:
+def check_against(against: str) -> None:
+    """Refuse a name that is nothing to compare with.
+
+    Raises:
+        UsageError: naming what there is.
+    """
     known = (*BASELINES, *modes())
     if against not in known:
         raise UsageError(f"Nothing can be compared with {against!r}; use one of {', '.join(known)}.")
+
+
+def _check_baseline(case: Case, against: str) -> None:
+    check_against(against)
     if (
         against not in BASELINES
         and case.settings.backend == "inductor"

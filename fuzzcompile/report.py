@@ -41,11 +41,11 @@ class CoverageCount:
 class Report:
     """Verdict, evidence and attribution of one case on one device.
 
-    ``against`` is what compiled was compared with. ``survives_float64`` tells whether the divergence is there when
-    the program itself is compiled in float64 (None: not tried). ``graphs`` counts what dynamo captured and
-    ``graph_breaks`` says why it stopped. ``randomness`` says how a program that draws random numbers was judged
-    (None: it draws none), ``warnings`` which warnings only one of the two runs gave, ``notes`` what else a reader
-    should know.
+    ``against`` is what compiled was compared with, ``threads`` for how many CPU threads code was generated.
+    ``survives_float64`` tells whether the divergence is there when the program itself is compiled in float64 (None:
+    not tried). ``graphs`` counts what dynamo captured and ``graph_breaks`` says why it stopped. ``randomness`` says
+    how a program that draws random numbers was judged (None: it draws none), ``warnings`` which warnings only one of
+    the two runs gave, ``notes`` what else a reader should know.
     """
 
     case: str
@@ -62,6 +62,7 @@ class Report:
     cost: Cost = field(default_factory=lambda: Cost(0, 0, 0.0))
     coverage: tuple[CoverageCount, ...] = ()
     against: str = "eager"
+    threads: int = 0
     survives_float64: bool | None = None
     graphs: int = 0
     graph_breaks: tuple[str, ...] = ()
@@ -125,6 +126,7 @@ class Report:
             "float64_step": self.float64_step,
             "survives_float64": self.survives_float64,
             "against": self.against,
+            "threads": self.threads,
             "graphs": self.graphs,
             "graph_breaks": list(self.graph_breaks),
             "randomness": self.randomness,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -19,7 +19,7 @@ from fuzzcompile.experiments import Experiments, Trial
 from fuzzcompile.inductor.hooks import initialise_patterns
 from fuzzcompile.inductor.same import torch_same
 from fuzzcompile.inductor.session import Compilation
-from fuzzcompile.oracle.comparison import Comparison
+from fuzzcompile.oracle.comparison import Comparison, compare
 from fuzzcompile.oracle.judgement import same_bits
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.oracle.warned import changed_warnings
@@ -56,68 +56,110 @@ def triage(
             draws random numbers, the compiler's own random stream.
         on_eager: called once all eager runs are done, before anything is compiled: a crash or time-out after
             that is the compiler's.
-        on_verdict: called with a report on a bug before it is attributed.
+        on_verdict: called with the report as soon as there is a verdict, and again with further evidence, before
+            anything is attributed.
 
     Raises:
         CaseError: ``make()`` fails.
         CannotJudge: the case asks for ``FULLGRAPH`` and cannot be captured in one graph, nothing of it is
             compiled, or the machine lacks what compiling needs.
     """
-    start = time.perf_counter()
+    started = time.perf_counter()
     initialise_patterns(device)
     experiments = Experiments(case, device, Compilation(vetoes=tuple(vetoes)), against=against)
-    count = ReplayCount()
     experiments.run_eager()
+    _refuse_lasting_state(experiments)
     on_eager()
     trial = experiments.trial()
     _refuse_unsupported(case, trial)
     _refuse_unfit(case, trial)
-    steps, decision = _decided(experiments, trial, count)
-    own_stream = None
-    if thorough and not decision.verdict.is_bug and trial.observation.failure is None and experiments.depends_on_seeds:
-        # Other rewrites fire where the compiler need not follow eager's random numbers.
-        other = experiments.under(replace(experiments.how, fallback_random=False))
-        own_stream = other.trial()
-        found = _decided(other, own_stream, count)
-        if found[1].verdict.is_bug:
-            experiments, trial, (steps, decision) = other, own_stream, found
-    survives = survival(experiments, trial, decision, ask=thorough)
+    answer = _decided(experiments, trial, ReplayCount(), started)
+    on_verdict(answer.report())
+    if thorough and not _late(deadline):
+        answer = _looked_at_again(answer, deadline)
+        on_verdict(answer.report())
+    return answer.report(answer.attribution(known, deadline))
 
-    def report(attribution: Attribution) -> Report:
+
+def _late(deadline: float | None) -> bool:
+    return deadline is not None and time.monotonic() > deadline
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """A decision on one trial, with all that a report on it takes."""
+
+    experiments: Experiments
+    trial: Trial
+    steps: Sequence[Step]
+    decision: Decision
+    count: ReplayCount
+    started: float
+    own_stream: Trial | None = None
+    survives: bool | None = None
+
+    def report(self, attribution: Attribution | None = None) -> Report:
+        """The report as it stands; without an attribution, one that names no culprit."""
         return replace(
-            _report(experiments, trial, steps, decision, attribution, count),
-            cost=Cost(experiments.compiles, count.replays, time.perf_counter() - start, experiments.screens),
-            survives_float64=survives,
-            randomness=randomness(experiments, trial, own_stream=own_stream),
+            _report(self, attribution or self._unproved()),
+            cost=Cost(
+                self.experiments.compiles,
+                self.count.replays,
+                time.perf_counter() - self.started,
+                self.experiments.screens,
+            ),
+            survives_float64=self.survives,
+            randomness=randomness(self.experiments, self.trial, own_stream=self.own_stream),
         )
 
-    unproved = Attribution(changed_bits=_changed_bits(steps))
-    if not decision.verdict.is_bug or decision.verdict is Verdict.NONDETERMINISTIC:
-        return report(unproved)
-    hit = _known_culprit(trial, steps, decision.verdict, known)
-    if hit is not None:
-        return report(replace(unproved, culprit=hit))
-    if decision.border is not None:  # no veto reaches a decomposition
-        return report(replace(unproved, culprit=decision.border.culprit()))
-    on_verdict(report(unproved))
-    proved = Attributor(experiments, trial, steps, count, evidence=decision.evidence, deadline=deadline).run()
-    return report(replace(proved, changed_bits=unproved.changed_bits))
+    def attribution(self, known: Collection[tuple[str, str]], deadline: float | None) -> Attribution:
+        """The culprit, proved unless its signature is known."""
+        verdict, unproved = self.decision.verdict, self._unproved()
+        if not verdict.is_bug or verdict is Verdict.NONDETERMINISTIC:
+            return unproved
+        hit = _known_culprit(self.trial, self.steps, verdict, known)
+        if hit is not None:
+            return replace(unproved, culprit=hit)
+        if self.decision.border is not None:  # no veto reaches a decomposition
+            return replace(unproved, culprit=self.decision.border.culprit())
+        attributor = Attributor(
+            self.experiments,
+            self.trial,
+            self.steps,
+            self.count,
+            evidence=self.decision.evidence,
+            deadline=deadline,
+        )
+        return replace(attributor.run(), changed_bits=unproved.changed_bits)
+
+    def _unproved(self) -> Attribution:
+        return Attribution(changed_bits=_changed_bits(self.steps))
 
 
-def _decided(experiments: Experiments, trial: Trial, count: ReplayCount) -> tuple[list[Step], Decision]:
+def _decided(experiments: Experiments, trial: Trial, count: ReplayCount, started: float) -> _Answer:
     steps = steps_of(trial.ledger, count)
     decision = decide(experiments, trial, steps)
-    return steps, confirmed(experiments, trial, decision) if decision.verdict.is_bug else decision
+    if decision.verdict.is_bug:
+        decision = confirmed(experiments, trial, decision)
+    survives = survival(experiments, trial, decision, ask=False)
+    return _Answer(experiments, trial, steps, decision, count, started, survives=survives)
 
 
-def _report(
-    experiments: Experiments,
-    trial: Trial,
-    steps: Sequence[Step],
-    decision: Decision,
-    attribution: Attribution,
-    count: ReplayCount,
-) -> Report:
+def _looked_at_again(answer: _Answer, deadline: float | None) -> _Answer:
+    """The answer with further evidence: the compiler's own random stream, and the program compiled in float64."""
+    experiments, trial = answer.experiments, answer.trial
+    benign = not answer.decision.verdict.is_bug and trial.observation.failure is None
+    if benign and experiments.depends_on_seeds:
+        # Other rewrites fire where the compiler need not follow eager's random numbers.
+        other = experiments.under(replace(experiments.how, fallback_random=False))
+        found = _decided(other, other.trial(), answer.count, answer.started)
+        answer = replace(found if found.decision.verdict.is_bug else answer, own_stream=found.trial)
+    ask = not _late(deadline)
+    return replace(answer, survives=survival(answer.experiments, answer.trial, answer.decision, ask=ask))
+
+
+def _report(answer: _Answer, attribution: Attribution) -> Report:
+    experiments, trial, steps, decision = answer.experiments, answer.trial, answer.steps, answer.decision
     case, device = experiments.case, experiments.device
     return Report(
         case=case.name,
@@ -128,11 +170,12 @@ def _report(
         detail=decision.detail,
         comparisons=_with_torch_same(experiments, trial),
         eager_deterministic=_deterministic(experiments),
-        float64_step=max((s.float64 for s in steps if s.float64 is not None and not s.random), default=None),
+        float64_step=_largest_step(steps, decision),
         failure=trial.observation.failure,
         attribution=attribution,
         coverage=_coverage(trial),
         against=experiments.against,
+        threads=torch.get_num_threads(),
         graphs=len(trial.ledger.frames) or trial.ledger.graphs,
         # Of a program that was never captured, dynamo lists errors and no breaks.
         graph_breaks=trial.ledger.graph_breaks if trial.ledger.graphs else (),
@@ -141,7 +184,30 @@ def _report(
     )
 
 
+def _largest_step(steps: Sequence[Step], decision: Decision) -> float | None:
+    """The largest change of a float64 result by a rewrite, or by a decomposition where that decided."""
+    found = [step.float64 for step in steps if step.float64 is not None and not step.random]
+    return max([*found, *([decision.border.step] if decision.border is not None else [])], default=None)
+
+
 # -- what cannot be judged -----------------------------------------------------------------------
+
+
+def _refuse_lasting_state(experiments: Experiments) -> None:
+    """A script's callable that does something else the second time keeps state that could not be set back."""
+    case, eager, again = experiments.case, experiments.eager, experiments.again
+    if case.state is None or eager.failure or experiments.draws:
+        return
+    moved = again.failure is not None or eager.structure != again.structure
+    if not moved:
+        pairs = zip(eager.values, again.values, strict=False)
+        compared = [compare(one, other, None, ()) for one, other in pairs if one.name == other.name]
+        moved = any(not c.within_default_tolerance or c.finding in ("integer", "shape", "dtype") for c in compared)
+    if moved:
+        raise CannotJudge(
+            f"{case.name} does not do the same twice in eager mode: it keeps state that cannot be set back, or depends "
+            "on something outside; write it as a case with make(), which builds its state anew."
+        )
 
 
 def _refuse_unsupported(case: Case, trial: Trial) -> None:

@@ -53,7 +53,7 @@ class WorkerSetup:
 class JudgeTask:
     """One case file to judge.
 
-    ``marker`` is a path that comes to exist once eager has finished, and holds the report on a bug as soon as
+    ``marker`` is a path that comes to exist once eager has finished, and holds the report as soon as
     there is a verdict: what is left of the case if its worker is lost later. ``known`` are the (signature, kind
     of verdict) pairs that need no proof any more. ``seconds`` is how long the whole may take before
     attribution begins no further compile. ``against`` is what compiled is compared with, ``call`` the call of a
@@ -158,7 +158,7 @@ def judge_file(task: JudgeTask) -> Judged:
 
 
 def left_behind(marker: Path) -> tuple[bool, dict[str, Any] | None]:
-    """Of a case whose worker was lost: whether eager had finished, and the report on a bug if there was one."""
+    """Of a case whose worker was lost: whether eager had finished, and the report if there was a verdict."""
     try:
         text = marker.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -179,6 +179,10 @@ def isolated() -> Iterator[None]:
         torch.set_default_dtype(dtype)
         torch.set_default_device(None)
         torch.set_grad_enabled(grad)
+        for device in ("cpu", "cuda"):
+            torch.set_autocast_enabled(device, False)
+        torch.autograd.set_detect_anomaly(False)
+        torch.compiler.set_stance("default")
         torch.use_deterministic_algorithms(deterministic)
         Numerics().apply()
 

@@ -25,6 +25,8 @@ from fuzzcompile.oracle import metrics
 # A step must be this many times what one ulp of float64 per operator does to the result: programs that amplify
 # rounding, or round and compare, amplify float64's as well.
 _NOISE_FACTOR = 100.0
+_CONSTANTS = 2.0
+_EPS = torch.finfo(torch.float32).eps
 _NOISE_SEEDS = (1, 2)
 # Gradients this much smaller than the usual ones are zero by symmetry, and measured on the scale of the usual.
 _VANISHING = 1e-6
@@ -82,12 +84,14 @@ def _border(frame: Frame, count: ReplayCount) -> Border | None:
     if len(one.outputs) != len(other.outputs) and not joint:
         return None
     step = _change(one.outputs, other.outputs)
-    if step > SEMANTIC_STEP and step > _NOISE_FACTOR * _noise(early, given, one.outputs, count):
+    if step > SEMANTIC_STEP and step > _explained(early, given, one.outputs, count):
         return Border(frame.index, step, False, *_operator(early, late, given, inputs, count))
     if not joint:
         return None
     step = _gradient_step(early, late, given, inputs, other.outputs, count)
-    return Border(frame.index, step, True, None, (), None) if step > SEMANTIC_STEP else None
+    if step > SEMANTIC_STEP and step > _explained(early, given, one.outputs, count):
+        return Border(frame.index, step, True, None, (), None)
+    return None
 
 
 def _mutates(before: Sequence[Any], after: Sequence[Any]) -> bool:
@@ -95,10 +99,19 @@ def _mutates(before: Sequence[Any], after: Sequence[Any]) -> bool:
     return any(one is not other for one, other in zip(before, after, strict=True) if isinstance(one, torch.Tensor))
 
 
-def _noise(early: GraphRecord, given: Sequence[Any], outputs: Sequence[Any], count: ReplayCount) -> float:
-    count.replays += len(_NOISE_SEEDS)
-    runs = [replay(early.snapshots[-1], given, double=True, noise_seed=seed) for seed in _NOISE_SEEDS]
-    return max((_change(outputs, run.outputs) for run in runs if run.error is None), default=0.0)
+def _explained(early: GraphRecord, given: Sequence[Any], outputs: Sequence[Any], count: ReplayCount) -> float:
+    """What change float64's own rounding explains, or constants that a decomposition holds in float32.
+
+    The second is the native run's error, scaled from its dtype to float32.
+    """
+    count.replays += len(_NOISE_SEEDS) + 1
+    noisy = [replay(early.snapshots[-1], given, double=True, noise_seed=seed) for seed in _NOISE_SEEDS]
+    noise = max((_change(outputs, run.outputs) for run in noisy if run.error is None), default=0.0)
+    native = replay(early.snapshots[-1], given, double=False)
+    rounding = 0.0 if native.error is not None else _change(outputs, native.outputs)
+    floats = (v.dtype for v in native.outputs if isinstance(v, torch.Tensor) and v.dtype.is_floating_point)
+    eps = max((torch.finfo(dtype).eps for dtype in floats), default=_EPS)
+    return max(_NOISE_FACTOR * noise, _CONSTANTS * rounding * min(1.0, _EPS / eps))
 
 
 def _gradient_step(
@@ -137,12 +150,12 @@ def _alike(one: Any, other: Any) -> bool:
 def _change(ones: Sequence[Any], others: Sequence[Any], *, together: bool = False) -> float:
     """Largest change in units of the tensor's RMS size; ``together``: none is taken to be much below the usual."""
     pairs = [(a, b) for a, b in zip(ones, others, strict=False) if _comparable(a, b)]
-    sizes = [metrics.rms(metrics.widened(a)) for a, _ in pairs]
+    sizes = [metrics.rms(a) for a, _ in pairs]
     positive = sorted(size for size in sizes if size)
     usual = positive[(len(positive) - 1) // 2] if positive else 0.0
     worst = 0.0
     for (a, b), size in zip(pairs, sizes, strict=True):
-        change = metrics.largest(metrics.distance(a, b))
+        change = metrics.farthest(a, b)
         unit = usual if together and size < _VANISHING * usual else size
         worst = max(worst, change / unit if unit else change)
     return worst

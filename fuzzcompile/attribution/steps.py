@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,9 @@ _VANISHING = 1e-11
 _CONSTANTS = (torch.ops.aten.full.default, torch.ops.aten.scalar_tensor.default)
 # A native step within this many times the graph's own rounding error is rounding.
 _NATIVE_FACTOR = 6.0
+# Results of replays are kept for later comparisons up to this size, and those of two graphs (native, float64) always.
+_KEPT_BYTES = 256 * 2**20
+_FEWEST_KEPT = 4
 
 
 @dataclass(frozen=True)
@@ -155,19 +159,30 @@ def _border_steps(frame: Frame, count: ReplayCount) -> Iterator[Step]:
 
 
 class _Runs:
-    """Replays of snapshots, each done once."""
+    """Replays of snapshots, each done once unless they take too much memory to be kept."""
 
     def __init__(self, snapshots: Sequence[Snapshot], inputs: Sequence[Any], count: ReplayCount) -> None:
         self.snapshots, self.inputs, self.count = snapshots, inputs, count
-        self._done: dict[tuple[int, bool], Replayed] = {}
+        self._done: dict[tuple[int, bool], tuple[Replayed, int]] = {}  # the one asked for last comes last
+        self._captured = set(_storages(inputs))
 
     def at(self, index: int, *, double: bool) -> Replayed:
         """The replay of snapshot ``index``."""
         key = (index, double)
-        if key not in self._done:
+        if key in self._done:
+            self._done[key] = self._done.pop(key)
+        else:
+            self._make_room()
             self.count.replays += 1
-            self._done[key] = replay(self.snapshots[index], self.inputs, double=double)
-        return self._done[key]
+            run = replay(self.snapshots[index], self.inputs, double=double)
+            sizes = _storages(_results(run))
+            self._done[key] = run, sum(size for storage, size in sizes.items() if storage not in self._captured)
+        return self._done[key][0]
+
+    def _make_room(self) -> None:
+        """Forget what was asked for longest ago; a comparison needs the other runs of its pair."""
+        while len(self._done) >= _FEWEST_KEPT and sum(size for _, size in self._done.values()) > _KEPT_BYTES:
+            del self._done[next(iter(self._done))]
 
     def same(self, first: int, last: int) -> bool:
         """Whether two snapshots give the same bits, metadata and layouts, natively and in float64."""
@@ -175,7 +190,7 @@ class _Runs:
             one, other = self.at(first, double=double), self.at(last, double=double)
             if one.error is not None or other.error is not None or _relative(one, other) != 0.0:
                 return False
-            if _metadata_change(one, other) or _stride_change(one, other):
+            if not double and (_metadata_change(one, other) or _stride_change(one, other)):
                 return False
         return True
 
@@ -218,7 +233,7 @@ def _relative(one: Replayed, other: Replayed, units: Sequence[float] = ()) -> fl
     for a, b, least in zip(_results(one), _results(other), smallest, strict=False):
         if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor) or a.shape != b.shape:
             continue
-        change = metrics.largest(metrics.distance(a, b))
+        change = metrics.farthest(a, b)
         if change:
             unit = max(_size(a), _size(b), least)
             worst = max(worst, change / unit if unit else change)
@@ -241,8 +256,18 @@ def _results(run: Replayed) -> list[Any]:
     return [*run.outputs, *run.inputs]
 
 
+def _storages(values: Sequence[Any]) -> dict[int, int]:
+    """Sizes of the storages of all tensors that have one, by address."""
+    found: dict[int, int] = {}
+    for value in values:
+        with contextlib.suppress(NotImplementedError, RuntimeError):  # sparse ones have none
+            if isinstance(value, torch.Tensor):
+                found[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+    return found
+
+
 def _size(value: Any) -> float:
-    return metrics.rms(metrics.widened(value)) if isinstance(value, torch.Tensor) else 0.0
+    return metrics.rms(value) if isinstance(value, torch.Tensor) else 0.0
 
 
 def _epsilon(run: Replayed) -> float:

@@ -43,14 +43,20 @@ def default_workers(device: str) -> int:
     return max(1, min(4, available_cpus()))
 
 
-def open_pool(device: str, workers: int, *, plants: Sequence[Path] = (), limits: Limits | None = None) -> WorkerPool:
+def open_pool(
+    device: str, workers: int, *, plants: Sequence[Path] = (), limits: Limits | None = None, least_threads: int = 1
+) -> WorkerPool:
     """Workers that are ready to judge cases on ``device`` (``auto``, ``cpu``, ``cuda`` or ``cuda:N``).
+
+    The processors are shared out among them as threads, at least ``least_threads`` (if there are as many) to each.
 
     Raises:
         EnvironmentUnfit: there is no such device.
     """
     limits = limits or Limits()
-    setup = WorkerSetup(tuple(str(path.resolve()) for path in plants), max(1, available_cpus() // workers))
+    processors = available_cpus()
+    threads = max(1, min(least_threads, processors), processors // workers)
+    setup = WorkerSetup(tuple(str(path.resolve()) for path in plants), threads)
     return WorkerPool(
         workers,
         time_limit=limits.seconds,

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from fuzzcompile.campaign.pool import ATTRIBUTION_SHARE, Limits, open_pool
+from fuzzcompile.case import read_source
 from fuzzcompile.errors import CaseError, EnvironmentUnfit, FuzzcompileError
 from fuzzcompile.execution.device import resolve
 from fuzzcompile.execution.pool import (
@@ -24,12 +25,17 @@ from fuzzcompile.execution.pool import (
     WorkerStartFailed,
     WorkerTimeout,
 )
+from fuzzcompile.experiments import check_against
+from fuzzcompile.loading import defines_make
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.plants import check_plants
 from fuzzcompile.report import SCHEMA, worker_failure
 from fuzzcompile.reporting.baseline import Baseline
 from fuzzcompile.reporting.junit import Entry
 from fuzzcompile.work import Judged, JudgeTask, judge_file, left_behind
+
+# Code for one thread is generated in another way than for several: a user's program is compiled for several.
+_THREADS = 2
 
 
 @dataclass(frozen=True)
@@ -117,15 +123,16 @@ def triage_files(
     """Judge the files and yield an answer for each, in order.
 
     Raises:
-        UsageError: a plant cannot be used.
+        UsageError: a plant cannot be used, or there is nothing of the name that is to be compared with.
         EnvironmentUnfit: there is no such device, or no worker can be started.
     """
     check_plants(plants)
     limits, question = limits or Limits(), question or Question()
+    check_against(question.against)
     resolved = str(resolve(device))
     with (
         tempfile.TemporaryDirectory(prefix="fuzzcompile-") as folder,
-        open_pool(device, workers, plants=plants, limits=limits) as pool,
+        open_pool(device, workers, plants=plants, limits=limits, least_threads=_THREADS) as pool,
     ):
         tasks = [
             JudgeTask(
@@ -147,7 +154,16 @@ def triage_files(
 
 
 def _submit(pool: WorkerPool, task: JudgeTask) -> Future[Judged]:
-    return pool.schedule(judge_file, (task,), label=f"judge {Path(task.path).name}")
+    path = Path(task.path)
+    # What a script does to its process (operators it registers, functions it patches) cannot be undone.
+    return pool.schedule(judge_file, (task,), label=f"judge {path.name}", spends=not _is_case_file(path))
+
+
+def _is_case_file(path: Path) -> bool:
+    try:
+        return defines_make(read_source(path))
+    except CaseError:
+        return True  # nothing of it will be run
 
 
 def _answer(pool: WorkerPool, task: JudgeTask, future: Future[Judged], device: str, *, again: bool = False) -> Answer:
@@ -177,8 +193,8 @@ def _lost(pool: WorkerPool, task: JudgeTask, error: WorkerFailed, device: str, *
     path, marker = Path(task.path), Path(task.marker or "")
     eager_done, found = left_behind(marker)
     if found is not None:
-        found["detail"] = f"{found['detail']}; attribution {error}".lstrip("; ")
-        return Answer(path, found, status=1, seconds=found["cost"]["seconds"])
+        found["detail"] = f"{found['detail']}; what came after the verdict {error}".lstrip("; ")
+        return Answer(path, found, status=1 if found["is_bug"] else 0, seconds=found["cost"]["seconds"])
     if not eager_done:
         return _unjudged(path, _before_compiling(error))
     if isinstance(error, WorkerCrashed) and error.exit_code is None:

@@ -73,6 +73,8 @@ class Ambient:
     deterministic: tuple[bool, bool]
     onednn: bool
     threads: int
+    precisions: tuple[str, ...]
+    device: torch.device
 
     @classmethod
     def current(cls) -> Ambient:
@@ -86,6 +88,8 @@ class Ambient:
             (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
             bool(torch.backends.mkldnn.enabled),
             torch.get_num_threads(),
+            tuple(str(group.fp32_precision) for group in _precision_groups()),
+            torch.get_default_device(),
         )
 
     @contextlib.contextmanager
@@ -104,11 +108,27 @@ class Ambient:
             torch.use_deterministic_algorithms(self.deterministic[0], warn_only=self.deterministic[1])
             stack.callback(setattr, torch.backends.mkldnn, "enabled", torch.backends.mkldnn.enabled)
             torch.backends.mkldnn.enabled = self.onednn  # type: ignore[assignment] # a property made at run time
+            for group, precision in zip(_precision_groups(), self.precisions, strict=True):
+                # What went through the older API is in the numerics; they are pinned, and set back, by both.
+                if group.fp32_precision != precision and precision != "none":
+                    group.fp32_precision = precision
+            if self.device.type != "cpu":
+                stack.enter_context(self.device)
             for cast in self.autocast:
                 if cast.enabled:
                     region = torch.autocast(cast.device, dtype=cast.dtype, cache_enabled=cast.cache)
                     stack.enter_context(region)
             yield
+
+
+def _precision_groups() -> list[Any]:
+    """Where torch's newer API keeps the precision of float32 products, by backend and operator."""
+    owners = [torch.backends, torch.backends.mkldnn, torch.backends.cudnn]
+    groups: list[Any] = [group for group in owners if hasattr(group, "fp32_precision")]
+    for owner in owners[1:]:
+        parts = (getattr(owner, name, None) for name in ("matmul", "conv", "rnn"))
+        groups += [part for part in parts if hasattr(part, "fp32_precision")]
+    return groups
 
 
 def _grad_mode() -> GradMode:

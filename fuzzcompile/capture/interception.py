@@ -7,7 +7,7 @@ import functools
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -29,13 +29,14 @@ class CompiledCallable:
     """One callable that the script gave to ``torch.compile``.
 
     ``line`` is the line of the script that did, 0 if none can be told; ``arguments`` are those of
-    ``torch.compile``; ``calls`` counts how often it was called.
+    ``torch.compile``; ``calls`` counts how often it was called, ``number`` tells callables apart.
     """
 
     target: Callable[..., Any]
     arguments: Mapping[str, Any]
     line: int
     calls: int = 0
+    number: int = 0
 
     @property
     def name(self) -> str:
@@ -48,20 +49,40 @@ class CompiledCallable:
         return getattr(self.target, "__qualname__", type(self.target).__name__)
 
     def __str__(self) -> str:
-        return f"{self.name} (line {self.line})" if self.line else self.name
+        backend = self.arguments.get("backend") or "inductor"
+        named = backend if isinstance(backend, str) else getattr(backend, "__name__", type(backend).__name__)
+        where = [f"line {self.line}"] * bool(self.line) + [f"backend {named}"] * (named != "inductor")
+        return f"{self.name} ({', '.join(where)})" if where else self.name
+
+
+class _Call:
+    """What a compiled module calls: shared by its copies, each of which is compiled for itself."""
+
+    def __init__(self, interception: Interception, record: CompiledCallable) -> None:
+        self._interception = interception
+        self._record = record
+
+    def __deepcopy__(self, memo: object) -> _Call:
+        return self
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not self._interception.active:
+            return module(*args, **kwargs)
+        return self._interception.called(self._record, module, args, kwargs, target=original(module))
 
 
 class CompiledModule(nn.Module):
     """Stands for ``torch.compile(module)``: same parameters under the same names, attributes passed on."""
 
-    def __init__(self, module: nn.Module, call: Callable[..., Any]) -> None:
+    def __init__(self, module: nn.Module, call: _Call) -> None:
         super().__init__()
         self._orig_mod = module
+        self.training = module.training
         self.__dict__["_intercepted_call"] = call
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module, through the interception."""
-        return self.__dict__["_intercepted_call"](*args, **kwargs)
+        return self.__dict__["_intercepted_call"](self._orig_mod, args, kwargs)
 
     def train(self, mode: bool = True) -> CompiledModule:
         """Set the module's mode, and this one's."""
@@ -109,35 +130,56 @@ class Interception:
             return functools.partial(self.compile, **arguments)
         if arguments.get("disable") or not callable(model):
             return model
+        if isinstance(model, type):
+            return self._class(model, arguments)
         return self._wrapped(model, {name: arguments[name] for name in _SETTINGS if name in arguments})
 
     def optimize(self, backend: Any = "inductor", *, nopython: bool = False, **arguments: Any) -> Any:
         """Stands for ``torch._dynamo.optimize``, which older scripts call."""
         return functools.partial(self.compile, backend=backend, fullgraph=nopython, **arguments)
 
+    def _class(self, owner: type, arguments: Mapping[str, Any]) -> type:
+        """A decorated class: its instances are compiled when they are called, as torch does it."""
+        name = "_call_impl" if issubclass(owner, nn.Module) else "__call__"
+        setattr(owner, name, self.compile(getattr(owner, name), **arguments))
+        return owner
+
     def _wrapped(self, model: Any, arguments: Mapping[str, Any]) -> Any:
         target = original(model)
         if isinstance(target, types.MethodType) and target.__func__ is nn.Module._call_impl:
             target = target.__self__  # module.compile() compiles the module's own call
-        record = CompiledCallable(target, arguments, self._line())
+        record = CompiledCallable(target, arguments, self._line(), number=len(self.compiled))
         self.compiled.append(record)
 
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return self._called(record, model, args, kwargs) if self.active else model(*args, **kwargs)
-
         if isinstance(model, nn.Module):
-            return CompiledModule(model, call)
+            return CompiledModule(model, _Call(self, record))
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return self.called(record, model, args, kwargs) if self.active else model(*args, **kwargs)
+
         with contextlib.suppress(AttributeError, TypeError):
             call = functools.wraps(model)(call)
         call._intercepted = target  # type: ignore[attr-defined]
         call._torchdynamo_orig_callable = model  # type: ignore[attr-defined] # scripts ask for it
         return call
 
-    def _called(self, record: CompiledCallable, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def called(
+        self,
+        record: CompiledCallable,
+        model: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        target: Any = None,
+    ) -> Any:
+        """A compiled callable is called; ``target`` is what was compiled, if that is not what the record says."""
         if self._depth == 0:
             self.calls += 1
             record.calls += 1
-            self.on_call(record, Arguments(args, kwargs), self.calls)
+            target, given = record.target if target is None else target, args
+            if target is nn.Module._call_impl and args:  # of a decorated class
+                target, given = args[0], args[1:]
+            self.on_call(replace(record, target=target), Arguments(given, kwargs), self.calls)
         self._depth += 1
         try:
             return model(*args, **kwargs)

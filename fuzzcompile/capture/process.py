@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+
+from fuzzcompile.execution.reachable import is_user_file
 
 
 @contextlib.contextmanager
 def preserved_process() -> Iterator[None]:
     """Set ``__main__``, arguments, import path, environment, working folder and warning filters back at the end."""
     main, argv, search_path = sys.modules.get("__main__"), sys.argv, list(sys.path)
+    modules = set(sys.modules)
     environment, folder = dict(os.environ), _working_folder()
     with warnings.catch_warnings():
         try:
@@ -22,10 +27,20 @@ def preserved_process() -> Iterator[None]:
             if main is not None:
                 sys.modules["__main__"] = main
             sys.argv, sys.path[:] = argv, search_path
+            _forget_modules(modules)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            logging.disable(logging.NOTSET)
             _restore_environment(environment)
             if folder is not None and _working_folder() != folder:
                 with contextlib.suppress(OSError):
                     os.chdir(folder)
+
+
+def _forget_modules(known: set[str]) -> None:
+    """Drop the user's own modules that were imported since: the next file may have others of the same names."""
+    for name in set(sys.modules) - known:
+        if is_user_file(getattr(sys.modules[name], "__file__", None) or ""):
+            del sys.modules[name]
 
 
 def _working_folder() -> Path | None:

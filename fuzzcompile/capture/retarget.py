@@ -10,6 +10,7 @@ import ast
 import contextlib
 import functools
 import re
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -36,9 +37,15 @@ class _Rewriter(ast.NodeTransformer):
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
         """A string that names the other kind of device."""
         if isinstance(node.value, str) and self._other.fullmatch(node.value):
+            return self._named(node)
+        if self._to_cpu and node.value == "nccl":
             self.changed = True
-            return ast.copy_location(ast.Constant(self._device), node)
+            return ast.copy_location(ast.Constant("gloo"), node)
         return node
+
+    def _named(self, node: ast.expr) -> ast.expr:
+        self.changed = True
+        return ast.copy_location(ast.Constant(self._device), node)
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:
         """An f-string that begins with ``cuda:``."""
@@ -50,15 +57,25 @@ class _Rewriter(ast.NodeTransformer):
         return node
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        """``x.cuda()`` and ``x.cpu()``; ``device("cuda", 0)`` loses the index that a CPU has not."""
+        """``x.cuda()``, ``x.to(0)``, ``device=0``; ``device("cuda", 0)`` loses the index that a CPU has not."""
         self.generic_visit(node)
         method = node.func
+        if self._to_cpu:
+            for keyword in node.keywords:
+                if keyword.arg == "device" and _is_index(keyword.value):
+                    keyword.value = self._named(keyword.value)
+            if isinstance(method, ast.Attribute) and method.attr == "to" and node.args and _is_index(node.args[0]):
+                node.args[0] = self._named(node.args[0])
         if self._to_cpu and isinstance(method, ast.Attribute) and method.attr == "cuda" and len(node.args) <= 1:
             self.changed = True
             method.attr, node.args, node.keywords = "to", [ast.Constant(self._device)], []
         if self._to_cpu and isinstance(method, ast.Attribute) and method.attr == "device" and len(node.args) == 2:
             node.args = node.args[:1]
         return node
+
+
+def _is_index(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and type(node.value) is int
 
 
 @contextlib.contextmanager
@@ -109,6 +126,19 @@ class _Event:
         return 0.0
 
 
+class _Stream:
+    """``torch.cuda.Stream`` on which everything is done at once."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+    def wait_stream(self, *_: object) -> None:
+        """Nothing to wait for."""
+
+
 def _nothing(*_: object, **__: object) -> None:
     return None
 
@@ -131,5 +161,12 @@ _IMITATED: dict[str, Any] = {
     "synchronize": _nothing,
     "empty_cache": _nothing,
     "set_device": _nothing,
+    "get_device_properties": _value(types.SimpleNamespace(name="CPU", major=8, minor=0, total_memory=2**33)),
+    "mem_get_info": _value((2**33, 2**33)),
+    "Stream": _Stream,
+    "stream": _value(contextlib.nullcontext()),
+    "current_stream": lambda *_, **__: _Stream(),
+    "device": _value(contextlib.nullcontext()),
     "Event": _Event,
+    **{name: getattr(torch, name) for name in ("FloatTensor", "HalfTensor", "LongTensor", "DoubleTensor")},
 }

@@ -25,16 +25,20 @@ from fuzzcompile.capture.retarget import cuda_imitated, retargeted
 from fuzzcompile.capture.world import World
 from fuzzcompile.case import Arguments, Case, CompileSettings
 from fuzzcompile.errors import CaseError
-from fuzzcompile.execution.building import RUN_SEED
+from fuzzcompile.execution.building import RUN_SEED, placed_input
 from fuzzcompile.execution.device import seed_everything
+from fuzzcompile.execution.reachable import Reached, global_names, is_user_file
 from fuzzcompile.execution.tensors import StorageCopier, tensor_leaves
 from fuzzcompile.inductor.entry import changed_configs, compiler_configs, reset_compiler
 from fuzzcompile.inductor.settings import preserved_config
 
 # Earlier calls of the same callable with other shapes are part of the case, as recompiles depend on them.
 _MAX_HISTORY = 8
+# Attributes that a callable names if it runs a backward pass of its own: its graph is gone after it.
+_OWN_BACKWARD = {"backward", "grad"}
 # Variables that change how torch compiles.
 _READ_AT_IMPORT = ("TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCH_COMPILE_", "TORCHCOMPILE_")
+_ONLY_TALK = ("_VERBOSE", "_DEBUG", "_LOGS", "_TRACE")
 
 
 @dataclass
@@ -150,14 +154,14 @@ class _Run:
         world = World({"": record.target, **_holders(arguments)})
         own = {id(tensor) for tensor in world.tensors().values()}
         kind = _kind(arguments)
-        earlier = [call for other, call in self.history.get(id(record), []) if other != kind]
+        earlier = [call for other, call in self.history.get(record.number, []) if other != kind]
         kept = [*earlier, _copied(arguments, own)][-_MAX_HISTORY:]
         self.captured = _Captured(record, kept, world, ambient, configs)
         raise CallReached
 
     def _remember(self, record: CompiledCallable, arguments: Arguments) -> None:
         """Keep the first call of each kind of input (shape, stride, dtype) of a callable."""
-        known = self.history.setdefault(id(record), [])
+        known = self.history.setdefault(record.number, [])
         kind = _kind(arguments)
         if all(kind != other for other, _ in known):
             known.append((kind, _copied(arguments, set())))
@@ -167,14 +171,15 @@ class _Run:
         assert self.captured is not None
         record, compiled = self.captured.record, self.interception.compiled
         notes = [f"judged: call {self.wanted} of the script, {record}"]
-        others = [str(other) for other in compiled if other is not record]
+        others = [str(other) for other in compiled if other.number != record.number]
         lines = sorted(self.compile_lines - {other.line for other in compiled})
         if others:
             notes.append(f"also compiled: {', '.join(others[:8])}; --call N judges another call")
         if lines:
             text = ", ".join(str(line) for line in lines[:8])
             notes.append(f"not reached: torch.compile at line {text}; --call N goes on to later calls")
-        ignored = sorted(name for name in os.environ.keys() - self.environment if name.startswith(_READ_AT_IMPORT))
+        changed = os.environ.keys() - self.environment
+        ignored = sorted(n for n in changed if n.startswith(_READ_AT_IMPORT) and not n.endswith(_ONLY_TALK))
         if ignored:
             notes.append(
                 f"the script sets {', '.join(ignored)}, which torch reads when it is imported: "
@@ -187,18 +192,33 @@ class _Run:
     def explain(self) -> str:
         """Why there is no case, in one sentence that says what to do."""
         calls, name = self.interception.calls, str(self.path)
+        if isinstance(self.error, ModuleNotFoundError):
+            return f"{name} needs the module {self.error.name!r}, which is not installed; install it."
         if self.error is not None and not isinstance(self.error, SystemExit):
             return f"{name} {_raises(self.error, self.filename)} before {self._missing_call()}; mend the script."
         if calls:
             listed = ", ".join(f"{record} {record.calls}×" for record in self.interception.compiled if record.calls)
             return f"{name} makes {calls} calls of compiled callables ({listed}), so there is no call {self.wanted}."
-        ending = "exits before it calls" if self.error is not None else "never calls"
+        ending = f"exits{self._status()} before it calls" if self.error is not None else "never calls"
         if self.interception.compiled:
             listed = ", ".join(str(record) for record in self.interception.compiled)
             return f"{name} compiles {listed} but {ending} it; call it, or write a case with make()."
         if self.compile_lines and self.error is not None:
-            return f"{name} exits before it calls torch.compile; mend the script, or write a case with make()."
+            return (
+                f"{name} exits{self._status()} before it calls torch.compile; mend the script, or write a case with "
+                "make()."
+            )
+        if self.compile_lines:
+            text = ", ".join(str(line) for line in sorted(self.compile_lines)[:8])
+            return (
+                f"{name} does not reach torch.compile (line {text}) in the process that runs it; "
+                "call it there, or write a case with make()."
+            )
         return f"{name} is no case: it defines no make() and never calls torch.compile; see 'Case files' in the README."
+
+    def _status(self) -> str:
+        code = getattr(self.error, "code", None)
+        return f" (status {code})" if isinstance(code, int) else ""
 
     def _missing_call(self) -> str:
         return "any compiled callable is called" if not self.interception.calls else f"call {self.wanted}"
@@ -224,8 +244,6 @@ def _lines_that_compile(tree: ast.Module) -> set[int]:
 
 
 def _raises(error: BaseException, filename: str) -> str:
-    if isinstance(error, ModuleNotFoundError):
-        return f"needs the module {error.name!r}, which is not installed, and ends"
     frames = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == filename]
     where = f" in line {frames[-1]}" if frames else ""
     text = " ".join(str(error).split())[:200]
@@ -243,7 +261,7 @@ def _copied(arguments: Arguments, own: set[int]) -> Arguments:
     copier = StorageCopier()
 
     def copy(leaf: Any) -> Any:
-        return copier(leaf) if isinstance(leaf, torch.Tensor) and id(leaf) not in own else leaf
+        return placed_input(leaf, copier) if isinstance(leaf, torch.Tensor) and id(leaf) not in own else leaf
 
     return Arguments(pytree.tree_map(copy, arguments.args), pytree.tree_map(copy, dict(arguments.kwargs)))
 
@@ -259,7 +277,10 @@ def _kind(arguments: Arguments) -> Sequence[Any]:
 
 
 def _differentiable(found: _Captured) -> bool:
-    """Whether anything that the call touches asks for a gradient."""
+    """Whether anything that the call touches asks for a gradient, and the callable does not differentiate itself."""
+    functions = [o for o in Reached({"": found.record.target}).objects if isinstance(o, types.FunctionType)]
+    if any(_OWN_BACKWARD & set(global_names(f.__code__)) for f in functions if is_user_file(f.__code__.co_filename)):
+        return False
     tensors = [*found.world.tensors().values(), *tensor_leaves([(c.args, dict(c.kwargs)) for c in found.arguments])]
     return any(tensor.requires_grad for tensor in tensors)
 

@@ -8,13 +8,17 @@ capture and written back.
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import copy
 import functools
+import random
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy
 import torch
 from torch import nn
 
@@ -80,14 +84,26 @@ def _undo_for(value: Any) -> Callable[[], object] | None:
         return _undo_attributes(value)
     if isinstance(value, torch.Generator):
         return functools.partial(value.set_state, value.get_state())
+    if isinstance(value, numpy.random.Generator):
+        return _undo_numpy(value)
+    if isinstance(value, random.Random):
+        return functools.partial(value.setstate, value.getstate())
     if isinstance(value, types.FunctionType):
         return _undo_function(value)
+    if isinstance(value, types.SimpleNamespace):
+        return _undo_dict(vars(value))
+    if isinstance(value, type):
+        return _undo_class(value) if is_of_user(value) else None
+    if isinstance(value, numpy.ndarray):
+        return functools.partial(numpy.copyto, value, value.copy())
+    if isinstance(value, collections.deque | bytearray):
+        return _undo_refilled(value)
     if isinstance(value, list):
         return functools.partial(value.__setitem__, slice(None), list(value))
     if isinstance(value, dict):
         return _undo_dict(value)
     if isinstance(value, set):
-        return _undo_set(value)
+        return _undo_refilled(value)
     return None
 
 
@@ -104,14 +120,39 @@ def _undo_attributes(value: Any) -> Callable[[], None] | None:
     return undo
 
 
-def _undo_set(members: set[Any]) -> Callable[[], None]:
-    kept = set(members)
+def _undo_refilled(members: Any) -> Callable[[], None]:
+    """For containers that are emptied and filled again: sets, deques, byte arrays."""
+    kept = list(members)
+    refill = members.update if isinstance(members, set) else members.extend
 
     def undo() -> None:
         members.clear()
-        members.update(kept)
+        refill(kept)
 
     return undo
+
+
+def _undo_numpy(generator: numpy.random.Generator) -> Callable[[], None]:
+    kept = copy.deepcopy(generator.bit_generator.state)
+
+    def undo() -> None:
+        generator.bit_generator.state = copy.deepcopy(kept)
+
+    return undo
+
+
+def _undo_class(owner: type) -> Callable[[], None]:
+    """The plain attributes of a user's class, such as counters."""
+    kept = {k: v for k, v in vars(owner).items() if isinstance(v, _PLAIN) and not k.startswith("__")}
+
+    def undo() -> None:
+        for name, value in kept.items():
+            setattr(owner, name, value)
+
+    return undo
+
+
+_PLAIN = (bool, int, float, complex, str, bytes, tuple, type(None), torch.Tensor)
 
 
 def _undo_dict(contents: dict[Any, Any]) -> Callable[[], None]:

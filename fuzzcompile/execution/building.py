@@ -71,10 +71,27 @@ def build(case: Case, device: torch.device, *, double: bool = False) -> Program:
 
         def place(tensor: torch.Tensor) -> torch.Tensor:
             # A parameter that is an input as well stays one tensor.
-            return own[names[id(tensor)]] if id(tensor) in names else copier(tensor)
+            return own[names[id(tensor)]] if id(tensor) in names else placed_input(tensor, copier)
 
         placed = map_tensors(place, calls)
     return Program(model, tuple(_as_arguments(call) for call in placed), dtype, double, case.state)
+
+
+def placed_input(tensor: torch.Tensor, copier: StorageCopier) -> torch.Tensor:
+    """A copy of an input that is a leaf where the input is one, with the attributes that were set on it.
+
+    The result of an operator may be written to in place where a leaf that requires a gradient may not; attributes
+    carry what ``torch._dynamo.mark_dynamic`` says.
+    """
+    made = copier(tensor)
+    if tensor.requires_grad and not tensor.is_leaf:
+        with torch.inference_mode(False), torch.enable_grad():
+            result = made.clone()
+        if result.stride() == made.stride():
+            result.retain_grad()
+            made = result
+    vars(made).update({name: value for name, value in vars(tensor).items() if not isinstance(value, torch.Tensor)})
+    return made
 
 
 def _made(case: Case) -> tuple[Any, list[Any]]:

@@ -81,6 +81,8 @@ class Float64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func._schema.name in ("aten::_softmax", "aten::_log_softmax"):
             args = (*args[:2], False, *args[3:])
         result = func(*args, **kwargs)
+        if _makes_floats(func, args, kwargs, result):
+            result = func(*args, **{**kwargs, "dtype": torch.float64})
         if rounding is not None and self.keep_casts:
             return result.to(rounding).to(torch.float64)
         if any(output.alias_info is not None for output in func._schema.returns):
@@ -145,6 +147,15 @@ class Float64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.saw_cast = True
             return target
         return None
+
+
+def _makes_floats(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:
+    """Whether a factory computed its numbers in float32 for want of a dtype: ``linspace`` and its like."""
+    if not isinstance(result, torch.Tensor) or result.dtype not in LOW_FLOATS or kwargs.get("dtype") is not None:
+        return False
+    if any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves((args, kwargs))):
+        return False
+    return any(argument.name == "dtype" and argument.kwarg_only for argument in func._schema.arguments)
 
 
 class _NativeDefaults(TorchFunctionMode):

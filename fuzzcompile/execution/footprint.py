@@ -24,10 +24,10 @@ from fuzzcompile.execution.tensors import doubled, tensor_leaves
 
 # Runs whose values are kept until the end, besides the float64 reference: eager twice, perturbed, compiled.
 _KEPT_RUNS = 6
-# Graph inputs are kept at dynamo's border and at each graph that AOTAutograd makes, for so many calls at most.
-_CAPTURED_CALLS = 2
-# Comparing values takes so many float64 copies of them: distances from every other run, and bounds made of these.
-_COMPARING = 28
+# Comparing values takes so many float64 copies of them (measured: 4.9): distances from two other runs, a bound.
+_COMPARING = 6
+# Replays of two graphs are compared at once, each natively and in float64.
+_REPLAYED = 2
 # What the compiler loads and keeps once it compiles.
 _COMPILER = 100 * 2**20
 _GIB = 2**30
@@ -39,7 +39,7 @@ class Footprint:
 
     ``parameters`` are the tensors that are no inputs (buffers and captured state too), ``doubled`` is one copy of the
     whole in float64. ``gradients`` are those that a case with BACKWARD compares, ``largest_gradient`` is one of them
-    in float64. ``calls`` counts the case's calls.
+    in float64.
     """
 
     parameters: int
@@ -48,7 +48,6 @@ class Footprint:
     gradients: int = 0
     gradients_doubled: int = 0
     largest_gradient: int = 0
-    calls: int = 1
 
     @property
     def native(self) -> int:
@@ -58,8 +57,8 @@ class Footprint:
     @property
     def phases(self) -> tuple[dict[str, int], ...]:
         """What each phase of judging holds at once: the reference, the compiled run, the comparison, the replays."""
-        graphs = 3 if self.gradients else 2
-        recorded = self.native * min(self.calls, _CAPTURED_CALLS) * graphs
+        # What dynamo's graph, each graph that AOTAutograd makes of it and every call get is kept once.
+        recorded = self.native
         # Of the gradients of all runs, which are kept to be compared.
         kept = _KEPT_RUNS * self.gradients + self.gradients_doubled
         return (
@@ -71,9 +70,9 @@ class Footprint:
                 "comparing the largest of them": _COMPARING * self.largest_gradient,
             },
             {
-                "copies": recorded,
-                "gradients": kept + 2 * self.gradients,
-                "float64 replay": self.doubled + 2 * self.gradients_doubled,
+                "copies": self.native + recorded,
+                "gradients": kept + (1 + _REPLAYED) * self.gradients,
+                "float64 replay": self.doubled + _REPLAYED * self.gradients_doubled,
             },
         )
 
@@ -118,7 +117,6 @@ def footprint_of(case: Case) -> Footprint | None:
         gradients=_bytes(_storages(asked)),
         gradients_doubled=_bytes(_storages(asked), double=True),
         largest_gradient=max((t.numel() * doubled(t.dtype).itemsize for t in asked), default=0),
-        calls=len(calls),
     )
 
 

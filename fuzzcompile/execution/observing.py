@@ -137,7 +137,7 @@ def gradients(prefix: str, program: Program, arguments: Any) -> list[Value]:
     """The gradients of parameters and of inputs that ask for one (a value of None: there is none)."""
     gradients = []
     for name, tensor in _existing(program, arguments).items():
-        if tensor.requires_grad and tensor.is_leaf:
+        if tensor.requires_grad and (tensor.is_leaf or tensor.retains_grad):
             value = None if tensor.grad is None else _kept(tensor.grad)
             gradients.append(Value(f"{prefix}gradient of {name}", value, "gradient"))
     return gradients

@@ -105,8 +105,11 @@ class WorkerPool(Executor):
         *,
         label: str | None = None,
         time_limit: float | None = None,
+        spends: bool = False,
     ) -> Future[T]:
         """Run ``fn`` under its own time limit (None: the pool's, ``math.inf``: none) and name in ``workers``.
+
+        A worker that a task ``spends`` runs no other: what the task does to its process ends with it.
 
         Raises RuntimeError after shutdown, WorkerStartFailed once no worker can be started. What cannot be
         pickled fails the future.
@@ -119,7 +122,7 @@ class WorkerPool(Executor):
             return future
         limit = self._time_limit if time_limit is None else time_limit
         name = label or str(getattr(fn, "__qualname__", fn))
-        self._queue.put(Task(future, call, name, limit))
+        self._queue.put(Task(future, call, name, limit, spends))
         return future
 
     def workers(self) -> list[WorkerState]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import sys
@@ -47,7 +48,7 @@ class Reached:
             value, path, kind = pending.pop()
             if isinstance(value, _ATOMS) or id(value) in self._seen:
                 continue
-            if isinstance(value, types.FunctionType) and not self._functions:
+            if isinstance(value, types.FunctionType | type) and not self._functions:
                 continue
             self._seen[id(value)] = value  # held, so that its id stays its own
             if isinstance(value, torch.Tensor):
@@ -78,7 +79,7 @@ def _children(value: Any) -> Iterator[tuple[str, Any]]:
         own = {**value._parameters, **value._buffers, **value._modules}
         yield from own.items()
         yield from ((key, child) for key, child in vars(value).items() if key not in MODULE_TABLES)
-        yield from _class_functions(type(value))
+        yield "", type(value)
     elif isinstance(value, types.FunctionType):
         yield from _function_children(value)
     elif isinstance(value, types.MethodType):
@@ -92,20 +93,20 @@ def _children(value: Any) -> Iterator[tuple[str, Any]]:
         for key, child in value.items():
             yield key if isinstance(key, str) else "", child
             yield "", key
-    elif isinstance(value, list | tuple | set | frozenset):
-        yield from ((str(index), child) for index, child in enumerate(value))
-    elif not isinstance(value, type) and is_of_user(type(value)):
-        yield from _attributes(value)
-        yield from _class_functions(type(value))
-    elif isinstance(value, torch.optim.Optimizer):
+    elif isinstance(value, types.SimpleNamespace):
         yield from vars(value).items()
-
-
-def _class_functions(owner: type) -> Iterator[tuple[str, Any]]:
-    """The methods of a user's class: they may read globals."""
-    for base in owner.__mro__:
-        if is_of_user(base):
-            yield from (("", value) for value in vars(base).values() if isinstance(value, types.FunctionType))
+    elif isinstance(value, type):
+        if is_of_user(value):
+            yield from ((k, v) for k, v in vars(value).items() if k == "__call__" or not k.startswith("__"))
+            yield from (("", base) for base in value.__bases__)
+    elif isinstance(value, torch.optim.Optimizer):
+        yield "param_groups", value.param_groups  # first: parameters are better known by their group
+        yield from vars(value).items()
+    elif isinstance(value, collections.deque | list | tuple | set | frozenset):
+        yield from ((str(index), child) for index, child in enumerate(value))
+    elif is_of_user(type(value)):
+        yield from _attributes(value)
+        yield "", type(value)
 
 
 def _function_children(function: types.FunctionType) -> Iterator[tuple[str, Any]]:

@@ -219,7 +219,7 @@ class Slot:
             return
         _deliver(task, reply, payload)
         self._served += 1
-        if self._worn_out(worker):
+        if task.spends or self._worn_out(worker):
             self._retire_worker(WorkerProcess.stop)
 
     def _settle_lost(self, worker: WorkerProcess, task: Task, begun: bool) -> None:

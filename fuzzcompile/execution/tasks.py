@@ -17,13 +17,15 @@ from fuzzcompile.execution.failures import WorkerFailed, WorkerStopped
 class Task:
     """A call that waits for a worker; ``call`` is pickled (function, args, kwargs).
 
-    ``deliveries`` counts the workers that died before they began it.
+    ``deliveries`` counts the workers that died before they began it; ``spends`` says that the worker that ran it
+    is to run no other.
     """
 
     future: Future[Any]
     call: bytes
     label: str
     time_limit: float | None
+    spends: bool = False
     deliveries: int = 0
 
     def fail(self, failure: Exception) -> None:

@@ -10,6 +10,8 @@ import torch
 from fuzzcompile.execution.trees import named_leaves, tree_map
 
 LOW_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+# The last copy of each storage, by address, dtype and device, and by whether it is an inference tensor.
+KnownCopies = dict[tuple[int, torch.dtype, torch.device, bool], torch.Tensor]
 _LOW_COMPLEX = {torch.complex32: torch.complex128, torch.complex64: torch.complex128}
 
 
@@ -18,11 +20,18 @@ class StorageCopier:
 
     With ``double=True`` every floating storage is converted to float64 (complex to complex128);
     integer and boolean storages are copied as they are. With ``device`` the copies live there.
+
+    ``known`` is shared by several copiers, none of them with ``double`` or ``device``: a storage that holds the very
+    bits that it held when it was last copied is not copied again. Its copy then belongs to all, so nobody may write
+    to it. Bits are compared, because compiled code writes without counting versions.
     """
 
-    def __init__(self, *, double: bool = False, device: torch.device | None = None) -> None:
+    def __init__(
+        self, *, double: bool = False, device: torch.device | None = None, known: KnownCopies | None = None
+    ) -> None:
         self._double = double
         self._device = device
+        self._known = known
         self._bases: dict[tuple[int, torch.dtype, torch.device], torch.Tensor] = {}
         self._keep: list[torch.Tensor] = []  # a freed storage's address could come back as another's
 
@@ -45,8 +54,17 @@ class StorageCopier:
         if key not in self._bases:
             count = storage.nbytes() // source.element_size()
             flat = torch.empty(0, dtype=source.dtype, device=source.device).set_(storage, 0, (count,), (1,))
-            self._bases[key] = self._whole(flat)
+            self._bases[key] = self._copied(flat)
         return self._bases[key]
+
+    def _copied(self, flat: torch.Tensor) -> torch.Tensor:
+        if self._known is None or not flat.data_ptr():
+            return self._whole(flat)
+        key = (flat.data_ptr(), flat.dtype, flat.device, torch.is_inference_mode_enabled())
+        before = self._known.get(key)
+        if before is None or not _same_bits(before, flat):
+            before = self._known[key] = self._whole(flat)
+        return before
 
     def _whole(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.is_quantized:
@@ -55,14 +73,24 @@ class StorageCopier:
         return tensor.to(self._device or tensor.device, dtype, copy=True)
 
 
+def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two rows of elements of one dtype hold the same bits (NaN like any other)."""
+    if one.numel() != other.numel():
+        return False
+    unit = torch.int64 if one.numel() * one.element_size() % 8 == 0 else torch.uint8
+    return torch.equal(one.view(unit), other.view(unit))
+
+
 def doubled(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which values of ``dtype`` are kept for a float64 run."""
     return torch.float64 if dtype.is_floating_point else _LOW_COMPLEX.get(dtype, dtype)
 
 
-def copy_tree(tree: Any, *, double: bool = False, device: torch.device | None = None) -> Any:
+def copy_tree(
+    tree: Any, *, double: bool = False, device: torch.device | None = None, known: KnownCopies | None = None
+) -> Any:
     """Copy every tensor of a tree through one :class:`StorageCopier`; other leaves stay as they are."""
-    return map_tensors(StorageCopier(double=double, device=device), tree)
+    return map_tensors(StorageCopier(double=double, device=device, known=known), tree)
 
 
 def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:

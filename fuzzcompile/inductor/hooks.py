@@ -100,7 +100,7 @@ def _wrap_compile_fx(recorder: Recorder, original: Callable[..., Any]) -> Callab
             return original(model, example_inputs, *args, **kwargs)
         frame = Frame(len(recorder.ledger.frames))
         recorder.ledger.frames.append(frame)
-        frame.parameters.extend(_parameters(model))
+        recorder.capture_parameters(frame, _parameters(model))
         inner = kwargs.pop("inner_compile", None) or _compile_fx_inner()
         if recorder.screen:
             inner = screened

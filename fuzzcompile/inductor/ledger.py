@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -139,13 +139,17 @@ class Ledger:
         ]
 
 
-def take_snapshot(module: fx.GraphModule, opaque: Mapping[int, Opaque]) -> Snapshot:
+Keep = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def take_snapshot(module: fx.GraphModule, opaque: Mapping[int, Opaque], keep: Keep = dict) -> Snapshot:
     """Copy a graph; the live one is never sorted or touched.
 
     Some rules leave the live graph out of topological order until their stage ends, so the copy is sorted.
-    Submodules (bodies of higher-order operators) are copied with their graphs; tensors are shared.
+    Submodules (bodies of higher-order operators) are copied with their graphs. ``keep`` copies what the graph names
+    in its module; without it, tensors are shared.
     """
-    return Snapshot(_sorted_copy(module.graph), _attributes(module), dict(opaque))
+    return Snapshot(_sorted_copy(module.graph), attributes_of(module.graph, module, keep), dict(opaque))
 
 
 def fingerprint(module: fx.GraphModule) -> int:
@@ -182,22 +186,18 @@ def is_handler(target: object) -> bool:
     return isinstance(target, functools.partial)
 
 
-def attributes_of(graph: fx.Graph, module: torch.nn.Module) -> dict[str, Any]:
+def attributes_of(graph: fx.Graph, module: torch.nn.Module, keep: Keep = dict) -> dict[str, Any]:
     """What the get_attr and call_module nodes of ``graph`` name in ``module``."""
     found: dict[str, Any] = {}
     for node in graph.nodes:
         if node.op in ("get_attr", "call_module"):
             value = _resolve(module, str(node.target))
-            found[str(node.target)] = _copied_module(value) if isinstance(value, fx.GraphModule) else value
-    return found
+            found[str(node.target)] = _copied_module(value, keep) if isinstance(value, fx.GraphModule) else value
+    return keep(found)
 
 
-def _attributes(module: fx.GraphModule) -> dict[str, Any]:
-    return attributes_of(module.graph, module)
-
-
-def _copied_module(module: fx.GraphModule) -> fx.GraphModule:
-    return fx.GraphModule(dict(_attributes(module)), _sorted_copy(module.graph))
+def _copied_module(module: fx.GraphModule, keep: Keep) -> fx.GraphModule:
+    return fx.GraphModule(attributes_of(module.graph, module, keep), _sorted_copy(module.graph))
 
 
 def _sorted_copy(graph: fx.Graph) -> fx.Graph:

@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import fx
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
-from fuzzcompile.execution.tensors import copy_tree
+from fuzzcompile.execution.tensors import KnownCopies, copy_tree
 from fuzzcompile.inductor import labels
 from fuzzcompile.inductor.ledger import (
     Call,
@@ -85,6 +87,7 @@ class Recorder:
     _opaque: dict[int, Opaque] = field(default_factory=dict)
     _ordinals: Counter[tuple[str, str]] = field(default_factory=Counter)
     _blamed: BaseException | None = None
+    _known: KnownCopies = field(default_factory=dict)  # parameters are inputs of every graph and of every call
 
     # -- stages ---------------------------------------------------------------------------------
 
@@ -178,7 +181,7 @@ class Recorder:
         known = set(node.graph.nodes)
         opaque: Opaque | None = None
         with self._guarded():
-            opaque = _matched_graph(match, nodes, node)
+            opaque = self._matched_graph(match, nodes, node)
         with self.blame(label):
             apply()
         if opaque is not None:
@@ -198,7 +201,13 @@ class Recorder:
         """Keep copies of the inputs of the first calls of a compiled graph."""
         if self.capturing and len(calls) < CAPTURED_CALLS:
             with self._guarded():
-                calls.append(Call(copy_tree(list(inputs))))
+                calls.append(Call(copy_tree(list(inputs), known=self._known)))
+
+    def capture_parameters(self, frame: Frame, parameters: Sequence[torch.Tensor]) -> None:
+        """Keep copies of the parameters that a frame's graph holds itself."""
+        if self.capturing:
+            with self._guarded(), _disable_current_modes():
+                frame.parameters.extend(copy_tree(list(parameters), known=self._known))
 
     # -- errors ---------------------------------------------------------------------------------
 
@@ -219,7 +228,7 @@ class Recorder:
         with self._guarded():
             opened.mark = fingerprint(opened.top)
             if self.snapshots:
-                opened.record.snapshots.append(take_snapshot(opened.top, self._opaque))
+                opened.record.snapshots.append(take_snapshot(opened.top, self._opaque, self._constants))
 
     def _changed(self, label: Label | None, nodes: tuple[str, ...], site: Site | None) -> None:
         """If the graph is not as it was at the last mark, write the rewrite down under ``label``."""
@@ -235,7 +244,7 @@ class Recorder:
             if label is None:
                 label = self._passes[-1] if self._passes else Label(record.stage, None, _OUTSIDE)
             if self.snapshots:
-                record.snapshots.append(take_snapshot(opened.top, self._opaque))
+                record.snapshots.append(take_snapshot(opened.top, self._opaque, self._constants))
             last = len(record.snapshots) - 1
             record.rewrites.append(Rewrite(label, nodes, site, max(last - 1, 0), last))
             if not nodes:
@@ -257,6 +266,23 @@ class Recorder:
             if created not in known and callable(created.target) and is_handler(created.target):
                 self._opaque[id(created.target)] = opaque
 
+    def _matched_graph(self, match: Any, nodes: list[fx.Node], node: fx.Node) -> Opaque | None:
+        """The matched nodes as a graph; None if they use values that are no arguments of the match."""
+        graph, feeds = sub_graph(nodes, node)
+        flat = pytree.tree_leaves((tuple(match.args), match.kwargs))
+        places = {id(argument): position for position, argument in reversed(list(enumerate(flat)))}
+        if any(id(feed) not in places for feed in feeds):
+            return None
+        module = node.graph.owning_module
+        attributes = attributes_of(graph, module, self._constants) if module is not None else {}
+        return Opaque(graph, attributes, tuple(places[id(feed)] for feed in feeds))
+
+    def _constants(self, attributes: dict[str, Any]) -> dict[str, Any]:
+        """What a graph holds itself, as it is now: a program that is run in place changes its frozen parameters."""
+        plain = {name: value for name, value in attributes.items() if _is_plain(value)}
+        with _disable_current_modes():
+            return {**attributes, **copy_tree(plain, known=self._known)}
+
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
         try:
@@ -265,16 +291,9 @@ class Recorder:
             self.ledger.trouble.append(f"{type(error).__name__}: {error}"[:300])
 
 
-def _matched_graph(match: Any, nodes: list[fx.Node], node: fx.Node) -> Opaque | None:
-    """The matched nodes as a graph; None if they use values that are no arguments of the match."""
-    graph, feeds = sub_graph(nodes, node)
-    flat = pytree.tree_leaves((tuple(match.args), match.kwargs))
-    places = {id(argument): position for position, argument in reversed(list(enumerate(flat)))}
-    if any(id(feed) not in places for feed in feeds):
-        return None
-    module = node.graph.owning_module
-    attributes = attributes_of(graph, module) if module is not None else {}
-    return Opaque(graph, attributes, tuple(places[id(feed)] for feed in feeds))
+def _is_plain(value: object) -> bool:
+    """Whether it is a tensor with values in a storage: no fake one, none prepacked for a library."""
+    return type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout == torch.strided  # type: ignore[attr-defined]
 
 
 def _chain(error: BaseException) -> list[BaseException]:

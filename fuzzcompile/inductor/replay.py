@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -38,8 +38,9 @@ class NotReplayable(Exception):
 class Replayed:
     """Result of a replay: outputs and inputs as they are afterwards, or the error that ended it.
 
-    Inputs that the graph did not write to are the captured tensors themselves: copies of every parameter for
-    every snapshot would be the largest part of the memory that a triage takes.
+    Inputs that the graph did not write to are the captured tensors themselves, and so are outputs that are views of
+    these (in their own dtype, in float64 too): copies of every parameter for every snapshot would be the largest part
+    of the memory that a triage takes.
     """
 
     def __init__(self, outputs: list[Any], inputs: list[Any], error: BaseException | None = None) -> None:
@@ -72,7 +73,37 @@ def replay(snapshot: Snapshot, inputs: Sequence[Any], *, double: bool, noise_see
         copied if _version(copied) != version else given
         for copied, given, version in zip(arguments, inputs, versions, strict=True)
     ]
-    return Replayed(pytree.tree_leaves(result), after)
+    given = _Given(
+        (copied, captured) for copied, captured, left in zip(arguments, inputs, after, strict=True) if left is captured
+    )
+    return Replayed([given.instead_of(output) for output in pytree.tree_leaves(result)], after)
+
+
+class _Given:
+    """Storages of arguments that a graph did not write to, and the captured tensors that they are copies of."""
+
+    def __init__(self, pairs: Iterable[tuple[Any, Any]]) -> None:
+        self._captured = {
+            (copied.untyped_storage().data_ptr(), copied.dtype): captured
+            for copied, captured in pairs
+            if _is_strided(copied) and _is_strided(captured)
+        }
+
+    def instead_of(self, output: Any) -> Any:
+        """The view of a captured tensor that ``output`` is, if it is one of an argument."""
+        if not _is_strided(output) or not output.numel():
+            return output
+        captured = self._captured.get((output.untyped_storage().data_ptr(), output.dtype))
+        if captured is None:
+            return output
+        return captured.detach().as_strided(output.size(), output.stride(), output.storage_offset())
+
+
+def _is_strided(value: Any) -> bool:
+    """Whether ``value`` is a tensor whose elements are those of its storage, as they are."""
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.is_quantized:
+        return False
+    return not value.is_nested and not value.is_conj() and not value.is_neg()
 
 
 Values = dict[str, Any]

@@ -55,6 +55,7 @@ def compiling(settings: CompileSettings, how: Compilation) -> Iterator[Session]:
     all, and a veto that never ran would look like a rewrite that is not needed.
     """
     recorder = Recorder(vetoed=how.vetoes, only=how.only, snapshots=how.record, screen=how.screen)
+    recorder.capturing = how.record  # inputs are kept to replay snapshots on
     patches = {**settings.inductor, "fallback_random": how.fallback_random, **(how.config or {})}
     with _configured(settings, patches), hooks.installed(recorder):
         before = breaks.Counted.now()
@@ -80,7 +81,7 @@ def _configured(settings: CompileSettings, inductor: Mapping[str, Any]) -> Itera
     with contextlib.ExitStack() as stack:
         stack.enter_context(_patched(configs["inductor"], {**inductor, **caches}))
         stack.enter_context(_patched(configs["functorch"], {**settings.functorch, "enable_autograd_cache": False}))
-        stack.enter_context(_patched(configs["dynamo"], dict(settings.dynamo)))
+        stack.enter_context(_patched(configs["dynamo"], {**settings.dynamo, "suppress_errors": False}))
         stack.callback(torch._dynamo.reset)
         yield
 

@@ -8,8 +8,8 @@ from fuzzcompile.execution.observation import Value
 from fuzzcompile.oracle import metrics, norms
 from fuzzcompile.oracle.evidence import Comparison, Finding
 
-# Eager and compiled apart by this share of the output's size, both within what rounding allows: no correct
-# digits are left in eager itself.
+# Eager and compiled apart by this share of their size, both within what rounding allows: no correct digits are left
+# in eager itself.
 _NO_DIGITS = 0.25
 # Units in the last place of the terms that rounding may leave of a sum that is exactly zero.
 _CANCELLED = 4.0
@@ -24,23 +24,23 @@ def compare_floats(
     smallest_scale: float,
 ) -> Comparison:
     """Compare the eager values ``one`` with the compiled ``other``: NaN and infinities, each element, the norms."""
-    error_eager, error_compiled = metrics.distance(one, exact), metrics.distance(other, exact)
-    allowed = metrics.allowance(exact, one, samples, one.dtype)
-    scale = max(metrics.rms(metrics.widened(exact)), smallest_scale)
-    broken = _unexplained_nonfinite(one, other, exact, samples)
-    finite = torch.isfinite(error_compiled)
-    # What is exactly zero is left over where numbers of that scale cancel, with their rounding.
-    bound = allowed.bound.clamp(min=_CANCELLED * torch.finfo(one.dtype).eps * smallest_scale)
-    excess = torch.where(finite, error_compiled - bound, torch.zeros_like(error_compiled))
-    apart = metrics.distance(one, other)
+    # In this order, because each of these takes the memory of several of its results.
     within = metrics.within_scaled_tolerance(other, one, smallest_scale)
+    allowed = metrics.allowance(exact, one, samples, one.dtype)
+    error_eager, error_compiled = metrics.distance(one, exact), metrics.distance(other, exact)
+    scale = max(metrics.rms(exact), smallest_scale)
+    broken = _unexplained_nonfinite(one, other, exact, samples)
+    # What is exactly zero is left over where numbers of that scale cancel, with their rounding.
+    bound = allowed.bound.clamp_(min=_CANCELLED * torch.finfo(one.dtype).eps * smallest_scale)
+    excess = metrics.excess(error_compiled, bound)
+    apart = metrics.distance(one, other)
     finding: Finding = "close"
     detail, by_norm = "", False
     if bool(broken.any()):
         finding, excess = "nonfinite", broken.to(excess.dtype)
     elif bool((excess > 0).any()):
         finding = "far"
-    elif _is_wild(apart, scale, one.dtype):
+    elif _is_wild(apart, error_eager, scale, (one, other, exact)):
         finding = "wild"
     elif smallest_scale == 0.0:  # where the result is exactly zero, all of it is rounding
         drift = norms.drift(one, other, exact, samples)
@@ -71,27 +71,39 @@ def compare_floats(
     )
 
 
-def _is_wild(apart: torch.Tensor, scale: float, dtype: torch.dtype) -> bool:
-    """Whether the runs share no digits, although both are within what rounding allows."""
-    finite = torch.where(torch.isfinite(apart), apart, torch.zeros_like(apart))
-    limit = _NO_DIGITS * max(scale, torch.finfo(dtype).tiny)
-    return metrics.largest(finite) > limit or bool(torch.isinf(apart).any())
+def _is_wild(
+    apart: torch.Tensor, error_eager: torch.Tensor, scale: float, runs: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+) -> bool:
+    """Whether no digits are left, although both runs are within what rounding allows.
+
+    The runs are apart by a share of the reference's size (the element's own or the output's RMS, whichever is
+    larger); or eager is that far from the reference and the runs are apart by a share of their own size.
+    """
+    least = torch.finfo(runs[0].dtype).tiny
+    for _, (far, far_eager, *values) in metrics.pieces(apart, error_eager, *runs):
+        one, other, exact = (value.abs().nan_to_num(0.0, 0.0, 0.0) for value in values)
+        limit = _NO_DIGITS * exact.clamp(min=max(scale, least))
+        lost = (far_eager > limit) & (far > _NO_DIGITS * torch.maximum(one, other).clamp(min=least))
+        if bool(((far > limit) | lost | torch.isinf(far)).any()):
+            return True
+    return False
 
 
 def _unexplained_nonfinite(
     one: torch.Tensor, other: torch.Tensor, exact: torch.Tensor, samples: list[torch.Tensor]
 ) -> torch.Tensor:
     """Where compiled is NaN or infinite in a way that neither eager, a perturbed run nor the reference is."""
-    kinds = _kind(other)
-    explained = (kinds == _kind(one)) | (kinds == _kind(exact))
-    for sample in samples:
-        explained |= kinds == _kind(sample)
-    return ~explained
+    broken = torch.zeros(one.shape, dtype=torch.bool)
+    for place, (wide, *others) in metrics.pieces(other, one, exact, *samples):
+        kinds = _kind(wide)
+        if bool(kinds.any()) or not bool(torch.isfinite(others[0]).all()):
+            explained = [kinds == _kind(run) for run in others]
+            broken.view(-1)[place] = ~torch.stack(explained).any(0)
+    return broken
 
 
-def _kind(tensor: torch.Tensor) -> torch.Tensor:
+def _kind(wide: torch.Tensor) -> torch.Tensor:
     """0 finite, 1 NaN, 2 +∞, 3 −∞."""
-    wide = metrics.widened(tensor)
     if wide.is_complex():
         return torch.isnan(wide).long() + 2 * torch.isinf(wide).long()
     return torch.isnan(wide).long() + 2 * torch.isposinf(wide).long() + 3 * torch.isneginf(wide).long()

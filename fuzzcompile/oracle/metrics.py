@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +24,9 @@ DEFAULT_TOLERANCE = {
 ROUNDING_FACTOR = 6.0
 # Slices of fewer elements than this say too little about the size of rounding in them.
 _MIN_SLICE = 16
+# Elements that are measured at a time: so few that torch does not split them among threads, which on a busy machine
+# would wait for each other at every operator.
+_PIECE = 2**14
 
 
 @dataclass(frozen=True)
@@ -35,16 +39,31 @@ class Allowance:
 
 def widened(tensor: torch.Tensor) -> torch.Tensor:
     """The values as float64 (complex128) on the CPU, for measuring."""
-    return dense(tensor).detach().cpu().to(torch.complex128 if tensor.is_complex() else torch.float64)
+    return _wide(dense(tensor).detach().cpu())
+
+
+def pieces(*tensors: torch.Tensor) -> Iterator[tuple[slice, list[torch.Tensor]]]:
+    """The values of tensors of one shape side by side, widened, a short run of elements at a time.
+
+    Whatever is measured, no more than a piece is held in float64: that takes no memory to speak of, and stays in the
+    processor's cache. An empty tensor has no pieces.
+    """
+    flat = [_flat(tensor) for tensor in tensors]
+    for start in range(0, flat[0].numel(), _PIECE):
+        place = slice(start, min(start + _PIECE, flat[0].numel()))
+        yield place, [_wide(values[place]) for values in flat]
 
 
 def distance(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     """|first − second| per element; 0 where both are the same infinity or both NaN, ∞ where one is finite."""
-    one, other = widened(first), widened(second)
-    apart = (one - other).abs()
-    same = (one == other) | (torch.isnan(one) & torch.isnan(other))
-    apart = torch.where(same, torch.zeros_like(apart), apart)
-    return torch.where(torch.isnan(apart), torch.full_like(apart, math.inf), apart)
+    first, second = dense(first), dense(second)
+    if first.shape != second.shape:
+        first, second = torch.broadcast_tensors(first, second)  # type: ignore[no-untyped-call]
+    apart = torch.empty(first.shape, dtype=torch.float64)
+    flat = apart.view(-1)
+    for place, (one, other) in pieces(first, second):
+        flat[place] = _apart(one, other)
+    return apart
 
 
 def exact_distance(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -53,7 +72,26 @@ def exact_distance(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     if one.dtype != other.dtype or one.is_floating_point() or one.is_complex():
         return apart
     differ = (one != other).to(apart.device)
-    return torch.where(differ, apart.clamp(min=1.0), apart)
+    return apart.masked_fill_(differ & (apart < 1.0), 1.0)
+
+
+def same_values(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether :func:`exact_distance` is 0 everywhere between tensors of one shape and dtype."""
+    if one.element_size() > 1 or not one.is_floating_point():  # torch.equal knows no float8
+        if one.device != other.device:
+            one, other = one.cpu(), other.cpu()
+        if torch.equal(dense(one), dense(other)):
+            return True
+        if not (one.is_floating_point() or one.is_complex()):
+            return False
+    return all(not bool(_apart(a, b).any()) for _, (a, b) in pieces(one, other))
+
+
+def farthest(first: torch.Tensor, second: torch.Tensor) -> float:
+    """The largest :func:`distance`."""
+    if first.shape != second.shape:
+        return largest(distance(first, second))
+    return max((float(_apart(one, other).max()) for _, (one, other) in pieces(first, second)), default=0.0)
 
 
 def ulps(error: torch.Tensor, reference: torch.Tensor, dtype: torch.dtype) -> float:
@@ -64,11 +102,14 @@ def ulps(error: torch.Tensor, reference: torch.Tensor, dtype: torch.dtype) -> fl
     the subnormal range). Elements where the error or the reference is not finite do not count.
     """
     info = torch.finfo(dtype)
-    size = widened(reference).abs()
-    counted = torch.isfinite(size) & torch.isfinite(error)
-    _, exponent = torch.frexp(size[counted].clamp(info.smallest_normal, info.max))
-    unit = info.eps * torch.exp2((exponent - 1).to(torch.float64))
-    return largest(error[counted] / unit)
+    most = 0.0
+    for _, (apart, size) in pieces(error, reference):
+        size = size.abs()
+        counted = torch.isfinite(size) & torch.isfinite(apart)
+        _, exponent = torch.frexp(size.clamp_(info.smallest_normal, info.max))
+        unit = info.eps * torch.exp2((exponent - 1).to(torch.float64))
+        most = max(most, largest(torch.where(counted, apart / unit, 0.0)))
+    return most
 
 
 def place(error: torch.Tensor, **runs: torch.Tensor) -> tuple[tuple[int, ...] | None, dict[str, float | int | None]]:
@@ -77,7 +118,7 @@ def place(error: torch.Tensor, **runs: torch.Tensor) -> tuple[tuple[int, ...] | 
         return None, {}
     flat = int(error.flatten().argmax())
     where = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), error.shape))
-    return where, {name: _scalar(tensor.flatten()[flat]) for name, tensor in runs.items()}
+    return where, {name: _scalar(dense(tensor)[where]) for name, tensor in runs.items()}
 
 
 def _scalar(value: torch.Tensor) -> float | int | None:
@@ -92,8 +133,15 @@ def largest(values: torch.Tensor) -> float:
 
 def rms(values: torch.Tensor) -> float:
     """Root mean square of the finite values, 0 if there are none."""
-    finite = values[torch.isfinite(values)].abs()
-    return float(finite.square().mean().sqrt()) if finite.numel() else 0.0
+    count, total = 0, 0.0
+    for _, (wide,) in pieces(values):
+        finite = torch.isfinite(wide)
+        here = int(finite.sum())
+        if here:
+            kept = wide if here == wide.numel() else wide[finite]
+            total += float(kept.abs().square_().sum())
+            count += here
+    return math.sqrt(total / count) if count else 0.0
 
 
 def allowance(reference: torch.Tensor, eager: torch.Tensor, noisy: list[torch.Tensor], dtype: torch.dtype) -> Allowance:
@@ -107,35 +155,54 @@ def allowance(reference: torch.Tensor, eager: torch.Tensor, noisy: list[torch.Te
     Spreading relative errors as well would be sharper (an error of 0.1 at one bfloat16 of 0.5 among numbers of 3 is
     within the bound), but was tried and accused bfloat16 sines and roots whose conditioning varies by element.
     """
-    errors = [distance(eager, reference), *(distance(other, eager) for other in noisy)]
-    finite = [torch.where(torch.isfinite(e), e, torch.zeros_like(e)) for e in errors]
-    worst = torch.stack(finite).amax(0)
-    floor = max((largest(e) for e in finite[1:]), default=0.0)
-    ulp = torch.finfo(dtype).eps * widened(reference).abs().nan_to_num(0.0, 0.0, 0.0)
-    tiny = torch.finfo(dtype).smallest_normal
-    bound = ROUNDING_FACTOR * _spread(worst) + 4 * ulp + tiny
-    overflowed = ~torch.stack([torch.isfinite(e) for e in errors]).all(0)
-    return Allowance(torch.where(overflowed, torch.full_like(bound, math.inf), bound), floor)
+    worst = torch.empty(reference.shape, dtype=torch.float64)
+    overflowed = torch.zeros(reference.shape, dtype=torch.bool)
+    floor = 0.0
+    for place, (exact, own, *others) in pieces(reference, eager, *noisy):
+        most, beyond = worst.view(-1)[place].zero_(), overflowed.view(-1)[place]
+        for number, error in enumerate((_apart(own, exact), *(_apart(other, own) for other in others))):
+            infinite = torch.isinf(error)
+            error.masked_fill_(infinite, 0.0)
+            beyond |= infinite
+            torch.maximum(most, error, out=most)
+            if number:
+                floor = max(floor, float(error.max()))
+    bound = _spread(worst)
+    del worst
+    eps, tiny = torch.finfo(dtype).eps, torch.finfo(dtype).smallest_normal
+    for place, (exact,) in pieces(reference):
+        ulp = eps * exact.abs().nan_to_num_(0.0, 0.0, 0.0)
+        here = bound.view(-1)[place]
+        here.mul_(ROUNDING_FACTOR).add_(4 * ulp).add_(tiny).masked_fill_(overflowed.view(-1)[place], math.inf)
+    return Allowance(bound, floor)
+
+
+def excess(error: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
+    """``error − bound`` in the memory of ``bound``; 0 where the error is not finite."""
+    return torch.sub(error, bound, out=bound).masked_fill_(~torch.isfinite(error), 0.0)
 
 
 def _spread(worst: torch.Tensor) -> torch.Tensor:
-    """Each element raised to the largest in the smallest slice (one index fixed) that holds it."""
-    if worst.numel() == 0:
-        return worst
+    """Each element raised to the largest in the smallest slice (one index fixed) that holds it; a new tensor."""
     spread = torch.full_like(worst, largest(worst))
+    if worst.numel() == 0:
+        return spread
     for dim, size in enumerate(worst.shape):
         if size < 2 or worst.numel() // size < _MIN_SLICE:
             continue
         others = [d for d in range(worst.dim()) if d != dim]
-        spread = torch.minimum(spread, worst.amax(others, keepdim=True).expand_as(worst))
+        torch.minimum(spread, worst.amax(others, keepdim=True), out=spread)
     return spread
 
 
 def within_default_tolerance(actual: torch.Tensor, expected: torch.Tensor) -> bool:
     """``torch.testing.assert_close`` at its defaults (NaN equal to NaN, dtype and stride not compared)."""
     rtol, atol = DEFAULT_TOLERANCE.get(expected.dtype, (0.0, 0.0))
-    bound = atol + rtol * widened(expected).abs().nan_to_num(0.0, 0.0, 0.0)
-    return bool((distance(actual, expected) <= bound).all())
+    for _, (one, other) in pieces(actual, expected):
+        bound = atol + rtol * other.abs().nan_to_num_(0.0, 0.0, 0.0)
+        if not bool((_apart(one, other) <= bound).all()):
+            return False
+    return True
 
 
 def within_scaled_tolerance(actual: torch.Tensor, expected: torch.Tensor, smallest_scale: float) -> bool:
@@ -144,17 +211,47 @@ def within_scaled_tolerance(actual: torch.Tensor, expected: torch.Tensor, smalle
     Unscaled, any two outputs of size 1e-5 are "close". No scale is taken to be below ``smallest_scale``.
     """
     rtol, atol = DEFAULT_TOLERANCE.get(expected.dtype, (0.0, 0.0))
-    size = widened(expected).abs().nan_to_num(0.0, 0.0, 0.0)
-    bound = atol * _spread(size).clamp(min=smallest_scale) + rtol * size
-    return bool((distance(actual, expected) <= bound).all())
+    size = torch.empty(expected.shape, dtype=torch.float64)
+    for place, (other,) in pieces(expected):
+        size.view(-1)[place] = other.abs().nan_to_num_(0.0, 0.0, 0.0)
+    around = _spread(size).clamp_(min=smallest_scale).view(-1)
+    sizes = size.view(-1)
+    for place, (one, other) in pieces(actual, expected):
+        bound = atol * around[place] + rtol * sizes[place]
+        if not bool((_apart(one, other) <= bound).all()):
+            return False
+    return True
 
 
 def cosine(first: torch.Tensor, second: torch.Tensor) -> float | None:
     """Cosine similarity of the flattened tensors; None where one is zero, empty or not finite."""
-    one, other = widened(first).flatten().abs(), widened(second).flatten().abs()
-    if not first.is_complex():
-        one, other = widened(first).flatten(), widened(second).flatten()
-    norm = float(one.norm() * other.norm())
+    squares, others, products = 0.0, 0.0, 0.0
+    for _, (one, other) in pieces(first, second):
+        if one.is_complex() or other.is_complex():
+            one, other = one.abs(), other.abs()
+        squares += float(one.dot(one))
+        others += float(other.dot(other))
+        products += float(one.dot(other))
+    norm = math.sqrt(squares) * math.sqrt(others)
     if not math.isfinite(norm) or norm == 0.0:
         return None
-    return float((one * other).sum() / norm)
+    return products / norm
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements in a row on the CPU, in the tensor's own dtype."""
+    return dense(tensor).detach().cpu().reshape(-1)
+
+
+def _wide(values: torch.Tensor) -> torch.Tensor:
+    return values.to(torch.complex128 if values.is_complex() else torch.float64)
+
+
+def _apart(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """:func:`distance` of widened tensors, all at once."""
+    apart = (one - other).abs()
+    same = one == other
+    if not bool(same.all()):
+        same |= torch.isnan(one) & torch.isnan(other)
+        apart.masked_fill_(torch.isnan(apart), math.inf)
+    return apart.masked_fill_(same, 0.0)

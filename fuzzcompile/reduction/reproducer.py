@@ -18,7 +18,7 @@ import torch
 
 from fuzzcompile.errors import CaseError, UsageError
 from fuzzcompile.oracle.verdicts import Verdict
-from fuzzcompile.reduction.scripts import choice
+from fuzzcompile.reduction.scripts import choice, sharing
 from fuzzcompile.reduction.scripts.comparing import Script
 from fuzzcompile.reduction.scripts.driving import Driving
 from fuzzcompile.reduction.scripts.probe import probe
@@ -75,7 +75,7 @@ def build_reproducer(source: str, report: Mapping[str, Any], *, neighbour: str |
     seen = probe(kept, _available(device))
     drive = Driving(seen, kept, device, with_backward=seen.case.backward)
     script = choice.choose(drive, report, _remark(kept, neighbour))
-    return f'"""{_summary(report)}"""\n{kept}\n{_main_part(script)}'
+    return f'"""{_summary(report, script)}"""\n{kept}\n{_main_part(script)}'
 
 
 def confirm_reproducer(source: str, *, timeout: float = 180) -> Confirmation:
@@ -144,13 +144,16 @@ def _remark(source: str, neighbour: str | None) -> str:
     return remark if len(remark) <= _WIDTH else ""
 
 
-def _summary(report: Mapping[str, Any]) -> str:
+def _summary(report: Mapping[str, Any], script: Script) -> str:
     """One line: what is wrong, who is at fault, in which torch."""
     verdict, where = report.get("verdict"), f"torch {report.get('torch') or torch.__version__}"
     device = str(report.get("device") or "cpu")
     if device != "cpu":
         where += f" on {device.split(':')[0]}"
     phrase = next((text for name, text in _PHRASES.items() if name == verdict), None)
+    if script.form == "memory":
+        gained = any(sharing.gained(target.evidence) for target in script.targets)
+        phrase = "Memory shared that eager does not share" if gained else "A copy where eager shares memory,"
     if phrase is None:
         return _clean(f"Eager and compiled in {where}: {verdict or 'not judged'}.")
     culprit = report.get("culprit") or {}

@@ -82,6 +82,11 @@ class IssueFacts:
         return sorted(wrong, key=lambda entry: (_is_gradient(entry), -_badness(entry)))
 
     @property
+    def shares_wrongly(self) -> bool:
+        """Whether nothing is wrong but what an output shares memory with."""
+        return bool(self.wrong) and all(entry.get("finding") == "alias" for entry in self.wrong)
+
+    @property
     def measured(self) -> Mapping[str, Any] | None:
         """The output whose errors say most; None where none was measured."""
         candidates = self.wrong or sorted(self.outputs, key=_badness, reverse=True)

@@ -14,7 +14,7 @@ from fuzzcompile.templating import environment
 __all__ = ["IssueFacts", "draft_issue", "facts_from"]
 
 _MAX_ROWS = 12
-_METADATA = ("dtype", "shape", "stride", "missing", "integer")
+_METADATA = ("dtype", "shape", "stride", "alias", "missing", "integer")
 _ERRORS = ("max_abs_error_eager", "max_abs_error_compiled", "error_ratio", "noise_floor")
 # Only these leave the machine, in this order.
 _VERSIONS = {

@@ -44,7 +44,7 @@ def fit_to_file(facts: IssueFacts) -> bool:
 
 
 def _numeric(facts: IssueFacts) -> Iterator[Rule]:
-    if facts.verdict not in _NUMERIC:
+    if facts.verdict not in _NUMERIC or facts.shares_wrongly:
         return
     within = (facts.measured or next(iter(facts.wrong), {})).get("within_default_tolerance")
     where = {True: "within", False: "outside", None: "not recorded whether within"}[within]

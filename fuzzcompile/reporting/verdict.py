@@ -45,7 +45,10 @@ _ROWS = 12  # outputs shown
 _PLACES = 3  # outputs of which the values are shown
 _NAMES = 6  # rewrites, warnings and notes shown
 # Of these the table has no numbers: other things than values differ.
-_NO_VALUES = ("dtype", "shape", "stride", "missing")
+_NO_VALUES = ("dtype", "shape", "stride", "missing", "alias")
+
+_AS_FAR = 1.05
+_BREAK = 200
 
 
 def report_console() -> Console:
@@ -73,7 +76,7 @@ def print_report(
         say(f"  {report['detail']}")
     outputs = report["evidence"]["outputs"]
     differing = [output for output in outputs if output.get("finding") != "same"]
-    if differing:
+    if any(output["finding"] not in _NO_VALUES for output in differing):
         console.print(_table(differing))
         if len(differing) > _ROWS:
             say(f"  and {len(differing) - _ROWS} more outputs that differ (--json has all)")
@@ -96,6 +99,9 @@ def advice(report: Mapping[str, Any], name: str) -> str:
     verdict = report["verdict"]
     if not report["is_bug"]:
         return _about_rounding(report) if verdict == "rounding" else _ADVICE.get(verdict, "nothing")
+    own = report.get("culprit") or {}
+    if own.get("source") and not own["source"].startswith("torch/"):
+        return f"mend {own['rewrite']} ({own['source']}:{own['line']}): it is not PyTorch's"
     workaround = _as_settings(report.get("workaround"))
     first = f"until it is mended, set {workaround}; " if workaround else ""
     again = _RUN_AGAIN.get(verdict, "")
@@ -142,6 +148,8 @@ def _about_rounding(report: Mapping[str, Any]) -> str:
     said = "nothing: rounding"
     if ratios and max(ratios) <= 1:
         said += f"; compiled is no farther from float64 than eager (ratio {max(ratios):.2g})"
+    elif ratios and max(ratios) < _AS_FAR:
+        said += "; compiled is as far from float64 as eager"
     elif ratios:
         said += f"; compiled is {max(ratios):.2g} times as far from float64 as eager, as rounding may make it"
     failing = [output for output in outputs if not output.get("within_default_tolerance", True)]
@@ -220,7 +228,8 @@ def _places(outputs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Where outputs differ, and the values of the runs there."""
     for output in outputs[:_PLACES]:
         if output.get("detail"):
-            yield f"{output['name']}: {output['detail']}"
+            kind = f"{output['finding']}: " if output["finding"] in ("dtype", "shape", "stride") else ""
+            yield f"{output['name']}: {kind}{output['detail']}"
         elif output.get("where") is not None:
             index = ", ".join(str(i) for i in output["where"])
             values = ", ".join(f"{run} {_value(value, output)}" for run, value in _values(output))
@@ -241,7 +250,8 @@ def _circumstances(evidence: Mapping[str, Any]) -> Iterator[str]:
     """What else bears on the verdict, where there is something to say."""
     graphs, breaks = evidence.get("graphs") or 0, evidence.get("graph_breaks") or ()
     if graphs > 1 or breaks:
-        yield f"graphs: {graphs}" + (f"; broken by {_several(breaks, '; ')}" if breaks else "")
+        shown = [text if len(text) <= _BREAK else text[: _BREAK - 4] + " ..." for text in breaks]
+        yield f"graphs: {graphs}" + (f"; broken by {_several(shown, '; ')}" if breaks else "")
     if not evidence.get("eager_deterministic", True):
         yield "eager is not deterministic: it differs from run to run"
     if evidence.get("randomness"):

@@ -92,6 +92,11 @@ def figure(entry: Mapping[str, Any], key: str) -> str:
 
 
 def _kind(facts: IssueFacts) -> str:
+    if facts.shares_wrongly:
+        fresh = all(str(entry.get("detail")).endswith("compiled: a copy") for entry in facts.wrong)
+        return (
+            "result is a copy where eager shares memory" if fresh else "result shares memory that eager does not share"
+        )
     if facts.verdict == Verdict.METADATA and facts.wrong:
         findings = {entry.get("finding") for entry in facts.wrong}
         if len(findings) == 1:
@@ -114,6 +119,8 @@ def _observed(facts: IssueFacts) -> str:
         return f"{distance}. {_capital(one_line(facts.detail))}." if facts.detail else f"{distance}."
     if facts.wrong:
         told = "; ".join(f"`{entry.get('name')}`: {_difference(entry)}" for entry in facts.wrong[:4])
+        if facts.shares_wrongly:
+            return f"eager and compiled return the same values in different memory. {told}."
         return f"eager and compiled differ: {told}."
     return f"{one_line(facts.detail)}." if facts.detail else f"the finding is: {_kind(facts)}."
 

@@ -207,3 +207,10 @@ def test_random_numbers_are_those_of_the_native_dtype(program):
     assert result.dtype == torch.float64
     assert distance(result, native) < 1e-3
     assert not saw_cast
+
+
+def test_factories_without_a_dtype_compute_in_float64():
+    with Float64Mode(keep_casts=True):
+        made = torch.linspace(-1.2, 1.2, 100)
+    assert made.dtype == torch.float64
+    assert torch.equal(made, torch.linspace(-1.2, 1.2, 100, dtype=torch.float64))

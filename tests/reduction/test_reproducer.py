@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import functools
+import subprocess
+import sys
 import textwrap
 
 import pytest
@@ -85,6 +87,10 @@ ADDMM = program(
 EVAL_DROPOUT = program(
     "y = self.drop(x)\ny += 1\nreturn y + x", "(torch.randn(2, 3),)", state="self.drop = nn.Dropout(0.1)"
 )
+ADD_ZEROS = program("return x + torch.zeros_like(x)", "(torch.randn(2, 3),)")
+DROPOUT_AND_INPUT = program("return nn.functional.dropout(x, training=False), x", "(torch.randn(2, 3),)")
+GAINED = {"detail": "eager: out0 is a copy; compiled: shares memory with input0"}
+LOST = {"detail": "eager: out0 shares memory with input0; compiled: a copy"}
 TRAINED = program(
     "return self.line(x).tanh()",
     "(torch.randn(3, 4, requires_grad=True),)",
@@ -92,6 +98,14 @@ TRAINED = program(
     constants="BACKWARD = True",
 )
 LINE = ("gradient of parameter line.weight", "far")
+
+
+def alias(**details: dict[str, str]) -> dict[str, object]:
+    """A report of right values in memory that only one of the runs shares."""
+    found = report("aliasing", *((name.replace("_", "."), "alias") for name in details))
+    for entry, detail in zip(found["evidence"]["outputs"], details.values(), strict=True):
+        entry.update(detail, max_abs_error_eager=0.0, max_abs_error_compiled=0.0)
+    return found
 
 
 @functools.cache
@@ -103,6 +117,9 @@ def run_alone(name: str) -> Confirmation:
         "compile_error": (CUMSUM_SCALAR, report("compile_error")),
         "accepts_invalid": (ADDMM, report("accepts_invalid")),
         "aliasing": (EVAL_DROPOUT, report("aliasing", ("input0 after the call", "missing"))),
+        "alias gained": (ADD_ZEROS, alias(out0=GAINED)),
+        "alias lost": (DROPOUT_AND_INPUT, alias(out0=LOST)),
+        "mended alias": (program("return x.t()", "(torch.randn(2, 3),)"), alias(out0=LOST)),
         "mended gradient": (TRAINED, report("wrong_gradient", LINE)),
     }[name]
     return confirm_reproducer(build_reproducer(source, found))
@@ -126,6 +143,10 @@ def main_part(source: str) -> str:
         ("miscompile", "error vs fp64: eager"),
         ("metadata", "eager torch.bfloat16, compiled torch.int64"),
         ("compile_error", "eager raises nothing; compiled raises"),
+        ("alias gained", "out and inputs[0] share memory: eager False, compiled True"),
+        pytest.param(
+            "alias lost", "out[0] and inputs[0] share memory: eager True, compiled False", marks=pytest.mark.slow
+        ),
         pytest.param("accepts_invalid", "eager raises RuntimeError", marks=pytest.mark.slow),
         pytest.param("aliasing", "error vs fp64: eager 0.00e+00", marks=pytest.mark.slow),
     ],
@@ -137,8 +158,9 @@ def test_known_bugs_are_confirmed_in_a_clean_process(name, said):
     assert said in done.output and "torch 2." in done.output and "\nBUG: " in done.output
 
 
-def test_a_program_without_the_bug_exits_0_and_is_not_confirmed():
-    done = run_alone("mended gradient")
+@pytest.mark.parametrize("name", ["mended gradient", pytest.param("mended alias", marks=pytest.mark.slow)])
+def test_a_program_without_the_bug_exits_0_and_is_not_confirmed(name):
+    done = run_alone(name)
     assert (done.exit_status, done.confirmed) == (0, False), done.output
     assert "\nOK: " in done.output
 
@@ -278,6 +300,100 @@ def test_gradients_are_taken_as_the_judge_takes_them():
 
 def test_no_backward_runs_where_an_output_is_wrong_already():
     assert "backward(" not in main_part(built(TRAINED, "miscompile", ("out0", "far"), LINE))
+
+
+def test_memory_is_compared_where_only_that_is_wrong():
+    text = build_reproducer(ADD_ZEROS, alias(out0=GAINED))
+    assert text.startswith('"""Memory shared that eager does not share under torch.compile')
+    assert "results.append(memory(out) == memory(inputs[0]))" in text and "double()" not in text
+    text = build_reproducer(DROPOUT_AND_INPUT, alias(out0=LOST))
+    assert text.startswith('"""A copy where eager shares memory, under torch.compile')
+    assert max(map(len, text.splitlines())) <= 110
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("source", "phrase"),
+    [(ADD_ZEROS, "Memory shared that eager does not share"), (DROPOUT_AND_INPUT, "A copy where eager shares memory")],
+)
+def test_minimize_confirms_a_reproducer_of_shared_memory(source: str, phrase: str, tmp_path):
+    tmp_path.joinpath("case.py").write_text(source)
+    command = [sys.executable, "-m", "fuzzcompile", "minimize", "case.py", "--device", "cpu", "--out", "repro.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert tmp_path.joinpath("repro.py").read_text().startswith(f'"""{phrase}')
+
+
+def test_wrong_values_come_before_wrong_memory():
+    found = alias(out0=LOST, out1=LOST)
+    found["evidence"]["outputs"][1].update(finding="far", max_abs_error_compiled=0.5)
+    main = main_part(build_reproducer(DROPOUT_AND_INPUT, found))
+    assert "memory(" not in main and "model(*inputs)[1]" in main
+
+
+def test_memory_of_another_call_and_of_the_module():
+    several = program("return x + 0 * self.kept", "(torch.ones(3),)", constants="CALLS = [(torch.ones(3),)]")
+    state = several.replace("    def forward", "    kept = torch.ones(3)\n\n    def forward")
+    own = {"detail": "eager: call1.out0 is a copy; compiled: shares memory with input0, call0.out0"}
+    main = main_part(build_reproducer(state, alias(call1_out0=own)))
+    assert "memory(outs[1]) == memory(calls[1][0])" in main
+    other = {
+        "detail": "eager: call1.out0 shares memory with tensor kept and 4 more; compiled: shares memory with a only"
+    }
+    main = main_part(build_reproducer(state, alias(call1_out0=other)))
+    assert "memory(outs[1]) == memory(model.kept)" in main
+
+
+def test_memory_that_cannot_be_named_is_left_to_the_values():
+    unknown = {"detail": "eager: out0 is a copy; compiled: shares memory with tensor somewhere"}
+    assert "memory(" not in main_part(build_reproducer(ADD_ZEROS, alias(out0=unknown)))
+    array = program("return x.numpy()", "(torch.ones(3),)")
+    assert "memory(" not in main_part(build_reproducer(array, alias(out0=LOST)))
+
+
+BATCH = """import torch
+from dataclasses import dataclass
+
+@dataclass
+class Batch:
+    hidden: torch.Tensor
+    masks: list
+
+def f(batch, scale):
+    return batch.hidden.mul_(scale) + batch.masks[1]
+
+def make():
+    torch.manual_seed(0)
+    return f, (Batch(torch.randn(3), [torch.ones(3), torch.ones(3)]), 2)
+"""
+
+
+def test_fields_of_inputs_are_named_as_the_program_does():
+    missing = report("aliasing", ("argument0.hidden after the call", "missing"))
+    main = main_part(build_reproducer(BATCH, missing))
+    assert "results.append(inputs[0].hidden)" in main and "float64" not in main
+    missing = report("aliasing", ("argument0.masks1 after the call", "missing"))
+    assert "results.append(inputs[0].masks[1])" in main_part(build_reproducer(BATCH, missing))
+    unknown = report("aliasing", ("argument0.nothing after the call", "missing"))
+    assert "nothing" not in main_part(build_reproducer(BATCH, unknown))
+
+
+def test_tensors_of_closures_attributes_and_the_file_are_named():
+    closed = "import torch\n\ndef make():\n    store = torch.ones(2)\n\n    def f(x):\n        store.add_(x)\n"
+    closed += "        return x\n\n    return f, (torch.ones(2),)\n"
+    found = report("aliasing", ("tensor store after the call", "missing"))
+    main = main_part(build_reproducer(closed, found))
+    assert 'inspect.getclosurevars(model).nonlocals["store"]' in main and "    import inspect\n" in main
+    of_file = "import torch\nstore = torch.ones(2)\n\ndef f(x):\n    store.add_(x)\n    return x\n\n"
+    of_file += "def make():\n    return f, (torch.ones(2),)\n"
+    assert "results.append(store)" in main_part(build_reproducer(of_file, found))
+    module = program("self.store.add_(x)\nreturn x", "(torch.ones(2),)", state="self.store = torch.ones(2)")
+    assert "results.append(model.store)" in main_part(build_reproducer(module, found))
+
+
+def test_inputs_that_overlap_are_not_converted_one_by_one():
+    source = program("x.add_(1)\nreturn y * 2", "(X[:4], X[2:6])", arguments="x, y", constants="X = torch.zeros(8)")
+    assert "float64" not in main_part(built(source, "miscompile", ("out0", "far")))
 
 
 def test_integers_are_compared_exactly():

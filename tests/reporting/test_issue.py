@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 
 import pytest
+from triage_reports import output, report
 
 from fuzzcompile.reporting.issue import draft_issue, facts_from
 from fuzzcompile.reporting.privacy import scrub
@@ -208,6 +209,29 @@ def test_metadata_is_told_by_what_differs():
     assert "wrong dtype" in text.splitlines()[0]
     assert "`out0`: eager torch.bfloat16, compiled torch.int64" in text
     assert "| out0 | – | – | – | – | – | dtype eager torch.bfloat16" in text
+
+
+def test_an_alias_is_told_by_what_shares_memory_in_which_run():
+    gained = output(
+        finding="alias",
+        max_abs_error_eager=0.0,
+        max_abs_error_compiled=0.0,
+        detail="eager: out0 is a copy; compiled: shares memory with input0",
+    )
+    text = draft(report("aliasing", gained, output("out1", finding="same"), culprit=None))
+    assert "result shares memory that eager does not share" in text.splitlines()[0]
+    assert (
+        "eager and compiled return the same values in different memory. "
+        "`out0`: eager: out0 is a copy; compiled: shares memory with input0."
+    ) in text
+    assert "| out0 | – | – | – | – | – | alias eager: out0 is a copy; compiled: shares memory with input0 |" in text
+    assert "Default tolerances" not in text and "Higher-precision baseline" not in text
+
+
+def test_a_lost_mutation_beside_an_alias_is_still_a_mutation():
+    shared = output(finding="alias", detail="eager: out0 shares memory with input0; compiled: a copy")
+    lost = output("input0 after the call", finding="missing", detail="only eager has it")
+    assert "wrong mutation or aliasing" in draft(report("aliasing", shared, lost)).splitlines()[0]
 
 
 def test_infinite_errors_are_named():

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from fuzzcompile.oracle.verdicts import Verdict
-from fuzzcompile.reduction.scripts import naming
+from fuzzcompile.reduction.scripts import naming, sharing
 from fuzzcompile.reduction.scripts.comparing import Form, Script, Target
 from fuzzcompile.reduction.scripts.driving import Driving
 from fuzzcompile.reduction.scripts.probe import Observable, Probe
@@ -42,6 +42,10 @@ def choose(drive: Driving, report: Mapping[str, Any], remark: str = "") -> Scrip
     wrong = _worst_first(_of_evidence(drive.probe, evidence))
     if verdict == Verdict.METADATA:
         return _metadata(drive, wrong, str(report.get("detail") or ""), remark)
+    if wrong and all(target.evidence.get("finding") == "alias" for target in wrong):
+        shared = _fitting([target for target in (_with_partner(drive.probe, target) for target in wrong) if target])
+        if shared:
+            return Script(replace(drive, with_backward=False), "memory", shared, remark=remark)
     targets: Sequence[Target] = wrong or _of_verdict(drive.probe, verdict)
     if form is None:
         hidden = not wrong and bool(evidence) and verdict in (Verdict.MISCOMPILE, Verdict.WRONG_GRADIENT)
@@ -55,7 +59,8 @@ def _of_evidence(probe: Probe, evidence: Sequence[Mapping[str, Any]]) -> list[Ta
     wrong = [entry for entry in evidence if entry.get("finding") not in _HARMLESS]
     found = [_target(probe, str(entry.get("name")), entry) for entry in wrong]
     targets = [target for target in found if target is not None]
-    # A wrong output explains its gradients.
+    # Wrong values come before right ones in the wrong memory, and a wrong output explains its gradients.
+    targets = [target for target in targets if target.evidence.get("finding") != "alias"] or targets
     return [target for target in targets if target.observable.kind != "gradient"] or targets
 
 
@@ -70,12 +75,24 @@ def _of_verdict(probe: Probe, verdict: str) -> list[Target]:
 
 
 def _target(probe: Probe, name: str, evidence: Mapping[str, Any]) -> Target | None:
-    expression = naming.expression(name, probe.inputs, probe.outputs)
+    expression = naming.expression(name, probe)
     if expression is None:
         return None
     # What only the compiled run changes is missing from the eager run's observables.
     observable = probe.observables.get(name) or Observable(name, "mutation", True, probe.floating_dtype)
     return Target(observable, expression, evidence)
+
+
+def _with_partner(probe: Probe, target: Target) -> Target | None:
+    """The target with what it shares memory with in one of the runs; None if a script cannot name that."""
+    for name in (*sharing.gained(target.evidence), *sharing.lost(target.evidence)):
+        # An input is the one of the same call.
+        call = target.observable.name.partition(".")[0]
+        own = f"{call}.{name}" if call.startswith("call") and name.startswith(("input", "argument")) else name
+        partner = naming.expression(own, probe)
+        if partner is not None and naming.is_tensor(target.observable.name, probe):
+            return replace(target, partner=partner)
+    return None
 
 
 def _worst_first(targets: list[Target]) -> list[Target]:

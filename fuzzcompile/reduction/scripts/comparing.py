@@ -16,6 +16,7 @@ Form = Literal[
     "apart in float64",
     "integers",
     "metadata",
+    "memory",
     "raises",
     "accepts",
     "nondeterministic",
@@ -30,11 +31,15 @@ _PROPERTIES = {
 
 @dataclass(frozen=True)
 class Target:
-    """One observable that the script compares: its evidence, if there is any, and how it is written."""
+    """One observable that the script compares: its evidence, if there is any, and how it is written.
+
+    ``partner`` is written likewise, and is what it shares memory with in one of the runs.
+    """
 
     observable: Observable
     expression: str
     evidence: Mapping[str, Any] = field(default_factory=dict)
+    partner: str = ""
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,7 @@ class Script:
         probe = self.drive.probe
         return (
             probe.repeatable
+            and self.form != "memory"
             and (probe.float64 or self.form != "values")
             and not (self.drive.calls or self.several)
             and all(target.observable.kind == "output" for target in self.targets)
@@ -72,7 +78,7 @@ class Script:
     @property
     def shown(self) -> str:
         """What is compared, after a run."""
-        expressions = [target.expression for target in self.targets]
+        expressions = [_compared(target) for target in self.targets]
         return f"[{', '.join(expressions)}]" if self.several else expressions[0]
 
     def show(self, call: str) -> str:
@@ -137,9 +143,19 @@ class Script:
         }
         return "torch {torch.__version__}" + gpu + figures.get(self.form, ":")
 
+    @property
+    def sharing(self) -> str:
+        """Which tensors are asked whether they share memory, in words."""
+        return ", ".join(f"{target.expression} and {target.partner}" for target in self.targets)
+
     def _largest(self, run: str) -> str:
-        finite = f"[{run}.isfinite()]" if self.nonfinite else ""
+        finite = ".nan_to_num(0, 0, 0)" if self.nonfinite else ""
         return f"{run}{finite}.abs().max().item()"
+
+
+def _compared(target: Target) -> str:
+    """The expression for what is compared of a target."""
+    return f"memory({target.expression}) == memory({target.partner})" if target.partner else target.expression
 
 
 def _number(value: float) -> str:

@@ -114,7 +114,7 @@ class Driving:
 
     def needs(self, text: str) -> list[str]:
         """Import lines for the script whose text this is."""
-        lines = [f"import {name}" for name in ("copy", "subprocess", "sys") if f"{name}." in text]
+        lines = [f"import {name}" for name in ("copy", "inspect", "subprocess", "sys") if f"{name}." in text]
         modules = [f"torch._{name}.config" for name in self._patched]
         if "torch._dynamo.reset" in text:
             modules.append("torch._dynamo")

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Sequence
+import types
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils import _pytree as pytree
 
+from fuzzcompile.reduction.scripts.probe import Probe
+
 _NAME = re.compile(r"(?:call(?P<call>\d+)\.)?(?P<gradient>gradient of )?(?P<what>.+?)(?: after the call)?$")
+_LEAF = re.compile(r"(?P<kind>out|input|argument)(?P<index>\d+)(?:\.(?P<path>.+))?")
 
 
-def expression(name: str, inputs: Sequence[Any], outputs: Sequence[Any]) -> str | None:
+def expression(name: str, probe: Probe) -> str | None:
     """How a script reaches the observable ``name`` after its calls; None if it is not there.
 
     With one call the script has ``model``, ``inputs`` and ``out``; with several ``calls`` and ``outs``.
@@ -20,18 +26,59 @@ def expression(name: str, inputs: Sequence[Any], outputs: Sequence[Any]) -> str 
     match = _NAME.match(name)
     if match is None:
         return None
-    call, what = int(match["call"] or 0), match["what"]
-    several = len(inputs) > 1
-    if call >= len(inputs) or (what.startswith("out") and call >= len(outputs)):
-        return None
-    reached = None
-    if re.fullmatch(r"out\d+", what):
-        reached = leaf(f"outs[{call}]" if several else "out", outputs[call], int(what[3:]))
-    elif re.fullmatch(r"input\d+", what):
-        reached = tensor_leaf(f"calls[{call}]" if several else "inputs", inputs[call], int(what[5:]))
-    elif " " in what:
-        reached = _state(*what.split(" ", 1))
+    found = _LEAF.fullmatch(match["what"])
+    if found is not None:
+        reached = _of_call(found, int(match["call"] or 0), probe)
+    else:
+        reached = _state(*match["what"].split(" ", 1), model=probe.model) if " " in match["what"] else None
     return f"{reached}.grad" if reached and match["gradient"] else reached
+
+
+def is_tensor(name: str, probe: Probe) -> bool:
+    """Whether the observable ``name`` is a tensor to the program too: NumPy's arrays are so to the judge alone."""
+    match = _NAME.match(name)
+    found = _LEAF.fullmatch(match["what"]) if match else None
+    if match is None or found is None or found["kind"] != "out":
+        return match is not None
+    leaves = pytree.tree_leaves(probe.outputs[int(match["call"] or 0)])
+    return not found["path"] and isinstance(leaves[int(found["index"])], torch.Tensor)
+
+
+def _of_call(found: re.Match[str], call: int, probe: Probe) -> str | None:
+    """An output or an input of a call; a ``path`` leads to what a dataclass or the like holds."""
+    several, index = len(probe.inputs) > 1, int(found["index"])
+    of_output = found["kind"] == "out"
+    trees = probe.outputs if of_output else probe.inputs
+    if call >= len(trees):
+        return None
+    name = ("outs" if of_output else "calls") if several else ("out" if of_output else "inputs")
+    base = f"{name}[{call}]" if several else name
+    if found["kind"] == "input":
+        return tensor_leaf(base, trees[call], index)
+    reached = leaf(base, trees[call], index)
+    if reached is None or found["path"] is None:
+        return reached
+    inner = _within(pytree.tree_leaves(trees[call])[index], found["path"].split("."))
+    return None if inner is None else reached + inner
+
+
+def _within(value: Any, path: list[str]) -> str | None:
+    """What is to be written behind a value to reach along ``path`` into it; None if nothing is there."""
+    written = ""
+    for part in path:
+        listed = re.fullmatch(r"([A-Za-z_]\w*?)(\d+)", part)  # a field that holds a list: its name and a number
+        if part.isidentifier() and hasattr(value, part):
+            value, step = getattr(value, part), f".{part}"
+        elif isinstance(value, Mapping) and part in value:
+            value, step = value[part], f'["{part}"]'
+        elif isinstance(value, list | tuple) and part.isdigit() and int(part) < len(value):
+            value, step = value[int(part)], f"[{part}]"
+        elif listed and isinstance(getattr(value, listed[1], None), list | tuple):
+            value, step = getattr(value, listed[1])[int(listed[2])], f".{listed[1]}[{listed[2]}]"
+        else:
+            return None
+        written += step
+    return written
 
 
 def leaf(base: str, tree: Any, index: int) -> str | None:
@@ -63,10 +110,23 @@ def is_flat(tree: Any) -> bool:
     return all(pytree.tree_structure(value) == pytree.tree_structure(0) for value in values)
 
 
-def _state(kind: str, path: str) -> str | None:
-    """A parameter or buffer by the name under which the module lists it."""
-    if kind not in ("parameter", "buffer"):
+def _state(kind: str, path: str, *, model: Any) -> str | None:
+    """A tensor that the program reaches by itself: in the module, in a function's closure, in the file."""
+    if kind not in ("parameter", "buffer", "tensor"):
         return None
-    if all(part.isidentifier() for part in path.split(".")):
-        return f"model.{path}"
-    return f'model.get_{kind}("{path}")'
+    parts = path.split(".")
+    if isinstance(model, nn.Module):
+        if kind != "tensor" and not all(part.isidentifier() for part in parts):
+            return f'model.get_{kind}("{path}")'
+        inner = _within(model, parts)
+        if inner is not None:
+            return f"model{inner}"
+    function = getattr(type(model), "forward", None) if isinstance(model, nn.Module) else model
+    if not isinstance(function, types.FunctionType):
+        return None
+    variables = inspect.getclosurevars(function)
+    for names, where in ((variables.nonlocals, "inspect.getclosurevars(model).nonlocals"), (variables.globals, "")):
+        inner = _within(names.get(parts[0]), parts[1:])
+        if parts[0] in names and inner is not None and not (where and function is not model):
+            return (f'{where}["{parts[0]}"]' if where else parts[0]) + inner
+    return None

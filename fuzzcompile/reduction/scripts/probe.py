@@ -16,8 +16,10 @@ from fuzzcompile.case import Case, load_case
 from fuzzcompile.execution import runs
 from fuzzcompile.execution.building import RUN_SEED, Program, build
 from fuzzcompile.execution.device import seed_everything
+from fuzzcompile.execution.memory import aliases
 from fuzzcompile.execution.observation import Observation, Value
 from fuzzcompile.execution.tensors import tensor_leaves
+from fuzzcompile.execution.trees import is_wrapped
 from fuzzcompile.oracle import metrics
 from fuzzcompile.oracle.judgement import same_bits
 
@@ -52,7 +54,7 @@ class Probe:
     """
 
     case: Case
-    is_module: bool
+    model: Callable[..., Any]
     inputs: Sequence[Any]
     outputs: Sequence[Any]
     observables: Mapping[str, Observable]
@@ -60,6 +62,11 @@ class Probe:
     random: bool
     float64: bool
     nonfinite: bool
+
+    @property
+    def is_module(self) -> bool:
+        """Whether the program is a module, which holds parameters that can be converted."""
+        return isinstance(self.model, nn.Module)
 
     @property
     def tensor_inputs(self) -> list[torch.Tensor]:
@@ -98,7 +105,7 @@ def _probe(case: Case, device: torch.device) -> Probe:
     exact = None if first.failure else _in_float64(case, device)
     return Probe(
         case=case,
-        is_module=isinstance(program.model, nn.Module),
+        model=program.model,
         inputs=program.calls,
         outputs=seen,
         observables={value.name: _observable(value) for value in first.values},
@@ -150,6 +157,10 @@ def _generator_states() -> list[torch.Tensor]:
 
 def _in_float64(case: Case, device: torch.device) -> Observation | None:
     program = build(case, device, double=True)
+    if any(is_wrapped(leaf) for leaf in pytree.tree_leaves(list(program.calls))):
+        return None  # a script would need more than a line to convert these
+    if any(aliases({str(n): x for n, x in enumerate(tensor_leaves([call]))}) for call in program.calls):
+        return None  # what is converted one by one shares no memory any more
     if any(tensor.is_complex() for tensor in tensor_leaves(list(program.calls))):
         return None
     observation = runs.observe(case, program, program.model)

@@ -1,0 +1,4 @@
+import torch
+
+while True:
+    torch.compile(lambda x: x)
