@@ -32,9 +32,7 @@ TRAPS = {
     "issue_198100_contiguous_then_unsqueeze": "a plain Python error out of the compiler",
 }
 # What is wrong today, and why. A file here that gets its verdict is reported as XPASS: take it out then.
-WRONG: dict[str, str] = {
-    "issue_197091_ldexp_dtype": "float16 where eager has float32 is judged as lost precision, not as the wrong dtype",
-}
+WRONG: dict[str, str] = {}
 SHARE_ON_THE_RIGHT_SIDE = 0.95
 SHARE_EXACT = 0.9
 pytestmark = pytest.mark.skipif(

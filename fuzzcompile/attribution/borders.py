@@ -26,6 +26,8 @@ from fuzzcompile.oracle import metrics
 # rounding, or round and compare, amplify float64's as well.
 _NOISE_FACTOR = 100.0
 _CONSTANTS = 2.0
+# Calls that give other values outside of the grad mode and the transforms that they were captured in.
+_NOT_REPLAYED = ("functorch", "autograd_grad", "_grad_", "_vmap_", "_jvp_")
 _EPS = torch.finfo(torch.float32).eps
 _NOISE_SEEDS = (1, 2)
 # Gradients this much smaller than the usual ones are zero by symmetry, and measured on the scale of the usual.
@@ -71,6 +73,8 @@ def borders_of(ledger: Ledger, count: ReplayCount) -> list[Border]:
 def _border(frame: Frame, count: ReplayCount) -> Border | None:
     early, late = frame.record("pre_grad"), frame.record("joint_graph")
     if early is None or late is None or not early.snapshots or not late.snapshots or not frame.dynamo_calls:
+        return None
+    if any(word in call for call in early.snapshots[-1].calls for word in _NOT_REPLAYED):
         return None
     given, inputs = frame.dynamo_calls[0].inputs, inputs_of(frame, late)
     if inputs is None or random_calls(early.snapshots[-1]) or random_calls(late.snapshots[0]):

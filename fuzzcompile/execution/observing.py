@@ -19,6 +19,8 @@ from fuzzcompile.execution.tensors import dense, significant_strides
 from fuzzcompile.execution.trees import is_wrapped, named_leaves, unwrapped
 
 _COTANGENT_SEED = 7
+# Scalars of NumPy become arrays without dimensions when compiled, as documented.
+_NUMPY = "NumPy array"
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def _plain_value(name: str, leaf: Any, precision: torch.dtype) -> Value:
     if isinstance(leaf, numpy.ndarray | numpy.generic):
         with contextlib.suppress(TypeError):  # dtypes that torch does not have
             tensor = torch.from_numpy(numpy.array(leaf, order="K"))
-            return Value(name, tensor, "output", significant_strides(tensor), form=type(leaf).__name__)
+            return Value(name, tensor, "output", significant_strides(tensor), form=_NUMPY)
     return Value(name, leaf, "output", precision=precision if isinstance(leaf, float | complex) else None)
 
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from fuzzcompile.execution.observation import Value
 from fuzzcompile.oracle import metrics
 from fuzzcompile.oracle.aliasing import alias_difference
@@ -111,6 +113,14 @@ def _compare_tensors(
     exact = reference.value if reference is not None and reference.is_tensor else None
     if exact is None or exact.shape != one.shape:
         exact = one
+    if _is_coarser(other, one):
+        # Of the wrong dtype, which is what is the matter with it: its values are held to what that dtype can tell.
+        one, samples = one.to(other.dtype), [sample.to(other.dtype) for sample in samples]
     if not (one.is_floating_point() or one.is_complex()):
         return compare_integers(eager, one, other, exact, samples)
     return compare_floats(eager, one, other, exact, samples, smallest_scale)
+
+
+def _is_coarser(one: torch.Tensor, other: torch.Tensor) -> bool:
+    floating = one.is_floating_point() and other.is_floating_point()
+    return floating and torch.finfo(one.dtype).eps > torch.finfo(other.dtype).eps
