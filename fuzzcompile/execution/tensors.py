@@ -33,6 +33,7 @@ class StorageCopier:
         self._device = device
         self._known = known
         self._bases: dict[tuple[int, torch.dtype, torch.device], torch.Tensor] = {}
+        self._whole_tensors: dict[int, torch.Tensor] = {}
         self._keep: list[torch.Tensor] = []  # a freed storage's address could come back as another's
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -40,13 +41,16 @@ class StorageCopier:
         if tensor.layout != torch.strided or tensor.is_quantized:
             return self._whole(tensor.detach()).requires_grad_(tensor.requires_grad)
         source = tensor.detach().resolve_conj().resolve_neg()
-        self._keep.append(source)
-        base = self._base(source)
-        copy = base.as_strided(source.size(), source.stride(), source.storage_offset())
-        if tensor.requires_grad:
-            # A leaf of its own: gradients are compared where the program asked for them.
-            copy = copy.detach()
-        return copy.requires_grad_(tensor.requires_grad)
+        self._keep += [tensor, source]
+        shape = source.size(), source.stride(), source.storage_offset()
+        viewed = _viewed(tensor)
+        if viewed is not None:
+            # A view of one tensor is another thing to a compiler than one of two views of a third.
+            return self(viewed).as_strided(*shape)
+        if id(tensor) not in self._whole_tensors:
+            # Detached: no view, and a leaf of its own, as gradients are compared where the program asked for them.
+            self._whole_tensors[id(tensor)] = self._base(source).as_strided(*shape).detach()
+        return self._whole_tensors[id(tensor)].requires_grad_(tensor.requires_grad)
 
     def _base(self, source: torch.Tensor) -> torch.Tensor:
         storage = source.untyped_storage()
@@ -71,6 +75,15 @@ class StorageCopier:
             return tensor.clone() if self._device in (None, tensor.device) else tensor.to(self._device)
         dtype = doubled(tensor.dtype) if self._double else tensor.dtype
         return tensor.to(self._device or tensor.device, dtype, copy=True)
+
+
+def _viewed(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The tensor that ``tensor`` is a plain view of, outside of autograd."""
+    base = tensor._base
+    if base is None or base.dtype != tensor.dtype or base.layout != torch.strided:
+        return None
+    differentiable = tensor.requires_grad or base.requires_grad
+    return None if differentiable or tensor.is_conj() or tensor.is_neg() or base.is_conj() or base.is_neg() else base
 
 
 def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:

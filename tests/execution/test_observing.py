@@ -364,4 +364,4 @@ def test_warnings_before_an_exception_are_kept():
 
 def test_numpy_scalars_are_values():
     values = observed(lambda x: (numpy.float32(2), x.numpy().sum()), torch.ones(3)).values
-    assert [value.form for value in values] == ["float32", "float32"]
+    assert [value.form for value in values] == ["NumPy array", "NumPy array"]

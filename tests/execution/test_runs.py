@@ -14,6 +14,7 @@ from fuzzcompile.case import Case, CompileSettings
 from fuzzcompile.execution import runs
 from fuzzcompile.execution.building import build
 from fuzzcompile.execution.observation import Observation
+from fuzzcompile.execution.tensors import StorageCopier, copy_tree
 from fuzzcompile.oracle.judgement import Observations, judge, same_bits
 from fuzzcompile.oracle.verdicts import Verdict
 
@@ -254,3 +255,27 @@ def test_layouts_survive_the_way_to_the_gpu():
     half.fill_(9)
     assert whole.tolist() == [0, 1, 2, 9, 9, 9]
     assert wide.stride() == (1, 0)
+
+
+def test_a_view_of_an_input_stays_a_view_of_that_input():
+    whole = torch.arange(16.0).view(4, 4).clone()
+    copier = StorageCopier(double=True)
+    turned, copied = copier(whole.t()), copier(whole)
+    assert copied._base is None
+    assert turned._base is copied
+    copied[0, 1] = 7.0
+    assert turned[1, 0] == 7.0
+
+
+def test_an_update_through_an_input_that_another_one_views_compiles():
+    def update(x, turned):
+        x.add_(1)
+        return turned * 2, x[0]
+
+    x = torch.ones(4, 4)
+    observations = []
+    for wrap in (lambda f: f, lambda f: torch.compile(f, backend="aot_eager")):
+        given = copy_tree((x, x.t()))
+        observations.append(wrap(update)(*given))
+    torch._dynamo.reset()
+    assert all(torch.equal(a, b) for a, b in zip(*observations, strict=True))
