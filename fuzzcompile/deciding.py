@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from fuzzcompile.attribution.attribute import Evidence, changes_meaning
+from fuzzcompile.attribution.ablating import Evidence, changes_meaning
 from fuzzcompile.attribution.borders import Border, borders_of
 from fuzzcompile.attribution.steps import SEMANTIC_STEP, ReplayCount, Step, steps_of
 from fuzzcompile.experiments import Experiments, Trial

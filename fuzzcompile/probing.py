@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from fuzzcompile.attribution.attribute import changes_meaning, failing_rewrite, shows_strides, suspects_of
-from fuzzcompile.attribution.steps import ReplayCount, steps_of
+from fuzzcompile.attribution.ablating import changes_meaning
+from fuzzcompile.attribution.attribute import failing_rewrite, shows_strides
+from fuzzcompile.attribution.steps import ReplayCount, steps_of, suspects_of
 from fuzzcompile.case import Case
 from fuzzcompile.experiments import Experiments
 from fuzzcompile.inductor.hooks import initialise_patterns

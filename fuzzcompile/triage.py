@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fuzzcompile.attribution.attribute import Attributor, failing_rewrite, shows_strides, suspects_of
+from fuzzcompile.attribution.attribute import Attributor, failing_rewrite, shows_strides
 from fuzzcompile.attribution.culprit import Attribution, Culprit
-from fuzzcompile.attribution.steps import ReplayCount, Step, steps_of
+from fuzzcompile.attribution.steps import ReplayCount, Step, steps_of, suspects_of
 from fuzzcompile.case import Case
 from fuzzcompile.deciding import Decision, confirmed, decide, randomness, survival
 from fuzzcompile.errors import EnvironmentUnfit

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import functools
-import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
 
+from fuzzcompile.attribution.ablating import Ablator, Evidence, OutOfTime, changes_meaning
 from fuzzcompile.attribution.borders import borders_of
-from fuzzcompile.attribution.culprit import Ablation, Attribution, Culprit
-from fuzzcompile.attribution.steps import SEMANTIC_STEP, ReplayCount, Step, steps_of
+from fuzzcompile.attribution.culprit import Attribution, Culprit
+from fuzzcompile.attribution.steps import ReplayCount, Step, steps_of, suspects_of
 from fuzzcompile.experiments import Experiments, Trial
 from fuzzcompile.inductor.labels import backend_label, base_name, family_of, vetoes
 from fuzzcompile.inductor.ledger import Label
 from fuzzcompile.inductor.recorder import MANDATORY
-from fuzzcompile.inductor.session import Compilation
-from fuzzcompile.oracle.judgement import error_of
 from fuzzcompile.oracle.verdicts import Verdict
 
 _MAX_SIBLINGS = 12
@@ -27,15 +23,6 @@ _UPSTREAM = (
     ("aot_eager", "functionalization"),
     ("aot_eager_decomp_partition", "decomposition"),
 )
-
-
-# What shows the bug: wrong values (or an error) as they are, a float64 step in replay where the values are within
-# rounding, or values beyond rounding but within default tolerances that float64 proves wrong.
-Evidence = Literal["values", "replay", "suspicion"]
-
-
-class _OutOfTime(Exception):
-    """No further compile may be begun."""
 
 
 class Attributor:
@@ -56,10 +43,8 @@ class Attributor:
         self.trial = trial
         self.steps = steps
         self.count = count
-        self.evidence = evidence
-        self.deadline = deadline
         self.strides = shows_strides(trial)
-        self.ablations: list[Ablation] = []
+        self.ablator = Ablator(experiments, trial, count, evidence, deadline)
 
     def run(self) -> Attribution:
         """Try the rewrite that failed, then what replay suspects, then the stages around the graph passes."""
@@ -71,9 +56,9 @@ class Attributor:
                 or self._from_lowering_patterns()
                 or self._from_stages()
             )
-        except _OutOfTime:
+        except OutOfTime:
             found = self._unproved()
-        found.ablations = self.ablations
+        found.ablations = self.ablator.ablations
         return found
 
     def _unproved(self) -> Attribution:
@@ -184,31 +169,14 @@ class Attributor:
 
     # -- ablations --------------------------------------------------------------------------------
 
-    @functools.cached_property
+    @property
     def _screens(self) -> bool:
-        """Whether the divergence shows without code generation."""
-        trial = self._trial(replace(self.experiments.how, screen=True))
-        return not self._repaired(trial) and trial.judgement.verdict.kind == self.trial.judgement.verdict.kind
+        return self.ablator.screens
 
     def _veto(self, labels: Sequence[Label], *, screen: bool = False) -> tuple[Trial, bool]:
         names = _names(labels)
         how = replace(self.experiments.how.with_vetoes(*names), screen=screen)
-        trial = self._trial(how)
-        repaired = self._repaired(trial)
-        self._note("veto " + _shown(names), trial, repaired)
-        return trial, repaired
-
-    def _repaired(self, trial: Trial) -> bool:
-        """Whether the divergence is gone in ``trial`` (another error is no repair)."""
-        verdict, failing = trial.judgement.verdict, self.trial.judgement.verdict
-        if failing is Verdict.ACCEPTS_INVALID:
-            return verdict is Verdict.INVALID
-        if verdict.is_bug:
-            # A layout that differs besides is another matter than wrong values.
-            return verdict is Verdict.METADATA and failing.kind == "values"
-        if self.evidence == "replay":
-            return not changes_meaning(steps_of(trial.ledger, self.count))
-        return not (self.evidence == "suspicion" and trial.judgement.suspicious)
+        return self.ablator.attempt(how, "veto " + _shown(names))
 
     def _sufficient(self, closure: Sequence[Label]) -> bool | None:
         """Whether the divergence stays when every optional rewrite but the culprit's is vetoed.
@@ -218,17 +186,11 @@ class Attributor:
         only = tuple(_names(closure))
         around = self.trial.ledger.inside
         needed = _names([around[label] for label in closure if label in around])
-        trial = self._trial(replace(self.experiments.how, only=(*only, *needed)))
-        repaired = self._repaired(trial)
-        self._note("only " + _shown(only), trial, repaired)
+        how = replace(self.experiments.how, only=(*only, *needed))
+        trial, repaired = self.ablator.attempt(how, "only " + _shown(only))
         if repaired:
             return False
-        return True if trial.judgement.verdict.kind == self.trial.judgement.verdict.kind else None
-
-    def _trial(self, how: Compilation) -> Trial:
-        if self.deadline is not None and time.monotonic() > self.deadline:
-            raise _OutOfTime
-        return self.experiments.trial(how)
+        return True if self.ablator.same_kind(trial) else None
 
     def _contributors(self, closure: Sequence[Label]) -> list[Culprit]:
         """Other rewrites without which the divergence is gone as well."""
@@ -242,11 +204,6 @@ class Attributor:
             if self._veto([rewrite.label], screen=self._screens)[1]:
                 found.append(self._culprit(rewrite.label, None, necessary=True))
         return found
-
-    def _note(self, toggle: str, trial: Trial, repaired: bool) -> None:
-        if trial.how.screen:
-            toggle += " (graphs interpreted)"
-        self.ablations.append(Ablation(toggle, repaired, error_of(trial.judgement)))
 
     # -- what replay cannot judge -----------------------------------------------------------------
 
@@ -296,10 +253,8 @@ class Attributor:
         return Attribution(culprit)
 
     def _repaired_by(self, backend: str) -> bool:
-        trial = self._trial(replace(self.experiments.how, backend=backend, record=False))
-        repaired = self._repaired(trial)
-        self._note(f"backend={backend}", trial, repaired)
-        return repaired
+        how = replace(self.experiments.how, backend=backend, record=False)
+        return self.ablator.attempt(how, f"backend={backend}")[1]
 
     @property
     def _own_backend(self) -> bool:
@@ -319,17 +274,6 @@ class Attributor:
         return None
 
 
-def suspects_of(steps: Sequence[Step], *, strides: bool = False) -> list[Step]:
-    """Steps that may be the culprit, most telling first: changes of meaning, then unexplained native ones.
-
-    With ``strides``, changes of layout come last: they are at fault only where the user sees a layout.
-    """
-    semantic = [step for step in steps if step.is_semantic]
-    native = [step for step in steps if not step.is_semantic and step.moves_natively]
-    layout = [step for step in steps if strides and step.stride and step not in semantic and step not in native]
-    return [step for step in (*semantic, *native, *layout) if step.label.rewrite not in MANDATORY]
-
-
 def names_stage(label: Label) -> bool:
     """Whether the label names no rule, only the stage that was under way."""
     return label.rewrite in (label.stage, "lowering")
@@ -345,15 +289,6 @@ def shows_strides(trial: Trial) -> bool:
     """Whether the trial's divergence is one of layout alone."""
     findings = {comparison.finding for comparison in trial.judgement.comparisons}
     return trial.judgement.verdict is Verdict.METADATA and "stride" in findings
-
-
-def changes_meaning(steps: Sequence[Step]) -> list[Step]:
-    """Steps whose values in float64 prove that a rewrite changed what the graph computes."""
-    return [
-        step
-        for step in suspects_of(steps)
-        if not step.random and step.float64 is not None and step.float64 > SEMANTIC_STEP
-    ]
 
 
 def producer(graph: object, output: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +16,8 @@ class Culprit:
     """What is at fault, and how well that is proved (fields as in the triage contract).
 
     ``necessary`` and ``sufficient`` are None where they were not tested. ``siblings`` are rewrites that take the
-    culprit's place when it is vetoed: it is necessary together with them.
+    culprit's place when it is vetoed: it is necessary together with them. ``details`` is what else a reader wants to
+    see of this kind of culprit (a diff of the graph, the source of a kernel), as JSON.
     """
 
     stage: str
@@ -31,6 +33,7 @@ class Culprit:
     sufficient: bool | None = None
     siblings: tuple[str, ...] = ()
     confidence: str = "high"
+    details: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def from_step(cls, step: Step, **proof: Any) -> Culprit:
@@ -82,6 +85,7 @@ class Culprit:
             "necessary": self.necessary,
             "sufficient": self.sufficient,
             "siblings": list(self.siblings),
+            "details": dict(self.details),
         }
 
 

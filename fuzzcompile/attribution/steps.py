@@ -14,7 +14,7 @@ from fuzzcompile.attribution.inputs import inputs_of
 from fuzzcompile.execution.exhaustion import first_line
 from fuzzcompile.execution.tensors import significant_strides
 from fuzzcompile.inductor.ledger import Frame, GraphRecord, Label, Ledger, Rewrite, Snapshot
-from fuzzcompile.inductor.recorder import CAPTURED_CALLS
+from fuzzcompile.inductor.recorder import CAPTURED_CALLS, MANDATORY
 from fuzzcompile.inductor.replay import NotReplayable, Replayed, random_calls, replay
 from fuzzcompile.oracle import metrics
 
@@ -99,6 +99,17 @@ class ReplayCount:
 def steps_of(ledger: Ledger, count: ReplayCount) -> list[Step]:
     """Replay every snapshot of the ledger on the captured inputs and measure every rewrite's step."""
     return [step for frame in ledger.frames for step in _frame_steps(frame, count)]
+
+
+def suspects_of(steps: Sequence[Step], *, strides: bool = False) -> list[Step]:
+    """Steps that may be the culprit, most telling first: changes of meaning, then unexplained native ones.
+
+    With ``strides``, changes of layout come last: they are at fault only where the user sees a layout.
+    """
+    semantic = [step for step in steps if step.is_semantic]
+    native = [step for step in steps if not step.is_semantic and step.moves_natively]
+    layout = [step for step in steps if strides and step.stride and step not in semantic and step not in native]
+    return [step for step in (*semantic, *native, *layout) if step.label.rewrite not in MANDATORY]
 
 
 def _frame_steps(frame: Frame, count: ReplayCount) -> Iterator[Step]:
