@@ -69,7 +69,7 @@ def _within_rounding(experiments: Experiments, trial: Trial, semantic: Sequence[
             first.confidence,
             f"within rounding natively, but {what} moves a float64 "
             f"{'gradient' if border.gradient else 'result'} by {border.step:.1e} of its size",
-            evidence="replay",
+            evidence="border",
             border=border,
         )
     if trial.sampled is None and first.suspicious and survives_float64(experiments):
@@ -156,8 +156,9 @@ def survives_float64(experiments: Experiments) -> bool | None:
 
 def confirmed(experiments: Experiments, trial: Trial, decision: Decision) -> Decision:
     """A finding is believed after it came twice."""
-    second = experiments.trial(replace(experiments.how, record=decision.evidence == "replay"))
-    if decision.border is not None:
+    record = decision.evidence in ("replay", "border")
+    second = experiments.trial(replace(experiments.how, record=record, timed=True))
+    if decision.evidence == "border":
         again = _border(experiments, second) is not None
     elif decision.evidence == "replay":
         again = bool(changes_meaning(steps_of(second.ledger, ReplayCount())))

@@ -7,13 +7,14 @@ import functools
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from fuzzcompile.case import Case
 from fuzzcompile.errors import EnvironmentUnfit, UsageError
 from fuzzcompile.execution import runs
-from fuzzcompile.execution.building import build
+from fuzzcompile.execution.building import Program, build
 from fuzzcompile.execution.observation import Observation
 from fuzzcompile.execution.seeds import Kept, moved, observe_seeds, streams_at_start, streams_now
 from fuzzcompile.inductor.ledger import Ledger
@@ -42,7 +43,8 @@ class Trial:
     """One compile of the case: how it was done, what it showed, and what the judge says of it.
 
     ``sampled`` are the values that were judged by their distribution over many seeds, because the random numbers
-    behind them could not be aligned with eager's (None: nothing was judged in that way).
+    behind them could not be aligned with eager's (None: nothing was judged in that way). ``runtime`` is how many
+    seconds the compiled program takes, where that was asked for.
     """
 
     how: Compilation
@@ -51,12 +53,14 @@ class Trial:
     ledger: Ledger
     seconds: float
     sampled: tuple[str, ...] | None = None
+    runtime: float | None = None
 
 
 @dataclass
 class _Tally:
     compiles: int = 0
     screens: int = 0
+    runtime: float | None = None
 
 
 class Experiments:
@@ -98,6 +102,11 @@ class Experiments:
     def screens(self) -> int:
         """How many compiles without code generation were made."""
         return self._tally.screens
+
+    @property
+    def runtime(self) -> float | None:
+        """Seconds that the program takes as it was compiled for judging; None if that was not timed."""
+        return self._tally.runtime
 
     # -- runs without a compiler ------------------------------------------------------------------
 
@@ -246,7 +255,15 @@ class Experiments:
                         self.case, program, target, kept, _COMPILED_SEEDS, describe_failure=session.describe_failure
                     )
                     judgement, sampled = self._judge_samples(observation, again)
-        return Trial(how, observation, judgement or self.judge(observation), session.ledger, seconds, sampled)
+            runtime = self._timed(how, program, target, observation)
+        judged = judgement or self.judge(observation)
+        return Trial(how, observation, judged, session.ledger, seconds, sampled, runtime)
+
+    def _timed(self, how: Compilation, program: Program, target: Callable[..., Any], seen: Observation) -> float | None:
+        runtime = runs.time_calls(self.case, program, target) if how.timed and not seen.failure else None
+        if runtime is not None and replace(how, timed=False, record=True) == replace(self.how, record=True):
+            self._tally.runtime = runtime
+        return runtime
 
     def judge(self, compiled: Observation) -> Judgement:
         """Judge a compiled run against the eager runs and the float64 reference.

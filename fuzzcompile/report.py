@@ -107,7 +107,7 @@ class Report:
                 "contributors": [other.to_json() for other in found.contributors],
                 "changed_bits": [other.to_json() for other in found.changed_bits],
                 "ablations": [ablation.to_json() for ablation in found.ablations],
-                "workaround": None,
+                "workaround": found.workaround.to_json() if found.workaround is not None and self.is_bug else None,
                 "signature": self.signature,
                 "cost": {
                     "compiles": self.cost.compiles,

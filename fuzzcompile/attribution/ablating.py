@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from fuzzcompile.attribution.borders import borders_of
 from fuzzcompile.attribution.culprit import Ablation
 from fuzzcompile.attribution.steps import SEMANTIC_STEP, ReplayCount, Step, steps_of, suspects_of
 from fuzzcompile.experiments import Experiments, Trial
@@ -15,9 +16,10 @@ from fuzzcompile.inductor.session import Compilation
 from fuzzcompile.oracle.judgement import error_of
 from fuzzcompile.oracle.verdicts import Verdict
 
-# What shows the bug: wrong values (or an error) as they are, a float64 step in replay where the values are within
-# rounding, or values beyond rounding but within default tolerances that float64 proves wrong.
-Evidence = Literal["values", "replay", "suspicion"]
+# What shows the bug: wrong values (or an error) as they are; a float64 step, in replay or before the graph passes
+# (border), where the values are within rounding; or values beyond rounding but within default tolerances that float64
+# proves wrong.
+Evidence = Literal["values", "replay", "border", "suspicion"]
 
 
 class OutOfTime(Exception):
@@ -80,6 +82,8 @@ class Ablator:
             return verdict is Verdict.METADATA and failing.kind == "values"
         if self.evidence == "replay":
             return not changes_meaning(steps_of(trial.ledger, self.count))
+        if self.evidence == "border":
+            return not borders_of(trial.ledger, self.count)
         return not (self.evidence == "suspicion" and trial.judgement.suspicious)
 
     def same_kind(self, trial: Trial) -> bool:

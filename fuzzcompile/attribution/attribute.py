@@ -9,6 +9,7 @@ from fuzzcompile.attribution.ablating import Ablator, Evidence, OutOfTime, chang
 from fuzzcompile.attribution.borders import borders_of
 from fuzzcompile.attribution.culprit import Attribution, Culprit
 from fuzzcompile.attribution.steps import ReplayCount, Step, steps_of, suspects_of
+from fuzzcompile.attribution.workaround import find_workaround
 from fuzzcompile.experiments import Experiments, Trial
 from fuzzcompile.inductor.labels import backend_label, base_name, family_of, vetoes
 from fuzzcompile.inductor.ledger import Label
@@ -56,6 +57,8 @@ class Attributor:
                 or self._from_lowering_patterns()
                 or self._from_stages()
             )
+            if found.culprit is not None:
+                found.workaround = find_workaround(self.ablator, found.culprit)
         except OutOfTime:
             found = self._unproved()
         found.ablations = self.ablator.ablations
@@ -107,8 +110,10 @@ class Attributor:
         known = {base_name(s.label.rewrite) for s in self._suspects(self.steps)}
         closure, others = [label], list[Label]()
         for _ in range(_MAX_SIBLINGS):
-            trial, repaired = self._veto([*closure, *others], screen=self._screens)
-            if repaired and self._screens:
+            # The first suspect is nearly always the one, and a compile proves it; a search after it screens.
+            screen = bool(closure[1:] or others) and self._screens
+            trial, repaired = self._veto([*closure, *others], screen=screen)
+            if repaired and screen:
                 trial, repaired = self._veto([*closure, *others])
             if repaired:
                 return self._proved(label, step, closure, others)

@@ -102,6 +102,32 @@ class Ablation:
         return {"toggle": self.toggle, "repairs": self.repairs, "error": self.error}
 
 
+@dataclass(frozen=True)
+class Workaround:
+    """What to set, as a user types it, and what a compile with it showed.
+
+    ``config`` patches ``torch._inductor.config``; without it, ``how`` says all there is to do. ``cost_ratio`` is the
+    run time with it in units of that without it (the least of several rounds each; None where it could not be
+    measured, as where the program does not compile without it). ``error`` is the largest distance from the reference.
+    """
+
+    how: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    error: float | None = None
+    cost_ratio: float | None = None
+    verified: bool = True
+
+    def to_json(self) -> dict[str, Any]:
+        """The form of the triage contract."""
+        return {
+            "how": self.how,
+            "config": dict(self.config),
+            "verified": self.verified,
+            "error": self.error,
+            "cost_ratio": self.cost_ratio,
+        }
+
+
 @dataclass
 class Attribution:
     """Culprit, what else is needed for the bug, and what was tried."""
@@ -110,3 +136,4 @@ class Attribution:
     contributors: list[Culprit] = field(default_factory=list)
     ablations: list[Ablation] = field(default_factory=list)
     changed_bits: list[Culprit] = field(default_factory=list)
+    workaround: Workaround | None = None

@@ -22,6 +22,9 @@ from fuzzcompile.execution.observing import backward, bits, gradients, mutations
 from fuzzcompile.execution.trees import structure
 from fuzzcompile.execution.warned import recorded, texts
 
+# Rounds of timing: at most, at least, and seconds after which no further one is begun.
+_ROUNDS, _FEWEST_ROUNDS, _TIMING = 30, 3, 0.5
+
 
 def run_eager(case: Case, device: torch.device, *, noise_seed: int | None = None, double: bool = False) -> Observation:
     """Run the case in eager mode; with ``noise_seed``, every operator's result is moved by up to one ulp.
@@ -90,6 +93,31 @@ def _observed(
             found = gradients(prefix, program, arguments)
             values += found if case.backward else [value for value in found if value.is_tensor]
     return Observation(tuple(values), None, "; ".join(structures), time.perf_counter() - start)
+
+
+def time_calls(case: Case, program: Program, target: Callable[..., Any]) -> float | None:
+    """Seconds that the calls of the case (and their backward) take: the least of several rounds, without the first.
+
+    None for a script's callable, whose state is not set back here, and where a call raises.
+    """
+    if case.state is not None:
+        return None
+    rounds: list[float] = []
+    begun = time.perf_counter()
+    with memory_errors(), recorded(), grad_mode(case.grad), case.ambient():
+        while len(rounds) <= _ROUNDS and (len(rounds) < _FEWEST_ROUNDS or time.perf_counter() - begun < _TIMING):
+            start = time.perf_counter()
+            try:
+                for arguments in program.calls:
+                    output = _drive(case, target, arguments)
+                    if case.backward:
+                        backward(output, required=False)
+            except (KeyboardInterrupt, MemoryError):
+                raise
+            except Exception:
+                return None
+            rounds.append(time.perf_counter() - start)
+    return min(rounds[1:])
 
 
 def reseed(case: Case) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import re
 import sysconfig
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -124,3 +125,32 @@ def _clean(text: str) -> str:
 
 def _dynamo(module: str) -> Any:
     return importlib.import_module(f"torch._dynamo.{module}")
+
+
+@contextlib.contextmanager
+def breaking_at(functions: Sequence[Callable[..., Any]]) -> Iterator[None]:
+    """Have dynamo break the graph at these functions inside the block, as ``torch._dynamo.disallow_in_graph`` does.
+
+    What is no function that dynamo puts into a graph is left as it is.
+    """
+    if not functions:
+        yield
+        return
+    rules = importlib.import_module("torch._dynamo.trace_rules")
+    tables = [getattr(rules, name, None) for name in _CALLABLE_IDS]
+    known = [(table, set(table())) for table in tables if table is not None]
+    try:
+        for function in functions:
+            with contextlib.suppress(RuntimeError, AssertionError):
+                torch._dynamo.disallow_in_graph(function)
+        yield
+    finally:
+        for table, ids in known:
+            now = table()
+            for added in now - ids:
+                table.remove(added)
+            for removed in ids - now:
+                table.add(removed)
+
+
+_CALLABLE_IDS = ("_allowed_callable_ids", "_nonstrict_trace_callable_ids", "_disallowed_callable_ids")

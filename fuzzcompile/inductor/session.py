@@ -30,7 +30,8 @@ class Compilation:
     :func:`fuzzcompile.inductor.labels.vetoes`), ``only`` names those that alone may apply beside the mandatory
     ones, ``record`` asks for a ledger with snapshots, ``screen`` interprets the graphs instead of generating code,
     ``config`` patches ``torch._inductor.config`` beyond the case's own options, ``mode`` takes the place of the
-    case's own (its options stay). Without ``fallback_random`` the compiler draws from a stream of its own.
+    case's own (its options stay). Without ``fallback_random`` the compiler draws from a stream of its own. Dynamo
+    breaks the graph at the functions in ``disallowed``. ``timed`` asks for the run time of what was compiled.
     """
 
     backend: str | None = None
@@ -41,6 +42,8 @@ class Compilation:
     screen: bool = False
     fallback_random: bool = True
     config: Mapping[str, Any] | None = None
+    disallowed: tuple[Callable[..., Any], ...] = ()
+    timed: bool = False
 
     def with_vetoes(self, *names: str) -> Compilation:
         """The same compile with further rewrites refused."""
@@ -57,7 +60,7 @@ def compiling(settings: CompileSettings, how: Compilation) -> Iterator[Session]:
     recorder = Recorder(vetoed=how.vetoes, only=how.only, snapshots=how.record, screen=how.screen)
     recorder.capturing = how.record  # inputs are kept to replay snapshots on
     patches = {**settings.inductor, "fallback_random": how.fallback_random, **(how.config or {})}
-    with _configured(settings, patches), hooks.installed(recorder):
+    with _configured(settings, patches), hooks.installed(recorder), breaks.breaking_at(how.disallowed):
         before = breaks.Counted.now()
         try:
             yield Session(settings, how, recorder)
@@ -105,6 +108,7 @@ class Session:
         backend = self.how.backend or self.settings.backend
         own = self.how.backend is None or self.how.backend == self.settings.backend
         options, mode = (dict(self.settings.options), self.settings.mode) if own else ({}, None)
+        options = {key: value for key, value in options.items() if key not in (self.how.config or {})}
         mode = self.how.mode or mode
         if mode and options:  # torch.compile takes one of the two: a mode is nothing but options
             options, mode = {**torch._inductor.list_mode_options(mode), **options}, None

@@ -8,7 +8,9 @@ import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+MISSING = object()
 _ELF_HEADER = struct.Struct("<4sBBBBB7xHHIQQQIHHHHHH")
 
 
@@ -21,6 +23,16 @@ def compile_in_process() -> None:
         import torch._inductor.config as inductor_config
 
         inductor_config.compile_threads = 1
+
+
+def setting(key: str) -> Any:
+    """The present value of an entry of ``torch._inductor.config`` (``cpp.simdlen``); ``MISSING`` if there is none."""
+    value: Any = importlib.import_module("torch._inductor.config")
+    for part in key.split("."):
+        if not hasattr(value, part):
+            return MISSING
+        value = getattr(value, part)
+    return value
 
 
 @contextlib.contextmanager

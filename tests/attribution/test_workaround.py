@@ -1,0 +1,112 @@
+"""A workaround is a setting that was run and repairs the divergence, the narrowest that does."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import planting
+import pytest
+import torch
+from planting import PLANTS
+from torch._inductor import lowering
+
+from fuzzcompile.attribution.ablating import Ablator
+from fuzzcompile.attribution.attribute import Attributor
+from fuzzcompile.attribution.culprit import Attribution, Culprit, Workaround
+from fuzzcompile.attribution.steps import ReplayCount, steps_of
+from fuzzcompile.attribution.workaround import find_workaround
+from fuzzcompile.case import load_case
+from fuzzcompile.experiments import Experiments
+from fuzzcompile.inductor.hooks import initialise_patterns
+from fuzzcompile.inductor.session import Compilation
+
+CPU = torch.device("cpu")
+
+
+def experiments_of(folder: Path, source: str, **how) -> Experiments:
+    path = folder / "case.py"
+    path.write_text(textwrap.dedent(source))
+    initialise_patterns(CPU)
+    return Experiments(load_case(path), CPU, Compilation(**how))
+
+
+def attribute(experiments: Experiments) -> Attribution:
+    trial, count = experiments.trial(), ReplayCount()
+    experiments.trial(Compilation(record=False, timed=True, config=experiments.how.config))
+    return Attributor(experiments, trial, steps_of(trial.ledger, count), count).run()
+
+
+def repairs(experiments: Experiments, workaround: Workaround) -> bool:
+    config = {**(experiments.how.config or {}), **workaround.config}
+    return not experiments.trial(Compilation(config=config)).judgement.verdict.is_bug
+
+
+def test_pass_of_a_wrong_pattern_is_switched_off(tmp_path: Path):
+    with PLANTS["replacement"].install():
+        experiments = experiments_of(tmp_path, "import programs\nmake = programs.exponential\n")
+        found = attribute(experiments).workaround
+        assert found is not None and found.config == {"disabled_passes": "pass_pattern_0"}
+        assert repairs(experiments, found)
+    assert found.how == "torch._inductor.config.disabled_passes = 'pass_pattern_0'"
+    assert found.error is not None and found.error < 1e-5
+    assert found.cost_ratio is not None and found.cost_ratio > 0
+
+
+def test_pass_of_the_users_own_is_taken_out(tmp_path: Path):
+    config = {"post_grad_custom_post_pass": planting.logs_off}
+    source = "import planting, programs\nmake = programs.logarithm\nOPTIONS = " + (
+        "{'post_grad_custom_post_pass': planting.logs_off}\n"
+    )
+    experiments = experiments_of(tmp_path, source)
+    found = attribute(experiments).workaround
+    assert found is not None and found.config == dict.fromkeys(config)
+    assert repairs(experiments, found)
+
+
+def wrong_square_root(x):
+    return lowering.mul(original_square_root(x), 1.01)
+
+
+original_square_root = lowering.lowerings[torch.ops.aten.sqrt.default]
+
+
+def test_dynamo_is_told_to_leave_a_function_with_a_wrong_lowering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(lowering.lowerings, torch.ops.aten.sqrt.default, wrong_square_root)
+    experiments = experiments_of(
+        tmp_path,
+        """
+        import torch
+
+        def model(x):
+            y = torch.exp(x)
+            return torch.sqrt(y) + 1
+
+        def make():
+            return model, (torch.linspace(0, 1, 50),)
+        """,
+    )
+    trial = experiments.trial()
+    assert trial.judgement.verdict.is_bug
+    culprit = Culprit("lowering", None, "aten.sqrt.default", "aten.sqrt", site="case.py:6 #1")
+    found = find_workaround(Ablator(experiments, trial, ReplayCount()), culprit)
+    assert found is not None and found.how == "torch._dynamo.disallow_in_graph(torch.sqrt)"
+    assert experiments.trial(Compilation()).judgement.verdict.is_bug, "dynamo is as it was before"
+
+
+def test_what_nothing_repairs_has_no_workaround(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    experiments = experiments_of(
+        tmp_path,
+        """
+        import torch
+
+        def model(x):
+            return x + (1.0 if torch.compiler.is_compiling() else 2.0)
+
+        def make():
+            return model, (torch.ones(3),)
+        """,
+    )
+    found = attribute(experiments)
+    assert found.culprit is not None and found.culprit.stage == "dynamo"
+    assert found.workaround is None
