@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from fuzzcompile.attribution.ablating import Ablator, Evidence, OutOfTime, changes_meaning
@@ -44,7 +46,6 @@ class Attributor:
         self.trial = trial
         self.steps = steps
         self.count = count
-        self.strides = shows_strides(trial)
         self.ablator = Ablator(experiments, trial, count, evidence, deadline)
 
     def run(self) -> Attribution:
@@ -53,6 +54,7 @@ class Attributor:
             found = (
                 self._from_error()
                 or self._from_steps()
+                or self._from_random()
                 or self._from_unreplayed()
                 or self._from_lowering_patterns()
                 or self._from_stages()
@@ -98,7 +100,7 @@ class Attributor:
         return Attribution(culprit)
 
     def _suspects(self, steps: Sequence[Step]) -> list[Step]:
-        return suspects_of(steps, strides=self.strides)
+        return suspects_of(steps, strides=shows_strides(self.trial), aliases=shows_aliases(self.trial))
 
     def _prove(self, label: Label, step: Step | None) -> Attribution | None:
         """Veto the label, then whatever takes its place, until the divergence is gone.
@@ -107,7 +109,7 @@ class Attributor:
         proved by a full compile. What comes up only once its predecessor is vetoed is a sibling that falls
         through; what was a suspect from the start is a cause of its own.
         """
-        known = {base_name(s.label.rewrite) for s in self._suspects(self.steps)}
+        known = {(s.label.stage, base_name(s.label.rewrite)) for s in self._suspects(self.steps)}
         closure, others = [label], list[Label]()
         for _ in range(_MAX_SIBLINGS):
             # The first suspect is nearly always the one, and a compile proves it; a search after it screens.
@@ -121,13 +123,13 @@ class Attributor:
             if following is None:
                 return None
             independent = family_of(following.rewrite) != family_of(label.rewrite) and (
-                base_name(following.rewrite) in known
+                (following.stage, base_name(following.rewrite)) in known
             )
             (others if independent else closure).append(following)
         return None
 
     def _next_suspect(self, trial: Trial, seen: Sequence[Label]) -> Label | None:
-        names = _names(seen)
+        names = self._names(seen)
         failed = failing_rewrite(trial)
         if trial.observation.failure is not None and failed is not None and not vetoes(failed, names):
             return failed
@@ -158,8 +160,13 @@ class Attributor:
         culprit = self._culprit(label, step, necessary=not others)
         if len(siblings) > 1:
             culprit = replace(culprit, family="+".join(sorted(siblings | {family})))
-        sufficient = self._sufficient(closure)
-        culprit = replace(culprit, sufficient=sufficient, siblings=tuple(s.rewrite for s in closure[1:]))
+        siblings_told = tuple(self._prefix(sibling) + sibling.rewrite for sibling in closure[1:])
+        culprit = replace(culprit, siblings=siblings_told)
+        try:
+            sufficient = self._sufficient(closure)
+        except OutOfTime:  # what is shown stays shown
+            return Attribution(culprit, [self._culprit(other, None, necessary=None) for other in others])
+        culprit = replace(culprit, sufficient=sufficient)
         contributors = [self._culprit(other, None, necessary=None) for other in others]
         if sufficient is False and not others:
             contributors = self._contributors(closure)
@@ -167,7 +174,8 @@ class Attributor:
 
     def _culprit(self, label: Label, step: Step | None, *, necessary: bool | None) -> Culprit:
         if step is None:
-            step = next((s for s in self.steps if s.label.rewrite == label.rewrite), None)
+            there = [s for s in self.steps if (s.label.stage, s.label.rewrite) == (label.stage, label.rewrite)]
+            step = next((s for s in self._suspects(there)), there[0] if there else None)
         if step is not None:
             return Culprit.from_step(step, necessary=necessary)
         return Culprit.from_label(label, necessary=necessary)
@@ -179,18 +187,36 @@ class Attributor:
         return self.ablator.screens
 
     def _veto(self, labels: Sequence[Label], *, screen: bool = False) -> tuple[Trial, bool]:
-        names = _names(labels)
+        names = self._names(labels)
         how = replace(self.experiments.how.with_vetoes(*names), screen=screen)
         return self.ablator.attempt(how, "veto " + _shown(names))
+
+    def _names(self, labels: Sequence[Label]) -> list[str]:
+        """Veto names of exactly these rules; the variants of a pattern stand and fall together.
+
+        A rule that works in several stages is named with its stage.
+        """
+        return list(dict.fromkeys(f"{self._prefix(label)}={base_name(label.rewrite)}" for label in labels))
+
+    def _prefix(self, label: Label) -> str:
+        return f"{label.stage}:" if len(self._stages[base_name(label.rewrite)]) > 1 else ""
+
+    @functools.cached_property
+    def _stages(self) -> Mapping[str, set[str]]:
+        """The stages in which each rule changed a graph."""
+        stages = defaultdict[str, set[str]](set)
+        for _, _, rewrite in self.trial.ledger.rewrites():
+            stages[base_name(rewrite.label.rewrite)].add(rewrite.label.stage)
+        return stages
 
     def _sufficient(self, closure: Sequence[Label]) -> bool | None:
         """Whether the divergence stays when every optional rewrite but the culprit's is vetoed.
 
         None if the program then fails in another way, which says nothing.
         """
-        only = tuple(_names(closure))
+        only = tuple(self._names(closure))
         around = self.trial.ledger.inside
-        needed = _names([around[label] for label in closure if label in around])
+        needed = self._names([around[label] for label in closure if label in around])
         how = replace(self.experiments.how, only=(*only, *needed))
         trial, repaired = self.ablator.attempt(how, "only " + _shown(only))
         if repaired:
@@ -211,6 +237,16 @@ class Attributor:
         return found
 
     # -- what replay cannot judge -----------------------------------------------------------------
+
+    def _from_random(self) -> Attribution | None:
+        """Rewrites after which a graph draws other random numbers: two such graphs have no value in common."""
+        if self.trial.sampled is None:
+            return None
+        for step in [step for step in self.steps if step.random][:_MAX_SUSPECTS]:
+            found = self._prove(step.label, step)
+            if found is not None:
+                return found
+        return None
 
     def _from_unreplayed(self) -> Attribution | None:
         """Passes of the user over something else than a graph: a veto can blame them, or nothing can."""
@@ -296,6 +332,11 @@ def shows_strides(trial: Trial) -> bool:
     return trial.judgement.verdict is Verdict.METADATA and "stride" in findings
 
 
+def shows_aliases(trial: Trial) -> bool:
+    """Whether the trial's divergence is one of what shares memory alone."""
+    return trial.judgement.verdict is Verdict.ALIASING
+
+
 def producer(graph: object, output: str) -> str | None:
     """Name of the operator behind output ``outN`` of a dynamo-level graph."""
     nodes = list(graph.nodes)  # type: ignore[attr-defined]
@@ -309,10 +350,5 @@ def producer(graph: object, output: str) -> str | None:
     return target if isinstance(target, str) else getattr(target, "__name__", None)
 
 
-def _names(labels: Sequence[Label]) -> list[str]:
-    """Veto names of exactly these rules; the variants of a pattern stand and fall together."""
-    return list(dict.fromkeys("=" + base_name(label.rewrite) for label in labels))
-
-
 def _shown(names: Sequence[str]) -> str:
-    return ", ".join(name.removeprefix("=") for name in names)
+    return ", ".join(name.replace("=", "") for name in names)

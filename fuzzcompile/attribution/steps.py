@@ -12,6 +12,7 @@ import torch
 
 from fuzzcompile.attribution.inputs import inputs_of
 from fuzzcompile.execution.exhaustion import first_line
+from fuzzcompile.execution.memory import aliases
 from fuzzcompile.execution.tensors import significant_strides
 from fuzzcompile.inductor.ledger import Frame, GraphRecord, Label, Ledger, Rewrite, Snapshot
 from fuzzcompile.inductor.recorder import CAPTURED_CALLS, MANDATORY
@@ -38,9 +39,9 @@ class Step:
     """What one rewrite did to its graph's outputs and mutated inputs, on the program's real inputs.
 
     ``float64`` and ``native`` are the largest change in units of the output's RMS size; None where the graph
-    could not be replayed that way. ``stride`` names an output whose layout changed, which matters only where
-    the user sees that layout. ``raised`` is set where the graph ran before the rewrite and not after,
-    ``folded`` where the rewrite put constants into the graph.
+    could not be replayed that way. ``stride`` names an output whose layout changed and ``alias`` one that shares memory
+    with others than before, which matters only where the user sees it. ``raised`` is set where the graph ran before
+    the rewrite and not after, ``folded`` where the rewrite put constants into the graph.
     """
 
     frame: int
@@ -52,6 +53,7 @@ class Step:
     changed_bits: bool
     metadata: str | None = None
     stride: str | None = None
+    alias: str | None = None
     raised: str | None = None
     random: bool = False
     folded: bool = False
@@ -101,15 +103,17 @@ def steps_of(ledger: Ledger, count: ReplayCount) -> list[Step]:
     return [step for frame in ledger.frames for step in _frame_steps(frame, count)]
 
 
-def suspects_of(steps: Sequence[Step], *, strides: bool = False) -> list[Step]:
+def suspects_of(steps: Sequence[Step], *, strides: bool = False, aliases: bool = False) -> list[Step]:
     """Steps that may be the culprit, most telling first: changes of meaning, then unexplained native ones.
 
-    With ``strides``, changes of layout come last: they are at fault only where the user sees a layout.
+    With ``strides`` or ``aliases``, changes of layout or of what shares memory come last: they are at fault only where
+    the user sees such a difference.
     """
     semantic = [step for step in steps if step.is_semantic]
     native = [step for step in steps if not step.is_semantic and step.moves_natively]
-    layout = [step for step in steps if strides and step.stride and step not in semantic and step not in native]
-    return [step for step in (*semantic, *native, *layout) if step.label.rewrite not in MANDATORY]
+    rest = [step for step in steps if step not in semantic and step not in native]
+    form = [step for step in rest if (strides and step.stride) or (aliases and step.alias)]
+    return [step for step in (*semantic, *native, *form) if step.label.rewrite not in MANDATORY]
 
 
 def _frame_steps(frame: Frame, count: ReplayCount) -> Iterator[Step]:
@@ -201,7 +205,7 @@ class _Runs:
             one, other = self.at(first, double=double), self.at(last, double=double)
             if one.error is not None or other.error is not None or _relative(one, other) != 0.0:
                 return False
-            if not double and (_metadata_change(one, other) or _stride_change(one, other)):
+            if not double and (_metadata_change(one, other) or _stride_change(one, other) or _alias_change(one, other)):
                 return False
         return True
 
@@ -226,6 +230,7 @@ def _step(frame: int, record: GraphRecord, rewrite: Rewrite, runs: _Runs) -> Ste
         changed_bits=bool(native) or raised is not None,
         metadata=_metadata_change(one, other),
         stride=_stride_change(one, other),
+        alias=_alias_change(one, other),
         raised=raised,
         random=random,
         folded=bool(_constants(runs.snapshots[after]) - _constants(runs.snapshots[before])),
@@ -316,3 +321,22 @@ def _stride_change(one: Replayed, other: Replayed) -> str | None:
             if before != after:
                 return f"output {index}: stride {before} became {after}"
     return None
+
+
+def _alias_change(one: Replayed, other: Replayed) -> str | None:
+    """The first output that shares memory with other inputs or outputs than before."""
+    if one.error is not None or other.error is not None:
+        return None
+    before, after = _shared(one), _shared(other)
+    for name in dict.fromkeys((*before, *after)):
+        if before.get(name) != after.get(name):
+            told = [f"memory of {', '.join(found[name])}" if name in found else "its own" for found in (before, after)]
+            return f"{name}: {told[0]} became {told[1]}"
+    return None
+
+
+def _shared(run: Replayed) -> dict[str, tuple[str, ...]]:
+    """Which outputs share memory, and with which inputs and outputs before them."""
+    named = {f"input {i}": value for i, value in enumerate(run.inputs)}
+    named |= {f"output {i}": value for i, value in enumerate(run.outputs)}
+    return {name: others for name, others in aliases(named).items() if name.startswith("output")}
