@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fuzzcompile.attribution.ablating import changes_meaning
-from fuzzcompile.attribution.attribute import failing_rewrite, shows_strides
+from fuzzcompile.attribution.attribute import failing_rewrite, forms_shown
 from fuzzcompile.attribution.steps import ReplayCount, steps_of, suspects_of
 from fuzzcompile.case import Case
 from fuzzcompile.experiments import Experiments
@@ -80,7 +80,7 @@ def probe(case: Case, device: torch.device, *, vetoes: Sequence[str] = (), scree
     verdict = trial.judgement.verdict
     if verdict is Verdict.ROUNDING and changes_meaning(steps):
         verdict = wrong_values(trial.judgement)
-    suspects = suspects_of(steps, strides=shows_strides(trial))
+    suspects = suspects_of(steps, forms_shown(trial))
     suspect = suspects[0].label if suspects else None
     if trial.observation.failure is not None:
         suspect = failing_rewrite(trial) or suspect

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fuzzcompile.attribution.attribute import Attributor, failing_rewrite, shows_aliases, shows_strides
+from fuzzcompile.attribution.attribute import Attributor, failing_rewrite, forms_shown
 from fuzzcompile.attribution.culprit import Attribution, Culprit
 from fuzzcompile.attribution.steps import ReplayCount, Step, steps_of, suspects_of
 from fuzzcompile.case import Case
@@ -225,7 +225,7 @@ def _known_culprit(
     """The first suspect, if what it would be reported as is known already."""
     if not known or not verdict.is_bug:
         return None
-    suspects = suspects_of(steps, strides=shows_strides(trial), aliases=shows_aliases(trial))
+    suspects = suspects_of(steps, forms_shown(trial))
     failing = failing_rewrite(trial)
     if failing is not None:
         suspect = Culprit.from_label(failing, confidence="low")

@@ -45,6 +45,11 @@ class Ablator:
         """How the failing trial was compiled: what an ablation is a change of."""
         return self.experiments.how
 
+    @property
+    def replays(self) -> bool:
+        """Whether nothing but replays shows the divergence, so that every compile needs a ledger with snapshots."""
+        return self.evidence in ("replay", "border")
+
     def attempt(self, how: Compilation, toggle: str) -> tuple[Trial, bool]:
         """Compile as ``how`` says; the trial, and whether it repairs the divergence. Noted under ``toggle``.
 

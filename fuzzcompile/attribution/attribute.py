@@ -10,7 +10,7 @@ from dataclasses import replace
 from fuzzcompile.attribution.ablating import Ablator, Evidence, OutOfTime, changes_meaning
 from fuzzcompile.attribution.borders import borders_of
 from fuzzcompile.attribution.culprit import Attribution, Culprit
-from fuzzcompile.attribution.steps import ReplayCount, Step, steps_of, suspects_of
+from fuzzcompile.attribution.steps import Form, ReplayCount, Step, steps_of, suspects_of
 from fuzzcompile.attribution.workaround import find_workaround
 from fuzzcompile.experiments import Experiments, Trial
 from fuzzcompile.inductor.labels import backend_label, base_name, family_of, vetoes
@@ -100,7 +100,7 @@ class Attributor:
         return Attribution(culprit)
 
     def _suspects(self, steps: Sequence[Step]) -> list[Step]:
-        return suspects_of(steps, strides=shows_strides(self.trial), aliases=shows_aliases(self.trial))
+        return suspects_of(steps, forms_shown(self.trial))
 
     def _prove(self, label: Label, step: Step | None) -> Attribution | None:
         """Veto the label, then whatever takes its place, until the divergence is gone.
@@ -217,7 +217,7 @@ class Attributor:
         only = tuple(self._names(closure))
         around = self.trial.ledger.inside
         needed = self._names([around[label] for label in closure if label in around])
-        how = replace(self.experiments.how, only=(*only, *needed))
+        how = replace(self.experiments.how, only=(*only, *needed), record=self.ablator.replays)
         trial, repaired = self.ablator.attempt(how, "only " + _shown(only))
         if repaired:
             return False
@@ -326,15 +326,15 @@ def failing_rewrite(trial: Trial) -> Label | None:
     return None if failed is None or names_stage(failed) else failed
 
 
-def shows_strides(trial: Trial) -> bool:
-    """Whether the trial's divergence is one of layout alone."""
-    findings = {comparison.finding for comparison in trial.judgement.comparisons}
-    return trial.judgement.verdict is Verdict.METADATA and "stride" in findings
+def forms_shown(trial: Trial) -> tuple[Form, ...]:
+    """What the trial's divergence is, where it is none of values."""
+    verdict = trial.judgement.verdict
+    if verdict is Verdict.METADATA and any(c.finding == "stride" for c in trial.judgement.comparisons):
+        return ("stride",)
+    return _FORMS.get(verdict, ())
 
 
-def shows_aliases(trial: Trial) -> bool:
-    """Whether the trial's divergence is one of what shares memory alone."""
-    return trial.judgement.verdict is Verdict.ALIASING
+_FORMS: Mapping[Verdict, tuple[Form, ...]] = {Verdict.ALIASING: ("alias",), Verdict.ACCEPTS_INVALID: ("silenced",)}
 
 
 def producer(graph: object, output: str) -> str | None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -33,6 +33,9 @@ _NATIVE_FACTOR = 6.0
 _KEPT_BYTES = 256 * 2**20
 _FEWEST_KEPT = 4
 
+# Changes that no value shows: of an output's layout, of what shares memory, of an error that a graph raises.
+Form = Literal["stride", "alias", "silenced"]
+
 
 @dataclass(frozen=True)
 class Step:
@@ -41,7 +44,8 @@ class Step:
     ``float64`` and ``native`` are the largest change in units of the output's RMS size; None where the graph
     could not be replayed that way. ``stride`` names an output whose layout changed and ``alias`` one that shares memory
     with others than before, which matters only where the user sees it. ``raised`` is set where the graph ran before
-    the rewrite and not after, ``folded`` where the rewrite put constants into the graph.
+    the rewrite and not after, ``silenced`` where it raised before and not after (which matters only where eager
+    raises), ``folded`` where the rewrite put constants into the graph.
     """
 
     frame: int
@@ -55,6 +59,7 @@ class Step:
     stride: str | None = None
     alias: str | None = None
     raised: str | None = None
+    silenced: str | None = None
     random: bool = False
     folded: bool = False
 
@@ -103,16 +108,15 @@ def steps_of(ledger: Ledger, count: ReplayCount) -> list[Step]:
     return [step for frame in ledger.frames for step in _frame_steps(frame, count)]
 
 
-def suspects_of(steps: Sequence[Step], *, strides: bool = False, aliases: bool = False) -> list[Step]:
+def suspects_of(steps: Sequence[Step], shown: Collection[Form] = ()) -> list[Step]:
     """Steps that may be the culprit, most telling first: changes of meaning, then unexplained native ones.
 
-    With ``strides`` or ``aliases``, changes of layout or of what shares memory come last: they are at fault only where
-    the user sees such a difference.
+    Changes of a form in ``shown`` come last: they are at fault only where the user sees such a difference.
     """
     semantic = [step for step in steps if step.is_semantic]
     native = [step for step in steps if not step.is_semantic and step.moves_natively]
     rest = [step for step in steps if step not in semantic and step not in native]
-    form = [step for step in rest if (strides and step.stride) or (aliases and step.alias)]
+    form = [step for step in rest if any(getattr(step, name) for name in shown)]
     return [step for step in (*semantic, *native, *form) if step.label.rewrite not in MANDATORY]
 
 
@@ -215,9 +219,6 @@ def _step(frame: int, record: GraphRecord, rewrite: Rewrite, runs: _Runs) -> Ste
     random = random_calls(runs.snapshots[before]) != random_calls(runs.snapshots[after])
     one, other = runs.at(before, double=False), runs.at(after, double=False)
     exact_one, exact_other = runs.at(before, double=True), runs.at(after, double=True)
-    raised = None
-    if other.error is not None and one.error is None and not isinstance(other.error, NotReplayable):
-        raised = f"{type(other.error).__name__}: {first_line(other.error)}"
     units = _units(one, exact_one)
     native, noise = _relative(one, other, units), _relative(exact_one, one, units)
     return Step(
@@ -227,14 +228,22 @@ def _step(frame: int, record: GraphRecord, rewrite: Rewrite, runs: _Runs) -> Ste
         float64=_relative(exact_one, exact_other, units),
         native=native,
         native_noise=_epsilon(one) if noise is None else noise,
-        changed_bits=bool(native) or raised is not None,
+        changed_bits=bool(native) or (one.error is None) != (other.error is None),
         metadata=_metadata_change(one, other),
         stride=_stride_change(one, other),
         alias=_alias_change(one, other),
-        raised=raised,
+        raised=_raised(other) if one.error is None else None,
+        silenced=_raised(one) if other.error is None else None,
         random=random,
         folded=bool(_constants(runs.snapshots[after]) - _constants(runs.snapshots[before])),
     )
+
+
+def _raised(run: Replayed) -> str | None:
+    """The error of the program in a replay; None where there is none."""
+    if run.error is None or isinstance(run.error, NotReplayable):
+        return None
+    return f"{type(run.error).__name__}: {first_line(run.error)}"
 
 
 def _relative(one: Replayed, other: Replayed, units: Sequence[float] = ()) -> float | None:

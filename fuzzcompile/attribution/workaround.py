@@ -65,7 +65,7 @@ def find_workaround(ablator: Ablator, culprit: Culprit) -> Workaround | None:
 def _first(ablator: Ablator, candidates: Iterator[_Candidate], *, screen: bool) -> Workaround | None:
     tried = 0
     for candidate in candidates:
-        how = candidate.change(replace(ablator.how, record=ablator.evidence in ("replay", "border")))
+        how = candidate.change(replace(ablator.how, record=ablator.replays))
         # The first is nearly always right, and a compile is needed all the same.
         first_screened = tried > 0 and screen and candidate.screenable and ablator.screens
         if first_screened and not ablator.attempt(replace(how, screen=True), candidate.how)[1]:
