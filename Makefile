@@ -4,14 +4,18 @@ BUDGET ?= 5m
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Another torch than the one of constraints.txt, for `make compat`: it lives in an environment of its own.
+TORCH ?= 2.15.0
+OTHER := .venv-$(TORCH)
+OTHER_STAMP := $(OTHER)/.installed
 
-.PHONY: fuzz test slow lint doctor clean
+.PHONY: fuzz test slow lint doctor compat clean
 
 fuzz: $(STAMP) ## A short campaign on whatever device there is
 	$(BIN)/fuzzcompile run --budget $(BUDGET)
 
 test: $(STAMP) ## The tests, without the slow ones
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
 slow: $(STAMP) ## The tests that take minutes
 	$(BIN)/python -m pytest -m slow
@@ -24,6 +28,19 @@ lint: $(STAMP)
 doctor: $(STAMP)
 	$(BIN)/fuzzcompile doctor
 
+compat: $(OTHER_STAMP) ## Conformance suite and known issues on another torch: make compat TORCH=2.11.0
+	CUDA_VISIBLE_DEVICES= TORCHINDUCTOR_CACHE_DIR=$(CURDIR)/$(OTHER)/kernels $(OTHER)/bin/python -m pytest -p no:cacheprovider tests/conformance tests/test_known_issues.py
+	CUDA_VISIBLE_DEVICES= $(OTHER)/bin/fuzzcompile doctor --device cpu
+
+# The CPU build if there is one; else the index's own, which on Linux is a CUDA build of 3 to 8 GB that also runs without
+# a GPU. What else is needed comes as it is, without constraints.txt, which pins another torch.
+$(OTHER_STAMP): pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fuzzcompile needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
+	test -x $(OTHER)/bin/python || $(PYTHON) -m venv $(OTHER)
+	$(OTHER)/bin/python -m pip install --quiet 'torch==$(TORCH)+cpu' || $(OTHER)/bin/python -m pip install --quiet 'torch==$(TORCH)'
+	$(OTHER)/bin/python -m pip install --quiet 'torch==$(TORCH)' 'pytest>=8' -e .
+	touch $@
+
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fuzzcompile needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -31,4 +48,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) .venv-* build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache

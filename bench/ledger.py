@@ -1,15 +1,16 @@
 """What watching a compile costs: plain torch.compile beside a watched one, interleaved, kernels warm.
 
-    python bench/ledger.py [CASE] [--pairs N]
+    python bench/ledger.py [CASE ...] [--pairs N]
 
 Both compile the same program in the same process with Inductor's FX graph cache off (a cached graph runs no
-passes, so there would be nothing to compare). Prints medians and the median of the ratios of the pairs, and the
-time of the replays apart.
+passes, so there would be nothing to compare). Prints medians and the median of the ratios of the pairs, of time on the
+clock and of this process's time on the processor, which other processes disturb less; and the replays apart.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import statistics
 import time
 from pathlib import Path
@@ -25,55 +26,74 @@ from fuzzcompile.inductor.hooks import initialise_patterns
 from fuzzcompile.inductor.ledger import Ledger
 from fuzzcompile.inductor.session import Compilation, compiling, plainly
 
-_DEFAULT = Path(__file__).parent.parent / "tests" / "known_issues" / "issue_179575.py"
+_KNOWN = Path(__file__).parent.parent / "tests" / "known_issues"
+_DEFAULT = (_KNOWN / "issue_179575.py", _KNOWN / "issue_195320.py")
+_WARM_UPS = 2
+_REPLAYED = 5
+Times = tuple[float, float]  # on the clock, on the processor; in seconds
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("case", nargs="?", type=Path, default=_DEFAULT)
-    parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("cases", nargs="*", type=Path, default=_DEFAULT)
+    parser.add_argument("--pairs", type=int, default=30)
     given = parser.parse_args()
     device = torch.device("cpu")
-    case = load_case(given.case)
     initialise_patterns(device)
-    _plain(case, device)
-    _watched(case, device)
-    plain, watched, replays = [], [], []
-    for number in range(given.pairs):
-        measured = {}
-        for kind in ("plain", "watched") if number % 2 else ("watched", "plain"):
-            measured[kind] = _plain(case, device) if kind == "plain" else _watched(case, device)
-        plain.append(measured["plain"][0])
-        watched.append(measured["watched"][0])
-        start = time.perf_counter()
-        steps_of(measured["watched"][1], ReplayCount())
-        replays.append(time.perf_counter() - start)
     facts = describe(device)
-    ratios = [w / p for w, p in zip(watched, plain, strict=True)]
-    print(
-        f"torch {facts['torch']}, {facts['cpu']}, {torch.get_num_threads()} threads; {case.name}, {given.pairs} pairs"
-    )
-    print(f"plain    {statistics.median(plain) * 1e3:8.1f} ms (median)")
-    print(f"watched  {statistics.median(watched) * 1e3:8.1f} ms (median)")
-    print(f"ratio    {statistics.median(ratios):8.3f} (median of pairs; {min(ratios):.3f} to {max(ratios):.3f})")
-    print(f"replays  {statistics.median(replays) * 1e3:8.1f} ms (median, apart)")
+    print(f"torch {facts['torch']}, {facts['cpu']}, {torch.get_num_threads()} threads")
+    for path in given.cases:
+        measure(load_case(path), device, given.pairs)
 
 
-def _plain(case: Case, device: torch.device) -> tuple[float, None]:
-    program = build(case, device)
-    with plainly(case.settings):
+def measure(case: Case, device: torch.device, pairs: int) -> None:
+    """Print what watching ``case`` costs."""
+    for _ in range(_WARM_UPS):
+        _plain(case, device)
+        _watched(case, device)
+    plain, watched = list[Times](), list[Times]()
+    for number in range(pairs):
+        for kind in ("plain", "watched") if number % 2 else ("watched", "plain"):
+            if kind == "plain":
+                plain.append(_plain(case, device))
+            else:
+                watched.append(_watched(case, device)[0])
+    replays, rewrites = list[float](), 0
+    for _ in range(_REPLAYED):  # apart: a compile after replays, or with a ledger held, takes a few percent longer
+        ledger = _watched(case, device)[1]
         start = time.perf_counter()
-        runs.observe(case, program, torch.compile(program.model))
-        return time.perf_counter() - start, None
+        steps_of(ledger, ReplayCount())
+        replays.append(time.perf_counter() - start)
+        rewrites = len(ledger.rewrites())
+    print(f"{case.name}: {pairs} pairs, {rewrites} rewrites")
+    for name, which in (("clock", 0), ("processor", 1)):
+        without, seen = [times[which] for times in plain], [times[which] for times in watched]
+        ratios = [w / p for w, p in zip(seen, without, strict=True)]
+        low, _, high = statistics.quantiles(ratios, n=4)
+        medians = f"plain {statistics.median(without) * 1e3:7.1f} ms  watched {statistics.median(seen) * 1e3:7.1f} ms"
+        spread = f"median of pairs; half of them {low:.3f} to {high:.3f}"
+        print(f"  {name:10}{medians}  ratio {statistics.median(ratios):.3f} ({spread})")
+    print(f"  replays   {statistics.median(replays) * 1e3:7.1f} ms (median, apart)")
 
 
-def _watched(case: Case, device: torch.device) -> tuple[float, Ledger]:
+def _plain(case: Case, device: torch.device) -> Times:
     program = build(case, device)
-    with compiling(case.settings, Compilation()) as session:
-        start = time.perf_counter()
+    gc.collect()  # what the run before left behind is not this one's to clear
+    with plainly(case.settings) as session:
+        start = time.perf_counter(), time.process_time()
         runs.observe(case, program, session.compile(program.model))
-        return time.perf_counter() - start, session.ledger
+        return time.perf_counter() - start[0], time.process_time() - start[1]
+
+
+def _watched(case: Case, device: torch.device) -> tuple[Times, Ledger]:
+    program = build(case, device)
+    gc.collect()
+    with compiling(case.settings, Compilation()) as session:
+        start = time.perf_counter(), time.process_time()
+        runs.observe(case, program, session.compile(program.model))
+        times = time.perf_counter() - start[0], time.process_time() - start[1]
+    return times, session.ledger
 
 
 if __name__ == "__main__":

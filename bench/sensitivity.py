@@ -15,20 +15,18 @@ import contextlib
 import math
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch._inductor import decomposition, lowering
+from plants import before, behind, planting
 from torch._inductor.fx_passes import post_grad
-from torch._inductor.pattern_matcher import CallFunction, KeywordArg, register_graph_pattern
 
 from fuzzcompile.case import load_case
 from fuzzcompile.execution.environment import describe
 from fuzzcompile.experiments import Experiments
-from fuzzcompile.inductor.hooks import initialise_patterns
 from fuzzcompile.inductor.same import torch_same
 from fuzzcompile.report import Report
 from fuzzcompile.triage import triage
@@ -62,60 +60,19 @@ def make():
 """
 
 
-@contextlib.contextmanager
-def in_rewrite(error: float) -> Iterator[None]:
+def in_rewrite(error: float) -> AbstractContextManager[None]:
     """A pattern of the post-grad stage replaces ``sigmoid(x)`` by ``sigmoid(x) * (1 + error)``."""
-    initialise_patterns(torch.device("cpu"))
-    table = post_grad.pass_patterns[1]
-    kept = {key: list(entries) for key, entries in table.patterns.items()}
 
     def sigmoid_off(match: Any, x: Any) -> None:
         match.replace_by_example(lambda x: torch.sigmoid(x) * (1 + error), [x])
 
-    try:
-        register_graph_pattern(CallFunction(aten.sigmoid.default, KeywordArg("x")), pass_dict=table)(sigmoid_off)
-        yield
-    finally:
-        table.patterns.clear()
-        table.patterns.update(kept)
-
-
-@contextlib.contextmanager
-def in_decomposition(error: float) -> Iterator[None]:
-    """The decomposition of GELU is off."""
-    with _replaced(
-        decomposition.decompositions, aten.gelu.default, lambda wrapped: lambda *a, **k: wrapped(*a, **k) * (1 + error)
-    ):
-        yield
-
-
-@contextlib.contextmanager
-def in_lowering(error: float) -> Iterator[None]:
-    """The lowering of sigmoid is off."""
-
-    def off(wrapped: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *a, **k: lowering.lowerings[aten.mul.Tensor](wrapped(*a, **k), 1 + error)
-
-    with _replaced(lowering.lowerings, aten.sigmoid.default, off):
-        yield
-
-
-@contextlib.contextmanager
-def _replaced(
-    table: dict[Any, Any], key: Any, make: Callable[[Callable[..., Any]], Callable[..., Any]]
-) -> Iterator[None]:
-    kept = table[key]
-    table[key] = make(kept)
-    try:
-        yield
-    finally:
-        table[key] = kept
+    return planting.handler(post_grad.pass_patterns[1], aten.sigmoid.default, sigmoid_off)
 
 
 PLACES: dict[str, Callable[[float], AbstractContextManager[None]]] = {
     "rewrite": in_rewrite,
-    "decomposition": in_decomposition,
-    "lowering": in_lowering,
+    "decomposition": lambda error: before.decomposition_off(aten.gelu.default, error),
+    "lowering": lambda error: behind.lowering_off(aten.sigmoid.default, error),
 }
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
 from fuzzcompile.attribution.ablating import Evidence, changes_meaning
 from fuzzcompile.attribution.borders import Border, borders_of
 from fuzzcompile.attribution.steps import SEMANTIC_STEP, ReplayCount, Step, steps_of
@@ -124,13 +126,21 @@ def _emulation_repairs(experiments: Experiments, *, closely: bool = False) -> bo
 def _decide_precision(experiments: Experiments, first: Judgement) -> Decision:
     """Wrong values that no rewrite explains: lost precision, if they are right when compiled in float64."""
     worst = max((c.relative_error for c in first.suspicious), default=0.0)
-    if worst > GROSS or any(_off_by_whole(c) for c in first.suspicious) or survives_float64(experiments):
+    gross = worst > GROSS or any(_off_by_whole(c) for c in first.suspicious)
+    # Where it stays in float64, or nobody can tell, precision is not what is lacking.
+    if gross or _is_float64(experiments) or survives_float64(experiments) is not False:
         return Decision(first.verdict, first.confidence, first.detail)
     return Decision(
         Verdict.PRECISION_LOSS,
         first.confidence,
         "far from float64 where eager is not; gone when compiled in float64",
     )
+
+
+def _is_float64(experiments: Experiments) -> bool:
+    """Whether the program computes in float64 as it is: there is no higher precision to look in."""
+    floating = [v.value.dtype for v in experiments.eager.values if v.is_tensor and v.value.is_floating_point()]
+    return bool(floating) and set(floating) == {torch.float64}
 
 
 def _off_by_whole(comparison: Comparison) -> bool:

@@ -24,6 +24,8 @@ from fuzzcompile.oracle.judgement import Judgement, Observations, judge
 from fuzzcompile.oracle.verdicts import Verdict
 
 NOISE_RUNS = 3
+# Of a quick look: what is suspicious then is looked at again.
+_QUICK_NOISE_RUNS = 1
 # What compiled can be compared with, beside the modes of torch.compile.
 BASELINES = ("eager", "float64", "aot_eager", "cpu")
 _EAGER_SEEDS = range(1, streams.SEEDS + 1)
@@ -84,12 +86,16 @@ class Experiments:
         self.case = case
         self.device = device
         self.how = how or Compilation()
+        self.quick = False
         self._tally = _Tally()
 
-    def under(self, how: Compilation) -> Experiments:
-        """The same experiments with another compile as the one that is judged; runs and counts are shared."""
+    def under(self, how: Compilation, *, quick: bool = False) -> Experiments:
+        """The same experiments with another compile as the one that is judged; runs and counts are shared.
+
+        A ``quick`` look does with fewer eager runs, where they were not made yet.
+        """
         other = copy.copy(self)
-        other.how = how
+        other.how, other.quick = how, quick
         vars(other).pop("in_float64", None)  # it is compiled as ``how`` says
         return other
 
@@ -118,7 +124,7 @@ class Experiments:
     @functools.cached_property
     def again(self) -> Observation:
         """A second eager run: the same bits, if eager is deterministic."""
-        return runs.run_eager(self.case, self.device)
+        return self.eager if self.quick else runs.run_eager(self.case, self.device)
 
     @property
     def reference(self) -> Observation:
@@ -138,7 +144,8 @@ class Experiments:
     @functools.cached_property
     def noisy(self) -> tuple[Observation, ...]:
         """Eager runs perturbed by one ulp per operator, which draw what eager draws."""
-        perturbed = [self._perturbed(seed) for seed in range(1, NOISE_RUNS + 1)]
+        count = _QUICK_NOISE_RUNS if self.quick else NOISE_RUNS
+        perturbed = [self._perturbed(seed) for seed in range(1, count + 1)]
         return tuple(run.observation for run in perturbed if self._draws_alike(run))
 
     def run_eager(self) -> None:

@@ -8,12 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fuzzcompile.attribution.asked import Asked
 from fuzzcompile.attribution.culprit import Attribution
 from fuzzcompile.execution.observation import Failure
 from fuzzcompile.oracle.comparison import Comparison
 from fuzzcompile.oracle.verdicts import Verdict
 
 SCHEMA = 1
+_MATCHED = ("fired", "refused", "vetoed")
+_REWRITING = ("pre_grad", "joint_graph", "partition", "freezing", "post_grad")
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,10 @@ class Cost:
 
 @dataclass(frozen=True)
 class CoverageCount:
-    """How often a rewrite rule matched, by what became of the match."""
+    """How often a rewrite rule matched, by what became of the match; or a decomposition, lowering or kernel was used.
+
+    ``outcome`` is ``fired``, ``refused`` or ``vetoed``, or ``fallback`` for an operator that is called, not lowered.
+    """
 
     stage: str
     pass_name: str | None
@@ -45,7 +51,8 @@ class Report:
     ``survives_float64`` tells whether the divergence is there when the program itself is compiled in float64 (None:
     not tried). ``graphs`` counts what dynamo captured and ``graph_breaks`` says why it stopped. ``randomness`` says
     how a program that draws random numbers was judged (None: it draws none), ``warnings`` which warnings only one of
-    the two runs gave, ``notes`` what else a reader should know.
+    the two runs gave, ``notes`` what else a reader should know. A ``screened`` case was compiled without generated
+    code. ``asked`` tells what became of rewrites that the user named.
     """
 
     case: str
@@ -69,6 +76,8 @@ class Report:
     randomness: str | None = None
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    screened: bool = False
+    asked: tuple[Asked, ...] = ()
 
     @property
     def is_bug(self) -> bool:
@@ -81,7 +90,7 @@ class Report:
         if not self.is_bug:
             return None
         culprit = self.attribution.culprit
-        if culprit is not None and culprit.rewrite is not None:
+        if culprit is not None and (culprit.rewrite is not None or culprit.family != "unknown"):
             return culprit.signature
         stage = culprit.stage if culprit is not None else "unattributed"
         if self.failure is not None:
@@ -109,6 +118,8 @@ class Report:
                 "ablations": [ablation.to_json() for ablation in found.ablations],
                 "workaround": found.workaround.to_json() if found.workaround is not None and self.is_bug else None,
                 "signature": self.signature,
+                "rewrites": self._rewrites(),
+                "suspects": [one.to_json() for one in self.asked],
                 "cost": {
                     "compiles": self.cost.compiles,
                     "screens": self.cost.screens,
@@ -118,6 +129,18 @@ class Report:
             }
         )
         return contract
+
+    def _rewrites(self) -> list[dict[str, Any]]:
+        """The rules that matched anything in the judged compile, and what became of it."""
+        counts: dict[tuple[str, str | None, str], dict[str, int]] = {}
+        for one in self.coverage:
+            if one.outcome in _MATCHED and (one.stage in _REWRITING or one.pass_name is not None):
+                key = (one.stage, one.pass_name, one.rewrite)
+                counts.setdefault(key, dict.fromkeys(_MATCHED, 0))[one.outcome] += one.count
+        return [
+            {"stage": stage, "pass": name, "rewrite": rewrite, **found}
+            for (stage, name, rewrite), found in counts.items()
+        ]
 
     def _evidence(self) -> dict[str, Any]:
         return {

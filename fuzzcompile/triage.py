@@ -8,15 +8,19 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fuzzcompile.attribution.attribute import Attributor, failing_rewrite, forms_shown
+from fuzzcompile.attribution.asked import ask
+from fuzzcompile.attribution.attribute import Attributor
 from fuzzcompile.attribution.culprit import Attribution, Culprit
+from fuzzcompile.attribution.proving import failing_rewrite, forms_shown
 from fuzzcompile.attribution.steps import ReplayCount, Step, steps_of, suspects_of
 from fuzzcompile.case import Case
 from fuzzcompile.deciding import Decision, confirmed, decide, randomness, survival
 from fuzzcompile.errors import EnvironmentUnfit
 from fuzzcompile.execution.observation import Observation
 from fuzzcompile.experiments import Experiments, Trial
+from fuzzcompile.inductor.conformance import probe_unknown_torch
 from fuzzcompile.inductor.hooks import initialise_patterns
+from fuzzcompile.inductor.ledger import Ledger
 from fuzzcompile.inductor.same import torch_same
 from fuzzcompile.inductor.session import Compilation
 from fuzzcompile.oracle.comparison import Comparison, compare
@@ -39,8 +43,11 @@ def triage(
     known: Collection[tuple[str, str]] = (),
     deadline: float | None = None,
     thorough: bool = False,
+    screen: bool = False,
+    suspects: Sequence[str] = (),
     on_eager: Callable[[], None] = lambda: None,
     on_verdict: Callable[[Report], None] = lambda report: None,
+    on_ledger: Callable[[Ledger], None] = lambda ledger: None,
 ) -> Report:
     """Judge ``case`` on ``device``, in this process.
 
@@ -54,10 +61,14 @@ def triage(
         deadline: value of ``time.monotonic()`` after which attribution begins no further compile.
         thorough: spend further compiles on evidence: the program in float64 where values are apart, and, where it
             draws random numbers, the compiler's own random stream.
+        screen: look at the case without generating code first, and in full only if that shows a bug that is not
+            ``known``. Otherwise the report is that of the screen (``screened``): all graphs are checked, and no kernel.
+        suspects: names of rewrites of which the report is to tell what became (:mod:`~fuzzcompile.attribution.asked`).
         on_eager: called once all eager runs are done, before anything is compiled: a crash or time-out after
             that is the compiler's.
         on_verdict: called with the report as soon as there is a verdict, and again with further evidence, before
             anything is attributed.
+        on_ledger: called with what the judged compile did to its graphs, before anything is attributed.
 
     Raises:
         CaseError: ``make()`` fails.
@@ -66,10 +77,19 @@ def triage(
     """
     started = time.perf_counter()
     initialise_patterns(device)
+    probe_unknown_torch()
     experiments = Experiments(case, device, Compilation(vetoes=tuple(vetoes)), against=against)
-    experiments.run_eager()
+    if screen:
+        _ = experiments.eager
+    else:
+        experiments.run_eager()
     _refuse_lasting_state(experiments)
     on_eager()
+    if screen:
+        found = _screened(experiments, known, started)
+        if found is not None:
+            on_verdict(found)
+            return found
     trial = experiments.trial()
     _refuse_unsupported(case, trial)
     _refuse_unfit(case, trial)
@@ -78,7 +98,30 @@ def triage(
     if thorough and not _late(deadline):
         answer = _looked_at_again(answer, deadline)
         on_verdict(answer.report())
-    return answer.report(answer.attribution(known, deadline))
+    on_ledger(answer.trial.ledger)
+    report = answer.report(answer.attribution(known, deadline))
+    return replace(report, asked=tuple(ask(experiments, answer.trial, answer.steps, name) for name in suspects))
+
+
+def _screened(experiments: Experiments, known: Collection[tuple[str, str]], started: float) -> Report | None:
+    """The report of a compile without code generation; None if it shows a bug, which a full compile has to show.
+
+    A hit of what is known needs no full compile.
+    """
+    looking = experiments.under(replace(experiments.how, screen=True), quick=True)
+    trial = looking.trial()
+    if trial.observation.failure is None:
+        _refuse_unfit(experiments.case, trial)
+    count = ReplayCount()
+    steps = steps_of(trial.ledger, count)
+    decision = decide(looking, trial, steps)
+    hit = _known_culprit(trial, steps, decision.verdict, known)
+    if decision.verdict.is_bug and hit is None:
+        return None
+    detail = "; ".join(part for part in (decision.detail, "screened: every rewrite, no generated code") if part)
+    answer = _Answer(looking, trial, steps, replace(decision, detail=detail), count, started)
+    attribution = Attribution(hit, changed_bits=_changed_bits(steps))
+    return replace(answer.report(attribution), screened=True)
 
 
 def _late(deadline: float | None) -> bool:
@@ -120,8 +163,6 @@ class _Answer:
         hit = _known_culprit(self.trial, self.steps, verdict, known)
         if hit is not None:
             return replace(unproved, culprit=hit)
-        if self.decision.border is not None:  # no veto reaches a decomposition
-            return replace(unproved, culprit=self.decision.border.culprit())
         attributor = Attributor(
             self.experiments,
             self.trial,
@@ -180,7 +221,7 @@ def _report(answer: _Answer, attribution: Attribution) -> Report:
         # Of a program that was never captured, dynamo lists errors and no breaks.
         graph_breaks=trial.ledger.graph_breaks if trial.ledger.graphs else (),
         warnings=changed_warnings(experiments.eager, trial.observation),
-        notes=experiments.case.notes,
+        notes=(*experiments.case.notes, *(f"not watched: {hook}" for hook in trial.ledger.unwatched)),
     )
 
 
@@ -299,4 +340,7 @@ def _coverage(trial: Trial) -> tuple[CoverageCount, ...]:
     return tuple(
         CoverageCount(label.stage, label.pass_name, label.rewrite, outcome, count)
         for (label, outcome), count in trial.ledger.coverage.items()
+    ) + tuple(
+        CoverageCount(reached.stage, None, reached.name, reached.outcome, count)
+        for reached, count in trial.ledger.reached.items()
     )

@@ -1,44 +1,42 @@
-"""What worker processes do: judge a case, shrink a finding. Plain data in, plain data out."""
+"""What worker processes do: judge a case, shrink a finding (`shrinking.py`). Plain data in, plain data out."""
 
 from __future__ import annotations
 
-import contextlib
-import functools
+import gc
 import json
-import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fuzzcompile.capture import preserved_process
-from fuzzcompile.case import load_case
+from fuzzcompile.errors import EnvironmentUnfit
 from fuzzcompile.execution.device import Numerics, seed_everything
 from fuzzcompile.execution.footprint import refuse_oversized
 from fuzzcompile.execution.worker import current_device, restore_streams
-from fuzzcompile.generation import GeneratedCase, Profile
+from fuzzcompile.inductor.dump import dump_ledger
 from fuzzcompile.inductor.hooks import initialise_patterns
-from fuzzcompile.inductor.settings import compile_in_process, drop_broken_kernels, preserved_config
-from fuzzcompile.loading import defines_make, load
-from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.inductor.ledger import Ledger
+from fuzzcompile.inductor.settings import compile_in_process, drop_broken_kernels
+from fuzzcompile.isolation import isolated
+from fuzzcompile.loading import load
 from fuzzcompile.plants import run_plants
-from fuzzcompile.probing import Target, probe
-from fuzzcompile.reduction.recipe import NotReproducedError, shrink_recipe
-from fuzzcompile.reduction.reproducer import build_reproducer, confirm_reproducer, line_count
-from fuzzcompile.report import CoverageCount, Report
+from fuzzcompile.report import CoverageCount
+from fuzzcompile.shrinking import ShrinkTask, Shrunk, shrink
 from fuzzcompile.triage import triage
 
-# Pattern culprits are shrunk without code generation; behind the graph passes there is no other way.
-_SCREENABLE = {"pre_grad", "joint_graph", "post_grad", "dynamo", "functionalization", "decomposition"}
-
-
-# Candidates of these would take the worker that shrinks them down with them: the case is kept as it is.
-_LOST = (Verdict.CRASH, Verdict.TIMEOUT)
-# By-catch of one reduction that is worth judging: most of it is one bug in many sizes.
-_MAX_OTHERS = 4
+__all__ = [
+    "JudgeTask",
+    "Judged",
+    "ShrinkTask",
+    "Shrunk",
+    "WorkerSetup",
+    "judge_file",
+    "left_behind",
+    "prepare",
+    "shrink",
+]
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,9 @@ class JudgeTask:
     attribution begins no further compile. ``against`` is what compiled is compared with, ``call`` the call of a
     script that is the case (1 is the first), ``module`` the path of the submodule that is judged instead of the whole.
     A case that needs more than ``memory`` bytes of this process is refused before it is run.
-    ``thorough`` spends further compiles on evidence, for which a campaign has no time.
+    ``thorough`` spends further compiles on evidence, for which a campaign has no time. ``dump`` is a folder that every
+    graph and rewrite of the judged compile is written into as text. With ``screen`` the case is judged without
+    generated code, and in full only if that shows a bug. ``suspects`` names rewrites that the user asks about.
     """
 
     path: str
@@ -72,6 +72,9 @@ class JudgeTask:
     module: str | None = None
     memory: int | None = None
     thorough: bool = False
+    dump: str | None = None
+    screen: bool = False
+    suspects: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -80,44 +83,7 @@ class Judged:
 
     report: dict[str, Any]
     coverage: tuple[CoverageCount, ...] = ()
-
-
-@dataclass(frozen=True)
-class ShrinkTask:
-    """A finding to be made small.
-
-    ``choices`` is the recipe of a generated case; without one the case is kept as it is and only turned
-    into a reproducer. ``seconds`` bounds the search, not the confirmation after it.
-    """
-
-    source: str
-    report: dict[str, Any]
-    choices: bytes | None
-    profile: Profile
-    seconds: float
-    tests: int = 60
-    vetoes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Shrunk:
-    """A small case, its own report, and a reproducer built from it.
-
-    ``others`` are sources that failed too, but differently: findings of their own, to be judged.
-    """
-
-    case: GeneratedCase | None
-    source: str
-    report: dict[str, Any]
-    reproducer: str
-    confirmed: bool
-    confirmation: str
-    lines_before: int
-    lines_after: int
-    tests: int
-    seconds: float
-    finished: bool
-    others: tuple[GeneratedCase, ...] = field(default_factory=tuple)
+    screened: bool = False
 
 
 def prepare(setup: WorkerSetup) -> None:
@@ -132,6 +98,18 @@ def prepare(setup: WorkerSetup) -> None:
     initialise_patterns(device)
     run_plants([Path(path) for path in setup.plants])
     seed_everything(0)
+    calm_collector()
+
+
+def calm_collector() -> None:
+    """Leave what is loaded now out of every garbage collection, and begin none while a case is judged.
+
+    The compiler makes millions of objects, and going through torch's own again and again takes a tenth of the time.
+    :func:`judge_file` collects what each case leaves.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 100)
 
 
 def judge_file(task: JudgeTask) -> Judged:
@@ -151,10 +129,14 @@ def judge_file(task: JudgeTask) -> Judged:
             known=task.known,
             deadline=deadline,
             thorough=task.thorough,
+            screen=task.screen,
+            suspects=task.suspects,
             on_eager=lambda: _mark(task.marker, ""),
             on_verdict=lambda found: _mark(task.marker, json.dumps(found.to_json())),
+            on_ledger=lambda ledger: _dump(task.dump, ledger),
         )
-    return Judged(report.to_json(), report.coverage)
+    gc.collect()
+    return Judged(report.to_json(), report.coverage, report.screened)
 
 
 def left_behind(marker: Path) -> tuple[bool, dict[str, Any] | None]:
@@ -166,108 +148,16 @@ def left_behind(marker: Path) -> tuple[bool, dict[str, Any] | None]:
     return True, json.loads(text) if text else None
 
 
-@contextlib.contextmanager
-def isolated() -> Iterator[None]:
-    """What a case sets for the whole process is set back after it: the next case must not see it."""
-    threads, dtype, grad = torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled()
-    deterministic = torch.are_deterministic_algorithms_enabled()
+def _dump(folder: str | None, ledger: Ledger) -> None:
+    """Write the ledger down, if that was asked for."""
+    if folder is None:
+        return
     try:
-        with preserved_config(), preserved_process():
-            yield
-    finally:
-        torch.set_num_threads(threads)
-        torch.set_default_dtype(dtype)
-        torch.set_default_device(None)
-        torch.set_grad_enabled(grad)
-        for device in ("cpu", "cuda"):
-            torch.set_autocast_enabled(device, False)
-        torch.autograd.set_detect_anomaly(False)
-        torch.compiler.set_stance("default")
-        torch.use_deterministic_algorithms(deterministic)
-        Numerics().apply()
-
-
-def shrink(task: ShrinkTask) -> Shrunk:
-    """Shrink a finding under its locked signature, judge the result and build its reproducer."""
-    start = time.monotonic()
-    deadline = start + task.seconds
-    if not defines_make(task.source):
-        # A script runs alone already, with checks of its own.
-        lines = line_count(task.source)
-        kept = "a script is kept as it is"
-        return Shrunk(None, task.source, task.report, task.source, False, kept, lines, lines, 0, 0.0, True)
-    search = _Search(task)
-    report, best, tests, finished = task.report, None, 0, True
-    if task.choices is not None and task.report["verdict"] not in _LOST:
-        best, tests, finished = search.run(deadline)
-        if best is not None:
-            judged = search.judge(best.source)
-            if judged.to_json()["signature"] == task.report["signature"]:
-                report = judged.to_json()
-            else:
-                best = None
-    source = best.source if best is not None else task.source
-    reproducer = build_reproducer(source, report)
-    confirmation = confirm_reproducer(reproducer)
-    return Shrunk(
-        best,
-        source,
-        report,
-        reproducer,
-        confirmation.confirmed,
-        confirmation.output,
-        line_count(task.source),
-        line_count(reproducer),
-        tests,
-        time.monotonic() - start,
-        finished,
-        tuple(search.others.values())[:_MAX_OTHERS],
-    )
-
-
-class _Search:
-    """The locked signature as a predicate over generated cases."""
-
-    def __init__(self, task: ShrinkTask) -> None:
-        self.task = task
-        self.target = Target.of(task.report)
-        self.device = torch.device(current_device())
-        self.others: dict[str, GeneratedCase] = {}
-
-    def run(self, deadline: float) -> tuple[GeneratedCase | None, int, bool]:
-        """Shrink; screened where the culprit is a graph rewrite, with code generation otherwise."""
-        assert self.task.choices is not None
-        screen = self.target.stage in _SCREENABLE
-        for mode in (True, False) if screen else (False,):
-            try:
-                result = shrink_recipe(
-                    self.task.choices,
-                    self.task.profile,
-                    functools.partial(self._interesting, screen=mode),
-                    max_tests=self.task.tests,
-                    deadline=deadline,
-                )
-            except NotReproducedError:
-                continue
-            return result.best, result.tests, result.finished
-        return None, 0, True
-
-    def judge(self, source: str) -> Report:
-        """The full report on a source."""
-        with tempfile.TemporaryDirectory(prefix="fuzzcompile-") as folder:
-            path = Path(folder) / "repro.py"
-            path.write_text(source, encoding="utf-8")
-            return triage(load_case(path), self.device, vetoes=self.task.vetoes)
-
-    def _interesting(self, candidate: GeneratedCase, *, screen: bool) -> bool:
-        with tempfile.TemporaryDirectory(prefix="fuzzcompile-") as folder:
-            path = Path(folder) / "repro.py"
-            path.write_text(candidate.source, encoding="utf-8")
-            with isolated():
-                probed = probe(load_case(path), self.device, vetoes=self.task.vetoes, screen=screen)
-        if probed.is_bug and not self.target.matches(probed):
-            self.others[candidate.sha256] = candidate
-        return self.target.matches(probed)
+        dump_ledger(ledger, Path(folder))
+    except OSError as error:
+        raise EnvironmentUnfit(
+            f"Cannot write the ledger into {folder}: {error.strerror}; name another folder."
+        ) from error
 
 
 def _mark(path: str | None, text: str) -> None:

@@ -8,15 +8,18 @@ program's own precision hides in its rounding is hidden there.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx
 
+from fuzzcompile.attribution.before.faults import Fault
+from fuzzcompile.attribution.before.operators import check_operators
 from fuzzcompile.attribution.culprit import Culprit
 from fuzzcompile.attribution.inputs import inputs_of, placeholders_of
 from fuzzcompile.attribution.steps import SEMANTIC_STEP, ReplayCount
+from fuzzcompile.inductor.decompositions import family_of_operator
 from fuzzcompile.inductor.labels import location
 from fuzzcompile.inductor.ledger import Frame, GraphRecord, Ledger
 from fuzzcompile.inductor.replay import Values, differentiate, random_calls, replay, values_of
@@ -38,8 +41,9 @@ _VANISHING = 1e-6
 class Border:
     """A change of meaning before the graph passes.
 
-    ``step`` is the largest float64 change of an output or gradient in units of its RMS size, ``operator`` the first
-    torch-level operator whose value differs (None where only gradients do), ``site`` its line in the user's file.
+    ``step`` is the largest float64 change of an output or gradient in units of its RMS size. ``fault`` is the ATen
+    operator whose decomposition is another function; where none is by itself, ``operator`` is the first torch-level one
+    whose value differs (None where only gradients do). ``site`` is its line in the user's file.
     """
 
     frame: int
@@ -48,9 +52,12 @@ class Border:
     operator: str | None
     nodes: tuple[str, ...]
     site: str | None
+    fault: Fault | None = None
 
     def culprit(self) -> Culprit:
-        """The decomposition as a culprit: shown by replay, proved by no veto."""
+        """The decomposition as a culprit: shown by replay, proved by no compile."""
+        if self.fault is not None:
+            return replace(self.fault.culprit(confidence="low"), step=self.step)
         name = self.operator
         return Culprit(
             "decomposition",
@@ -89,13 +96,28 @@ def _border(frame: Frame, count: ReplayCount) -> Border | None:
         return None
     step = _change(one.outputs, other.outputs)
     if step > SEMANTIC_STEP and step > _explained(early, given, one.outputs, count):
-        return Border(frame.index, step, False, *_operator(early, late, given, inputs, count))
+        return _named(frame, count, step, gradient=False) or Border(
+            frame.index, step, False, *_operator(early, late, given, inputs, count)
+        )
     if not joint:
         return None
     step = _gradient_step(early, late, given, inputs, other.outputs, count)
     if step > SEMANTIC_STEP and step > _explained(early, given, one.outputs, count):
-        return Border(frame.index, step, True, None, (), None)
+        return _named(frame, count, step, gradient=True) or Border(frame.index, step, True, None, (), None)
     return None
+
+
+def _named(frame: Frame, count: ReplayCount, step: float, *, gradient: bool) -> Border | None:
+    """The border with the first ATen operator whose decomposition gives other values by itself; None without one."""
+    checked = check_operators(Ledger(frames=[frame]), count)
+    faults = [f for one in checked for f in one.faults if f.proved and f.kind in ("values", "mutation")]
+    faults.sort(key=lambda fault: fault.place.backward != gradient)
+    if not faults:
+        return None
+    fault = faults[0]
+    nodes = (fault.place.node,) if fault.place.node else ()
+    name = family_of_operator(fault.operator)
+    return Border(frame.index, step, gradient, name, nodes, fault.place.location, fault)
 
 
 def _mutates(before: Sequence[Any], after: Sequence[Any]) -> bool:

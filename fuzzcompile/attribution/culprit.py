@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fuzzcompile.attribution.steps import Step
+from fuzzcompile.inductor.graphtext import changed_nodes, difference, user_lines
 from fuzzcompile.inductor.labels import family_of
 from fuzzcompile.inductor.ledger import Label
 
@@ -49,7 +50,7 @@ class Culprit:
             label.line,
             str(step.rewrite.site) if step.rewrite.site else None,
             step.float64 if step.float64 is not None else step.native,
-            **proof,
+            **{"details": _details(step), **proof},
         )
 
     @classmethod
@@ -109,6 +110,7 @@ class Workaround:
     ``config`` patches ``torch._inductor.config``; without it, ``how`` says all there is to do. ``cost_ratio`` is the
     run time with it in units of that without it (the least of several rounds each; None where it could not be
     measured, as where the program does not compile without it). ``error`` is the largest distance from the reference.
+    ``compiles`` and ``seconds`` are what finding it took, out of the cost of the whole answer.
     """
 
     how: str
@@ -116,6 +118,8 @@ class Workaround:
     error: float | None = None
     cost_ratio: float | None = None
     verified: bool = True
+    compiles: int = 0
+    seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """The form of the triage contract."""
@@ -125,6 +129,7 @@ class Workaround:
             "verified": self.verified,
             "error": self.error,
             "cost_ratio": self.cost_ratio,
+            "found_in": {"compiles": self.compiles, "seconds": round(self.seconds, 3)},
         }
 
 
@@ -137,3 +142,21 @@ class Attribution:
     ablations: list[Ablation] = field(default_factory=list)
     changed_bits: list[Culprit] = field(default_factory=list)
     workaround: Workaround | None = None
+
+
+def _details(step: Step) -> dict[str, Any]:
+    """What the rewrite did: the step's sizes, the lines of the program that it matched, the graph before and after.
+
+    ``native_noise`` is what rounding alone does to the native result.
+    """
+    snapshots = step.record.snapshots
+    before, after = snapshots[step.rewrite.before], snapshots[step.rewrite.after]
+    return {
+        "direction": step.record.direction,
+        "float64": step.float64,
+        "native": step.native,
+        "native_noise": step.native_noise,
+        "changed": step.raised or step.metadata or step.stride,
+        "matched": user_lines(before, step.rewrite.nodes or changed_nodes(before, after)),
+        "diff": "\n".join(difference(before, after)),
+    }

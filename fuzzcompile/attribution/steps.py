@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,12 +9,13 @@ from typing import Any, Literal
 
 import torch
 
-from fuzzcompile.attribution.inputs import inputs_of
+from fuzzcompile.attribution.inputs import inputs_of, placeholders_of
 from fuzzcompile.execution.exhaustion import first_line
 from fuzzcompile.execution.memory import aliases
-from fuzzcompile.execution.tensors import significant_strides
+from fuzzcompile.execution.tensors import significant_strides, storages
 from fuzzcompile.inductor.ledger import Frame, GraphRecord, Label, Ledger, Rewrite, Snapshot
-from fuzzcompile.inductor.recorder import CAPTURED_CALLS, MANDATORY
+from fuzzcompile.inductor.recorder import CAPTURED_CALLS
+from fuzzcompile.inductor.refusing import MANDATORY
 from fuzzcompile.inductor.replay import NotReplayable, Replayed, random_calls, replay
 from fuzzcompile.oracle import metrics
 
@@ -26,6 +26,7 @@ SEMANTIC_STEP = 4 * torch.finfo(torch.float32).eps
 # scale of the usual results: on their own, rounding alone moves them by 100 %.
 _SHRINKS = 1e-6
 _VANISHING = 1e-11
+_AFTER_CAPTURE = ("joint_graph", "freezing", "post_grad")
 _CONSTANTS = (torch.ops.aten.full.default, torch.ops.aten.scalar_tensor.default)
 # A native step within this many times the graph's own rounding error is rounding.
 _NATIVE_FACTOR = 6.0
@@ -124,11 +125,22 @@ def _frame_steps(frame: Frame, count: ReplayCount) -> Iterator[Step]:
     for record in frame.records:
         if not record.rewrites or not record.snapshots:
             continue
-        calls = [inputs_of(frame, record, number) for number in range(CAPTURED_CALLS)]
-        measured = [list(_record_steps(frame.index, record, call, count)) for call in calls if call is not None]
-        # A rewrite may be right on the values of one call and wrong on those of another.
-        yield from (max(same, key=_telling) for same in zip(*measured, strict=True))
+        yield from _over_calls(frame, record, count)
     yield from _border_steps(frame, count)
+
+
+def _over_calls(frame: Frame, record: GraphRecord, count: ReplayCount) -> list[Step]:
+    """One step per rewrite: a rewrite may be right on the values of one call and wrong on those of another."""
+    most: list[Step] = []
+    for number in range(CAPTURED_CALLS):
+        inputs = inputs_of(frame, record, number)
+        if inputs is None:
+            break
+        found = list(_record_steps(frame.index, record, inputs, count))
+        most = [max(same, key=_telling) for same in zip(most, found, strict=True)] if most else found
+        if any(step.is_semantic or step.moves_natively for step in most):
+            break
+    return most
 
 
 def _telling(step: Step) -> tuple[bool, bool, float]:
@@ -163,18 +175,18 @@ def _moved(runs: _Runs, first: int, last: int) -> Iterator[int]:
 
 
 def _border_steps(frame: Frame, count: ReplayCount) -> Iterator[Step]:
-    """Between the joint-graph and post-grad stages of an inference graph nothing may change its meaning."""
-    before, after = frame.record("joint_graph", "inference"), frame.record("post_grad", "inference")
-    if before is None or after is None or not before.snapshots or not after.snapshots:
-        return
-    inputs = inputs_of(frame, after)
-    if inputs is None:
-        return
-    pair = [before.snapshots[-1], after.snapshots[0]]
-    rewrite = Rewrite(Label("post_grad", None, "before the passes"), (), None, 0, 1)
-    step = _step(frame.index, after, rewrite, _Runs(pair, inputs, count))
-    if step.is_semantic or step.changed_bits:
-        yield step
+    """Between the stages of an inference graph nothing may change its meaning; parameters may become constants."""
+    stages = [r for r in frame.records if r.stage in _AFTER_CAPTURE and r.direction == "inference" and r.snapshots]
+    for before, after in itertools.pairwise(stages):
+        pair = [before.snapshots[-1], after.snapshots[0]]
+        inputs = inputs_of(frame, after)
+        if inputs is None or len(placeholders_of(pair[0])) != len(placeholders_of(pair[1])):
+            continue
+        rewrite = Rewrite(Label(after.stage, None, "before the passes"), (), None, 0, 1)
+        between = GraphRecord(after.stage, "inference", pair, [rewrite])
+        step = _step(frame.index, between, rewrite, _Runs(pair, inputs, count))
+        if step.is_semantic or step.changed_bits:
+            yield step
 
 
 class _Runs:
@@ -183,7 +195,7 @@ class _Runs:
     def __init__(self, snapshots: Sequence[Snapshot], inputs: Sequence[Any], count: ReplayCount) -> None:
         self.snapshots, self.inputs, self.count = snapshots, inputs, count
         self._done: dict[tuple[int, bool], tuple[Replayed, int]] = {}  # the one asked for last comes last
-        self._captured = set(_storages(inputs))
+        self._captured = set(storages(inputs))
 
     def at(self, index: int, *, double: bool) -> Replayed:
         """The replay of snapshot ``index``."""
@@ -194,7 +206,7 @@ class _Runs:
             self._make_room()
             self.count.replays += 1
             run = replay(self.snapshots[index], self.inputs, double=double)
-            sizes = _storages(_results(run))
+            sizes = storages(_results(run))
             self._done[key] = run, sum(size for storage, size in sizes.items() if storage not in self._captured)
         return self._done[key][0]
 
@@ -279,16 +291,6 @@ def _units(native: Replayed, exact: Replayed) -> list[float]:
 
 def _results(run: Replayed) -> list[Any]:
     return [*run.outputs, *run.inputs]
-
-
-def _storages(values: Sequence[Any]) -> dict[int, int]:
-    """Sizes of the storages of all tensors that have one, by address."""
-    found: dict[int, int] = {}
-    for value in values:
-        with contextlib.suppress(NotImplementedError, RuntimeError):  # sparse ones have none
-            if isinstance(value, torch.Tensor):
-                found[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
-    return found
 
 
 def _size(value: Any) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -56,10 +57,15 @@ class _Candidate:
 
 def find_workaround(ablator: Ablator, culprit: Culprit) -> Workaround | None:
     """The narrowest setting that repairs the divergence; None if there is none, or no time to look for it."""
+    start, before = time.perf_counter(), ablator.experiments.compiles
     try:
-        return _first(ablator, _candidates(culprit, ablator), screen=culprit.stage in _GRAPH_STAGES)
+        found = _first(ablator, _candidates(culprit, ablator), screen=culprit.stage in _GRAPH_STAGES)
     except OutOfTime:
         return None
+    if found is None:
+        return None
+    spent = ablator.experiments.compiles - before
+    return replace(found, compiles=spent, seconds=time.perf_counter() - start)
 
 
 def _first(ablator: Ablator, candidates: Iterator[_Candidate], *, screen: bool) -> Workaround | None:

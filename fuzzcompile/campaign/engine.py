@@ -10,14 +10,16 @@ import itertools
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Generator as Yielding
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fuzzcompile.campaign.budget import Budget
 from fuzzcompile.campaign.drafts import write_draft
+from fuzzcompile.campaign.drawing import Drawn, Generator, Source
 from fuzzcompile.campaign.events import (
     CaseJudged,
     Event,
@@ -33,10 +35,11 @@ from fuzzcompile.campaign.events import (
 )
 from fuzzcompile.campaign.minimising import keep
 from fuzzcompile.campaign.pool import ATTRIBUTION_SHARE
+from fuzzcompile.campaign.steering import UNIFORM, Mix, Outcome, Steering, Strategy, items_of
 from fuzzcompile.corpus import CaseRecord, Coverage, Finding, Recorded, Store, public_id, severity
 from fuzzcompile.errors import EnvironmentUnfit, FuzzcompileError
 from fuzzcompile.execution.pool import WorkerFailed, WorkerStartFailed, WorkerStopped, WorkerTimeout
-from fuzzcompile.generation import GeneratedCase, Profile, case_at
+from fuzzcompile.generation import Profile
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.report import unjudged, worker_failure
 from fuzzcompile.reporting.verdict import name_of
@@ -46,11 +49,19 @@ _TICK = 0.5
 # A finding that comes up just before the end of the budget still gets this long to be made small.
 _MIN_SHRINK_SECONDS = 45.0
 _HEARTBEAT = 5.0
+# A source that has drawn so many known programs in a row has no others.
+_REPEATED = 2000
+# Stages whose coverage is one of rewrites.
+_REWRITES = ("pre_grad", "joint_graph", "freezing", "post_grad", "partition")
 
 
 @dataclass(frozen=True)
 class CampaignSettings:
-    """What a campaign is asked to do."""
+    """What a campaign is asked to do.
+
+    ``source`` is what cases are drawn from (None: the generator under ``profile``), ``mix`` at which speeds they are
+    judged, ``strategy`` how their stream is steered.
+    """
 
     budget: Budget
     seed: int
@@ -64,21 +75,33 @@ class CampaignSettings:
     max_findings: int | None = None
     shrink_seconds: float = 120.0
     drafts: Path = Path("reports/drafts")
+    mix: Mix = "mixed"
+    strategy: Strategy = field(default_factory=Strategy)
+    source: Source | None = None
 
     @property
     def stream(self) -> str:
         """Key of the seeded sequence of cases, under which judged indices are remembered."""
-        near = "" if self.profile.near_misses else " no-near-misses"
+        drawn = self.drawn_from.name
+        source = f" {drawn}" if drawn else ""
+        how = "" if self.mix == "mixed" else f" {self.mix}-only"
+        steered = " unsteered" if self.strategy == UNIFORM else ""
         vetoes = "".join(f" veto={name}" for name in sorted(self.vetoes))
         plants = "".join(f" plant={name}" for name in sorted(self.plants))
-        return f"seed={self.seed} torch={self.torch} device={self.device.split(':')[0]}{near}{vetoes}{plants}"
+        device = self.device.split(":")[0]
+        return f"seed={self.seed} torch={self.torch} device={device}{source}{how}{steered}{vetoes}{plants}"
+
+    @property
+    def drawn_from(self) -> Source:
+        """Where the cases come from."""
+        return self.source if self.source is not None else Generator(self.profile)
 
 
 @dataclass
 class _Job:
     """Something under way on a worker."""
 
-    case: GeneratedCase
+    case: Drawn
     index: int | None
     path: Path
     marker: Path
@@ -86,6 +109,7 @@ class _Job:
     retry: bool = False
     shrinks: str | None = None
     severity: int = 0
+    screen: bool = False
 
 
 class Engine:
@@ -113,6 +137,8 @@ class Engine:
         self.hit: set[str] = set()
         self._known = {(f.signature, _kind(f.verdict)) for f in store.findings() if _is_proved(f.culprit)}
         self._covered: set[tuple[str, str]] = set()
+        self.screened = 0
+        self._steering = self._steered()
         self._jobs: dict[Future[Any], _Job] = {}
         self._start = time.monotonic()
         self._beat = self._start
@@ -121,7 +147,7 @@ class Engine:
 
     # -- the loop ---------------------------------------------------------------------------------
 
-    def run(self) -> Generator[Event, None, None]:
+    def run(self) -> Yielding[Event, None, None]:
         """Run the campaign to the end of its budget and yield what happens.
 
         Closing the generator, or an interrupt raised inside it, leaves everything judged so far stored;
@@ -172,20 +198,37 @@ class Engine:
             len(self.new),
             len(self._covered),
             time.monotonic() - self._start,
+            self.screened,
         )
 
     # -- giving out work --------------------------------------------------------------------------
 
     def _fill(self, indices: Iterator[int], folder: Path) -> None:
+        repeated = 0
         while len(self._jobs) < self.settings.workers and self._wants_more():
+            if repeated > _REPEATED:
+                self._ended = "exhausted"
+                return
             index = next(indices)
-            case = case_at(self.settings.seed, index, self.settings.profile)
+            case, screen = self._steering.at(index)
             if self.store.has_source(case.sha256, self.settings.stream) or any(
                 job.case.sha256 == case.sha256 for job in self._jobs.values()
             ):
+                repeated += 1
                 continue  # another index drew the same program: it has been judged
             self._submitted += 1
-            self._judge(case, index, folder)
+            self._judge(case, index, folder, screen=screen)
+
+    def _steered(self) -> Steering:
+        """The stream's steering, which goes on where earlier campaigns on this corpus left it."""
+        settings, torch = self.settings, self.environment["torch"]
+        steering = Steering(settings.drawn_from, settings.seed, settings.mix, settings.strategy)
+        seen = [(row.stage, row.rewrite, row.outcome) for row in self.store.coverage(torch)]
+        signatures = [("finding", found.signature, "fired") for found in self.store.findings()]
+        profile = settings.drawn_from.profile
+        seeds = self.store.seeds(torch, profile) if profile is not None else []
+        steering.resume([*seen, *signatures], self.store.stream_runs(settings.stream, torch), seeds)
+        return steering
 
     def _wants_more(self) -> bool:
         budget, limit = self.settings.budget, self.settings.max_findings
@@ -202,7 +245,9 @@ class Engine:
             return float("inf")
         return self.settings.budget.seconds - (time.monotonic() - self._start)
 
-    def _judge(self, case: GeneratedCase, index: int | None, folder: Path, *, retry: bool = False) -> None:
+    def _judge(
+        self, case: Drawn, index: int | None, folder: Path, *, retry: bool = False, screen: bool = False
+    ) -> None:
         path = folder / f"case_{case.sha256[:12]}.py"
         path.write_text(case.source, encoding="utf-8")
         marker = path.with_suffix(f".{'again' if retry else 'eager'}")
@@ -212,10 +257,11 @@ class Engine:
             str(marker),
             tuple(sorted(self._known)),
             ATTRIBUTION_SHARE * self.settings.case_seconds,
+            screen=screen,
         )
         label = f"judge #{index}" if index is not None else "judge a by-catch"
         future = self._submit(judge_file, task, label)
-        self._jobs[future] = _Job(case, index, path, marker, retry=retry)
+        self._jobs[future] = _Job(case, index, path, marker, retry=retry, screen=screen)
 
     def _shrink(self, finding: str, job: _Job, report: Mapping[str, Any]) -> None:
         seconds = min(self.settings.shrink_seconds, max(self._remaining(), _MIN_SHRINK_SECONDS))
@@ -311,7 +357,7 @@ class Engine:
         )
         for other in result.others:
             if self._remaining() > 0 and not self.store.has_source(other.sha256):
-                self._judge(other, None, folder)
+                self._judge(Generator(self.settings.profile).drawn(other, "reduction"), None, folder)
 
     def _lost(self, error: WorkerFailed, job: _Job, folder: Path) -> Iterator[Event]:
         """The worker crashed, hung or grew: that is the case's verdict, believed if it comes twice."""
@@ -335,7 +381,7 @@ class Engine:
         if stored.finding_id is not None:
             yield from self._announce(stored, report, job)
         elif compiling and not job.retry and self._remaining() > 0:
-            self._judge(job.case, job.index, folder, retry=True)
+            self._judge(job.case, job.index, folder, retry=True, screen=job.screen)
 
     def _raised(self, error: Exception, job: _Job) -> Iterator[Event]:
         """Our own failure, or a case that nothing can be said of: stored, and the campaign goes on."""
@@ -352,11 +398,14 @@ class Engine:
 
     def _record(self, job: _Job, report: Mapping[str, Any], result: Judged | None) -> Recorded:
         coverage = [
-            Coverage(c.stage, c.pass_name or "", c.rewrite, "fired" if c.outcome == "fired" else "refused", c.count)
+            Coverage(c.stage, c.pass_name or "", c.rewrite, c.outcome, c.count)  # type: ignore[arg-type]
             for c in (result.coverage if result is not None else ())
             if c.outcome != "vetoed"
         ]
-        self._covered |= {(c.stage, c.rewrite) for c in coverage if c.outcome == "fired"}
+        self._covered |= {(c.stage, c.rewrite) for c in coverage if c.outcome == "fired" and c.stage in _REWRITES}
+        self._learn(job, report, coverage)
+        screened = result is not None and result.screened
+        self.screened += screened
         self.cases += not job.retry
         self.verdicts[str(report["verdict"])] += 1
         return self.store.record(
@@ -364,18 +413,30 @@ class Engine:
             CaseRecord(
                 sha256=job.case.sha256,
                 source=job.case.source,
-                origin="generated" if job.index is not None else "reduction",
+                origin=job.case.origin,
                 stream=self.settings.stream if job.index is not None else None,
                 index=job.index,
-                spec={"profile": asdict(self.settings.profile), "case": job.case.spec.to_json()},
+                spec=job.case.spec,
                 choices=job.case.choices or None,
-                idioms=job.case.spec.idioms,
-                near_misses=job.case.spec.near_misses,
+                idioms=job.case.idioms,
+                near_misses=job.case.near_misses,
+                features=job.case.features,
             ),
             dict(self.environment),
             dict(report),
             coverage,
+            screened=screened,
         )
+
+    def _learn(self, job: _Job, report: Mapping[str, Any], coverage: Sequence[Coverage]) -> None:
+        """Tell the steering what a place in the stream brought."""
+        if job.index is None:
+            return
+        reached = {(c.stage, c.rewrite, c.outcome) for c in coverage}
+        step = (report.get("evidence") or {}).get("float64_step")
+        signature = report.get("signature") if report.get("is_bug") else None
+        outcome = Outcome(job.case, items_of(reached, signature), job.screen, step, bool(report.get("is_bug")))
+        self._steering.learn(job.index, outcome)
 
     def _heartbeat(self) -> None:
         if time.monotonic() - self._beat > _HEARTBEAT:
@@ -386,6 +447,7 @@ class Engine:
         tally = self.tally()
         return {
             "cases": tally.cases,
+            "screened": tally.screened,
             "verdicts": dict(tally.verdicts),
             "findings": tally.findings,
             "new_findings": tally.new_findings,

@@ -21,7 +21,10 @@ class WorkerActivity:
 
 @dataclass(frozen=True)
 class Tally:
-    """Counters of this campaign: ``cases`` judged, ``findings`` hit, ``new_findings`` that the corpus had not."""
+    """Counters of this campaign: ``cases`` judged, ``findings`` hit, ``new_findings`` that the corpus had not.
+
+    For ``screened`` of the cases no code was generated.
+    """
 
     cases: int = 0
     verdicts: Mapping[str, int] = field(default_factory=dict)
@@ -29,6 +32,7 @@ class Tally:
     new_findings: int = 0
     rewrites: int = 0
     seconds: float = 0.0
+    screened: int = 0
 
     @property
     def cases_per_minute(self) -> float:
@@ -115,7 +119,7 @@ class FindingLine:
 
 @dataclass(frozen=True)
 class Finished:
-    """The campaign is over. ``ended`` is ``budget``, ``max-findings`` or ``interrupted``."""
+    """The campaign is over. ``ended`` is ``budget``, ``max-findings``, ``exhausted`` or ``interrupted``."""
 
     ended: str
     tally: Tally
@@ -127,6 +131,7 @@ class Finished:
         return {
             "ended": self.ended,
             "cases": self.tally.cases,
+            "screened": self.tally.screened,
             "verdicts": dict(self.tally.verdicts),
             "rewrites_covered": self.tally.rewrites,
             "seconds": round(self.tally.seconds, 1),

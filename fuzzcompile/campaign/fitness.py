@@ -12,9 +12,8 @@ from fuzzcompile.corpus import Store
 from fuzzcompile.errors import FuzzcompileError
 from fuzzcompile.execution.device import resolve
 from fuzzcompile.execution.environment import cxx_compiler, describe, sdpa_backends
-from fuzzcompile.inductor.hooks import HOOKS, missing_hooks
-
-_TESTED = ((2, 11), (2, 15))
+from fuzzcompile.inductor import conformance
+from fuzzcompile.inductor.hooks import HOOKS
 
 
 @dataclass(frozen=True)
@@ -54,24 +53,30 @@ def _checks(device_option: str, corpus: str | None) -> Iterator[Check]:
         "Install g++ (for example `apt-get install g++`) or point CXX at a C++ compiler.",
         needed=device.type == "cpu",
     )
-    missing = missing_hooks()
-    yield Check(
-        "Inductor hooks",
-        not missing,
-        f"{len(HOOKS) - len(missing)} of {len(HOOKS)}" + (f", missing: {', '.join(missing)}" if missing else ""),
-        "This torch's internals differ from what fuzzcompile knows: stages without hooks are not attributed.",
-        needed=len(missing) == len(HOOKS),
-    )
+    yield _hooks()
     yield _corpus(corpus)
     yield _compiles(device)
 
 
 def _torch() -> Check:
-    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-    known = _TESTED[0] <= version <= _TESTED[1]
     found = f"{torch.__version__} (git {str(torch.version.git_version)[:10]})"
     advice = "fuzzcompile knows torch 2.11 to 2.15; install one of these if attribution fails."
-    return Check("torch", known, found, advice, needed=False)
+    return Check("torch", conformance.is_known(), found, advice, needed=False)
+
+
+def _hooks() -> Check:
+    """Tries every hook on small planted rewrites."""
+    failed = conformance.probe()
+    found = f"{len(HOOKS) - len(failed)} of {len(HOOKS)} hold on planted rewrites"
+    if failed:
+        found += "; failed: " + ", ".join(f"{name} ({why})" for name, why in failed.items())
+    return Check(
+        "Inductor hooks",
+        not failed,
+        found,
+        "This torch's internals are not those that fuzzcompile knows: what these hooks see is not recorded.",
+        needed=len(failed) == len(HOOKS),
+    )
 
 
 def _corpus(location: str | None) -> Check:

@@ -10,13 +10,17 @@ from pathlib import Path
 from types import FrameType
 
 from fuzzcompile import __version__
+from fuzzcompile.campaign.drawing import Variations
 from fuzzcompile.campaign.engine import CampaignSettings, Engine
 from fuzzcompile.campaign.events import Finished
 from fuzzcompile.campaign.pool import Limits, activity, open_pool
 from fuzzcompile.campaign.terminal import Handler
 from fuzzcompile.corpus import Campaign, Store
+from fuzzcompile.errors import CaseError, EnvironmentUnfit
 from fuzzcompile.execution.device import Numerics, resolve
 from fuzzcompile.execution.environment import describe
+from fuzzcompile.execution.pool import WorkerFailed, WorkerStartFailed
+from fuzzcompile.variations import survey
 
 
 def run_campaign(
@@ -54,12 +58,30 @@ def run_campaign(
         return engine.finish(interrupted=interrupted)
 
 
+def survey_case(path: Path, device: str, limits: Limits) -> Variations:
+    """Variations of the case file at ``path``; what of it can be varied is found out in a worker process.
+
+    Raises:
+        CaseError: it is no case file, or it fails, crashes or does not end in eager mode.
+        EnvironmentUnfit: there is no such device, or no worker can be started.
+    """
+    with open_pool(device, 1, limits=limits) as pool:
+        try:
+            return Variations(pool.submit(survey, str(path), str(resolve(device))).result())
+        except WorkerStartFailed as error:
+            raise EnvironmentUnfit(f"No worker can be started: {error}. Run `fuzzcompile doctor`.") from error
+        except WorkerFailed as error:
+            raise CaseError(f"{path} cannot be varied: in eager mode it {error}; mend it first.") from error
+
+
 def _settings(settings: CampaignSettings) -> dict[str, object]:
     return {
         "budget": str(settings.budget),
         "device": settings.device,
         "workers": settings.workers,
         "near_misses": settings.profile.near_misses,
+        "mix": settings.mix,
+        "source": settings.drawn_from.name or "generator",
         "vetoes": list(settings.vetoes),
         "max_findings": settings.max_findings,
         "stream": settings.stream,

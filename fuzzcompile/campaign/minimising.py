@@ -2,19 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import contextlib
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from fuzzcompile.campaign.pool import Limits, open_pool
 from fuzzcompile.campaign.triaging import triage_files
 from fuzzcompile.case import source_hash
 from fuzzcompile.corpus import CaseRecord, Reproducer, Store
-from fuzzcompile.errors import EnvironmentUnfit
-from fuzzcompile.execution.pool import WorkerFailed
+from fuzzcompile.errors import EnvironmentUnfit, UsageError
+from fuzzcompile.execution.pool import (
+    RemoteError,
+    WorkerFailed,
+    WorkerOutOfMemory,
+    WorkerPool,
+    WorkerStartFailed,
+    WorkerTimeout,
+)
 from fuzzcompile.generation import Profile
-from fuzzcompile.work import ShrinkTask, Shrunk, shrink
+from fuzzcompile.loading import defines_make
+from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.probing import Keep, Target
+from fuzzcompile.reduction.minimiser import minimise as reduce_case
+from fuzzcompile.reduction.program import Program
+from fuzzcompile.reduction.search import Budget, Probed, Progress, Tally
+from fuzzcompile.reduction.writing import Written
+from fuzzcompile.shrinking import ProbeTask, Shrunk, capture_programs, job_of, judge_source, probe_candidate
+
+# Code for one thread is generated in another way than for several: a user's program is compiled for several.
+_THREADS = 2
+# Seconds that one candidate may take: it is a part of what was judged within the limits.
+_CANDIDATE_TIME = 90.0
 
 
 @dataclass(frozen=True)
@@ -69,32 +93,145 @@ def minimise(
     *,
     device: str,
     seconds: float,
+    compiles: int = 200,
+    keep: Keep = "culprit",
     vetoes: tuple[str, ...] = (),
     plants: Sequence[Path] = (),
     limits: Limits | None = None,
+    state: Path | None = None,
+    resume: bool = False,
+    on_progress: Callable[[Progress], None] | None = None,
 ) -> Shrunk:
-    """Shrink the subject in a worker process under its locked signature.
+    """Make the subject small under its locked signature; candidates are compiled in a worker, which may be lost.
+
+    A KeyboardInterrupt ends the search in good order with the best so far. With ``state``, what was learned is kept in
+    that file, from which a search that is to ``resume`` goes on; it is deleted once a search is finished.
 
     Raises:
-        EnvironmentUnfit: the worker was lost.
+        EnvironmentUnfit: no worker can be started.
+        UsageError: there is nothing to resume.
     """
     recipe = subject.recipe
-    task = ShrinkTask(
-        subject.source,
-        subject.report,
-        recipe.choices if recipe is not None else None,
-        _profile(recipe),
-        seconds,
-        tests=200,
-        vetoes=vetoes,
-    )
-    with open_pool(device, 1, plants=plants, limits=limits) as pool:
+    target = Target.of(subject.report, keep)
+    tally = read_state(state, subject) if resume and state is not None else Tally()
+    job = job_of(subject.source, subject.report, recipe.choices if recipe is not None else None, _profile(recipe))
+
+    def progressed(progress: Progress) -> None:
+        if state is not None:
+            write_state(state, subject, tally)
+        if on_progress is not None:
+            on_progress(progress)
+
+    if state is not None:
+        write_state(state, subject, tally)
+    budget = Budget(tally.tests + compiles, time.monotonic() + seconds)
+    with open_pool(device, 1, plants=plants, limits=limits, least_threads=_THREADS) as pool:
+        tools = PooledTools(pool, target, vetoes, subject.report)
+        outcome = reduce_case(job, tools, budget, tally=tally, on_progress=progressed)
+        pool.kill_workers()
+    if state is not None and outcome.finished:
+        state.unlink(missing_ok=True)
+    return Shrunk.of(outcome, subject.source)
+
+
+@dataclass
+class PooledTools:
+    """Candidates are compiled in a pool's worker: one that crashes or hangs costs the worker and nothing else."""
+
+    pool: WorkerPool
+    target: Target
+    vetoes: tuple[str, ...]
+    report: dict[str, Any]
+    thorough: bool = False
+
+    def probe(self, candidate: Written, *, screen: bool) -> Probed:
+        """A quick look; a lost worker is a crash or a time-out of the candidate."""
+        task = ProbeTask(candidate, self.target, screen, self.thorough, self.vetoes)
+        limit = _CANDIDATE_TIME if self.target.verdict != Verdict.TIMEOUT else None
         try:
-            return pool.schedule(shrink, (task,), time_limit=seconds + 300.0).result()
+            seen: Probed = self._done(probe_candidate, task, candidate.source, limit)
+            return seen
+        except WorkerStartFailed as error:
+            raise EnvironmentUnfit(f"No worker can be started: {error}. Run `fuzzcompile doctor`.") from error
+        except WorkerOutOfMemory:
+            return Probed(False, False, "memory")
         except WorkerFailed as error:
-            raise EnvironmentUnfit(
-                f"The worker was lost while it minimised: {error}; try a larger --memory."
-            ) from error
+            verdict = Verdict.TIMEOUT if isinstance(error, WorkerTimeout) else Verdict.CRASH
+            return Probed(verdict == self.target.verdict, True, str(verdict))
+        except RemoteError as error:
+            return Probed(False, False, str(error).partition(":")[0])
+
+    def programs(self, source: str) -> Sequence[Program]:
+        """The captured graphs of a source; none where its worker is lost."""
+        try:
+            found: Sequence[Program] = self._done(capture_programs, source, source, None)
+        except (WorkerFailed, RemoteError):
+            return []
+        return found
+
+    def judge(self, source: str) -> Mapping[str, Any]:
+        """The full report on a source; of a crash there is no more to say than that it is one."""
+        try:
+            report: Mapping[str, Any] = self._done(judge_source, source, source, None, self.vetoes)
+        except WorkerFailed as error:
+            verdict = Verdict.TIMEOUT if isinstance(error, WorkerTimeout) else Verdict.CRASH
+            return {**self.report, "verdict": str(verdict), "cost": {"compiles": 1}}
+        except RemoteError as error:
+            return {**self.report, "verdict": "invalid", "is_bug": False, "signature": None, "detail": str(error)}
+        return report
+
+    def become_thorough(self) -> None:
+        """From now on, look as triage does."""
+        self.thorough = True
+
+    def _done(self, function: Callable[..., Any], task: Any, source: str, limit: float | None, *more: Any) -> Any:
+        # What a script does to its process cannot be undone.
+        spends = not defines_make(source)
+        return self.pool.schedule(function, (task, *more), label="minimise", time_limit=limit, spends=spends).result()
+
+
+def subject_of_state(path: Path, store: Store | None, state: Path) -> Subject:
+    """The case file at ``path`` with the report that an earlier search began with.
+
+    Raises:
+        UsageError: there was no search for this text of it with this torch.
+    """
+    subject = Subject(path.read_text(encoding="utf-8"), {"torch": torch.__version__})
+    report = _kept(state, subject)["report"]
+    recipe = store.case(source_hash(subject.source)) if store is not None else None
+    return Subject(subject.source, report, recipe, _finding_of(store, report["signature"]))
+
+
+def read_state(state: Path, subject: Subject) -> Tally:
+    """What an earlier search for this subject learned.
+
+    Raises:
+        UsageError: there is no such file, or it is of another case.
+    """
+    kept = _kept(state, subject)
+    return Tally(kept["compiles"], kept["screens"], kept["thorough"], kept["answers"], kept["others"])
+
+
+def _kept(state: Path, subject: Subject) -> dict[str, Any]:
+    try:
+        kept: dict[str, Any] = json.loads(state.read_text(encoding="utf-8"))
+        if kept["source"] != source_hash(subject.source) or kept["report"]["torch"] != subject.report["torch"]:
+            raise UsageError(f"{state} is of another case or another torch; leave out --resume.")
+        Tally(kept["compiles"], kept["screens"], kept["thorough"], kept["answers"], kept["others"])
+        return kept
+    except FileNotFoundError as error:
+        raise UsageError(f"There is nothing to resume: no {state}.") from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{state} cannot be read; delete it and leave out --resume.") from error
+
+
+def write_state(state: Path, subject: Subject, tally: Tally) -> None:
+    """Keep what a search learned so far; a place that cannot be written to costs the resuming only."""
+    kept = {**asdict(tally), "source": source_hash(subject.source), "report": subject.report}
+    draft = state.with_name(f"{state.name}.part")
+    with contextlib.suppress(OSError):
+        draft.write_text(json.dumps(kept), encoding="utf-8")
+        draft.replace(state)
 
 
 def keep(store: Store, finding: str, shrunk: Shrunk) -> None:
@@ -105,11 +242,11 @@ def keep(store: Store, finding: str, shrunk: Shrunk) -> None:
             source=shrunk.reproducer,
             sha256=source_hash(shrunk.reproducer),
             lines=shrunk.lines_after,
-            kind="recipe" if shrunk.case is not None else "as found",
+            kind=shrunk.how,
             confirmed=shrunk.confirmed,
             torch=shrunk.report["torch"],
             report=shrunk.report,
-            neighbour=None,
+            neighbour=shrunk.neighbour,
         ),
     )
 
@@ -119,7 +256,7 @@ def _profile(recipe: CaseRecord | None) -> Profile:
     drawn = (recipe.spec or {}).get("profile") if recipe is not None else None
     if drawn is None:
         return Profile()
-    return Profile(drawn["near_misses"], tuple(drawn["dtypes"]), drawn["training"])
+    return Profile.from_json(drawn)
 
 
 def _finding_of(store: Store | None, signature: str) -> str | None:

@@ -107,8 +107,9 @@ def print_summary(console: Console, summary: Finished) -> None:
     verdicts = ", ".join(f"{name} {count}" for name, count in sorted(tally.verdicts.items())) or "none"
     say = _printer(console)
     say("")
-    say(f"Campaign {_ENDED[summary.ended]} after {clock(tally.seconds)}: {tally.cases} cases "
-        f"({tally.cases_per_minute:.1f}/min), {tally.rewrites} rewrites covered.")  # fmt: skip
+    rate = f"{tally.cases_per_minute:.1f}/min; {tally.screened} screened"
+    say(f"Campaign {_ENDED[summary.ended]} after {clock(tally.seconds)}: {tally.cases} cases ({rate}), "
+        f"{tally.rewrites} rewrites covered.")  # fmt: skip
     say(f"Verdicts: {verdicts}.")
     say(f"Corpus: {summary.corpus}")
     if not summary.findings:
@@ -125,6 +126,7 @@ def print_summary(console: Console, summary: Finished) -> None:
 _ENDED = {
     "budget": "ended with its budget",
     "max-findings": "ended at --max-findings",
+    "exhausted": "ended because no further case can be drawn",
     "interrupted": "interrupted",
     "failed": "failed",
 }
@@ -180,8 +182,9 @@ def _status(event: Tick, budget: Budget | None) -> str:
     counts = ", ".join(f"{name} {count}" for name, count in sorted(tally.verdicts.items()))
     of = f" of {budget}" if budget is not None else ""
     return (
-        f"{clock(tally.seconds)}{of}: {tally.cases} cases, {tally.cases_per_minute:.1f}/min; "
-        f"{counts or 'no verdict yet'}; {tally.findings} findings; {tally.rewrites} rewrites covered"
+        f"{clock(tally.seconds)}{of}: {tally.cases} cases, {tally.cases_per_minute:.1f}/min, "
+        f"{tally.screened} screened; {counts or 'no verdict yet'}; {tally.findings} findings; "
+        f"{tally.rewrites} rewrites covered"
     )
 
 
@@ -189,7 +192,7 @@ def _panel(event: Tick, budget: Budget | None) -> RenderableType:
     tally = event.tally
     facts = Table.grid(padding=(0, 2))
     facts.add_row("elapsed", f"{clock(tally.seconds)} of {budget}" if budget else clock(tally.seconds))
-    facts.add_row("cases", f"{tally.cases}  ({tally.cases_per_minute:.1f}/min)")
+    facts.add_row("cases", f"{tally.cases}  ({tally.cases_per_minute:.1f}/min; {tally.screened} screened)")
     facts.add_row("verdicts", "  ".join(f"{name} {count}" for name, count in sorted(tally.verdicts.items())))
     facts.add_row("findings", f"{tally.findings} distinct, {tally.new_findings} new")
     facts.add_row("rewrites covered", str(tally.rewrites))

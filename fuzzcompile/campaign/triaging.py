@@ -40,7 +40,7 @@ _THREADS = 2
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of each file; ``against``, ``call`` and ``module`` are those of :class:`JudgeTask`.
+    """What is asked of each file; all but ``thorough`` is as in :class:`JudgeTask`.
 
     ``thorough`` asks for all the evidence that a person wants to see.
     """
@@ -49,6 +49,8 @@ class Question:
     call: int | None = None
     module: str | None = None
     thorough: bool = False
+    dump: str | None = None
+    suspects: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,8 @@ def triage_files(
                 call=question.call,
                 module=question.module,
                 thorough=question.thorough,
+                dump=question.dump,
+                suspects=question.suspects,
                 memory=limits.memory,
             )
             for number, path in enumerate(files)

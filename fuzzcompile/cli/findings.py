@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -20,6 +20,20 @@ if TYPE_CHECKING:
 @click.argument("target", metavar="CASE|FINDING")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Where to write; default repro_NAME.py.")
 @click.option("--budget", default="5m", show_default=True, metavar="90s|10m", help="Time for the search.")
+@click.option("--compiles", default=200, show_default=True, type=click.IntRange(min=1), help="Compiles and screens.")
+@click.option(
+    "--keep",
+    type=click.Choice(["verdict", "culprit"]),
+    default="culprit",
+    show_default=True,
+    help="What must stay: the kind of verdict, or the rewrite that is at fault too.",
+)
+@click.option(
+    "--others",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder for candidates that failed in another way: findings of their own, to be judged.",
+)
+@click.option("--resume", is_flag=True, help="Go on where a search for this case was ended.")
 @options.device
 @options.corpus
 @options.veto
@@ -30,6 +44,10 @@ def minimize(
     target: str,
     out: Path | None,
     budget: str,
+    compiles: int,
+    keep: Literal["verdict", "culprit"],
+    others: Path | None,
+    resume: bool,
     device: str,
     location: str | None,
     vetoes: tuple[str, ...],
@@ -39,15 +57,15 @@ def minimize(
 ) -> int:
     """Make a case or a finding small, and write a reproducer that needs torch alone.
 
-    A generated case (of the corpus) is shrunk through its recipe; any other file is kept as it is and given
-    the check. The reproducer exits with 1 on the bug and 0 when it is mended.
+    A generated case (of the corpus) is shrunk through its recipe first; then, as any other case or script, through
+    the graphs that dynamo captures of it. The reproducer exits with 1 on the bug and 0 when it is mended. Ctrl-C keeps
+    the best so far; what was learned is kept in OUT.state until a search is finished, for --resume.
     """
-    from rich.console import Console
-
     from fuzzcompile.campaign.budget import Budget
-    from fuzzcompile.campaign.minimising import keep, minimise, subject_of_file, subject_of_finding
+    from fuzzcompile.campaign.minimising import keep as keep_reproducer
+    from fuzzcompile.campaign.minimising import minimise, subject_of_file, subject_of_finding, subject_of_state
     from fuzzcompile.campaign.pool import Limits
-    from fuzzcompile.loading import defines_make
+    from fuzzcompile.cli.minimising import ProgressLine, conclusion
 
     seconds = Budget.parse(budget).seconds
     if seconds is None:
@@ -56,38 +74,48 @@ def minimize(
     path = Path(target)
     with _existing(location) as store:
         if path.is_file():
-            click.echo(f"Judging {path} ...", err=True)
-            subject = subject_of_file(path, store, device=device, vetoes=vetoes, plants=plants, limits=limits)
+            out = out or Path(f"repro_{path.stem}.py")
+            state = out.with_name(f"{out.name}.state")
+            subject = subject_of_state(path, store, state) if resume else None
+            if subject is None:
+                click.echo(f"Judging {path} ...", err=True)
+                subject = subject_of_file(path, store, device=device, vetoes=vetoes, plants=plants, limits=limits)
             if subject is None:
                 click.echo(f"{path} shows no bug: there is nothing to minimise. `fuzzcompile triage` says why.")
                 return 0
         else:
             subject = subject_of_finding(_needed(store, target), target)
-        if subject.recipe is None or subject.recipe.choices is None:
-            click.echo("No recipe of this case is known: it is kept as it is.", err=True)
-        if not defines_make(subject.source):
-            click.echo(
-                f"{path} is a script and no case with make(): it is kept as it is. "
-                f"`fuzzcompile issue {path}` drafts a report with it."
+            out = out or Path(f"repro_{subject.finding}.py")
+            state = out.with_name(f"{out.name}.state")
+        click.echo(f"Minimising: {subject.report['verdict']}, {subject.report['signature']} ...", err=True)
+        with ProgressLine(subject.source) as line:
+            small = minimise(
+                subject,
+                device=device,
+                seconds=seconds,
+                compiles=compiles,
+                keep=keep,
+                vetoes=vetoes,
+                plants=plants,
+                limits=limits,
+                state=state,
+                resume=resume,
+                on_progress=line.show,
             )
-            return 0
-        what = f"Minimising: {subject.report['verdict']}, {subject.report['signature']} ..."
-        click.echo(what, err=True)
-        with Console(stderr=True).status(what):
-            small = minimise(subject, device=device, seconds=seconds, vetoes=vetoes, plants=plants, limits=limits)
         if store is not None and subject.finding is not None:
-            keep(store, subject.finding, small)
-    out = out or Path(f"repro_{path.stem if path.is_file() else subject.finding}.py")
+            keep_reproducer(store, subject.finding, small)
     _write(out, small.reproducer)
-    click.echo(
-        f"{out}: {small.lines_after} lines with its check ({small.lines_before} before), {small.tests} tests "
-        f"in {small.seconds:.0f} s."
-    )
-    if not small.confirmed:
+    for number, source in enumerate(small.other_sources if others is not None else (), start=1):
+        assert others is not None
+        _write(others / f"{out.stem}_other_{number}.py", source)
+    for text in conclusion(small, out):
+        click.echo(text)
+    if not small.confirmed and small.how != "as found":
         raise EnvironmentUnfit(
             f"{out} does not show the bug when run alone: {' '.join(small.confirmation.split())[-200:]}"
         )
-    click.echo(f"Confirmed in a clean process. Next: python {out}; fuzzcompile issue {subject.finding or target}")
+    if small.confirmed:
+        click.echo(f"Confirmed in a clean process. Next: python {out}; fuzzcompile issue {subject.finding or target}")
     return 0
 
 
@@ -138,6 +166,7 @@ def _needed(store: Store | None, target: str) -> Store:
 
 def _write(path: Path, text: str) -> None:
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise EnvironmentUnfit(f"Cannot write {path}: {error.strerror}; choose another --out.") from error

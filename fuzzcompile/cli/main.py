@@ -11,8 +11,11 @@ import click
 
 from fuzzcompile import __version__
 from fuzzcompile.cli.corpus import corpus
+from fuzzcompile.cli.coverage import coverage
 from fuzzcompile.cli.doctor import doctor
 from fuzzcompile.cli.findings import issue, minimize
+from fuzzcompile.cli.generate import generate
+from fuzzcompile.cli.passes import passes
 from fuzzcompile.cli.run import run
 from fuzzcompile.cli.triage import bisect, triage
 from fuzzcompile.errors import FuzzcompileError
@@ -30,7 +33,7 @@ def cli(debug: bool) -> None:
     """
 
 
-for command in (run, triage, bisect, minimize, issue, corpus, doctor):
+for command in (run, generate, triage, bisect, minimize, issue, corpus, coverage, passes, doctor):
     cli.add_command(command)
 
 

@@ -70,6 +70,13 @@ module: Callable[[Command], Command] = click.option(
     metavar="PATH",
     help="Judge this submodule alone (layers.0.attn), on the inputs that it really gets.",
 )
+suspect: Callable[[Command], Command] = click.option(
+    "--suspect",
+    "suspects",
+    multiple=True,
+    metavar="NAME",
+    help="Say what became of this rewrite (or pass): whether it ran, changed a bit, was refused, or is off.",
+)
 json_output: Callable[[Command], Command] = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON on stdout and nothing else."
 )
@@ -77,6 +84,6 @@ json_output: Callable[[Command], Command] = click.option(
 
 def judging(command: Command) -> Command:
     """The options of every command that judges files: where, how, against what, which part, with what limits."""
-    for option in (memory, timeout, plant, veto, module, call, against, device):  # the last is shown first
+    for option in (memory, timeout, plant, suspect, veto, module, call, against, device):  # the last is shown first
         command = option(command)
     return command

@@ -20,6 +20,17 @@ from fuzzcompile.cli import options
 @options.corpus
 @click.option("--max-findings", default=None, type=click.IntRange(1), help="Stop after so many new findings.")
 @click.option("--no-near-misses", is_flag=True, help="Draw only clean idioms, no near misses.")
+@click.option(
+    "--from",
+    "origin",
+    default=None,
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="CASE",
+    help="Draw variations of this case file instead: its sizes, dtypes, layouts, program, compile settings.",
+)
+@click.option("--screen-only", is_flag=True, help="Generate code only for cases whose graphs look wrong.")
+@click.option("--full-only", is_flag=True, help="Generate code for every case.")
+@click.option("--no-steering", is_flag=True, help="Draw every case alike, whatever earlier ones brought.")
 @click.option("--fail-on-finding", is_flag=True, help="Exit with 1 if there is a finding.")
 @click.option(
     "--drafts",
@@ -41,6 +52,10 @@ def run(
     location: str | None,
     max_findings: int | None,
     no_near_misses: bool,
+    origin: Path | None,
+    screen_only: bool,
+    full_only: bool,
+    no_steering: bool,
     fail_on_finding: bool,
     drafts: Path,
     vetoes: tuple[str, ...],
@@ -52,21 +67,30 @@ def run(
     """Run a campaign: generate, judge, attribute, minimise, store and draft.
 
     A second run on the same corpus goes on where the first ended. Ctrl-C ends it with the same summary.
+
+    Most cases are screened: every graph pass is run and checked, and no code generated. How many are judged in full
+    at once hangs on what either brings. What looks wrong in a screen is judged in full.
     """
     from rich.console import Console
 
     from fuzzcompile.campaign.budget import Budget
     from fuzzcompile.campaign.engine import CampaignSettings
-    from fuzzcompile.campaign.local import run_campaign
+    from fuzzcompile.campaign.local import run_campaign, survey_case
     from fuzzcompile.campaign.pool import Limits, default_workers
+    from fuzzcompile.campaign.profiles import for_this_torch
+    from fuzzcompile.campaign.steering import UNIFORM, Strategy
     from fuzzcompile.campaign.terminal import print_summary, progress_handler
     from fuzzcompile.case import source_hash
-    from fuzzcompile.errors import EnvironmentUnfit
+    from fuzzcompile.errors import EnvironmentUnfit, UsageError
     from fuzzcompile.execution.device import resolve
     from fuzzcompile.execution.environment import cxx_compiler
     from fuzzcompile.generation import Profile
     from fuzzcompile.plants import check_plants
 
+    if screen_only and full_only:
+        raise UsageError("A campaign is --screen-only or --full-only, not both.")
+    if origin is not None and no_near_misses:
+        raise UsageError("--no-near-misses is for generated cases, and --from draws none.")
     parsed = Budget.parse(budget)
     check_plants(plants)
     resolved = resolve(device)
@@ -76,10 +100,11 @@ def run(
         )
     import torch
 
+    limits = Limits(timeout, int(memory * 2**30))
     settings = CampaignSettings(
         budget=parsed,
         seed=seed,
-        profile=Profile(near_misses=not no_near_misses),
+        profile=for_this_torch(Profile(near_misses=not no_near_misses)),
         device=device if device != "auto" else resolved.type,
         workers=workers or default_workers(device),
         torch=torch.__version__,
@@ -88,6 +113,9 @@ def run(
         case_seconds=timeout,
         max_findings=max_findings,
         drafts=drafts,
+        mix="screen" if screen_only else "full" if full_only else "mixed",
+        strategy=UNIFORM if no_steering else Strategy(),
+        source=survey_case(origin, device, limits) if origin is not None else None,
     )
     log = Console(stderr=True)
     with progress_handler(log) as handler:
@@ -95,7 +123,7 @@ def run(
             settings,
             location=location,
             plants=plants,
-            limits=Limits(timeout, int(memory * 2**30)),
+            limits=limits,
             command=shlex.join(["fuzzcompile", *sys.argv[1:]]),
             handler=handler,
         )

@@ -9,8 +9,10 @@ from fuzzcompile.corpus.records import (
     Finding,
     Recorded,
     Reproducer,
+    Seed,
     StoredCampaign,
     StoredCoverage,
+    StreamRun,
     public_id,
 )
 from fuzzcompile.corpus.severity import severity
@@ -26,9 +28,11 @@ __all__ = [
     "FolderTakenError",
     "Recorded",
     "Reproducer",
+    "Seed",
     "Store",
     "StoredCampaign",
     "StoredCoverage",
+    "StreamRun",
     "UnknownFindingError",
     "public_id",
     "severity",

@@ -17,6 +17,7 @@ from sqlalchemy import (
     Text,
     TypeDecorator,
     UniqueConstraint,
+    false,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
@@ -110,6 +111,7 @@ class CaseRow(Base):
     choices: Mapped[bytes | None]
     idioms: Mapped[list[Any]]
     near_misses: Mapped[list[Any]]
+    features: Mapped[list[Any]] = mapped_column(server_default="[]")
     created: Mapped[datetime]
 
 
@@ -133,7 +135,7 @@ class FindingRow(Base):
 
 
 class RunRow(Base):
-    """A case judged once in one environment.
+    """A case judged once in one environment; ``screened`` if no code was generated for it.
 
     The place in a stream belongs to the run, not to the case: two places may draw the same source.
     """
@@ -150,6 +152,7 @@ class RunRow(Base):
     stream_index: Mapped[int | None] = mapped_column(BigInteger)
     verdict: Mapped[str] = mapped_column(String(32), index=True)
     is_bug: Mapped[bool]
+    screened: Mapped[bool] = mapped_column(server_default=false())
     seconds: Mapped[float | None]
     compiles: Mapped[int | None]
     report: Mapped[dict[str, Any]]
@@ -176,7 +179,11 @@ class ReproducerRow(Base):
 
 
 class CoverageRow(Base):
-    """How often a rewrite fired, or was refused by its check, under one torch."""
+    """How often something was reached under one torch, and by which case first.
+
+    A rewrite fired or was refused by its check; a decomposition, a lowering or a shape of kernel (``stage`` says which)
+    was used (``fired`` too), or fell back to a call.
+    """
 
     __tablename__ = "rewrite_coverage"
     __table_args__ = (UniqueConstraint("torch", "stage", "pass_name", "rewrite", "outcome"),)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import ColumnElement, distinct, func, select
@@ -24,8 +25,10 @@ from fuzzcompile.corpus.records import (
     Counters,
     Finding,
     Reproducer,
+    Seed,
     StoredCampaign,
     StoredCoverage,
+    StreamRun,
     public_id,
 )
 from fuzzcompile.corpus.severity import severity
@@ -60,7 +63,52 @@ def case(session: Session, sha256: str) -> CaseRecord | None:
         choices=row.choices,
         idioms=tuple(row.idioms),
         near_misses=tuple(row.near_misses),
+        features=tuple(row.features),
     )
+
+
+def stream_runs(session: Session, stream: str, torch: str) -> list[StreamRun]:
+    """The judged cases of a stream in its order, each once."""
+    firsts = _firsts(session, torch)
+    query = (
+        select(RunRow, CaseRow.features)
+        .join(CaseRow, RunRow.case_id == CaseRow.id)
+        .where(RunRow.stream == stream, RunRow.stream_index.is_not(None))
+        .order_by(RunRow.stream_index, RunRow.id)
+    )
+    opened = set(session.scalars(select(func.min(RunRow.id)).where(RunRow.is_bug).group_by(RunRow.finding_id)))
+    found: dict[int, StreamRun] = {}
+    for run, features in session.execute(query):
+        new = firsts.get(run.case_id, 0)
+        found[run.stream_index] = StreamRun(run.stream_index, tuple(features), run.screened, new, run.id in opened)
+    return list(found.values())
+
+
+def seeds(session: Session, torch: str, profile: Mapping[str, Any], limit: int) -> list[Seed]:
+    """Cases with a recipe of this profile: those that were first to reach most, oldest first among equals."""
+    firsts = _firsts(session, torch)
+    query = (
+        select(CaseRow.id, CaseRow.sha256, CaseRow.choices, CaseRow.spec, RunRow.report)
+        .join(RunRow, RunRow.case_id == CaseRow.id)
+        .where(CaseRow.choices.is_not(None), CaseRow.id.in_(firsts))
+        .order_by(CaseRow.id, RunRow.id)
+    )
+    found: dict[int, Seed] = {}
+    for key, sha256, choices, spec, report in session.execute(query):
+        if choices is not None and (spec or {}).get("profile") == profile:
+            step = ((report or {}).get("evidence") or {}).get("float64_step")
+            found[key] = Seed(sha256, choices, firsts[key], step)
+    return sorted(found.values(), key=lambda seed: -seed.firsts)[:limit]
+
+
+def _firsts(session: Session, torch: str) -> dict[int, int]:
+    """How much each case was the first to reach under a torch, by the case's id."""
+    query = (
+        select(CoverageRow.first_case_id, func.count())
+        .where(CoverageRow.torch == torch)
+        .group_by(CoverageRow.first_case_id)
+    )
+    return dict(session.execute(query).all())
 
 
 def environment_of(session: Session, finding: int) -> dict[str, Any]:

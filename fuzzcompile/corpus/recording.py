@@ -75,6 +75,7 @@ def put_case(session: Session, case: CaseRecord) -> CaseRow:
             origin=case.origin,
             idioms=plain(list(case.idioms)),
             near_misses=plain(list(case.near_misses)),
+            features=plain(list(case.features)),
             created=now(),
         )
         session.add(row)
@@ -93,6 +94,7 @@ def put_run(
     environment: Mapping[str, Any],
     report: Mapping[str, Any],
     coverage: Sequence[Coverage],
+    screened: bool = False,
 ) -> Recorded:
     """Store a judged case with all that hangs on it."""
     report = plain(report)
@@ -106,6 +108,7 @@ def put_run(
         stream_index=case.index,
         verdict=report["verdict"],
         is_bug=bool(report.get("is_bug")),
+        screened=screened,
         seconds=cost.get("seconds"),
         compiles=cost.get("compiles"),
         report=report,
@@ -175,20 +178,20 @@ def _rank_of_best(session: Session, finding: FindingRow) -> tuple[int, bool, boo
 
 
 def _count_coverage(session: Session, torch: str, case_id: int, coverage: Sequence[Coverage]) -> None:
+    if not coverage:
+        return
+    wanted = CoverageRow.rewrite.in_({item.rewrite for item in coverage})
+    rows = session.scalars(select(CoverageRow).where(CoverageRow.torch == torch, wanted))
+    known = {(row.stage, row.pass_name, row.rewrite, row.outcome): row for row in rows}
     for item in coverage:
-        identity = {
-            "torch": torch,
-            "stage": item.stage,
-            "pass_name": item.pass_name,
-            "rewrite": item.rewrite,
-            "outcome": item.outcome,
-        }
-        row = session.scalar(select(CoverageRow).filter_by(**identity))
+        identity = (item.stage, item.pass_name, item.rewrite, item.outcome)
+        row = known.get(identity)
         if row is None:
-            row = CoverageRow(**identity, count=0, first_case_id=case_id)
+            named = dict(zip(("stage", "pass_name", "rewrite", "outcome"), identity, strict=True))
+            row = known[identity] = CoverageRow(**named, torch=torch, count=0, first_case_id=case_id)
             session.add(row)
         row.count += item.count
-        session.flush()
+    session.flush()
 
 
 def _as_text(value: Any) -> str | None:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-Ended = Literal["budget", "interrupted", "max-findings", "failed"]
-Outcome = Literal["fired", "refused"]
+Ended = Literal["budget", "interrupted", "max-findings", "exhausted", "failed"]
+Outcome = Literal["fired", "refused", "fallback"]
 
 
 def public_id(finding_id: int) -> str:
@@ -65,11 +65,12 @@ class CaseRecord:
     choices: bytes | None = None
     idioms: Sequence[Any] = ()
     near_misses: Sequence[Any] = ()
+    features: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """How often a rewrite fired in a run, or matched and was refused by its check."""
+    """How often a rewrite fired in a run, or matched and was refused by its check; or something else was reached."""
 
     stage: str
     pass_name: str
@@ -80,7 +81,7 @@ class Coverage:
 
 @dataclass(frozen=True)
 class StoredCoverage:
-    """How often a rewrite fired or was refused under one torch, and the case that did so first."""
+    """How often something was reached under one torch, and the case that did so first."""
 
     torch: str
     stage: str
@@ -90,6 +91,27 @@ class StoredCoverage:
     count: int
     first_case_id: int
     first_case_sha256: str
+
+
+@dataclass(frozen=True)
+class StreamRun:
+    """A case of a stream as it was judged: what it was made of, and how much it was the first to reach."""
+
+    index: int
+    features: tuple[str, ...]
+    screened: bool
+    firsts: int
+    finding: bool
+
+
+@dataclass(frozen=True)
+class Seed:
+    """A case worth varying: its recipe, and why: how much it was the first to reach, how far it moved float64."""
+
+    sha256: str
+    choices: bytes
+    firsts: int
+    float64_step: float | None
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,10 @@ from fuzzcompile.corpus.records import (
     Finding,
     Recorded,
     Reproducer,
+    Seed,
     StoredCampaign,
     StoredCoverage,
+    StreamRun,
 )
 from fuzzcompile.corpus.schema import bring_up_to_date
 
@@ -141,6 +143,8 @@ class Store:
         environment: Mapping[str, Any],
         report: Mapping[str, Any],
         coverage: Sequence[Coverage] = (),
+        *,
+        screened: bool = False,
     ) -> Recorded:
         """Store a judged case: case, environment, run, finding and coverage, all or nothing.
 
@@ -148,7 +152,7 @@ class Store:
         """
         recording.check_report(report)
         with self._write() as session:
-            return recording.put_run(session, campaign_id, case, environment, report, coverage)
+            return recording.put_run(session, campaign_id, case, environment, report, coverage, screened)
 
     def add_reproducer(self, finding: str | int, reproducer: Reproducer) -> int:
         """Store a reproducer of a finding; the same script again replaces what was known of it."""
@@ -184,9 +188,19 @@ class Store:
             return queries.counters(session, stream)
 
     def coverage(self, torch_version: str | None = None) -> list[StoredCoverage]:
-        """The rewrites that fired or were refused, under every torch or one."""
+        """What was reached, under every torch or one: rewrites, decompositions, lowerings and kernels."""
         with self._read() as session:
             return queries.coverage(session, torch_version)
+
+    def stream_runs(self, stream: str, torch_version: str) -> list[StreamRun]:
+        """The judged cases of a stream in its order, and what each was the first to reach under that torch."""
+        with self._read() as session:
+            return queries.stream_runs(session, stream, torch_version)
+
+    def seeds(self, torch_version: str, profile: Mapping[str, Any], *, limit: int = 64) -> list[Seed]:
+        """Generated cases of that profile that were first to reach something, those that reached most first."""
+        with self._read() as session:
+            return queries.seeds(session, torch_version, profile, limit)
 
     def export(self, finding: str | int, folder: str | os.PathLike[str]) -> list[Path]:
         """Write ``case.py``, ``repro.py``, ``neighbour.py`` (where there are such) and ``finding.json``.

@@ -4,6 +4,9 @@ Casting parameters and inputs is not enough: a program may say ``.to(torch.bfloa
 in float32 or run under autocast. :class:`Float64Mode` works below autograd, on ATen operators, so it sees
 every such cast in forward and backward, however the user spelled it.
 
+Fused attention kernels that take no float64 are computed through the reference of
+:mod:`fuzzcompile.reference.fused_attention`.
+
 Not seen are the casts of ``torch.autocast``: it leaves float64 alone, so a region under autocast is computed
 in float64 throughout, and ``saw_cast`` says nothing of it.
 """
@@ -17,7 +20,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fuzzcompile.execution.nested import run_inside, runs_functions
 from fuzzcompile.execution.tensors import LOW_FLOATS, doubled
+from fuzzcompile.reference import fused_attention
 
 _CASTS = {"aten::_to_copy", "prims::convert_element_type", "aten::to"}
 # Operators that do nothing but draw (in-place forms end in "_"). Fused ones that draw, as attention with
@@ -46,6 +51,8 @@ class Float64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     storage for the life of the mode, which later reads and writes go to. The tensors themselves stay as they were.
     """
 
+    supports_higher_order_operators = True
+
     def __init__(self, *, keep_casts: bool, native: torch.dtype = torch.float32) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.keep_casts = keep_casts
@@ -70,6 +77,8 @@ class Float64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if runs_functions(func):
+            return run_inside(self, func, *pytree.tree_map(self._wide, (args, kwargs)))
         name = func._schema.name.removeprefix("aten::")
         if name.removesuffix("_") in _DRAWS and torch.Tag.nondeterministic_seeded in func.tags:
             return self._drawn(func, args, kwargs)
@@ -80,6 +89,9 @@ class Float64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # half_to_float promises a half input, and there is none any more.
         if func._schema.name in ("aten::_softmax", "aten::_log_softmax"):
             args = (*args[:2], False, *args[3:])
+        written_out = fused_attention.stand_in(func)
+        if written_out is not None and not fused_attention.has_float64(func):
+            return written_out(*args, **kwargs)
         result = func(*args, **kwargs)
         if _makes_floats(func, args, kwargs, result):
             result = func(*args, **{**kwargs, "dtype": torch.float64})

@@ -15,6 +15,8 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fuzzcompile.execution.nested import run_inside, runs_functions
+
 # Operators that move values without computing any, or whose results IEEE arithmetic has exactly (fmod, floor): they
 # carry no rounding of their own.
 _MOVES = frozenset(
@@ -46,6 +48,8 @@ class UlpNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
     alone, so dropout masks stay those of the unperturbed run.
     """
 
+    supports_higher_order_operators = True
+
     def __init__(self, seed: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._seed = seed
@@ -54,6 +58,8 @@ class UlpNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if runs_functions(func):
+            return run_inside(self, func, args, kwargs or {})
         schema = func._schema
         name = schema.name.rsplit("::")[-1]
         kwargs = kwargs or {}

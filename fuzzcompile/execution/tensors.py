@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -134,3 +135,13 @@ def significant_strides(tensor: torch.Tensor) -> tuple[int, ...]:
 def tensor_leaves(tree: Any) -> Sequence[torch.Tensor]:
     """The tensors of a tree, in order, those in dataclasses and subclasses of dict included."""
     return [leaf for _, leaf in named_leaves("", tree) if isinstance(leaf, torch.Tensor)]
+
+
+def storages(values: Sequence[Any]) -> dict[int, int]:
+    """Sizes of the storages of all tensors that have one, by address."""
+    found: dict[int, int] = {}
+    for value in values:
+        with contextlib.suppress(NotImplementedError, RuntimeError):  # sparse ones have none
+            if isinstance(value, torch.Tensor):
+                found[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+    return found

@@ -6,7 +6,7 @@ import hashlib
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property, lru_cache
 from itertools import count
 from typing import Any
 
@@ -18,7 +18,7 @@ from fuzzcompile.generation.spec import CaseSpec
 from fuzzcompile.generation.strategy import case_strategy
 
 # Several times what the longest case reads.
-_BUFFER_BYTES = 1024
+_BUFFER_BYTES = 4096
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,11 @@ class GeneratedCase:
     def of(cls, spec: CaseSpec, choices: bytes = b"") -> GeneratedCase:
         """The case of a spec, rendered."""
         return cls(spec, render(spec), choices)
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The names of the idioms, near misses and choices that made it (see `fuzzcompile.generation.names`)."""
+        return self.spec.features
 
     @cached_property
     def sha256(self) -> str:
@@ -69,7 +74,7 @@ def _drawn(buffer: bytes, profile: Profile) -> GeneratedCase | None:
     return None if choices is None else GeneratedCase.of(seen[0], choices)
 
 
-@cache
+@lru_cache(maxsize=64)
 def _reader(profile: Profile) -> tuple[list[CaseSpec], Callable[[bytes], bytes | None]]:
     """A function that reads a spec out of bytes into the list beside it."""
     seen: list[CaseSpec] = []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol, TypeVar
 
 from hypothesis import strategies as st
@@ -17,22 +19,49 @@ class Draw(Protocol):
         """A value of ``strategy``."""
 
 
-def chance(draw: Draw, percent: int) -> bool:
-    """True in ``percent`` of the draws; false is the simpler answer."""
-    return bool(draw(st.integers(0, 99)) >= 100 - percent)
+@dataclass(frozen=True)
+class Pen:
+    """Draws choices. ``weights`` steer by name: 100 leaves a weight as it was registered, 0 rules a name out."""
+
+    draw: Draw
+    weights: Mapping[str, int]
+
+    def number(self, most: int) -> int:
+        """Any of 0 … ``most``, the smallest first."""
+        drawn: int = self.draw(_up_to(most))
+        return drawn
+
+    def chance(self, percent: int, name: str | None = None) -> bool:
+        """True in ``percent`` of the draws, steered by ``name``; false is the simpler answer."""
+        if name is not None and name in self.weights:
+            percent = min(95, percent * self.weights[name] // 100)
+        return self.number(99) >= 100 - percent
+
+    def one_of(self, choices: Sequence[T]) -> T:
+        """Any of ``choices``, the simplest first."""
+        return choices[self.number(len(choices) - 1)]
+
+    def weighted(self, choices: Sequence[tuple[T, int]]) -> T:
+        """Any of the (choice, weight) pairs, in proportion to the weights, the simplest first."""
+        at = self.number(sum(weight for _, weight in choices) - 1)
+        for choice, weight in choices:
+            if at < weight:
+                return choice
+            at -= weight
+        raise ValueError("weights must be positive")
+
+    def named(self, choices: Sequence[tuple[T, int]]) -> T:
+        """As `weighted`, where the choices that are names are steered; the first is left if all are ruled out."""
+        steered = [(choice, weight * self._factor(choice)) for choice, weight in choices]
+        if not any(weight for _, weight in steered):
+            steered[0] = (steered[0][0], 1)
+        return self.weighted(steered)
+
+    def _factor(self, choice: Any) -> int:
+        return self.weights.get(choice, 100) if isinstance(choice, str) else 100
 
 
-def one_of(draw: Draw, choices: Sequence[T]) -> T:
-    """Any of ``choices``, the simplest first."""
-    at: int = draw(st.integers(0, len(choices) - 1))
-    return choices[at]
-
-
-def weighted(draw: Draw, choices: Sequence[tuple[T, int]]) -> T:
-    """Any of the (choice, weight) pairs, in proportion to the weights, the simplest first."""
-    at = draw(st.integers(0, sum(weight for _, weight in choices) - 1))
-    for choice, weight in choices:
-        if at < weight:
-            return choice
-        at -= weight
-    raise ValueError("weights must be positive")
+@cache
+def _up_to(most: int) -> st.SearchStrategy[int]:
+    """Hypothesis caches strategies too, but looking one up there costs more than the draw."""
+    return st.integers(0, most)

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from typing import Any
+
+import hypothesis
+
+from fuzzcompile.errors import FuzzcompileError
 
 DTYPES = ("float32", "bfloat16", "float16")
+
+
+class StaleRecipe(FuzzcompileError):
+    """Choices that another version of the generator wrote: here they would spell another case."""
 
 
 @dataclass(frozen=True)
@@ -12,14 +24,68 @@ class Profile:
     """The axes of a campaign; together with a seed it fixes every case that is drawn.
 
     Without ``near_misses`` none of the operators of `fuzzcompile.generation.near_misses` is drawn,
-    the plain coincidences of shape among them.
+    the plain coincidences of shape among them. ``weights`` steer by name (see `fuzzcompile.generation.names`): in
+    percent of what is registered, 0 to 10,000. ``without`` are names that are never drawn, such as settings that the
+    installed torch lacks.
     """
 
     near_misses: bool = True
     dtypes: tuple[str, ...] = DTYPES
     training: bool = True
+    weights: tuple[tuple[str, int], ...] = ()
+    without: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         unknown = [dtype for dtype in self.dtypes if dtype not in DTYPES]
         if unknown or not self.dtypes:
             raise ValueError(f"dtypes must be some of {', '.join(DTYPES)}, not {self.dtypes}")
+        if any(not 0 <= weight <= 10_000 for _, weight in self.weights):
+            raise ValueError("weights are percentages from 0 to 10,000")
+
+    @property
+    def steering(self) -> dict[str, int]:
+        """The weight of each name that is steered."""
+        return {**dict(self.weights), **dict.fromkeys(self.without, 0)}
+
+    def steered(self, weights: Mapping[str, int]) -> Profile:
+        """The same profile under these weights; equal weights make equal profiles."""
+        return replace(self, weights=tuple(sorted(weights.items())))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for `from_json`, with the version of the generator that reads choices under it."""
+        plain = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+        return {**plain, "weights": [list(pair) for pair in self.weights], "generator": generator_version()}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Profile:
+        """The profile that `to_json` wrote.
+
+        Raises:
+            StaleRecipe: another version of the generator wrote it, under which choices mean something else.
+        """
+        version = data.get("generator")
+        if version != generator_version():
+            raise StaleRecipe(
+                f"The recipe was drawn by another version of the generator ({version or 'the first'}, this is "
+                f"{generator_version()}), so its choices cannot be read; its source can still be judged and minimised."
+            )
+        return cls(
+            data["near_misses"],
+            tuple(data["dtypes"]),
+            data["training"],
+            tuple((name, weight) for name, weight in data["weights"]),
+            tuple(data["without"]),
+        )
+
+
+@cache
+def generator_version() -> str:
+    """Names what choices mean: the grammar, everything registered with its weight, and Hypothesis."""
+    from fuzzcompile.generation.names import registered
+
+    known = repr((_GRAMMAR, registered(), hypothesis.__version__))
+    return f"{_GRAMMAR}-{hashlib.sha256(known.encode()).hexdigest()[:8]}"
+
+
+# Raised where the order or the meaning of draws changes while the registered names stay the same.
+_GRAMMAR = 2

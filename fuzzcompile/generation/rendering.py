@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from functools import cache, lru_cache
 from typing import Any
 
 from fuzzcompile.generation.idioms import idiom
-from fuzzcompile.generation.masks import mask_expression
-from fuzzcompile.generation.spec import Attention, Block, CaseSpec, Dims
+from fuzzcompile.generation.inputs import extra_inputs, inputs_of, needs_targets, takes_x
+from fuzzcompile.generation.masks import Sizes, fixed_sizes, mask_expression, mask_function
+from fuzzcompile.generation.near_misses.values import FUNCTIONS
+from fuzzcompile.generation.settings import calls_of, description, driver_of, settings_of
+from fuzzcompile.generation.spec import Attention, Block, CaseSpec, Dims, Part
 from fuzzcompile.templating import environment
 
 # The mask dtypes that promote scores of each dtype (two half formats meet in float32).
@@ -15,159 +19,250 @@ _WIDER = {
     "float16": ("float32", "float64"),
     "bfloat16": ("float16", "float32", "float64"),
 }
+_SDPA = ("attention_sdpa", "attention_sdpa_math")
 
 
-def render(spec: CaseSpec) -> str:
-    """The case file: self-contained, needs torch only, formatted as ``ruff format`` would."""
-    classes = [_attention_class(spec)]
-    if spec.block:
-        classes = [*_norm_classes(spec.block, spec.dims), *classes, *_block_classes(spec, spec.block)]
-    inputs = _inputs(spec)
+@lru_cache(maxsize=1024)
+def render(spec: CaseSpec, *, described: bool = False) -> str:
+    """The case file: self-contained, needs torch only, formatted as ``ruff format`` would.
+
+    ``described`` puts the names of its idioms, near misses and choices on top.
+    """
+    classes = [source.strip() for source in _classes(spec)]
+    inputs = inputs_of(spec, spec.dims)
+    for name, function in FUNCTIONS.items():
+        if any(f"{name}(" in expression for _, expression in inputs):
+            classes.insert(0, function.strip())
+    cast = spec.dtype != "float32" and any(made in source for source in classes for made in ("nn.Parameter", "self."))
     return (
         environment()
         .get_template("case.py.j2")
         .render(
             spec=spec,
-            classes=[source.strip() for source in classes],
+            description=description(spec) if described else "",
+            classes=classes,
             inputs=inputs,
+            settings=settings_of(spec),
+            calls=calls_of(spec),
+            driver=driver_of(spec),
             functional=any("F." in source for source in classes),
-            cast=f".to(torch.{spec.dtype})" if spec.dtype != "float32" and _has_state(spec) else "",
+            backends=any("sdpa_kernel(" in source for source in classes),
+            cast=f".to(torch.{spec.dtype})" if cast else "",
         )
     )
 
 
+@cache
 def _macros(name: str | None) -> Any:
     return environment().get_template(idiom(name).template).module if name else None
 
 
-def _has_state(spec: CaseSpec) -> bool:
-    """Whether the model holds floating parameters or buffers, and so has to be cast."""
-    attention = spec.attention
-    block = spec.block or Block()
-    parts = (attention.projection, block.norm, block.feed_forward, spec.embedding)
-    return any(parts) or attention.scale != "literal"
+def _classes(spec: CaseSpec) -> list[str]:
+    """The source of every function and class, what others use first; the last is ``Model``."""
+    d, n, block = spec.dims, _sizes(spec, "x"), spec.block or Block()
+    whole = bool(block.layers > 1 or spec.head or spec.detours or spec.returns_activation)
+    alone = spec.block is None and not whole
+    used = [spec.embedding, block.norm, block.residual]
+    if spec.layer is None:
+        used += [spec.attention.position, spec.attention.projection]
+    defined = [(name, Part(name)) for name in used if name]
+    defined += [(part.name, part) for part in (spec.block and block.feed_forward, spec.layer) if part]
+    sources = []
+    for name, part in defined:
+        macros = _macros(name)
+        if hasattr(macros, "definition"):
+            source = macros.definition(d, n, part).strip()
+            if alone and part is spec.layer:
+                source = source.replace(f"class {macros.new(d, part).partition('(')[0]}(", "class Model(")
+            sources.append(source)
+    if mask_function(spec):
+        sources.append(mask_function(spec))
+    if spec.layer is None:
+        sources.append(_attention_class(spec, "Model" if alone else "Attention"))
+    if spec.block:
+        sources.append(_block_class(spec, spec.block, "Block" if whole else "Model"))
+    if whole:
+        sources.append(_model_class(spec))
+    return sources
 
 
-def _arguments(spec: CaseSpec, first: tuple[str, ...]) -> list[str]:
-    return [*first, "mask"] if spec.attention.mask else [*first]
+def _sizes(spec: CaseSpec, x: str) -> Sizes:
+    """Numbers; or, where another call comes with other sizes, what reads them off ``x``."""
+    if spec.compile.second is None:
+        return fixed_sizes(spec)
+    if x == "q":
+        source = "k.shape[-1]" if spec.attention.key_permuted else "k.shape[-2]"
+        return Sizes("q.shape[0]", "q.shape[-2]", source, spec.dims.width)
+    source = "memory.shape[1]" if spec.attention.cross and spec.layer is None else f"{x}.shape[1]"
+    return Sizes(f"{x}.shape[0]", f"{x}.shape[1]", source, spec.dims.width)
 
 
-def _takes_x(spec: CaseSpec) -> bool:
-    return spec.block is not None or spec.attention.projection is not None
-
-
-def _attention_class(spec: CaseSpec) -> str:
+def _attention_class(spec: CaseSpec, name: str) -> str:
     a, d = spec.attention, spec.dims
-    template = environment().get_template(idiom(a.idiom).template)
-    return template.render(
-        a=a,
-        d=d,
-        name="Attention" if spec.block else "Model",
-        arguments=_arguments(spec, ("x",) if _takes_x(spec) else ("q", "k", "v")),
-        projection=_macros(a.projection),
-        takes_x=_takes_x(spec),
-        kv_width=d.head_dim if a.expanded else d.width,
-        arrange={letter: _arrange(spec, letter) for letter in "qkv"},
-        product="q @ k" if a.key_permuted else "q @ k.transpose(-2, -1)",
-        scale_value=_scale_value(a, d),
-        scale=_scale_value(a, d) if a.scale == "literal" else "self.scale",
-        promoted=_promotes(spec),
+    made_of_x = takes_x(spec)
+    n = _sizes(spec, "x" if made_of_x else "q")
+    value = scale_value(a, d)
+    shared = d.head_dim if a.expanded else d.shared_heads * d.head_dim if a.grouping else d.width
+    device = "x.device" if made_of_x else "q.device"
+    return (
+        environment()
+        .get_template(idiom(a.idiom).template)
+        .render(
+            a=a,
+            d=d,
+            n=n,
+            name=name,
+            arguments=[*(("x",) if made_of_x else ("q", "k", "v")), *extra_inputs(spec)],
+            projection=_macros(a.projection),
+            position=_macros(a.position),
+            norm=_macros(a.norm),
+            grouping=_macros(a.grouping),
+            rotated=d.width if a.layout == "flat" else d.head_dim,
+            takes_x=made_of_x,
+            source="memory" if a.cross else "x",
+            kv_width=shared,
+            arrange={letter: _arrange(spec, n, letter) for letter in "qkv"},
+            product="q @ k" if a.key_permuted else "q @ k.transpose(-2, -1)",
+            scale_value=value,
+            scale=value if a.scale == "literal" else "self.scale",
+            promoted=_promotes(spec),
+            narrow=bool(a.chosen.get("narrow")),
+            drops=a.dropout is not None and a.idiom not in _SDPA,
+            made=mask_expression(spec, n, device) if a.mask and a.mask.inside else None,
+            call=_sdpa_arguments(spec, value),
+        )
+        .strip()
     )
 
 
-def _arrange(spec: CaseSpec, letter: str) -> str:
+def _sdpa_arguments(spec: CaseSpec, scale: float) -> str:
+    a = spec.attention
+    given = (
+        ("q, k, v", True),
+        ("mask", a.mask is not None),
+        (f"dropout_p={a.dropout}", a.dropout is not None),
+        ("is_causal=True", a.is_causal and a.mask is None),
+        (f"scale={scale}", bool(a.chosen.get("scaled")) or "factor" in a.chosen),
+        ("enable_gqa=True", a.grouping == "heads_enabled"),
+    )
+    return ", ".join(argument for argument, present in given if present)
+
+
+def _arrange(spec: CaseSpec, n: Sizes, letter: str) -> str:
     """The calls that bring query, key or value to (B, H, T, D), or (B, H, D, T) for a permuted key."""
     a, d = spec.attention, spec.dims
     if a.layout == "flat":
         return ""
     permuted = letter == "k" and a.key_permuted
-    expanded = letter != "q" and a.expanded
+    shared = letter != "q"
+    heads = 1 if shared and a.expanded else d.shared_heads if shared and a.grouping else d.heads
+    length = n.source if shared and a.cross else n.sequence
     calls = ""
-    if _takes_x(spec):
-        calls += f".view({d.batch}, {d.sequence}, {1 if expanded else d.heads}, {d.head_dim})"
+    if takes_x(spec):
+        calls += f".view({n.batch}, {length}, {heads}, {d.head_dim})"
     if permuted:
         calls += ".permute(0, 2, 3, 1)"
     elif a.layout == "heads_last":
         calls += ".permute(0, 2, 1, 3)"
-    if expanded:
-        last = (d.head_dim, d.sequence) if permuted else (d.sequence, d.head_dim)
-        calls += f".expand({d.batch}, {d.heads}, {last[0]}, {last[1]})"
+    if shared and a.expanded:
+        calls += f".expand(-1, {d.heads}, -1, -1)"
     return calls
 
 
-def _scale_value(a: Attention, d: Dims) -> float:
-    """Keeps the scores near 1: the inverse square root of what is summed, or its reciprocal."""
+def scale_value(a: Attention, d: Dims) -> float:
+    """Keeps the scores near 1: the inverse square root of what is summed, or its reciprocal; times an odd factor."""
     root = float((d.width if a.layout == "flat" else d.head_dim) ** 0.5)
-    return round(1 / root if a.idiom == "attention_mul" else root, 4)
+    value = 1 / root if a.idiom in ("attention_mul", *_SDPA) else root
+    value = root**-0.5 if a.idiom == "attention_safe" else value
+    factor = a.chosen.get("factor")
+    return round(value, 4) if factor is None else float(factor)
 
 
 def _promotes(spec: CaseSpec) -> bool:
     """Whether adding the mask leaves the scores wider than the value they are to be multiplied with."""
     mask = spec.attention.mask
-    if mask is None or mask.use != "add" or spec.attention.idiom == "attention_sdpa":
+    if mask is None or mask.use != "add" or spec.attention.idiom in _SDPA:
         return False
     return mask.dtype in _WIDER[spec.dtype]
 
 
-def _norm_classes(block: Block, d: Dims) -> list[str]:
-    macros = _macros(block.norm)
-    return [macros.definition(d.width)] if hasattr(macros, "definition") else []
+def _body(spec: CaseSpec) -> str:
+    """The expression that makes the attention, or the layer in its place."""
+    return _macros(spec.layer.name).new(spec.dims, spec.layer) if spec.layer else "Attention()"
 
 
-def _block_classes(spec: CaseSpec, block: Block) -> list[str]:
-    """The block, and around several of them the stack; a single block is the model itself."""
-    single = block.layers == 1
-    norm, feed_forward = _macros(block.norm), _macros(block.feed_forward)
-    embedding = _macros(spec.embedding)
-    outer = _arguments(spec, ("tokens",) if embedding else ("x",))
-    common = {"d": spec.dims, "masked": spec.attention.mask is not None}
-    sources = [
+def _block_class(spec: CaseSpec, block: Block, name: str) -> str:
+    """The block; a single one is the model itself."""
+    norm, feed_forward = _macros(block.norm), block.feed_forward
+    embedding = _macros(spec.embedding) if name == "Model" else None
+    extra = extra_inputs(spec)
+    return (
         environment()
         .get_template("block.py.j2")
         .render(
-            **common,
-            name="Model" if single else "Block",
-            arguments=outer if single else _arguments(spec, ("x",)),
-            embedding=embedding if single else None,
-            norm=norm.new(spec.dims.width) if norm else None,
-            norm_first=block.norm_first,
-            feed_forward=feed_forward.new(spec.dims.width) if feed_forward else None,
+            d=spec.dims,
+            n=_sizes(spec, "tokens"),
+            name=name,
+            arguments=["tokens" if embedding else "x", *extra],
+            more="".join(f", {argument}" for argument in extra),
+            embedding=embedding,
+            attention=_body(spec),
+            norm=norm.new(spec.dims, None) if norm else None,
+            placement=block.placement,
+            residual=_macros(block.residual),
+            in_place=block.in_place,
+            feed_forward=_macros(feed_forward.name).new(spec.dims, feed_forward) if feed_forward else None,
         )
-    ]
-    if not single:
-        stack = environment().get_template("stack.py.j2")
-        sources.append(stack.render(**common, arguments=outer, embedding=embedding, layers=block.layers))
-    return sources
+    )
 
 
-def _inputs(spec: CaseSpec) -> list[tuple[str, str]]:
-    """The names and expressions of the inputs that ``make`` returns."""
-    d = spec.dims
-    if spec.embedding:
-        inputs = [("tokens", f"torch.randint(0, 32, ({d.batch}, {d.sequence}))")]
-    elif _takes_x(spec):
-        inputs = [("x", _randn(spec, (d.batch, d.sequence, d.width)))]
+def _model_class(spec: CaseSpec) -> str:
+    """What is around the body: embedding, detours, a stack of blocks, a head, several outputs."""
+    block, extra, a = spec.block, extra_inputs(spec), spec.attention
+    embedding = _macros(spec.embedding)
+    of_x = takes_x(spec)
+    entering = "x" if of_x else "q"
+    given = ", ".join([*(("x",) if of_x else ("q", "k", "v")), *extra])
+    outputs = ["x"]
+    if block is not None and block.layers > 1:
+        made = f"[Block()] * {block.layers}" if block.tied else f"Block() for _ in range({block.layers})"
+        parts = [("blocks", f"nn.ModuleList({made})")]
+        calls = [f"for block in self.blocks:\n    x = block({given})"]
+    elif block is not None:
+        parts, calls = [("block", "Block()")], [f"x = self.block({given})"]
     else:
-        inputs = [(letter, _randn(spec, _input_shape(spec, letter))) for letter in "qkv"]
-    if spec.attention.mask:
-        inputs.append(("mask", mask_expression(spec)))
-    return inputs
+        name = "layer" if spec.layer else "attention"
+        returned = {"": [], "weights": ["weights"], "keys": ["keys_out", "values_out"]}["" if spec.layer else a.returns]
+        outputs += returned
+        parts, calls = [(name, _body(spec))], [f"{', '.join(outputs)} = self.{name}({given})"]
+    if spec.returns_activation:
+        calls.insert(0, f"given = {entering}")
+        outputs.append("given")
+    head = _macros(spec.head.name) if spec.head else None
+    targets = ["targets"] if spec.head and needs_targets(spec.head) else []
+    inputs = ["tokens"] if embedding else ["x"] if of_x else ["q", "k", "v"]
+    width = spec.dims.width if of_x or a.layout == "flat" else spec.dims.head_dim
+    return (
+        environment()
+        .get_template("model.py.j2")
+        .render(
+            d=spec.dims,
+            n=_sizes(spec, "tokens" if embedding else "x"),
+            p=spec.head,
+            tied=bool(embedding),
+            arguments=[*inputs, *extra, *targets],
+            embedding=embedding,
+            parts=parts,
+            calls=calls,
+            before=[_detour(part, entering, width) for place, part in spec.detours if place == "before"],
+            after=[_detour(part, "x", width) for place, part in spec.detours if place == "after"],
+            head=head,
+            result=", ".join(outputs),
+        )
+    )
 
 
-def _input_shape(spec: CaseSpec, letter: str) -> tuple[int, ...]:
-    a, d = spec.attention, spec.dims
-    if a.layout == "flat":
-        return (d.batch, d.sequence, d.width)
-    heads = 1 if letter != "q" and a.expanded else d.heads
-    heads_last = a.layout == "heads_last" or (letter == "k" and a.key_permuted)
-    middle = (d.sequence, heads) if heads_last else (heads, d.sequence)
-    return (d.batch, *middle, d.head_dim)
-
-
-def _randn(spec: CaseSpec, shape: tuple[int, ...]) -> str:
-    options = [str(size) for size in shape]
-    if spec.dtype != "float32":
-        options.append(f"dtype=torch.{spec.dtype}")
-    if spec.backward:
-        options.append("requires_grad=True")
-    return f"torch.randn({', '.join(options)})"
+def _detour(part: Part, x: str, width: int) -> str:
+    macros: Any = environment().get_template(f"detours/{part.name}.py.j2").module
+    text: str = macros.apply(x, part, width)
+    return text.strip()

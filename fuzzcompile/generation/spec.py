@@ -1,4 +1,4 @@
-"""A case as plain data: which idioms, with which parameters, at which sizes.
+"""A case as plain data: which idioms, with which parameters, at which sizes, compiled how.
 
 A spec is the whole recipe: `fuzzcompile.generation.render` turns it into source without drawing
 anything, and every name it reports is read off the data, so that it cannot say one thing and
@@ -13,39 +13,77 @@ from typing import Any, Literal
 
 Layout = Literal["heads_first", "heads_last", "flat"]
 Scale = Literal["literal", "buffer", "parameter", "one_element"]
+MaskKind = Literal["bias", "causal", "window", "alibi", "padding", "prefix", "documents"]
 MaskShape = Literal["square", "key", "matrix", "heads", "row", "full"]
-MaskUse = Literal["add", "fill", "where"]
+MaskUse = Literal["add", "fill", "where", "keep"]
+Returns = Literal["", "weights", "keys"]
+Placement = Literal["pre", "post", "sandwich"]
+InputLayout = Literal["contiguous", "transposed", "sliced", "offset", "expanded", "channels_last"]
 
-_SCHEMA = 1
+_SCHEMA = 2
 
 
 @dataclass(frozen=True)
 class Dims:
-    """Sizes: ``batch`` × ``sequence`` × (``heads`` · ``head_dim``)."""
+    """Sizes: ``batch`` × ``sequence`` × (``heads`` · ``head_dim``); ``source`` keys in a cross attention."""
 
     batch: int
     sequence: int
     heads: int
     head_dim: int
+    source: int = 0
 
     @property
     def width(self) -> int:
         """Features of a token."""
         return self.heads * self.head_dim
 
+    @property
+    def shared_heads(self) -> int:
+        """Heads of key and value where several query heads share one: half as many, or one."""
+        return self.heads // 2 if self.heads % 2 == 0 else 1
+
+
+@dataclass(frozen=True)
+class Part:
+    """A registered idiom or operator and the choices made within it, by name; in templates ``part.choice``."""
+
+    name: str
+    choices: tuple[tuple[str, Any], ...] = ()
+
+    def __getitem__(self, choice: str) -> Any:
+        return dict(self.choices)[choice]
+
+    def having(self, **choices: Any) -> Part:
+        """The same part with some choices made otherwise."""
+        return Part(self.name, tuple({**dict(self.choices), **choices}.items()))
+
+    @classmethod
+    def of(cls, name: str, **choices: Any) -> Part:
+        """A part of these choices."""
+        return cls(name, tuple(choices.items()))
+
 
 @dataclass(frozen=True)
 class Mask:
     """What is laid over the scores.
 
-    ``dtype`` is ``model`` for the dtype of the scores, else a torch name. A boolean mask is true
-    where a key is hidden, except in ``F.scaled_dot_product_attention``, where it is the reverse.
+    ``dtype`` is ``model`` for the dtype of the scores, else a torch name. A boolean mask is true where a key is
+    hidden, except in ``F.scaled_dot_product_attention`` and where its use is ``keep``. With ``inside`` the module
+    makes its mask itself. ``blocked`` hides every key from the first query.
     """
 
-    causal: bool = False
+    kind: MaskKind = "bias"
     shape: MaskShape = "square"
     dtype: str = "model"
     use: MaskUse = "add"
+    inside: bool = False
+    blocked: bool = False
+
+    @property
+    def hides(self) -> bool:
+        """Whether some keys are hidden entirely."""
+        return self.kind not in ("bias", "alibi") or self.dtype == "bool"
 
 
 @dataclass(frozen=True)
@@ -54,7 +92,9 @@ class Attention:
 
     ``layout`` says how query, key and value arrive: (B, H, T, D), (B, T, H, D) to be permuted, or
     (B, T, C) without heads. Without a ``projection`` they are inputs of the module (or, within a
-    block, the block's activation itself).
+    block, the block's activation itself). ``position``, ``norm``, ``grouping`` name idioms that act on query and
+    key. ``leading`` inputs have one more dimension in front, of size 2; ``form`` holds choices that only this idiom
+    has.
     """
 
     idiom: str
@@ -67,43 +107,123 @@ class Attention:
     softmax_axis: int = -1
     dropout: float | None = None
     expanded: bool = False
-    returns_weights: bool = False
+    returns: Returns = ""
+    cross: bool = False
+    position: str | None = None
+    norm: str | None = None
+    grouping: str | None = None
+    softcap: bool = False
+    sink: bool = False
+    leading: bool = False
+    form: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def chosen(self) -> Mapping[str, Any]:
+        """The choices that only this idiom has."""
+        return dict(self.form)
 
 
 @dataclass(frozen=True)
 class Block:
-    """The residual block around the attention, ``layers`` times."""
+    """The residual block around the attention, ``layers`` times: of the same weights if ``tied``.
+
+    ``in_place`` branches are added to the stream where it lies.
+    """
 
     layers: int = 1
     norm: str | None = None
-    norm_first: bool = True
-    feed_forward: str | None = None
+    placement: Placement = "pre"
+    feed_forward: Part | None = None
+    residual: str | None = None
+    in_place: bool = False
+    tied: bool = False
+
+
+@dataclass(frozen=True)
+class Compile:
+    """How the case is compiled and called, beyond ``torch.compile(model)`` under ``no_grad``.
+
+    ``second`` is (batch, sequence) of a second call. ``toggles`` name settings of `fuzzcompile.generation.toggles`.
+    """
+
+    grad: str | None = None
+    dynamic: bool | None = None
+    second: tuple[int, int] | None = None
+    mode: str | None = None
+    fullgraph: bool = False
+    autocast: str | None = None
+    toggles: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class CaseSpec:
-    """A whole case. Equal specs render to equal source."""
+    """A whole case. Equal specs render to equal source.
+
+    ``layer`` stands in the place of the attention where there is one; the attention then says nothing.
+    ``detours`` are statements over the activation, (place, part) with place ``before`` or ``after`` the model's
+    body. ``values`` names the operator that makes the floating inputs, ``inputs`` how they lie in memory;
+    ``aliased`` inputs are one tensor.
+    """
 
     attention: Attention
     dims: Dims
     block: Block | None = None
+    layer: Part | None = None
     embedding: str | None = None
+    head: Part | None = None
+    detours: tuple[tuple[str, Part], ...] = ()
     dtype: str = "float32"
     training: bool = False
     backward: bool = False
+    values: str | None = None
+    inputs: InputLayout = "contiguous"
+    aliased: bool = False
+    returns_activation: bool = False
+    compile: Compile = Compile()
     seed: int = 0
 
     @property
     def idioms(self) -> tuple[str, ...]:
         """Names of the registered idioms in this case, the attention first."""
         block = self.block or Block()
-        attention = (self.attention.idiom, self.attention.projection)
-        return tuple(name for name in (*attention, block.norm, block.feed_forward, self.embedding) if name)
+        a = self.attention
+        parts = (a.projection, a.position, a.norm, a.grouping)
+        core = (a.idiom, *parts) if self.layer is None else (self.layer.name,)
+        others = (block.norm, _name(block.feed_forward), block.residual, self.embedding, _name(self.head))
+        return tuple(name for name in (*core, *others) if name)
 
     @property
     def near_misses(self) -> tuple[str, ...]:
         """Names of the near-miss operators whose mark this case bears, drawn or by chance."""
         return tuple(name for name, present in MARKS.items() if present(self))
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """What else was chosen: dtype, mode of training, and how it is compiled, by name."""
+        how, mask = self.compile, self.attention.mask if self.layer is None else None
+        named = (
+            f"dtype_{self.dtype}",
+            self.training and "training",
+            self.backward and "backward",
+            self.block and ("stack" if self.block.layers > 1 else "block"),
+            mask and f"mask_{mask.kind}",
+            self.layer is None and self.attention.cross and "cross_attention",
+            self.layer is None and self.attention.softcap and "softcap",
+            self.layer is None and self.attention.sink and "sink",
+            how.grad,
+            how.dynamic and "dynamic",
+            how.second and "second_call",
+            how.mode and f"mode_{how.mode}",
+            how.fullgraph and "fullgraph",
+            how.autocast and "autocast",
+            *how.toggles,
+        )
+        return tuple(name for name in named if isinstance(name, str))
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """All names that describe the case: idioms, near misses and choices, each once."""
+        return tuple(dict.fromkeys((*self.idioms, *self.near_misses, *self.choices)))
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for `from_json`, with the names of idioms and near misses for people."""
@@ -116,16 +236,43 @@ class CaseSpec:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CaseSpec:
-        """The spec that `to_json` wrote."""
+        """The spec that `to_json` wrote.
+
+        Raises:
+            ValueError: it was written by another version.
+        """
         if data.get("schema") != _SCHEMA:
             raise ValueError(f"a case spec of schema {data.get('schema')}, this version reads {_SCHEMA}")
-        mask = data["attention"]["mask"]
+        attention, block, how = data["attention"], data["block"], data["compile"]
+        mask = attention["mask"]
+        plain = ("embedding", "dtype", "training", "backward", "values", "inputs", "aliased", "seed")
         return cls(
-            attention=Attention(**{**data["attention"], "mask": Mask(**mask) if mask else None}),
+            attention=Attention(
+                **{**attention, "mask": Mask(**mask) if mask else None, "form": _pairs(attention["form"])}
+            ),
             dims=Dims(**data["dims"]),
-            block=Block(**data["block"]) if data["block"] else None,
-            **{key: data[key] for key in ("embedding", "dtype", "training", "backward", "seed")},
+            block=Block(**{**block, "feed_forward": _part(block["feed_forward"])}) if block else None,
+            layer=_part(data["layer"]),
+            head=_part(data["head"]),
+            detours=tuple((place, Part(part["name"], _pairs(part["choices"]))) for place, part in data["detours"]),
+            compile=Compile(
+                **{**how, "second": tuple(how["second"]) if how["second"] else None, "toggles": tuple(how["toggles"])}
+            ),
+            returns_activation=data["returns_activation"],
+            **{key: data[key] for key in plain},
         )
+
+
+def _name(part: Part | None) -> str | None:
+    return part.name if part else None
+
+
+def _part(data: Mapping[str, Any] | None) -> Part | None:
+    return Part(data["name"], _pairs(data["choices"])) if data else None
+
+
+def _pairs(data: Any) -> tuple[tuple[str, Any], ...]:
+    return tuple((name, value) for name, value in data)
 
 
 # What each near-miss operator leaves in the data, by the operator's name; the operators enter

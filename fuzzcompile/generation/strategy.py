@@ -7,25 +7,27 @@ float32, eval, no near miss. Shrinking therefore ends at one attention over q, k
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
+from functools import lru_cache
 
 from hypothesis import strategies as st
 
-from fuzzcompile.generation.drawing import Draw, chance, one_of, weighted
-from fuzzcompile.generation.idioms import idioms
+from fuzzcompile.generation.drawing import Draw, Pen
+from fuzzcompile.generation.fitting import fitted
+from fuzzcompile.generation.idioms import idiom, idioms
 from fuzzcompile.generation.near_misses import apply_near_misses
 from fuzzcompile.generation.profile import Profile
 from fuzzcompile.generation.registry import Role
-from fuzzcompile.generation.spec import Attention, Block, CaseSpec, Dims, Layout
+from fuzzcompile.generation.spec import Attention, Block, CaseSpec, Compile, Dims, Layout, Part, Placement
+from fuzzcompile.generation.toggles import TOGGLES
 
 _SEQUENCES = tuple(range(2, 17))
 _HEADS = (1, 2, 3, 4, 6, 8)
 _HEAD_DIMS = (2, 3, 4, 8, 16)
 _DTYPE_WEIGHTS = {"float32": 2, "bfloat16": 1, "float16": 1}
-_SEEDS = st.integers(0, 9999)
+_MODES = (("max-autotune-no-cudagraphs", 2), ("max-autotune", 1), ("reduce-overhead", 2))
 
 
-@cache
+@lru_cache(maxsize=64)
 def case_strategy(profile: Profile) -> st.SearchStrategy[CaseSpec]:
     """All cases that a profile allows. Every one of them renders to a program that runs in eager."""
     return _cases(profile)
@@ -37,69 +39,137 @@ def _cases(draw: Draw, profile: Profile) -> CaseSpec:
 
     So lowering one choice leaves the meaning of all later ones as it is, which is what shrinking needs.
     """
-    block, embedding = _block(draw)
-    attention = _attention(draw, within=block is not None)
-    training = chance(draw, 25) and profile.training
-    if chance(draw, 20) and training and attention.idiom != "attention_sdpa":
-        attention = replace(attention, dropout=0.0)
-    dims = _dims(draw, profile)
+    pen = Pen(draw, profile.steering)
+    block, embedding = _block(pen)
+    layer = _layer(pen)
+    attention = _attention(pen, within=block is not None)
+    head = _part(pen, "head", percent=16 if block else 4)
+    training = pen.chance(25) and profile.training
+    drops = pen.weighted([(0.1, 60), (0.0, 40)])
+    if pen.chance(35) and training:
+        attention = replace(attention, dropout=drops)
+    dims = _dims(pen, profile)
     spec = CaseSpec(
         attention=attention,
         dims=dims,
         block=block,
+        layer=layer,
         embedding=embedding,
-        dtype=weighted(draw, [(dtype, _DTYPE_WEIGHTS[dtype]) for dtype in profile.dtypes]),
+        head=head,
+        dtype=pen.weighted([(dtype, _DTYPE_WEIGHTS[dtype]) for dtype in profile.dtypes]),
         training=training,
-        backward=chance(draw, 85 if training else 7) and profile.training,
+        backward=pen.chance(85 if training else 7) and profile.training,
+        compile=_compile(pen, profile, dims),
     )
     if profile.near_misses:
-        spec = apply_near_misses(draw, spec)
-    return replace(spec, seed=draw(_SEEDS))
+        spec = apply_near_misses(pen, fitted(spec))
+    elif layer is not None and layer.name == "multihead_attention" and block is None:
+        spec = replace(spec, block=Block())  # on its own its strides are not those of eager
+    return replace(fitted(spec), seed=pen.number(999_999))
 
 
-def _idiom(draw: Draw, role: Role, percent: int) -> str | None:
+def _name(pen: Pen, role: Role, percent: int) -> str | None:
     """An idiom of that role in ``percent`` of the draws."""
     known = idioms(role)
     total = sum(idiom.weight for idiom in known)
     choices: list[tuple[str | None, int]] = [(None, total * (100 - percent))]
-    return weighted(draw, choices + [(idiom.name, idiom.weight * percent) for idiom in known])
+    return pen.named(choices + [(idiom.name, idiom.weight * percent) for idiom in known])
 
 
-def _block(draw: Draw) -> tuple[Block | None, str | None]:
-    """Nothing, a residual around the attention, a full block, or two or three; and an embedding before."""
-    kind = weighted(draw, [("none", 45), ("residual", 15), ("full", 30), ("stack", 10)])
+def _part(pen: Pen, role: Role, percent: int) -> Part | None:
+    """An idiom of that role with its choices, in ``percent`` of the draws."""
+    name = _name(pen, role, percent)
+    return idiom(name).part(pen) if name else None
+
+
+def _block(pen: Pen) -> tuple[Block | None, str | None]:
+    """Nothing, a residual around the attention, a full block, or two to four; and an embedding before."""
+    kind = pen.weighted([("none", 50), ("residual", 14), ("full", 27), ("stack", 9)])
     if kind == "none":
         return None, None
-    embedding = _idiom(draw, "embedding", percent=30)
+    embedding = _name(pen, "embedding", percent=25)
     if kind == "residual":
-        return Block(), embedding
+        return Block(residual=_name(pen, "residual", percent=20)), embedding
+    placements: list[tuple[Placement, int]] = [("pre", 50), ("post", 35), ("sandwich", 15)]
     block = Block(
-        norm=_idiom(draw, "norm", percent=85),
-        norm_first=not chance(draw, 45),
-        feed_forward=_idiom(draw, "feed_forward", percent=85),
+        norm=_name(pen, "norm", percent=85),
+        placement=pen.weighted(placements),
+        feed_forward=_part(pen, "feed_forward", percent=85),
+        residual=_name(pen, "residual", percent=20),
     )
     if kind == "stack":
-        block = replace(block, layers=one_of(draw, (2, 3)))
+        block = replace(block, layers=pen.weighted([(2, 6), (3, 3), (4, 1)]))
     return block, embedding
 
 
-def _attention(draw: Draw, *, within: bool) -> Attention:
-    form = weighted(draw, [(idiom.draw, idiom.weight) for idiom in idioms("attention")])
+def _layer(pen: Pen) -> Part | None:
+    """In a fifth of the cases something else than an attention of drawn parts."""
+    return _part(pen, "layer", percent=22)
+
+
+def _attention(pen: Pen, *, within: bool) -> Attention:
+    name = pen.named([(idiom.name, idiom.weight) for idiom in idioms("attention")])
+    form = idiom(name).draw_attention
     assert form is not None, "an attention idiom draws its own parameters"
-    attention = form(draw)
-    projection = _idiom(draw, "projection", percent=85 if within else 45)
+    attention = form(pen)
+    projection = _name(pen, "projection", percent=85 if within else 40)
     layouts: list[tuple[Layout, int]] = [("heads_first", 45), ("heads_last", 45), ("flat", 10)]
-    layout = weighted(draw, layouts)
-    if layout == "heads_first" and (within or projection):
-        layout = "heads_last"
-    return replace(attention, projection=projection, layout=layout)
+    layout = pen.weighted(layouts)
+    return replace(
+        attention,
+        projection=projection,
+        layout=layout,
+        cross=pen.chance(12),
+        position=_name(pen, "position", percent=8),
+        norm=_name(pen, "query_norm", percent=6),
+        grouping=_name(pen, "grouping", percent=8),
+        softcap=pen.chance(4, "softcap"),
+        sink=pen.chance(4, "sink"),
+    )
 
 
-def _dims(draw: Draw, profile: Profile) -> Dims:
+def _dims(pen: Pen, profile: Profile) -> Dims:
     """Sizes; without near misses none that coincide."""
-    batch = one_of(draw, (1, 2, 3, 4) if profile.near_misses else (2, 3, 4))
-    heads, head_dim = one_of(draw, _HEADS), one_of(draw, _HEAD_DIMS)
-    sequence = one_of(draw, _SEQUENCES)
+    batch = pen.one_of((1, 2, 3, 4) if profile.near_misses else (2, 3, 4))
+    heads, head_dim = pen.one_of(_HEADS), pen.one_of(_HEAD_DIMS)
+    if not profile.near_misses and heads == 1:
+        heads = 2
+    sequence = pen.one_of(_SEQUENCES)
     while not profile.near_misses and sequence in (heads, head_dim):
         sequence += 1
-    return Dims(batch, sequence, heads, head_dim)
+    source = pen.one_of((3, 5, 7, 9))
+    while not profile.near_misses and source in (heads, head_dim, sequence):
+        source += 1
+    return Dims(batch, sequence, heads, head_dim, source)
+
+
+def _compile(pen: Pen, profile: Profile, dims: Dims) -> Compile:
+    """How the case is compiled; settings other than the compiler's own only among near misses."""
+    grads: list[tuple[str | None, int]] = [(None, 80), ("inference_mode", 10), ("enabled", 10)]
+    grad = pen.weighted(grads)
+    again = pen.chance(12, "second_call")
+    longer, more = pen.one_of((1, 2, 5)), pen.one_of((0, 1, 2))
+    dynamic = pen.weighted([(None, 40), (True, 50), (False, 10)])
+    fullgraph = pen.chance(3)
+    autocast = pen.chance(5, "autocast")
+    toggles = _toggles(pen)
+    modes: list[tuple[str | None, int]] = [(None, 240), *_MODES]
+    mode = pen.named(modes)
+    odd = profile.near_misses
+    return Compile(
+        grad=grad,
+        dynamic=dynamic if again else None,
+        second=(dims.batch + more, dims.sequence + longer) if again else None,
+        mode=mode if odd and not toggles else None,
+        fullgraph=fullgraph,
+        autocast="bfloat16" if autocast and odd else None,
+        toggles=toggles if odd else (),
+    )
+
+
+def _toggles(pen: Pen) -> tuple[str, ...]:
+    """No setting, one, or two."""
+    count = pen.weighted([(0, 72), (1, 20), (2, 8)])
+    names = [(toggle.name, toggle.weight) for toggle in TOGGLES]
+    drawn = [pen.named(names) for _ in range(count)]
+    return tuple(dict.fromkeys(name for name in drawn if pen.weights.get(name, 100)))

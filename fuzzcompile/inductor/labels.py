@@ -64,10 +64,13 @@ def source_of(function: Any) -> tuple[str | None, int | None]:
     code = getattr(function, "__code__", None)
     if code is None:
         return None, None
-    path = Path(code.co_filename)
-    root = Path(torch.__file__).parent.parent
-    text = path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
-    return text, code.co_firstlineno
+    return _shown_file(code.co_filename), code.co_firstlineno
+
+
+@functools.lru_cache(maxsize=1024)
+def _shown_file(file: str) -> str:
+    path, root = Path(file), Path(torch.__file__).parent.parent
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
 
 
 def base_name(rewrite: str) -> str:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import fx
 
-Stage = Literal["pre_grad", "joint_graph", "post_grad"]
+from fuzzcompile.inductor.copies import GraphCopy, Row, State, resolve
+
+if TYPE_CHECKING:
+    from fuzzcompile.inductor.generated.lowered import Lowered
+
+Stage = Literal["pre_grad", "joint_graph", "freezing", "post_grad"]
 Direction = Literal["forward", "backward", "joint", "inference"]
 
 
@@ -49,11 +53,19 @@ class Opaque:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A graph as it stood between two rewrites; ``attributes`` holds what its get_attr nodes name."""
+    """A graph as it stood between two rewrites; ``attributes`` holds what its get_attr nodes name.
 
-    graph: fx.Graph
+    ``copied`` is the graph, or what it is built from when somebody looks at it: most snapshots are never replayed.
+    """
+
+    copied: fx.Graph | GraphCopy
     attributes: Mapping[str, Any]
     opaque: Mapping[int, Opaque]
+
+    @functools.cached_property
+    def graph(self) -> fx.Graph:
+        """The graph, sorted."""
+        return self.copied if isinstance(self.copied, fx.Graph) else self.copied.build()
 
     @property
     def calls(self) -> list[str]:
@@ -82,6 +94,16 @@ class GraphRecord:
     rewrites: list[Rewrite] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Partition:
+    """How a joint graph (the last snapshot of ``joint``) was cut into a forward and a backward graph, and by what."""
+
+    label: Label
+    joint: GraphRecord
+    forward: Snapshot
+    backward: Snapshot
+
+
 @dataclass
 class Call:
     """One execution of a compiled graph: its real inputs, as they were before the call."""
@@ -102,6 +124,7 @@ class Frame:
     forward_calls: list[Call] = field(default_factory=list)
     backward_calls: list[Call] = field(default_factory=list)
     parameters: list[torch.Tensor] = field(default_factory=list)
+    partitions: list[Partition] = field(default_factory=list)
 
     def record(self, stage: str, direction: str | None = None) -> GraphRecord | None:
         """The record of a stage (and direction), or None where the stage did not run."""
@@ -114,13 +137,26 @@ class Frame:
 Outcome = Literal["fired", "refused", "vetoed"]
 
 
+@dataclass(frozen=True)
+class Reached:
+    """Something else than a rewrite that a compile used: a decomposition, a lowering, a shape of fused kernel.
+
+    ``outcome`` is ``fired``, or ``fallback`` for an operator that is not lowered but called.
+    """
+
+    stage: str
+    name: str
+    outcome: Literal["fired", "fallback"]
+
+
 @dataclass
 class Ledger:
     """What one compile did. ``coverage`` counts rules by what became of their matches.
 
     ``inside`` tells in which pass of the user's own a pattern was applied. ``unreplayed`` are rules that worked on
     something else than a graph, so that no replay can judge them. ``graphs`` counts what dynamo captured, for
-    whatever backend, and ``graph_breaks`` says why it stopped.
+    whatever backend, and ``graph_breaks`` says why it stopped. ``lowered`` holds what is behind the graph passes, where
+    that was watched. ``reached`` counts decompositions, lowerings and kernels of a recorded compile.
     """
 
     frames: list[Frame] = field(default_factory=list)
@@ -131,6 +167,9 @@ class Ledger:
     graph_breaks: tuple[str, ...] = ()
     failed_in: Label | None = None
     trouble: list[str] = field(default_factory=list)
+    unwatched: list[str] = field(default_factory=list)
+    lowered: list[Lowered] = field(default_factory=list)
+    reached: Counter[Reached] = field(default_factory=Counter)
 
     def rewrites(self) -> list[tuple[Frame, GraphRecord, Rewrite]]:
         """All rewrites of all frames, in the order in which they happened."""
@@ -142,41 +181,36 @@ class Ledger:
 Keep = Callable[[dict[str, Any]], dict[str, Any]]
 
 
-def take_snapshot(module: fx.GraphModule, opaque: Mapping[int, Opaque], keep: Keep = dict) -> Snapshot:
+def take_snapshot(
+    module: fx.GraphModule, opaque: Mapping[int, Opaque], keep: Keep = dict, state: State | None = None
+) -> Snapshot:
     """Copy a graph; the live one is never sorted or touched.
 
-    Some rules leave the live graph out of topological order until their stage ends, so the copy is sorted.
     Submodules (bodies of higher-order operators) are copied with their graphs. ``keep`` copies what the graph names
-    in its module; without it, tensors are shared.
+    in its module; without it, tensors are shared. ``state`` is the graph as it stands, where that is known.
     """
-    return Snapshot(_sorted_copy(module.graph), attributes_of(module.graph, module, keep), dict(opaque))
+    state = state or State(module)
+    return Snapshot(GraphCopy(state.nodes, state.rows), _attributes(state, keep), dict(opaque))
 
 
-def fingerprint(module: fx.GraphModule) -> int:
-    """A value that changes when the graph, or the graph of a submodule, changes."""
-    parts: list[Any] = []
-    for node in module.graph.nodes:
-        target = node.target if isinstance(node.target, str) else id(node.target)
-        parts.append((node.name, node.op, target, repr(node.args), repr(node.kwargs)))
-        if node.op == "get_attr":
-            child = _resolve(module, str(node.target))
-            if isinstance(child, fx.GraphModule):
-                parts.append(fingerprint(child))
-    return hash(tuple(parts))
-
-
-def sub_graph(nodes: list[fx.Node], output: fx.Node) -> tuple[fx.Graph, list[fx.Node]]:
-    """The matched ``nodes`` as a graph of their own, and the outer nodes that feed it, in order."""
+def sub_graph(nodes: list[fx.Node], rows: Mapping[fx.Node, Row], output: fx.Node) -> tuple[fx.Graph, list[fx.Node]]:
+    """The matched ``nodes``, which held ``rows``, as a graph of their own, and the outer nodes that feed it."""
     inside = set(nodes)
     graph = fx.Graph()
     mapping: dict[fx.Node, fx.Node] = {}
     feeds: list[fx.Node] = []
-    for node in sorted(nodes):
-        for source in node.all_input_nodes:
-            if source not in inside and source not in mapping:
-                mapping[source] = graph.placeholder(f"feed_{len(feeds)}")
-                feeds.append(source)
-        mapping[node] = graph.node_copy(node, lambda n: mapping[n])
+
+    def copied(source: fx.Node) -> fx.Node:
+        if source not in mapping:
+            assert source not in inside, "a match is not in the order of its graph"
+            mapping[source] = graph.placeholder(f"feed_{len(feeds)}")
+            feeds.append(source)
+        return mapping[source]
+
+    for node in (node for node in rows if node in inside):
+        target, args, kwargs, name = rows[node]
+        new_args, new_kwargs = fx.node.map_arg(args, copied), fx.node.map_arg(kwargs, copied)
+        mapping[node] = graph.create_node(node.op, target, new_args, new_kwargs, name, node.type)
     graph.output(mapping[output])
     return graph, feeds
 
@@ -188,48 +222,23 @@ def is_handler(target: object) -> bool:
 
 def attributes_of(graph: fx.Graph, module: torch.nn.Module, keep: Keep = dict) -> dict[str, Any]:
     """What the get_attr and call_module nodes of ``graph`` name in ``module``."""
-    found: dict[str, Any] = {}
-    for node in graph.nodes:
-        if node.op in ("get_attr", "call_module"):
-            value = _resolve(module, str(node.target))
-            found[str(node.target)] = _copied_module(value, keep) if isinstance(value, fx.GraphModule) else value
-    return keep(found)
+    names = [str(node.target) for node in graph.nodes if node.op in ("get_attr", "call_module")]
+    found = {name: resolve(module, name) for name in names}
+    return keep(
+        {name: _copied_module(State(value), keep) if _is_graph(value) else value for name, value in found.items()}
+    )
 
 
-def _copied_module(module: fx.GraphModule, keep: Keep) -> fx.GraphModule:
-    return fx.GraphModule(attributes_of(module.graph, module, keep), _sorted_copy(module.graph))
+def _attributes(state: State, keep: Keep) -> dict[str, Any]:
+    children = iter(state.children)
+    return keep(
+        {name: _copied_module(next(children), keep) if _is_graph(value) else value for name, value in state.held}
+    )
 
 
-def _sorted_copy(graph: fx.Graph) -> fx.Graph:
-    """Copy a graph in a topological order that keeps the present order wherever it can."""
-    new = fx.Graph()
-    mapping: dict[fx.Node, fx.Node] = {}
-    for node in _topological(list(graph.nodes)):
-        mapping[node] = new.node_copy(node, lambda n: mapping[n])
-        mapping[node].meta = copy.copy(node.meta)
-    return new
+def _copied_module(state: State, keep: Keep) -> fx.GraphModule:
+    return fx.GraphModule(_attributes(state, keep), GraphCopy(state.nodes, state.rows).build())
 
 
-def _topological(nodes: list[fx.Node]) -> list[fx.Node]:
-    done: set[fx.Node] = set()
-    ordered: list[fx.Node] = []
-    for root in nodes:
-        stack = [root]
-        while stack:
-            node = stack[-1]
-            missing = [source for source in node.all_input_nodes if source not in done]
-            if node in done:
-                stack.pop()
-            elif missing:
-                stack.extend(reversed(missing))
-            else:
-                done.add(node)
-                ordered.append(node)
-                stack.pop()
-    return ordered
-
-
-def _resolve(module: Any, path: str) -> Any:
-    for part in path.split("."):
-        module = getattr(module, part, None)
-    return module
+def _is_graph(value: object) -> bool:
+    return isinstance(value, fx.GraphModule)

@@ -10,50 +10,33 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fuzzcompile.execution.tensors import KnownCopies, copy_tree
+from fuzzcompile.execution.tensors import KnownCopies, copy_tree, storages
 from fuzzcompile.inductor import labels
+from fuzzcompile.inductor.blaming import Blaming
+from fuzzcompile.inductor.copies import State
 from fuzzcompile.inductor.ledger import (
     Call,
     Direction,
     Frame,
     GraphRecord,
     Label,
-    Ledger,
     Opaque,
-    Outcome,
+    Partition,
     Rewrite,
     Site,
     Stage,
-    attributes_of,
-    fingerprint,
-    is_handler,
-    sub_graph,
     take_snapshot,
 )
+from fuzzcompile.inductor.matched import is_plain, lowered_match
+from fuzzcompile.inductor.refusing import MANDATORY as MANDATORY
 
-CAPTURED_CALLS = 2
+# Calls of one compiled graph whose inputs are kept: the first ones always, later ones while they take little memory.
+CAPTURED_CALLS = 8
+_ALWAYS_CAPTURED = 2
+_CAPTURED_BYTES = 64 * 2**20
 _OUTSIDE = "outside any pass"
-# Passes that later stages rely on: without them a graph cannot be lowered at all.
-MANDATORY = frozenset(
-    {
-        "stable_sort",
-        "remove_assert_ops",
-        "remove_profiler_ops",
-        "chain_random_ops_ordering",
-        "fix_auto_functionalized_dtype_views",
-        "decompose_triton_kernel_wrapper_functional",
-        "decompose_auto_functionalized",
-        "decompose_scan_to_while_loop",
-        "decompose_map_to_while_loop",
-        "fuse_seed_creation_pass",
-        "move_constructors_to_cuda",
-        "replace_random",
-        "replace_randint",
-    }
-)
 
 
 @dataclass
@@ -63,31 +46,35 @@ class _OpenStage:
     record: GraphRecord
     top: fx.GraphModule
     current: fx.GraphModule
-    mark: int = 0
+    mark: State | None = None
 
 
 @dataclass
-class Recorder:
+class Recorder(Blaming):
     """State of one instrumented compile.
 
     Nothing here may raise into the compile that it watches: what goes wrong in the watching is noted in
     ``ledger.trouble``.
     """
 
-    vetoed: Sequence[str] = ()
-    only: Sequence[str] | None = None
     snapshots: bool = True
     screen: bool = False
     capturing: bool = True
-    ledger: Ledger = field(default_factory=Ledger)
     frame: Frame | None = None
     direction: Direction = "inference"
     _stages: list[_OpenStage] = field(default_factory=list)
     _passes: list[Label] = field(default_factory=list)
+    _observed: int = 0  # how many of these are observed passes, or the user's
+    _announced: Label | None = None  # made another graph, which its caller will put in the place of this one
     _opaque: dict[int, Opaque] = field(default_factory=dict)
     _ordinals: Counter[tuple[str, str]] = field(default_factory=Counter)
-    _blamed: BaseException | None = None
+    _captured: dict[int, int] = field(default_factory=dict)  # bytes of the copies of inputs, by address
     _known: KnownCopies = field(default_factory=dict)  # parameters are inputs of every graph and of every call
+
+    @property
+    def opaque(self) -> dict[int, Opaque]:
+        """What the lowering patterns replaced, by the identity of the handler that stands there now."""
+        return self._opaque
 
     # -- stages ---------------------------------------------------------------------------------
 
@@ -132,16 +119,65 @@ class Recorder:
     # -- passes and patterns --------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def whole_pass(self, label: Label) -> Iterator[None]:
-        """A pass runs; what it changes beyond the patterns inside it is its own rewrite."""
+    def whole_pass(self, label: Label, *, plain: bool = False) -> Iterator[None]:
+        """A pass runs; what it changes beyond the patterns inside it is its own rewrite.
+
+        ``plain`` is a function that Inductor calls straight, and that may call others: the innermost is at work.
+        """
         self._changed(None, (), None)
+        if self._passes and self._passes[-1] != label:
+            self.ledger.inside[label] = self._passes[-1]
         self._passes.append(label)
+        self._observed += not plain
         try:
             with self.blame(label):
                 yield
         finally:
+            self._observed -= not plain
             self._passes.pop()
             self._changed(label, (), None)
+
+    @property
+    def in_pass(self) -> bool:
+        """Whether a pass is under way."""
+        return bool(self._passes)
+
+    @property
+    def in_observed_pass(self) -> bool:
+        """Whether an observed pass is under way, to which everything in it belongs."""
+        return self._observed > 0
+
+    def note_surrounding(self, label: Label) -> None:
+        """Remember the pass under way as one without which ``label`` would not be applied."""
+        if self._passes:
+            self.ledger.inside[label] = self._passes[-1]
+
+    def handed_on(self, graph: Any, result: Any) -> None:
+        """A pass was given the stage's ``graph`` and gave back ``result``, with which the stage goes on."""
+        opened = self._stages[-1] if self._stages else None
+        if opened is None or not isinstance(result, fx.GraphModule) or graph is not opened.current or result is graph:
+            return
+        if opened.top is opened.current:
+            opened.top = result
+        opened.current = result
+
+    def announce(self, label: Label, graph: Any, result: Any) -> None:
+        """A function gave back another ``fx.Graph`` than it was given: the next change is of its making."""
+        if isinstance(result, fx.Graph) and result is not graph:
+            self._announced = label
+
+    def begin_again(self) -> None:
+        """The graph's inputs became others: what follows is recorded apart, to be replayed on those inputs."""
+        if self._stages:
+            opened = self._stages[-1]
+            opened.record = GraphRecord(opened.record.stage, opened.record.direction)
+            if self.frame is not None:
+                self.frame.records.append(opened.record)
+            self._mark(opened)
+
+    def between(self) -> None:
+        """Book what was changed up to now."""
+        self._changed(None, (), None)
 
     @property
     def stage_name(self) -> str:
@@ -153,39 +189,19 @@ class Recorder:
         """Name of the innermost pass under way: of a user's own, the setting that it was given as."""
         return (self._passes[-1].pass_name or self._passes[-1].rewrite) if self._passes else None
 
-    def refuses(self, label: Label) -> bool:
-        """Whether this rewrite is vetoed, by name or because only others are wanted; counted if so."""
-        unwanted = self.only is not None and label.rewrite not in MANDATORY and not labels.vetoes(label, self.only)
-        if unwanted or labels.vetoes(label, self.vetoed):
-            self.count(label, "vetoed")
-            return True
-        return False
-
-    def refuses_pass(self, label: Label, *, container: bool) -> bool:
-        """As :meth:`refuses` for a whole pass; a container of patterns is left to its patterns."""
-        if self.only is not None and container and not labels.vetoes(label, self.vetoed):
-            return False
-        return self.refuses(label)
-
-    def count(self, label: Label, outcome: Outcome) -> None:
-        """Count what became of a match, for coverage."""
-        self.ledger.coverage[label, outcome] += 1
-
     def apply_pattern(self, label: Label, match: Any, node: fx.Node, apply: Callable[[], None]) -> None:
         """Apply a pattern's rewrite and record what it did to the graph."""
         self._changed(None, (), None)
         if self._passes and self._passes[-1].rewrite != self._passes[-1].pass_name:
-            self.ledger.inside[label] = self._passes[-1]
+            self.note_surrounding(label)
         nodes = [n for n in match.nodes if isinstance(n, fx.Node)]
         names, site = tuple(n.name for n in nodes), self._site(label, nodes)
-        known = set(node.graph.nodes)
-        opaque: Opaque | None = None
-        with self._guarded():
-            opaque = self._matched_graph(match, nodes, node)
+        before, module = self._stages[-1].mark if self._stages else None, node.graph.owning_module
         with self.blame(label):
             apply()
-        if opaque is not None:
-            self._keep_opaque(known, node.graph, opaque)
+        if before is not None and module is not None and (self.snapshots or self.screen):
+            with self._guarded():
+                self._opaque.update(lowered_match(before, match, nodes, node, module, self._constants))
         self.count(label, "fired")
         self._changed(label, names, site)
 
@@ -197,11 +213,27 @@ class Recorder:
         self.count(label, "fired")
         return result
 
+    def partitioned(self, label: Label, graphs: Any) -> None:
+        """A partitioner cut the joint graph as it stands into ``graphs``, forward and backward."""
+        self.count(label, "fired")
+        if self.frame is None or not self.snapshots:
+            return
+        joint = [
+            record for record in self.frame.records if (record.stage, record.direction) == ("joint_graph", "joint")
+        ]
+        if not joint or not joint[-1].snapshots:
+            return
+        with self._guarded():
+            forward, backward = (take_snapshot(graph, self._opaque, self._constants) for graph in graphs)
+            self.frame.partitions.append(Partition(label, joint[-1], forward, backward))
+
     def capture(self, calls: list[Call], inputs: Sequence[Any]) -> None:
         """Keep copies of the inputs of the first calls of a compiled graph."""
-        if self.capturing and len(calls) < CAPTURED_CALLS:
+        room = len(calls) < _ALWAYS_CAPTURED or sum(self._captured.values()) < _CAPTURED_BYTES
+        if self.capturing and room and len(calls) < CAPTURED_CALLS:
             with self._guarded():
                 calls.append(Call(copy_tree(list(inputs), known=self._known)))
+                self._captured.update(storages(calls[-1].inputs))
 
     def capture_parameters(self, frame: Frame, parameters: Sequence[torch.Tensor]) -> None:
         """Keep copies of the parameters that a frame's graph holds itself."""
@@ -209,26 +241,13 @@ class Recorder:
             with self._guarded(), _disable_current_modes():
                 frame.parameters.extend(copy_tree(list(parameters), known=self._known))
 
-    # -- errors ---------------------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def blame(self, label: Label) -> Iterator[None]:
-        """Whatever exception leaves this block first is laid at this label's door."""
-        try:
-            yield
-        except BaseException as error:
-            if self._blamed is None or self._blamed not in _chain(error):
-                self.ledger.failed_in = label
-            self._blamed = error
-            raise
-
     # -- private --------------------------------------------------------------------------------
 
     def _mark(self, opened: _OpenStage) -> None:
         with self._guarded():
-            opened.mark = fingerprint(opened.top)
+            opened.mark = State(opened.top)
             if self.snapshots:
-                opened.record.snapshots.append(take_snapshot(opened.top, self._opaque, self._constants))
+                opened.record.snapshots.append(take_snapshot(opened.top, self._opaque, self._constants, opened.mark))
 
     def _changed(self, label: Label | None, nodes: tuple[str, ...], site: Site | None) -> None:
         """If the graph is not as it was at the last mark, write the rewrite down under ``label``."""
@@ -236,15 +255,17 @@ class Recorder:
             return
         opened = self._stages[-1]
         with self._guarded():
-            now = fingerprint(opened.top)
-            if now == opened.mark:
+            now = State(opened.top)
+            if opened.mark is not None and now.is_same(opened.mark):
                 return
             opened.mark = now
             record = opened.record
             if label is None:
                 label = self._passes[-1] if self._passes else Label(record.stage, None, _OUTSIDE)
+                label = self._announced or label
+            self._announced = None
             if self.snapshots:
-                record.snapshots.append(take_snapshot(opened.top, self._opaque, self._constants))
+                record.snapshots.append(take_snapshot(opened.top, self._opaque, self._constants, now))
             last = len(record.snapshots) - 1
             record.rewrites.append(Rewrite(label, nodes, site, max(last - 1, 0), last))
             if not nodes:
@@ -260,26 +281,9 @@ class Recorder:
                 site = Site(where, self._ordinals[key])
         return site
 
-    def _keep_opaque(self, known: set[fx.Node], graph: fx.Graph, opaque: Opaque) -> None:
-        """Lowering patterns put one call of a Python handler in place of what they matched."""
-        for created in graph.nodes:
-            if created not in known and callable(created.target) and is_handler(created.target):
-                self._opaque[id(created.target)] = opaque
-
-    def _matched_graph(self, match: Any, nodes: list[fx.Node], node: fx.Node) -> Opaque | None:
-        """The matched nodes as a graph; None if they use values that are no arguments of the match."""
-        graph, feeds = sub_graph(nodes, node)
-        flat = pytree.tree_leaves((tuple(match.args), match.kwargs))
-        places = {id(argument): position for position, argument in reversed(list(enumerate(flat)))}
-        if any(id(feed) not in places for feed in feeds):
-            return None
-        module = node.graph.owning_module
-        attributes = attributes_of(graph, module, self._constants) if module is not None else {}
-        return Opaque(graph, attributes, tuple(places[id(feed)] for feed in feeds))
-
     def _constants(self, attributes: dict[str, Any]) -> dict[str, Any]:
         """What a graph holds itself, as it is now: a program that is run in place changes its frozen parameters."""
-        plain = {name: value for name, value in attributes.items() if _is_plain(value)}
+        plain = {name: value for name, value in attributes.items() if is_plain(value)}
         with _disable_current_modes():
             return {**attributes, **copy_tree(plain, known=self._known)}
 
@@ -289,20 +293,3 @@ class Recorder:
             yield
         except Exception as error:
             self.ledger.trouble.append(f"{type(error).__name__}: {error}"[:300])
-
-
-def _is_plain(value: object) -> bool:
-    """Whether it is a tensor with values in a storage: no fake one, none prepacked for a library."""
-    return type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout == torch.strided  # type: ignore[attr-defined]
-
-
-def _chain(error: BaseException) -> list[BaseException]:
-    """The exception and those it wraps: the compiler re-raises what passes raise as errors of its own."""
-    chain: list[BaseException] = []
-    pending: list[BaseException | None] = [error]
-    while pending:
-        item = pending.pop()
-        if isinstance(item, BaseException) and item not in chain:
-            chain.append(item)
-            pending += [item.__cause__, item.__context__, getattr(item, "inner_exception", None)]
-    return chain

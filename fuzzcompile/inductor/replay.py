@@ -109,12 +109,15 @@ def _is_strided(value: Any) -> bool:
 Values = dict[str, Any]
 
 
-def values_of(snapshot: Snapshot, inputs: Sequence[Any]) -> Values:
-    """The value of every node in float64, by node name, as far as the graph runs."""
+def values_of(
+    snapshot: Snapshot, inputs: Sequence[Any], *, double: bool = True, noise_seed: int | None = None
+) -> Values:
+    """The value of every node in float64 (or natively), by node name, as far as the graph runs."""
     seed_everything(_REPLAY_SEED)
     interpreter = _Replayer(snapshot, keep=True)
-    with torch.no_grad(), _modes(True, None), contextlib.suppress(Exception):
-        interpreter.run(*copy_tree(list(inputs), double=True))
+    arguments = copy_tree(list(inputs), double=double)  # not under noise, which would move what is copied
+    with torch.no_grad(), _modes(double, noise_seed), contextlib.suppress(Exception):
+        interpreter.run(*arguments)
     return interpreter.values
 
 

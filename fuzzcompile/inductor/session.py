@@ -14,9 +14,13 @@ import torch
 from fuzzcompile.case import CompileSettings
 from fuzzcompile.errors import CaseError
 from fuzzcompile.execution.observation import Failure
-from fuzzcompile.inductor import breaks, hooks
+from fuzzcompile.inductor import breaks, decompositions, fake, hooks
+from fuzzcompile.inductor.generated.control import UNCHANGED, Control
+from fuzzcompile.inductor.generated.kernels import watching
 from fuzzcompile.inductor.ledger import Ledger
+from fuzzcompile.inductor.reached import reaching
 from fuzzcompile.inductor.recorder import Recorder
+from fuzzcompile.inductor.settings import untimed_guards
 
 # On the stack only while something is compiled.
 _CONVERTS = "torch/_dynamo/convert_frame.py"
@@ -32,6 +36,9 @@ class Compilation:
     ``config`` patches ``torch._inductor.config`` beyond the case's own options, ``mode`` takes the place of the
     case's own (its options stay). Without ``fallback_random`` the compiler draws from a stream of its own. Dynamo
     breaks the graph at the functions in ``disallowed``. ``timed`` asks for the run time of what was compiled.
+    ``kernels`` keeps the IR of every graph and what its kernels write, ``control`` changes how graphs are lowered.
+    The operators ``without_decompositions`` (``aten.gelu.default``) are not decomposed; those of ``kernel_metadata``
+    have results of the dtype, shape and strides that their kernels give, whatever fake tensors say.
     """
 
     backend: str | None = None
@@ -44,6 +51,10 @@ class Compilation:
     config: Mapping[str, Any] | None = None
     disallowed: tuple[Callable[..., Any], ...] = ()
     timed: bool = False
+    kernels: bool = False
+    control: Control = UNCHANGED
+    without_decompositions: tuple[str, ...] = ()
+    kernel_metadata: tuple[str, ...] = ()
 
     def with_vetoes(self, *names: str) -> Compilation:
         """The same compile with further rewrites refused."""
@@ -60,7 +71,16 @@ def compiling(settings: CompileSettings, how: Compilation) -> Iterator[Session]:
     recorder = Recorder(vetoed=how.vetoes, only=how.only, snapshots=how.record, screen=how.screen)
     recorder.capturing = how.record  # inputs are kept to replay snapshots on
     patches = {**settings.inductor, "fallback_random": how.fallback_random, **(how.config or {})}
-    with _configured(settings, patches), hooks.installed(recorder), breaks.breaking_at(how.disallowed):
+    with (
+        _configured(settings, patches),
+        decompositions.without(how.without_decompositions),
+        fake.metadata_from_kernels(how.kernel_metadata),
+        hooks.installed(recorder),
+        breaks.breaking_at(how.disallowed),
+        watching(recorder, how.control, values=how.kernels),
+        reaching(recorder.ledger) if how.record else contextlib.nullcontext(),
+        untimed_guards(),
+    ):
         before = breaks.Counted.now()
         try:
             yield Session(settings, how, recorder)
@@ -70,10 +90,10 @@ def compiling(settings: CompileSettings, how: Compilation) -> Iterator[Session]:
 
 
 @contextlib.contextmanager
-def plainly(settings: CompileSettings) -> Iterator[None]:
-    """The configuration of :func:`compiling` with nobody watching, to measure what watching costs."""
-    with _configured(settings, {**settings.inductor, "fallback_random": True}):
-        yield
+def plainly(settings: CompileSettings) -> Iterator[Session]:
+    """All that :func:`compiling` sets, with nobody watching: what the cost of watching is measured against."""
+    with _configured(settings, {**settings.inductor, "fallback_random": True}), untimed_guards():
+        yield Session(settings, Compilation(), Recorder())
 
 
 @contextlib.contextmanager

@@ -8,34 +8,17 @@ from typing import Any
 from fuzzcompile.reporting import wording
 from fuzzcompile.reporting.facts import IssueFacts, facts_from
 from fuzzcompile.reporting.privacy import scrub
+from fuzzcompile.reporting.proof import diff_of, workaround_with_cost
 from fuzzcompile.reporting.rules import fit_to_file, rules
+from fuzzcompile.reporting.versions import versions
 from fuzzcompile.templating import environment
 
 __all__ = ["IssueFacts", "draft_issue", "facts_from"]
 
 _MAX_ROWS = 12
+_MAX_DIFF = 40
 _METADATA = ("dtype", "shape", "stride", "alias", "missing", "integer")
 _ERRORS = ("max_abs_error_eager", "max_abs_error_compiled", "error_ratio", "noise_floor")
-# Only these leave the machine, in this order.
-_VERSIONS = {
-    "torch": "PyTorch",
-    "torch_git": "PyTorch commit",
-    "device": "Device",
-    "device_name": "Device name",
-    "device_capability": "Compute capability",
-    "driver": "Driver",
-    "cuda": "CUDA",
-    "hip": "HIP",
-    "triton": "Triton",
-    "cxx": "C++ compiler",
-    "cpu": "CPU",
-    "cpu_capability": "CPU capability",
-    "cpu_count": "CPUs",
-    "threads": "Threads",
-    "python": "Python",
-    "platform": "Platform",
-    "libc": "libc",
-}
 
 
 def draft_issue(facts: IssueFacts) -> str:
@@ -44,27 +27,33 @@ def draft_issue(facts: IssueFacts) -> str:
     It claims what the facts hold and nothing beyond: what was not run is called not run.
     """
     template = environment().get_template("reports/issue.md.j2")
+    errors, left_out = error_rows(facts)
     return template.render(
         facts=facts,
         title=wording.title(facts) if facts.is_bug else "",
         summary=wording.summary(facts),
         why_not=wording.why_not(facts),
-        errors=list(_errors(facts)),
-        left_out=max(0, len(facts.outputs) - _MAX_ROWS),
+        errors=errors,
+        left_out=left_out,
         attribution=list(_attribution(facts)),
         contributors=[_named(other) for other in facts.report.get("contributors") or ()],
         changed_bits=list(dict.fromkeys(_named(other) for other in facts.report.get("changed_bits") or ())),
         ablations=list(_ablations(facts)),
-        workaround=_workaround(facts),
+        diff=[scrub(line) for line in diff_of(facts.culprit or {})[:_MAX_DIFF]],
+        workaround=workaround_with_cost(facts.report),
         log=scrub(facts.output.strip()) if facts.output else "",
-        versions=list(_versions(facts)),
+        versions=versions({**facts.environment, "torch": facts.torch, "device": facts.device}),
         rules=rules(facts) if facts.is_bug else [],
         fit=facts.is_bug and fit_to_file(facts),
     )
 
 
+def error_rows(facts: IssueFacts) -> tuple[list[dict[str, str]], int]:
+    """The table of outputs, wrong ones first, as text; and how many outputs it leaves out."""
+    return list(_errors(facts)), max(0, len(facts.outputs) - _MAX_ROWS)
+
+
 def _errors(facts: IssueFacts) -> Iterator[dict[str, str]]:
-    """Rows of the table of outputs, wrong ones first."""
     wrong = facts.wrong
     for entry in [*wrong, *(other for other in facts.outputs if other not in wrong)][:_MAX_ROWS]:
         # Where dtype, shape or presence differ no distance was taken.
@@ -124,18 +113,3 @@ def _ablations(facts: IssueFacts) -> Iterator[dict[str, str]]:
             "repairs": "yes" if entry.get("repairs") else "no",
             "error": str(entry.get("non_finite") or "–") if error is None else f"{error:.3g}",
         }
-
-
-def _workaround(facts: IssueFacts) -> list[str]:
-    found = facts.report.get("workaround")
-    if not found:
-        return []
-    return [f"{key} = {value!r}" for key, value in found.items()] if isinstance(found, Mapping) else [str(found)]
-
-
-def _versions(facts: IssueFacts) -> Iterator[tuple[str, str]]:
-    known = {**facts.environment}
-    known["torch"], known["device"] = facts.torch, facts.device
-    for key, label in _VERSIONS.items():
-        if known.get(key) not in (None, ""):
-            yield label, scrub(str(known[key]))

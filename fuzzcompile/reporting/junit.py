@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,9 +9,10 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from fuzzcompile.errors import UsageError
+from fuzzcompile.reporting import files
 from fuzzcompile.reporting.verdict import advice, describe_culprit, meaning
 
+_OPTION = "--junit"
 # Characters that XML 1.0 cannot hold at all; an error's message may.
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -35,14 +34,7 @@ def check_writable(path: Path) -> None:
     Raises:
         UsageError: it cannot.
     """
-    if path.is_dir():
-        raise UsageError(f"Cannot write {path}: it is a folder; name a file for --junit.")
-    draft = _draft(path)
-    try:
-        draft.touch()
-        draft.unlink()
-    except OSError as error:
-        raise _unwritable(path, error) from error
+    files.check_writable(path, _OPTION)
 
 
 def write_junit(path: Path, entries: Sequence[Entry]) -> None:
@@ -51,14 +43,7 @@ def write_junit(path: Path, entries: Sequence[Entry]) -> None:
     Raises:
         UsageError: it cannot be written.
     """
-    draft = _draft(path)
-    try:
-        draft.write_bytes(junit_xml(entries))
-        draft.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
-        raise _unwritable(path, error) from error
+    files.write_whole(path, junit_xml(entries), _OPTION)
 
 
 def junit_xml(entries: Sequence[Entry]) -> bytes:
@@ -107,11 +92,3 @@ def _add_case(suite: ElementTree.Element, entry: Entry) -> str | None:
 
 def _clean(text: object) -> str:
     return _FORBIDDEN.sub("\ufffd", str(text or ""))
-
-
-def _draft(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}.part")
-
-
-def _unwritable(path: Path, error: OSError) -> UsageError:
-    return UsageError(f"Cannot write {path}: {error.strerror}; name another file for --junit.")

@@ -8,6 +8,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from fuzzcompile.reporting.proof import workaround_of, workaround_with_cost
+from fuzzcompile.reporting.proof_text import ablation_table, proof_lines
+
 _MEANING = {
     "equal": "compiled equals eager bit for bit",
     "rounding": "compiled and eager differ by rounding only",
@@ -62,8 +65,8 @@ def print_report(
 ) -> None:
     """Print a report (contract form).
 
-    With ``proof`` the ablation table is printed too. ``name`` is what to type for the case, ``known`` says that the
-    baseline has this bug.
+    With ``proof`` what proves the culprit is printed too: the graph before and after it, and what was tried.
+    ``name`` is what to type for the case, ``known`` says that the baseline has this bug.
     """
 
     def say(line: str) -> None:
@@ -82,8 +85,12 @@ def print_report(
             say(f"  and {len(differing) - _ROWS} more outputs that differ (--json has all)")
         if len(differing) < len(outputs):
             say(f"  the same bits: {len(outputs) - len(differing)} of {len(outputs)} outputs")
-    for line in (*_places(differing), *_circumstances(report["evidence"]), *_attribution(report, proof=proof)):
+    for line in (*_places(differing), *circumstances(report["evidence"]), *_attribution(report, proof=proof)):
         say(f"  {line}")
+    if proof and report["ablations"]:
+        console.print(ablation_table(report))
+    if proof and report.get("workaround"):
+        say(f"  workaround: {workaround_with_cost(report)}")
     say(f"  what to do: {'nothing new: the baseline has it' if known else advice(report, name)}")
 
 
@@ -102,13 +109,13 @@ def advice(report: Mapping[str, Any], name: str) -> str:
     own = report.get("culprit") or {}
     if own.get("source") and not own["source"].startswith("torch/"):
         return f"mend {own['rewrite']} ({own['source']}:{own['line']}): it is not PyTorch's"
-    workaround = _as_settings(report.get("workaround"))
-    first = f"until it is mended, set {workaround}; " if workaround else ""
+    workaround = workaround_of(report)
+    until = f"; until it is mended, use {workaround}" if workaround else ""
     again = _RUN_AGAIN.get(verdict, "")
     doubt = "look at it first, confidence is low; " if report.get("confidence") == "low" and not again else ""
     return (
-        f"{first}{doubt}{again}report it: `fuzzcompile minimize {name}` makes the reproducer, "
-        f"`fuzzcompile issue {name}` the draft"
+        f"{doubt}{again}report it: `fuzzcompile minimize {name}` makes the reproducer, "
+        f"`fuzzcompile issue {name}` the draft{until}"
     )
 
 
@@ -174,16 +181,6 @@ def _rounded_up(value: float) -> str:
     return f"{float(f'{digit}e{exponent}'):.0e}"
 
 
-def _as_settings(workaround: Mapping[str, Any] | None) -> str:
-    """A workaround as it is typed: settings by name, whatever else it says left out."""
-    if not workaround:
-        return ""
-    settings = workaround.get("config", workaround)
-    if not isinstance(settings, Mapping):
-        return str(settings)
-    return ", ".join(f"{key} = {value!r}" for key, value in settings.items())
-
-
 # -- what differs ---------------------------------------------------------------------------------
 
 
@@ -246,7 +243,7 @@ def _value(value: float | int | None, output: Mapping[str, Any]) -> str:
     return f"{value:.9g}" if isinstance(value, float) else str(value)
 
 
-def _circumstances(evidence: Mapping[str, Any]) -> Iterator[str]:
+def circumstances(evidence: Mapping[str, Any]) -> Iterator[str]:
     """What else bears on the verdict, where there is something to say."""
     graphs, breaks = evidence.get("graphs") or 0, evidence.get("graph_breaks") or ()
     if graphs > 1 or breaks:
@@ -270,6 +267,8 @@ def _attribution(report: Mapping[str, Any], *, proof: bool) -> Iterator[str]:
     culprit = report.get("culprit")
     if culprit:
         yield f"culprit: {describe_culprit(culprit)}"
+        if proof:
+            yield from (f"  {line}" for line in proof_lines(culprit))
         yield from (f"also needed: {describe_culprit(other)}" for other in report["contributors"])
     elif report["is_bug"]:
         yield "culprit: not attributed"
@@ -278,11 +277,10 @@ def _attribution(report: Mapping[str, Any], *, proof: bool) -> Iterator[str]:
         yield f"rewrites that changed any bit: {_several(names, ', ')}"
     elif report["verdict"] == "rounding":
         yield "no rewrite of a graph changed a bit: generated code rounds differently from eager kernels"
-    if proof:
-        for ablation in report["ablations"]:
-            effect = "repairs it" if ablation["repairs"] else "no repair"
-            error = "" if ablation["error"] is None else f", error {ablation['error']:.1e}"
-            yield f"  {ablation['toggle']}: {effect}{error}"
+    fired = [f"{one['rewrite']} ({one['stage']})" for one in report.get("rewrites") or () if one["fired"]]
+    if proof and fired:
+        yield f"rewrites that ran: {', '.join(dict.fromkeys(fired))}"
+    yield from (f"{one['name']} {one['said']}" for one in report.get("suspects") or ())
 
 
 def _several(texts: Sequence[str], separator: str) -> str:

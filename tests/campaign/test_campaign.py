@@ -12,11 +12,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from fuzzcompile.campaign.budget import Budget, clock
 from fuzzcompile.corpus import CorpusError, Store
 from fuzzcompile.errors import UsageError
 
+ISSUE = Path(__file__).parent.parent / "known_issues" / "issue_195320.py"
 SFDP = "joint_graph:torch/_inductor/fx_passes/fuse_attention.py:sfdp"
 
 
@@ -84,14 +86,21 @@ def test_clock():
 
 @pytest.fixture(scope="module")
 def campaign(tmp_path_factory) -> tuple[Path, dict]:
-    """A short campaign of one worker on seed 0."""
+    """A short campaign of one worker over variations of a case with a real bug; the case itself comes first."""
     folder = tmp_path_factory.mktemp("campaign")
-    return folder, run(folder, "--budget", "10c", "--workers", "1")
+    return folder, run(folder, "--budget", "5c", "--workers", "1", "--from", str(ISSUE))
+
+
+@pytest.fixture(scope="module")
+def generated(tmp_path_factory) -> tuple[Path, dict]:
+    """A short campaign of one worker on seed 0."""
+    folder = tmp_path_factory.mktemp("generated")
+    return folder, run(folder, "--budget", "4c", "--workers", "1")
 
 
 def test_a_campaign_finds_explains_shrinks_and_drafts_a_real_bug(campaign):
     folder, summary = campaign
-    assert summary["ended"] == "budget" and summary["cases"] >= 10
+    assert summary["ended"] == "budget" and summary["cases"] >= 5
     (finding,) = [f for f in summary["findings"] if "_sfdp" in f["culprit"]]
     assert finding["necessary"] is True and finding["confirmed"] is True and finding["reproducer_lines"] <= 40
     assert Path(folder, finding["draft"]).read_text().startswith("# [inductor]")
@@ -100,6 +109,8 @@ def test_a_campaign_finds_explains_shrinks_and_drafts_a_real_bug(campaign):
         assert found.signature == SFDP
         reproducer = store.best_reproducer(found.id)
         assert store.coverage() and store.integrity() == "ok"
+        stream = store.campaigns()[0].settings["stream"]
+        assert store.stream_runs(stream, torch.__version__)[0].features == ("as_given",)
     script = folder / "repro.py"
     script.write_text(reproducer.source)
     alone = subprocess.run([sys.executable, "repro.py"], cwd=folder, capture_output=True, check=False)
@@ -108,18 +119,30 @@ def test_a_campaign_finds_explains_shrinks_and_drafts_a_real_bug(campaign):
 
 def test_a_second_run_goes_on_and_repeats_no_case(campaign):
     folder, first = campaign
-    second = run(folder, "--budget", "3c", "--workers", "1")
-    assert second["cases"] >= 3
+    second = run(folder, "--budget", "2c", "--workers", "1", "--from", str(ISSUE))
+    assert second["cases"] >= 2
     with Store.open(folder / "corpus" / "fuzzcompile.db") as store:
         campaigns = store.campaigns()
         stream = campaigns[0].settings["stream"]
-        assert store.recorded_indices(stream) >= set(range(10))
+        assert store.recorded_indices(stream) >= set(range(7))
         assert [c.ended for c in campaigns] == ["budget", "budget"]
         assert store.counters().runs == first["cases"] + second["cases"]
 
 
-def test_the_same_seed_gives_the_same_cases(campaign, tmp_path):
-    folder, _ = campaign
+def test_most_cases_are_screened_and_what_was_reached_is_shown(generated):
+    folder, summary = generated
+    assert 0 < summary["screened"] <= summary["cases"]
+    with Store.open(folder / "corpus" / "fuzzcompile.db") as store:
+        runs = store.stream_runs(store.campaigns()[0].settings["stream"], torch.__version__)
+        assert all(run.features for run in runs) and runs[0].firsts
+        assert {"joint_graph", "decomposition"} <= {row.stage for row in store.coverage()}
+    command = [sys.executable, "-m", "fuzzcompile", "coverage", "--json"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    assert any(row["fired"] for row in json.loads(done.stdout)["stages"])
+
+
+def test_the_same_seed_gives_the_same_cases(generated, tmp_path):
+    folder, _ = generated
     run(tmp_path, "--budget", "2c", "--workers", "1")
     with (
         Store.open(tmp_path / "corpus" / "fuzzcompile.db") as again,
@@ -127,6 +150,25 @@ def test_the_same_seed_gives_the_same_cases(campaign, tmp_path):
     ):
         stream = again.campaigns()[0].settings["stream"]
         assert again.recorded_indices(stream) <= before.recorded_indices(stream)
+        drawn = [
+            [run.features for run in store.stream_runs(stream, torch.__version__)][:2] for store in (again, before)
+        ]
+        assert drawn[0] == drawn[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--screen-only", "--full-only"], "not both"),
+        (["--from", "nothing.py"], "Cannot read the case nothing.py"),
+        (["--from", "script.py"], "defines no make()"),
+    ],
+)
+def test_wrong_use_is_said_in_one_sentence(tmp_path, arguments, said):
+    Path(tmp_path, "script.py").write_text("print(1)\n")
+    process = start(tmp_path, *arguments)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 2 and out == "" and said in err and len(err.strip().splitlines()) == 1
 
 
 def test_commands_on_a_stored_finding(campaign):
@@ -172,7 +214,11 @@ def test_ctrl_c_ends_with_the_summary(tmp_path):
 
 
 def test_a_killed_worker_costs_its_case_only_and_a_killed_campaign_nothing_stored(tmp_path):
-    process = start(tmp_path, "--budget", "10m", "--workers", "1")
+    # Clean and slow: whenever the worker is killed, it is judging a case.
+    Path(tmp_path, "slow.py").write_text(
+        "import time\n\nimport torch\n\n\ndef make():\n    time.sleep(0.1)\n    return torch.sin, (torch.ones(3, 5),)\n"
+    )
+    process = start(tmp_path, "--budget", "10m", "--workers", "1", "--from", "slow.py")
     wait_for(lambda: judged(tmp_path) >= 1)
     worker = max(psutil.Process(process.pid).children(), key=lambda child: child.memory_info().rss)
     os.kill(worker.pid, signal.SIGKILL)

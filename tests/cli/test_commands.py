@@ -188,7 +188,7 @@ def test_triage_for_people_names_verdict_culprit_and_what_to_do(capsys):
     assert call("bisect", KNOWN / "issue_195320.py") == 1
     out = capsys.readouterr().out
     assert "miscompile (BUG" in out and "_sfdp_pattern_28_inference" in out and "what to do: report it" in out
-    assert "veto _sfdp_pattern_28: repairs it" in out
+    assert ["veto", "_sfdp_pattern_28", "yes"] in [line.split()[:3] for line in out.splitlines()]
 
 
 def test_a_planted_rewrite_is_found_and_named(write_case, capsys):

@@ -9,28 +9,29 @@ from pathlib import Path
 
 import pytest
 
-from fuzzcompile.generation import CaseSpec, Profile, case_at, render
+from fuzzcompile.generation import CaseSpec, GeneratedCase, render
 from fuzzcompile.generation.idioms import idioms
 from fuzzcompile.generation.near_misses import NEAR_MISSES
-from fuzzcompile.generation.spec import Attention, Block, Dims, Mask
+from fuzzcompile.generation.spec import Attention, Block, Dims, Mask, Part
 from fuzzcompile.templating import template_folder
 
+ALLOWED = ("torch", "nn", "functional", "SDPBackend", "sdpa_kernel")
 DIMS = Dims(batch=2, sequence=5, heads=3, head_dim=4)
 
 
-def test_only_torch_is_imported_and_no_line_is_long() -> None:
-    for index in range(200):
-        source = case_at(1, index, Profile()).source
+def test_only_torch_is_imported_and_no_line_is_long(many: list[GeneratedCase]) -> None:
+    for case in many[:200]:
+        source = case.source
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.Import | ast.ImportFrom):
-                assert all(name.name in ("torch", "nn", "functional") for name in node.names)
+                assert all(name.name in ALLOWED for name in node.names)
         assert max(len(line) for line in source.splitlines()) <= 100
 
 
-def test_ruff_has_nothing_to_say(tmp_path: Path) -> None:
+def test_ruff_has_nothing_to_say(tmp_path: Path, many: list[GeneratedCase]) -> None:
     pytest.importorskip("ruff")
-    for index in range(200):
-        (tmp_path / f"case_{index}.py").write_text(case_at(1, index, Profile()).source)
+    for index, case in enumerate(many[:300]):
+        (tmp_path / f"case_{index}.py").write_text(render(case.spec, described=True))
     ruff = [sys.executable, "-m", "ruff"]
     checks = [
         [*ruff, "check", "--isolated", "--no-cache", "--select", "E,F,W,I", "--line-length", "100"],
@@ -47,8 +48,8 @@ def test_each_idiom_has_its_template_and_a_summary() -> None:
         assert idiom.summary
 
 
-def test_each_idiom_is_drawn() -> None:
-    drawn = {name for index in range(300) for name in case_at(0, index, Profile()).spec.idioms}
+def test_each_idiom_is_drawn(many: list[GeneratedCase]) -> None:
+    drawn = {name for case in many for name in case.spec.idioms}
     assert drawn == {idiom.name for idiom in idioms()}
 
 
@@ -81,14 +82,14 @@ def test_einsum_projections_hold_weights_and_biases_for_each_element_of_the_batc
 
 def test_norms_stand_before_or_after_the_branch() -> None:
     attention = Attention("attention_mul", projection="projection_linear", layout="heads_last")
-    block = Block(norm="layer_norm", feed_forward="feed_forward_gelu")
+    block = Block(norm="layer_norm", feed_forward=Part("feed_forward_gelu"))
     assert "x = x + self.attention(self.attention_norm(x))" in render(CaseSpec(attention, DIMS, block))
-    after = render(CaseSpec(attention, DIMS, Block(norm="layer_norm", norm_first=False)))
+    after = render(CaseSpec(attention, DIMS, Block(norm="layer_norm", placement="post")))
     assert "return self.attention_norm(x + self.attention(x))" in after
 
 
 def test_a_stack_passes_the_mask_on_and_starts_from_token_ids() -> None:
-    attention = Attention("attention_masked", layout="heads_last", mask=Mask(causal=True))
+    attention = Attention("attention_masked", layout="heads_last", mask=Mask("causal"))
     source = render(CaseSpec(attention, DIMS, Block(layers=2), embedding="embedding_lookup"))
     assert "self.blocks = nn.ModuleList(Block() for _ in range(2))" in source
     assert "x = block(x, mask)" in source

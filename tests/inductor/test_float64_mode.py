@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fuzzcompile.execution.float64 import Float64Mode
+from fuzzcompile.execution.noise import UlpNoise
 
 X = programs.tensors((4, 6), (6, 6))
 
@@ -214,3 +215,19 @@ def test_factories_without_a_dtype_compute_in_float64():
         made = torch.linspace(-1.2, 1.2, 100)
     assert made.dtype == torch.float64
     assert torch.equal(made, torch.linspace(-1.2, 1.2, 100, dtype=torch.float64))
+
+
+def test_branches_of_a_condition_run_in_float64():
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda x: torch.sin(x) * 2, torch.cos, (x,)) + 1
+
+    x = torch.linspace(0.1, 1, 7)
+    plain = program(x)
+    torch._dynamo.reset()  # what it captured of the condition it captured without the mode
+    with Float64Mode(keep_casts=True):
+        wide = program(x.double())
+    torch._dynamo.reset()
+    with UlpNoise(1):
+        moved = program(x)
+    assert torch.equal(wide, torch.sin(x.double()) * 2 + 1)
+    assert not torch.equal(moved, plain) and torch.allclose(moved, plain, rtol=1e-5)

@@ -10,6 +10,7 @@ from torch._inductor.fx_passes import joint_graph
 from watching import Watched, apart, eager, watch
 
 from fuzzcompile.case import CompileSettings
+from fuzzcompile.inductor import recorder
 from fuzzcompile.inductor.ledger import Frame
 
 DYNAMIC = CompileSettings(dynamic=True)
@@ -217,10 +218,14 @@ def test_attempt_that_dynamo_throws_away_leaves_no_frame():
     assert watched.ledger.failed_in is None
 
 
-def test_no_more_than_two_calls_are_kept():
+@pytest.mark.parametrize("small", [True, False])
+def test_first_calls_are_kept_and_more_while_they_take_little_memory(small: bool, monkeypatch: pytest.MonkeyPatch):
+    if not small:
+        monkeypatch.setattr(recorder, "_CAPTURED_BYTES", 1)
     target, _ = programs.sine()
-    calls = [tuple(programs.tensors((3, 5), seed=seed)) for seed in range(4)]
+    calls = [tuple(programs.tensors((3, 5), seed=seed)) for seed in range(recorder.CAPTURED_CALLS + 1)]
     watched = watch(target, *calls)
     (frame,) = watched.ledger.frames
-    assert [len(frame.dynamo_calls), len(frame.forward_calls)] == [2, 2]
-    assert torch.equal(frame.forward_calls[1].inputs[0], calls[1][0])
+    kept = recorder.CAPTURED_CALLS if small else 2
+    assert [len(frame.dynamo_calls), len(frame.forward_calls)] == [kept, kept]
+    assert all(torch.equal(one.inputs[0], given) for one, (given,) in zip(frame.forward_calls, calls, strict=False))

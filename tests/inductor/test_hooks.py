@@ -13,7 +13,7 @@ from torch._inductor.fx_passes import joint_graph, post_grad, pre_grad
 from watching import apart, eager, run, watch, watch_plant
 
 from fuzzcompile.case import CompileSettings
-from fuzzcompile.inductor import hooks
+from fuzzcompile.inductor import hooks, matched
 from fuzzcompile.inductor import recorder as recorder_module
 from fuzzcompile.inductor.session import Compilation, compiling
 
@@ -71,6 +71,11 @@ SURVIVES = {
     "module pass": {"first_logs_off", "sin_off", "last_logs_off"},
     "pattern pass": {"first_logs_off", "last_logs_off"},
     "fusion passes": {"first_logs_off", "sin_off", "last_logs_off"},
+    "partition": {"first_logs_off", "sin_off", "last_logs_off"},
+    "freezing stage": {"first_logs_off", "sin_off", "last_logs_off"},
+    "frozen parameters": {"first_logs_off", "sin_off", "last_logs_off"},
+    "layout of frozen weights": {"first_logs_off", "sin_off", "last_logs_off"},
+    "dead code": {"first_logs_off", "sin_off", "last_logs_off"},
 }
 
 
@@ -209,9 +214,8 @@ def failing(*args: object, **kwargs: object) -> object:
 @pytest.mark.parametrize(
     "module, function",
     [
-        (recorder_module, "fingerprint"),
+        (recorder_module, "State"),
         (recorder_module, "take_snapshot"),
-        (recorder_module, "sub_graph"),
         (recorder_module, "copy_tree"),
         (recorder_module.labels, "location"),
     ],
@@ -227,8 +231,17 @@ def test_broken_recorder_lets_the_compile_succeed_and_says_so(
     assert set(watched.ledger.trouble) == {"RuntimeError: the recorder is broken"}
 
 
+def test_recorder_that_cannot_tell_what_a_lowering_replaced_says_so(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(matched, "sub_graph", failing)
+    target, inputs = PLANTS["lowering"].program()
+    with planting.lowering(post_grad.pass_patterns[0]):
+        watched = watch(target, inputs)
+    assert watched.fired == ["erf_off"]
+    assert watched.ledger.trouble == ["RuntimeError: the recorder is broken"]
+
+
 def test_vetoes_work_with_a_broken_recorder(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(recorder_module, "fingerprint", failing)
+    monkeypatch.setattr(recorder_module, "State", failing)
     target, inputs = programs.attention()
     watched = watch(target, inputs, vetoes=["_sfdp"])
     assert set(watched.outcomes("_sfdp_pattern_1_inference")) == {"vetoed"}

@@ -295,3 +295,10 @@ def test_long_tables_are_cut_and_say_so():
 )
 def test_absolute_paths_are_cut(text, clean):
     assert scrub(text) == clean
+
+
+def test_the_graph_before_and_after_is_in_the_draft():
+    diff = "@@ -1 +1 @@\n-a: f32[2] = aten.sin.default(x)\n+b: f32[2] = aten.cos.default(/home/me/x.py)"
+    text = draft(changed(culprit={**REPORT["culprit"], "details": {"diff": diff}}))
+    assert "```diff\n@@ -1 +1 @@\n-a: f32[2] = aten.sin.default(x)\n+b" in text and "/home/me" not in text
+    assert "```diff" not in draft(changed())

@@ -109,7 +109,7 @@ def test_rounding_names_the_rewrites_that_changed_the_bits():
         (report("unstable"), "better conditioned"),
         (report("miscompile"), "`fuzzcompile minimize m.py`"),
         (report("miscompile", confidence="low"), "confidence is low"),
-        (report("miscompile", workaround={"pattern_matcher": False}), "set pattern_matcher = False"),
+        (report("miscompile", workaround={"how": "config.x = 1"}), "until it is mended, use config.x = 1"),
         (report("timeout", confidence="low"), "larger --timeout"),
     ],
 )  # fmt: skip

@@ -1,0 +1,284 @@
+"""How fast cases are judged, screened and in full, beside plain torch.compile of the same cases.
+
+    python bench/throughput.py costs [--cases N] [--seed S]
+    python bench/throughput.py campaign [--minutes M] [--workers W] [--mix screen|full|mixed] [--blocks]
+
+``costs`` draws N cases and does each in one process, every time with a kernel cache that is empty: plain torch.compile
+and one run; judged in full, from generation to storage; screened. It prints medians, our own share of the full run,
+and how many times as fast a screen is. Cases with a bug are left out of the share: attributing them is the purpose.
+
+``campaign`` runs the campaign itself on an empty corpus and kernel cache and prints cases per minute over time, and the
+memory of the workers at equal ages. ``--blocks`` draws single blocks in eval mode only, else the default mix; what was
+drawn is printed. Wall times mean something on an idle machine only; processor times are beside them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import psutil
+import torch
+from torch._inductor.utils import fresh_cache
+
+from fuzzcompile.campaign.budget import Budget, clock
+from fuzzcompile.campaign.drawing import Drawn, Generator
+from fuzzcompile.campaign.engine import CampaignSettings
+from fuzzcompile.campaign.events import CaseJudged, Event, Started, Tick
+from fuzzcompile.campaign.local import run_campaign
+from fuzzcompile.campaign.pool import Limits, available_cpus
+from fuzzcompile.case import load_case
+from fuzzcompile.corpus import CaseRecord, Coverage, Store
+from fuzzcompile.execution import runs
+from fuzzcompile.execution.building import build
+from fuzzcompile.execution.environment import describe
+from fuzzcompile.generation import Profile
+from fuzzcompile.inductor.session import plainly
+from fuzzcompile.work import Judged, JudgeTask, WorkerSetup, judge_file, prepare
+
+_DEVICE = torch.device("cpu")
+_AGE = 45.0  # seconds of a worker's life at which its memory is compared
+
+
+def main() -> None:
+    """Parse, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    costs = commands.add_parser("costs")
+    costs.add_argument("--cases", type=int, default=20)
+    costs.add_argument("--seed", type=int, default=0)
+    campaign = commands.add_parser("campaign")
+    campaign.add_argument("--minutes", type=float, default=30.0)
+    campaign.add_argument("--workers", type=int, default=2)
+    campaign.add_argument("--mix", choices=("mixed", "screen", "full"), default="mixed")
+    campaign.add_argument("--blocks", action="store_true")
+    campaign.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    facts = describe(_DEVICE)
+    print(f"torch {facts['torch']}, {facts['cpu']}, {available_cpus()} processors, load {os.getloadavg()[0]:.1f}")
+    if given.command == "costs":
+        measure_costs(given.cases, given.seed)
+    else:
+        measure_campaign(given.minutes, given.workers, given.mix, blocks=given.blocks, seed=given.seed)
+
+
+# -- one case at a time -----------------------------------------------------------------------------
+
+
+@dataclass
+class Cost:
+    """Wall and processor seconds of one thing done, those of compilers that it started included."""
+
+    wall: float = 0.0
+    processor: float = 0.0
+
+
+@contextmanager
+def _measured() -> Iterator[Cost]:
+    cost, wall, processor = Cost(), time.perf_counter(), _processor()
+    yield cost
+    cost.wall, cost.processor = time.perf_counter() - wall, _processor() - processor
+
+
+def _processor() -> float:
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def measure_costs(cases: int, seed: int) -> None:
+    """Time ``cases`` cases each in three ways, and print what came of it."""
+    prepare(WorkerSetup((), 1))
+    plain: list[Cost] = []
+    full: list[Cost] = []
+    screen: list[Cost] = []
+    drawn: list[Drawn] = []
+    with tempfile.TemporaryDirectory() as folder, Store.open(Path(folder, "corpus.db")) as store:
+        _one(Generator().at(seed, 10**9), Path(folder), store, seed, 10**9)  # whatever is done once only
+        for index in range(cases):
+            costs = _one(None, Path(folder), store, seed, index)
+            if costs is None:
+                continue
+            case, *measured = costs
+            for costs_so_far, cost in zip((plain, full, screen), measured, strict=True):
+                costs_so_far.append(cost)
+            drawn.append(case)
+    print(f"\n{len(plain)} cases without a bug of {cases}; mix: {_mix(drawn)}")
+    for name, taken in (("plain", plain), ("full", full), ("screen", screen)):
+        print(f"{name:7} median {_median(taken, 'wall'):7.2f} s wall, {_median(taken, 'processor'):7.2f} s processor")
+    for what in ("wall", "processor"):
+        own = [getattr(f, what) / getattr(p, what) - 1 for p, f in zip(plain, full, strict=True)]
+        total = sum(getattr(f, what) for f in full) / sum(getattr(p, what) for p in plain) - 1
+        faster = [getattr(f, what) / getattr(s, what) for f, s in zip(full, screen, strict=True)]
+        print(
+            f"{what:9}: our own work in full mode {100 * statistics.median(own):.0f} % (median), "
+            f"{100 * total:.0f} % of all; a screen is {statistics.median(faster):.1f} times as fast as full (median)"
+        )
+
+
+def _one(
+    given: Drawn | None, folder: Path, store: Store, seed: int, index: int
+) -> tuple[Drawn, Cost, Cost, Cost] | None:
+    """Plain, full and screened cost of a case; None if it has a bug or does not run."""
+    drawn = given or Generator().at(seed, index)
+    path = folder / f"case_{index}.py"
+    path.write_text(drawn.source, encoding="utf-8")
+    with fresh_cache(), _measured() as plain:
+        case = load_case(path)
+        with plainly(case.settings):
+            program = build(case, _DEVICE)
+            runs.observe(case, program, torch.compile(program.model, dynamic=case.settings.dynamic))
+    with fresh_cache(), _measured() as full:
+        judged = _judged(Generator().at(seed, index), path, store, screen=False)
+    with fresh_cache(), _measured() as screen:
+        screened = _judged(Generator().at(seed, index), path, store, screen=True)
+    verdict = judged.report["verdict"]
+    times = "  ".join(
+        f"{name} {cost.wall:6.2f} ({cost.processor:6.2f})"
+        for name, cost in (("plain", plain), ("full", full), ("screen", screen))
+    )
+    print(f"{index:4} {times}  {verdict}", flush=True)
+    if judged.report["is_bug"] or verdict == "invalid" or not screened.screened:
+        return None
+    return drawn, plain, full, screen
+
+
+def _judged(drawn: Drawn, path: Path, store: Store, *, screen: bool) -> Judged:
+    """A case from its text to the corpus, as a campaign's worker and engine do it."""
+    path.write_text(drawn.source, encoding="utf-8")
+    judged = judge_file(JudgeTask(str(path), screen=screen))
+    coverage = [Coverage(c.stage, c.pass_name or "", c.rewrite, c.outcome, c.count) for c in judged.coverage]  # type: ignore[arg-type]
+    record = CaseRecord(drawn.sha256, drawn.source, "generated", features=drawn.features)
+    store.record(None, record, describe(_DEVICE), judged.report, coverage, screened=judged.screened)
+    return judged
+
+
+def _median(costs: Iterable[Cost], what: str) -> float:
+    return float(statistics.median(getattr(cost, what) for cost in costs))
+
+
+def _mix(drawn: Sequence[Drawn]) -> str:
+    counts = Counter(name for case in drawn for name in case.features)
+    return ", ".join(f"{name} {100 * count / len(drawn):.0f} %" for name, count in counts.most_common(20))
+
+
+# -- a whole campaign -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """Single blocks in eval mode: what the generator draws, passed over until it is one."""
+
+    generator: Generator = field(default_factory=Generator)
+    name: str = "eval-blocks"
+    profile: None = None
+
+    def at(self, seed: int, index: int, candidate: int = 0) -> Drawn:
+        """The next single block in eval mode."""
+        number = 0
+        while True:
+            drawn = self.generator.at(seed, index * 1000 + number, candidate)
+            spec: Any = (drawn.spec or {}).get("case") or {}
+            block = spec.get("block") or {}
+            if block and block.get("layers", 1) == 1 and not spec.get("training") and not spec.get("backward"):
+                return drawn
+            number += 1
+
+    def of(self, choices: bytes) -> Drawn | None:
+        """Nothing is varied."""
+        return None
+
+
+class _Watch:
+    """Takes note of when cases were judged, and of the memory of each worker by its age."""
+
+    def __init__(self) -> None:
+        self.start = 0.0
+        self.judged: list[float] = []
+        self.memory: dict[int, list[tuple[float, int]]] = {}
+        self.own: list[tuple[float, int]] = []
+        self._process = psutil.Process()
+        self._sampled = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Nothing is open."""
+
+    def handle(self, event: Event) -> None:
+        """Note a judged case, and now and then the memory."""
+        now = time.monotonic()
+        if isinstance(event, Started):
+            self.start = now
+        elif isinstance(event, CaseJudged):
+            self.judged.append(now - self.start)
+        elif isinstance(event, Tick) and now - self._sampled > 1.0:
+            self._sampled = now
+            self.own.append((now - self.start, self._process.memory_info().rss))
+            for child in self._process.children():
+                try:
+                    sample = time.time() - child.create_time(), child.memory_info().rss
+                except psutil.Error:
+                    continue
+                self.memory.setdefault(child.pid, []).append(sample)
+
+
+def measure_campaign(minutes: float, workers: int, mix: Any, *, blocks: bool, seed: int) -> None:
+    """Run a campaign of that length from nothing, and print its rate and growth."""
+    watch = _Watch()
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(folder, "kernels"))
+        settings = CampaignSettings(
+            budget=Budget(seconds=60.0 * minutes),
+            seed=seed,
+            profile=Profile(),
+            device="cpu",
+            workers=workers,
+            torch=torch.__version__,
+            drafts=Path(folder, "drafts"),
+            mix=mix,
+            source=_Blocks() if blocks else None,
+        )
+        location = str(Path(folder, "corpus.db"))
+        summary = run_campaign(
+            settings, location=location, plants=(), limits=Limits(), command="bench/throughput.py", handler=watch
+        )
+        with Store.open(location) as store:
+            stored = store.stream_runs(settings.stream, torch.__version__)
+    counts = Counter(name for run in stored for name in run.features)
+    drawn = ", ".join(f"{name} {100 * count / max(len(stored), 1):.0f} %" for name, count in counts.most_common(20))
+    tally = summary.tally
+    print(f"{mix}, {workers} workers, {'single eval blocks' if blocks else 'default mix'}: {tally.cases} cases in "
+          f"{clock(tally.seconds)}, {tally.cases_per_minute:.1f}/min, {tally.screened} screened")  # fmt: skip
+    print(f"verdicts: {dict(tally.verdicts)}; findings: {tally.findings}\nmix: {drawn}")
+    _print_growth(watch, minutes)
+
+
+def _print_growth(watch: _Watch, minutes: float) -> None:
+    window = max(60.0, 60.0 * minutes / 6)
+    for begin in (window * number for number in range(max(1, round(60.0 * minutes / window)))):
+        count = sum(begin <= at < begin + window for at in watch.judged)
+        print(f"  from {clock(begin)}: {60.0 * count / window:6.1f} cases/min")
+    ages = []
+    for samples in watch.memory.values():
+        at_age = [size for age, size in samples if abs(age - _AGE) < 2.0]
+        if at_age:
+            ages.append(at_age[0] / 2**20)
+    print(f"  worker memory at an age of {_AGE:.0f} s, MiB, in order of birth: {[round(size) for size in ages]}")
+    if watch.own:
+        first, last = watch.own[len(watch.own) // 4][1], watch.own[-1][1]
+        print(f"  own memory after a quarter {first / 2**20:.0f} MiB, at the end {last / 2**20:.0f} MiB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Faults before the graph passes: dynamo, functionalization, decompositions, fake tensors, partition."""

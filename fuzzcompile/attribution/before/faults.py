@@ -1,0 +1,276 @@
+"""What is the matter with an operator that is computed in another way than by its kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+
+from fuzzcompile.attribution.culprit import Culprit
+from fuzzcompile.attribution.steps import SEMANTIC_STEP
+from fuzzcompile.execution.exhaustion import first_line
+from fuzzcompile.execution.tensors import significant_strides
+from fuzzcompile.inductor.applications import Application, Outcome, Place
+from fuzzcompile.inductor.decompositions import family_of_operator, operator_name
+from fuzzcompile.inductor.fake import fake_function
+from fuzzcompile.inductor.labels import source_of
+from fuzzcompile.oracle import metrics
+
+# What is the matter: "check" that the kernel raises and the other way does not, "raises" the reverse.
+Kind = Literal["values", "dtype", "shape", "device", "stride", "alias", "mutation", "check", "raises"]
+# A float64 step must be this many times what one ulp of float64 in the arguments does.
+_NOISE_FACTOR = 100.0
+_NOISE_SEEDS = (1, 2)
+# Native results may be so many times farther from float64 than the kernel's own.
+_NATIVE_FACTOR = 6.0
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One operator that is something else before the graph passes than in eager mode, on the program's own values.
+
+    ``proved`` says that float64, exact arithmetic or the kind of fault leave no room for rounding. ``step`` is the
+    change in units of the RMS size of the result, in float64 where ``proved``.
+    """
+
+    stage: str
+    way: str
+    operator: str
+    kind: Kind
+    place: Place
+    proved: bool
+    step: float | None = None
+    expected: str = ""
+    got: str = ""
+    source: str | None = None
+    line: int | None = None
+
+    @property
+    def site(self) -> str | None:
+        """``file.py:line #n`` of the user's program."""
+        return f"{self.place.location} #{self.place.ordinal}" if self.place.location else None
+
+    def culprit(self, **proof: Any) -> Culprit:
+        """The operator as a culprit; its family is its name without namespace and overload."""
+        details = {
+            "kind": self.kind,
+            "way": self.way,
+            "backward": self.place.backward,
+            "inside": list(self.place.inside),
+            "expected": self.expected,
+            "got": self.got,
+        }
+        return Culprit(
+            self.stage,
+            None,
+            self.operator,
+            family_of_operator(self.operator),
+            nodes=(self.place.node,) if self.place.node else (),
+            source=self.source,
+            line=self.line,
+            site=self.site,
+            step=self.step,
+            details=details,
+            **proof,
+        )
+
+
+def fault_of(application: Application) -> Fault | None:
+    """What is the matter with one application of an operator; None if nothing is."""
+    kernel, other = application.kernel, application.other
+    if kernel.error is not None or other.error is not None:
+        return _error(application)
+    if application.way == "fake" and (written := _undeclared_write(application)) is not None:
+        return written
+    if len(kernel.results) != len(other.results):
+        return _fault(application, "shape", f"{len(kernel.results)} results", f"{len(other.results)} results")
+    for kind, told in (("shape", _shape), ("device", _device)):
+        difference = _difference(kernel, other, told)
+        if difference is not None:
+            return _fault(application, kind, *difference)  # type: ignore[arg-type]
+    dtypes = _difference(kernel, other, _dtype)
+    if application.way != "fake":
+        wrong = _mutation(application) or _values(application)
+        if wrong is not None and (wrong.proved or dtypes is None):
+            return wrong
+    if dtypes is not None:
+        return _fault(application, "dtype", *dtypes)
+    if kernel.aliases != other.aliases:
+        return _fault(application, "alias", _aliases(kernel), _aliases(other))
+    difference = _difference(kernel, other, significant_strides)
+    return None if difference is None else _fault(application, "stride", *difference)
+
+
+def _fault(
+    application: Application,
+    kind: Kind,
+    expected: str,
+    got: str,
+    *,
+    step: float | None = None,
+    proved: bool = True,
+) -> Fault:
+    function = application.function
+    if application.way == "fake":
+        function = fake_function(application.operator)
+    source, line = source_of(function) if function is not None else (None, None)
+    stage = "fake_tensor" if application.way == "fake" else "decomposition"
+    name = operator_name(application.operator)
+    return Fault(stage, application.way, name, kind, application.place, proved, step, expected, got, source, line)
+
+
+def _undeclared_write(application: Application) -> Fault | None:
+    """An operator that writes to an argument of which its schema says that it does not: nobody can follow that."""
+    schema = application.operator._schema
+    if any(argument.alias_info is not None for argument in schema.arguments):
+        return None
+    for index, (before, after) in enumerate(application.arguments_around()):
+        if before.shape == after.shape and not torch.equal(before.nan_to_num(), after.nan_to_num()):
+            fault = _fault(application, "mutation", f"argument {index} as it was", f"argument {index} written to")
+            return replace(fault, stage="functionalization")
+    return None
+
+
+def _error(application: Application) -> Fault | None:
+    kernel, other = application.kernel.error, application.other.error
+    if kernel is not None and other is not None:
+        return None
+    if kernel is not None:
+        if application.way == "fake" and not application.refuses_always():
+            return None  # fake tensors have no values to check
+        return _fault(application, "check", _told(kernel), "no error")
+    assert other is not None
+    if isinstance(other, NotImplementedError):
+        return None
+    return _fault(application, "raises", "no error", _told(other))
+
+
+def _told(error: BaseException) -> str:
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
+def _difference(one: Outcome, other: Outcome, told: Any) -> tuple[str, str] | None:
+    """The first result of which ``told`` says something else, as it is and as it should be."""
+    for index, (a, b) in enumerate(zip(one.results, other.results, strict=True)):
+        if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+            continue
+        if told(a) != told(b):
+            return f"result {index}: {told(a)}", f"result {index}: {told(b)}"
+    return None
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype)
+
+
+def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
+    return tuple(int(size) for size in tensor.shape)
+
+
+def _device(tensor: torch.Tensor) -> str:
+    return str(tensor.device)
+
+
+def _aliases(outcome: Outcome) -> str:
+    if not outcome.aliases:
+        return "shares no memory with its arguments"
+    return ", ".join(f"result {i} shares memory with argument {j}" for i, j in sorted(outcome.aliases))
+
+
+def _mutation(application: Application) -> Fault | None:
+    """Arguments that one way writes to and the other does not, or differently."""
+    step = _change(application.kernel.arguments, application.other.arguments)
+    if not step:
+        return None
+    if application.operator._schema.is_mutable:
+        exact = application.exact()
+        step = step if exact is None else _change(exact[0].arguments, exact[1].arguments)
+        if step <= SEMANTIC_STEP:
+            return None
+    return _fault(application, "mutation", "arguments as the kernel leaves them", f"off by {step:.1e}", step=step)
+
+
+def _values(application: Application) -> Fault | None:
+    kernel, other = application.kernel, application.other
+    if application.draws or "empty" in application.operator._schema.name:
+        return None  # they may draw other numbers, or the same ones in another order; what was not written is anything
+    native = _change(kernel.results, other.results)
+    exact = application.exact()
+    if exact is not None:
+        step = _change(exact[0].results, exact[1].results)
+        if step > SEMANTIC_STEP and step > _NOISE_FACTOR * _noise(application, exact):
+            return _fault(application, "values", *_worst(*exact), step=step)
+    if not native:
+        return None
+    if _is_whole(kernel) and not _has_floats(kernel.arguments):
+        return _fault(application, "values", *_worst(kernel, other), step=native)
+    if _far(kernel, other, exact[0] if exact is not None else None):
+        return _fault(application, "values", *_worst(kernel, other), step=native, proved=False)
+    return None
+
+
+def _noise(application: Application, exact: tuple[Outcome, Outcome]) -> float:
+    """How far one ulp of float64 in the arguments moves either result."""
+    most = 0.0
+    for seed in _NOISE_SEEDS:
+        moved = application.exact(noise=seed)
+        if moved is None:
+            continue
+        most = max(most, _change(exact[0].results, moved[0].results), _change(exact[1].results, moved[1].results))
+    return most
+
+
+def _far(kernel: Outcome, other: Outcome, exact: Outcome | None) -> bool:
+    """Whether a native result is farther from float64 than the kernel's, beyond what its dtype's tolerance allows."""
+    truths = exact.results if exact is not None else kernel.results
+    for one, two, truth in zip(kernel.results, other.results, truths, strict=False):
+        if not _comparable(one, two) or not _comparable(one, truth) or one.dtype != two.dtype:
+            continue
+        apart = metrics.farthest(two, truth)
+        if apart > _NATIVE_FACTOR * metrics.farthest(one, truth) and not metrics.within_default_tolerance(two, one):
+            return True
+    return False
+
+
+def _change(ones: Sequence[Any], others: Sequence[Any]) -> float:
+    """Largest change of a tensor in units of its RMS size."""
+    worst = 0.0
+    for one, other in zip(ones, others, strict=False):
+        if not _comparable(one, other):
+            continue
+        change = metrics.farthest(one, other)
+        if change:
+            size = max(metrics.rms(one), metrics.rms(other))
+            worst = max(worst, change / size if size else change)
+    return worst
+
+
+def _comparable(one: Any, other: Any) -> bool:
+    return isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and one.shape == other.shape
+
+
+def _worst(one: Outcome, other: Outcome) -> tuple[str, str]:
+    """The element that differs most, as it is in both."""
+    most, told = -1.0, ("", "")
+    for index, (a, b) in enumerate(zip(one.results, other.results, strict=False)):
+        if not _comparable(a, b) or not a.numel():
+            continue
+        apart = metrics.distance(a, b)
+        if float(apart.max()) > most:
+            most = float(apart.max())
+            where, values = metrics.place(apart, one=a.cpu(), other=b.cpu())
+            told = (
+                f"result {index}[{', '.join(map(str, where or ()))}] = {values['one']}",
+                f"result {index}[{', '.join(map(str, where or ()))}] = {values['other']}",
+            )
+    return told
+
+
+def _is_whole(outcome: Outcome) -> bool:
+    return not _has_floats(outcome.results)
+
+
+def _has_floats(values: Sequence[Any]) -> bool:
+    return any(isinstance(v, torch.Tensor) and (v.is_floating_point() or v.is_complex()) for v in values)

@@ -1,0 +1,39 @@
+"""The line of the user's program that is under way."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+# Files between a call in the program and what sees it.
+_BETWEEN = (
+    "torch/overrides.py",
+    "torch/_tensor.py",
+    "torch/_ops.py",
+    "torch/utils/",
+    "torch/_jit_internal.py",
+    "torch/_compile.py",
+    "torch/_dynamo/",
+    "torch/_decomp/",
+    "torch/_refs/",
+    "torch/_prims",
+    "/attribution/before/",
+    "/inductor/crossref.py",
+)
+_OURS = Path(__file__).parents[2].as_posix()
+
+
+def program_lines() -> Iterator[str]:
+    """``file.py:line`` of the callers under way, innermost first, as dynamo gives them: modules of torch included.
+
+    Ends where our own code drives the program.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        path = Path(frame.f_code.co_filename).as_posix()
+        if not any(part in path for part in _BETWEEN):
+            if path.startswith(_OURS):
+                return
+            yield f"{Path(path).name}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]

@@ -1,0 +1,1 @@
+"""Faults behind the graph passes: lowerings, the scheduler, generated code, the wrapper."""

@@ -1,0 +1,207 @@
+"""Proof by veto: whether a rewrite is at fault, alone or with those that take its place, and what it needs besides."""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from fuzzcompile.attribution.ablating import Ablator, OutOfTime
+from fuzzcompile.attribution.culprit import Attribution, Culprit
+from fuzzcompile.attribution.steps import Form, Step, steps_of, suspects_of
+from fuzzcompile.experiments import Trial
+from fuzzcompile.inductor.labels import base_name, family_of, vetoes
+from fuzzcompile.inductor.ledger import Label
+from fuzzcompile.inductor.refusing import MANDATORY
+from fuzzcompile.oracle.verdicts import Verdict
+
+# Suspects that are tried one by one.
+MAX_SUSPECTS = 4
+_MAX_SIBLINGS = 12
+_MAX_CONTRIBUTORS = 8
+
+
+class Prover:
+    """Refuses the rewrites of a failing trial, one or several at a time, and sees what that repairs."""
+
+    def __init__(self, ablator: Ablator, steps: Sequence[Step]) -> None:
+        self.ablator = ablator
+        self.trial = ablator.trial
+        self.steps = steps
+
+    def suspects(self, steps: Sequence[Step]) -> list[Step]:
+        """Steps that may be at fault, most telling first."""
+        return suspects_of(steps, forms_shown(self.trial))
+
+    def prove(self, label: Label, step: Step | None) -> Attribution | None:
+        """Veto the label, then whatever takes its place, until the divergence is gone.
+
+        The search screens its trials where the interpreted graphs show the divergence; what it finds is then
+        proved by a full compile. What comes up only once its predecessor is vetoed is a sibling that falls
+        through; what was a suspect from the start is a cause of its own.
+        """
+        known = {(s.label.stage, base_name(s.label.rewrite)) for s in self.suspects(self.steps)}
+        closure, others = [label], list[Label]()
+        for _ in range(_MAX_SIBLINGS):
+            # The first suspect is nearly always the one, and a compile proves it; a search after it screens.
+            screen = bool(closure[1:] or others) and self.ablator.screens
+            trial, repaired = self.veto([*closure, *others], screen=screen)
+            if repaired and screen:
+                trial, repaired = self.veto([*closure, *others])
+            if repaired and others:
+                return self._smallest([closure, *([other] for other in others)])
+            if repaired:
+                return self._proved(label, step, closure, others)
+            following = self._next_suspect(trial, [*closure, *others])
+            if following is None:
+                return None
+            independent = family_of(following.rewrite) != family_of(label.rewrite) and (
+                (following.stage, base_name(following.rewrite)) in known
+            )
+            (others if independent else closure).append(following)
+        return None
+
+    def _smallest(self, causes: list[list[Label]]) -> Attribution:
+        """Several causes that together repair the divergence, without those that are not needed for that.
+
+        Of two rewrites that undo each other, each looks like a cause as long as a third one is wrong.
+        """
+        alone = [cause for cause in causes[1:MAX_SUSPECTS] if self.veto(cause, screen=self.ablator.screens)[1]]
+        wanted = alone[:1] or list(causes)
+        for cause in () if alone else causes:
+            rest = [labels for labels in wanted if labels is not cause]
+            if rest and self.veto([label for labels in rest for label in labels], screen=self.ablator.screens)[1]:
+                wanted = rest
+        labels = [label for cause in wanted for label in cause]
+        if len(wanted) < len(causes) and self.ablator.screens and not self.veto(labels)[1]:
+            wanted = causes  # what the interpreted graphs say does not hold for the compiled ones
+        first, *rest = wanted
+        return self._proved(first[0], None, first, [label for cause in rest for label in cause])
+
+    def _next_suspect(self, trial: Trial, seen: Sequence[Label]) -> Label | None:
+        names = self.names(seen)
+        failed = failing_rewrite(trial)
+        if trial.observation.failure is not None and failed is not None and not vetoes(failed, names):
+            return failed
+        for step in self.suspects(steps_of(trial.ledger, self.ablator.count)):
+            if not vetoes(step.label, names):
+                return step.label
+        return None
+
+    def _proved(
+        self, label: Label, step: Step | None, closure: Sequence[Label], others: Sequence[Label]
+    ) -> Attribution:
+        family = family_of(label.rewrite)
+        siblings = {family_of(sibling.rewrite) for sibling in closure}
+        culprit = self._culprit(label, step, necessary=not others)
+        if len(siblings) > 1:
+            culprit = replace(culprit, family="+".join(sorted(siblings | {family})))
+        siblings_told = tuple(self._prefix(sibling) + sibling.rewrite for sibling in closure[1:])
+        culprit = replace(culprit, siblings=siblings_told)
+        try:
+            sufficient = self._sufficient(closure)
+        except OutOfTime:  # what is shown stays shown
+            return Attribution(culprit, [self._culprit(other, None, necessary=None) for other in others])
+        culprit = replace(culprit, sufficient=sufficient)
+        contributors = [self._culprit(other, None, necessary=None) for other in others]
+        if sufficient is False and not others:
+            contributors = self._contributors(closure)
+        return Attribution(culprit, contributors)
+
+    def _culprit(self, label: Label, step: Step | None, *, necessary: bool | None) -> Culprit:
+        if step is None:
+            there = [s for s in self.steps if (s.label.stage, s.label.rewrite) == (label.stage, label.rewrite)]
+            step = next((s for s in self.suspects(there)), there[0] if there else None)
+        if step is not None:
+            return Culprit.from_step(step, necessary=necessary)
+        return Culprit.from_label(label, necessary=necessary)
+
+    # -- ablations --------------------------------------------------------------------------------
+
+    def veto(self, labels: Sequence[Label], *, screen: bool = False) -> tuple[Trial, bool]:
+        """Compile without these rules: the trial, and whether that repairs the divergence."""
+        names = self.names(labels)
+        how = replace(self.ablator.how.with_vetoes(*names), screen=screen)
+        return self.ablator.attempt(how, "veto " + _shown(names))
+
+    def names(self, labels: Sequence[Label]) -> list[str]:
+        """Veto names of exactly these rules; the variants of a pattern stand and fall together.
+
+        A rule that works in several stages is named with its stage.
+        """
+        return list(dict.fromkeys(f"{self._prefix(label)}={base_name(label.rewrite)}" for label in labels))
+
+    def _prefix(self, label: Label) -> str:
+        return f"{label.stage}:" if len(self._stages[base_name(label.rewrite)]) > 1 else ""
+
+    @functools.cached_property
+    def _stages(self) -> Mapping[str, set[str]]:
+        """The stages in which each rule changed a graph."""
+        stages = defaultdict[str, set[str]](set)
+        for _, _, rewrite in self.trial.ledger.rewrites():
+            stages[base_name(rewrite.label.rewrite)].add(rewrite.label.stage)
+        return stages
+
+    def _sufficient(self, closure: Sequence[Label]) -> bool | None:
+        """Whether the divergence stays when every optional rewrite but the culprit's is vetoed.
+
+        None if the program then fails in another way, which says nothing.
+        """
+        only = tuple(self.names(closure))
+        needed = self.names([outer for label in closure for outer in self._outside(label)])
+        how = replace(self.ablator.how, only=(*only, *needed), record=self.ablator.replays)
+        # What stays in the interpreted graphs stays; what is gone there may be there in generated code.
+        for screen in (True, False):
+            trial, repaired = self.ablator.attempt(replace(how, screen=screen), "only " + _shown(only))
+            if not repaired and self.ablator.same_kind(trial):
+                return True
+        if repaired:
+            return False
+        return None
+
+    def _outside(self, label: Label) -> Iterator[Label]:
+        """The passes within which a rule was at work: without them it is not."""
+        around = self.trial.ledger.inside
+        while label in around:
+            label = around[label]
+            yield label
+
+    def _contributors(self, closure: Sequence[Label]) -> list[Culprit]:
+        """Other rewrites without which the divergence is gone as well."""
+        found: list[Culprit] = []
+        tried = {base_name(label.rewrite) for label in closure}
+        for _, _, rewrite in self.trial.ledger.rewrites():
+            name = base_name(rewrite.label.rewrite)
+            if name in tried or rewrite.label.rewrite in MANDATORY or " " in name or len(tried) > _MAX_CONTRIBUTORS:
+                continue
+            tried.add(name)
+            if self.veto([rewrite.label], screen=self.ablator.screens)[1]:
+                found.append(self._culprit(rewrite.label, None, necessary=True))
+        return found
+
+
+def names_stage(label: Label) -> bool:
+    """Whether the label names no rule, only the stage that was under way."""
+    return label.rewrite in (label.stage, "lowering")
+
+
+def failing_rewrite(trial: Trial) -> Label | None:
+    """The rule that was active when the trial's exception rose, if there was one."""
+    failed = trial.ledger.failed_in
+    return None if failed is None or names_stage(failed) else failed
+
+
+def forms_shown(trial: Trial) -> tuple[Form, ...]:
+    """What the trial's divergence is, where it is none of values."""
+    verdict = trial.judgement.verdict
+    if verdict is Verdict.METADATA and any(c.finding == "stride" for c in trial.judgement.comparisons):
+        return ("stride",)
+    return _FORMS.get(verdict, ())
+
+
+_FORMS: Mapping[Verdict, tuple[Form, ...]] = {Verdict.ALIASING: ("alias",), Verdict.ACCEPTS_INVALID: ("silenced",)}
+
+
+def _shown(names: Sequence[str]) -> str:
+    return ", ".join(name.replace("=", "") for name in names)

@@ -1,0 +1,250 @@
+"""Which case comes next: what still brings something new is drawn more often.
+
+Every place in the stream gets a few candidates, and the one whose features have lately brought most is taken; some
+places vary the recipe of a case that was the first to reach something. What counts as new is a rewrite, a refusal, a
+decomposition, a lowering, a shape of kernel or a signature that no case before had.
+
+Everything hangs on the seed and on the results of places that lie a whole block back. So the same campaign draws the
+same cases whatever worker is faster, unless one case takes as long as a block of others: its result counts later then.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from fuzzcompile.campaign.drawing import Drawn, Source
+from fuzzcompile.corpus import Seed, StreamRun
+
+Mix = Literal["mixed", "screen", "full"]
+# Stage, name, and what became of it; a signature stands under the stage "finding".
+Item = tuple[str, str, str]
+
+FINDING = "finding"
+# Results are taken in by blocks, one block late.
+BLOCK = 16
+# What generating code for a case costs beside screening it (measured: bench/throughput.py).
+FULL_COST = 8.0
+# Neither speed is ever given up: the other sees what it cannot.
+_LEAST_FULL, _MOST_FULL = 0.1, 0.9
+# Reached in full compiles alone; a preference for idioms must not hang on the speed that a case happened to get.
+_BEHIND = ("lowering", "scheduler")
+_WORTH = {"scheduler": 0.25, FINDING: 4.0}
+# What is remembered of a feature after each block: a well that has run dry is left.
+_MEMORY = 0.9
+_MOST_PARENTS = 128
+# What a case costs whatever it is made of, in features.
+_BASE_FEATURES = 4
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """How places in the stream are filled; bench/steering.py compares them.
+
+    Attributes:
+        candidates: how many cases are drawn for a place, of which the most promising is judged.
+        pairs: how much a pair of features counts that was never judged together.
+        mutated: share of the places that vary the recipe of an earlier case.
+        climbing: share of these that start from the case whose rewrites moved float64 most without being a bug.
+    """
+
+    candidates: int = 4
+    pairs: float = 0.5
+    mutated: float = 0.25
+    climbing: float = 0.25
+
+
+UNIFORM = Strategy(candidates=1, pairs=0.0, mutated=0.0, climbing=0.0)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What judging a place in the stream brought: all that it reached, and the largest step in float64."""
+
+    drawn: Drawn
+    items: frozenset[Item]
+    screened: bool
+    float64_step: float | None = None
+    is_bug: bool = False
+
+
+@dataclass(frozen=True)
+class Parent:
+    """A recipe worth varying."""
+
+    choices: bytes
+    worth: float
+    float64_step: float
+
+
+@dataclass
+class _Yield:
+    """Discounted counts: how much was tried, how much of it brought something."""
+
+    tried: float = 0.0
+    brought: float = 0.0
+
+
+@dataclass
+class Steering:
+    """Fills the places of one stream. Results may arrive in any order; they are taken in by place."""
+
+    source: Source
+    seed: int
+    mix: Mix = "mixed"
+    strategy: Strategy = field(default_factory=Strategy)
+    seen: set[Item] = field(default_factory=set)
+    _features: defaultdict[str, _Yield] = field(default_factory=lambda: defaultdict(_Yield))
+    _speeds: dict[bool, _Yield] = field(default_factory=lambda: {True: _Yield(), False: _Yield()})
+    _pairs: set[tuple[str, str]] = field(default_factory=set)
+    _parents: list[Parent] = field(default_factory=list)
+    _waiting: dict[int, Outcome] = field(default_factory=dict)
+    _block: int = 0
+
+    def resume(self, seen: Iterable[Item], past: Iterable[StreamRun], seeds: Iterable[Seed]) -> None:
+        """Take up what the corpus remembers: all that was reached, and this stream's earlier cases."""
+        self.seen |= set(seen)
+        block = 0
+        for run in past:
+            if run.index // BLOCK != block:
+                block = run.index // BLOCK
+                self._forget()
+            worth = float(run.firsts) + (_WORTH[FINDING] if run.finding else 0.0)
+            self._credit(run.features, bool(worth))
+            self._count_speed(run.screened, worth)
+        self._block = block
+        self._parents += [Parent(seed.choices, float(seed.firsts), seed.float64_step or 0.0) for seed in seeds]
+
+    def at(self, index: int) -> tuple[Drawn, bool]:
+        """The case for a place in the stream, and whether it is to be screened first."""
+        self._take_in(index)
+        rng = random.Random(f"fuzzcompile steering {self.seed} {index}")
+        screen = self._screens(rng)
+        mutated = rng.random() < self.strategy.mutated
+        drawn = self._mutated(rng) if mutated else None
+        return drawn or self._chosen(index, rng), screen
+
+    def learn(self, index: int, outcome: Outcome) -> None:
+        """Note what judging the case at a place brought."""
+        self._waiting[index] = outcome
+
+    @property
+    def full_share(self) -> float:
+        """Share of the cases that code is generated for at once."""
+        if self.mix != "mixed":
+            return float(self.mix == "full")
+        full, screen = (self._rate(self._speeds[screened]) for screened in (False, True))
+        share = full / FULL_COST / (full / FULL_COST + screen)
+        return min(_MOST_FULL, max(_LEAST_FULL, share))
+
+    # -- drawing ----------------------------------------------------------------------------------
+
+    def _screens(self, rng: random.Random) -> bool:
+        drawn = rng.random()  # drawn in every mix, so that the same cases follow
+        return drawn >= self.full_share
+
+    def _chosen(self, index: int, rng: random.Random) -> Drawn:
+        candidates = [self.source.at(self.seed, index, number) for number in range(self.strategy.candidates)]
+        if len(candidates) == 1:
+            return candidates[0]
+        names = sorted({name for candidate in candidates for name in candidate.features})
+        # Thompson sampling: what is not known yet is drawn high often enough to be tried.
+        promise = {name: self._sample(self._features[name], rng) for name in names}
+        return max(candidates, key=lambda candidate: self._score(candidate, promise))
+
+    def _score(self, candidate: Drawn, promise: dict[str, float]) -> float:
+        if not candidate.features:
+            return 0.0
+        # Not the mean: of few features it is far from the middle by chance, and small cases would be taken for it.
+        mean = sum(promise[name] for name in candidate.features) / (len(candidate.features) + _BASE_FEATURES)
+        pairs = _pairs_of(candidate.features)
+        untried = sum(pair not in self._pairs for pair in pairs) / len(pairs) if pairs else 0.0
+        return mean + self.strategy.pairs * untried
+
+    def _sample(self, known: _Yield, rng: random.Random) -> float:
+        return rng.betavariate(1.0 + known.brought, 1.0 + known.tried - known.brought)
+
+    def _mutated(self, rng: random.Random) -> Drawn | None:
+        if not self._parents:
+            return None
+        if rng.random() < self.strategy.climbing:
+            parent = max(self._parents, key=lambda one: one.float64_step)
+        else:
+            parent = rng.choices(self._parents, [one.worth for one in self._parents])[0]
+        other = rng.choice(self._parents)
+        return self.source.of(mutate(parent.choices, other.choices, rng))
+
+    # -- learning ---------------------------------------------------------------------------------
+
+    def _take_in(self, index: int) -> None:
+        """Learn from the places before the last whole block."""
+        block = index // BLOCK
+        if block <= self._block:
+            return
+        for _ in range(min(block - self._block, 100)):
+            self._forget()
+        self._block = block
+        for place in sorted(place for place in self._waiting if place < (block - 1) * BLOCK):
+            self._apply(self._waiting.pop(place))
+
+    def _apply(self, outcome: Outcome) -> None:
+        new = outcome.items - self.seen
+        self.seen |= new
+        early = [item for item in new if item[0] not in _BEHIND]
+        self._credit(outcome.drawn.features, bool(early))
+        worth = sum(_WORTH.get(stage, 1.0) for stage, _, _ in new)
+        self._count_speed(outcome.screened, worth)
+        step = 0.0 if outcome.is_bug else outcome.float64_step or 0.0
+        if new and outcome.drawn.choices:
+            self._parents.append(Parent(outcome.drawn.choices, worth, step))
+            del self._parents[:-_MOST_PARENTS]
+
+    def _credit(self, features: Sequence[str], brought: bool) -> None:
+        for name in features:
+            self._features[name].tried += 1
+            self._features[name].brought += brought
+        self._pairs |= _pairs_of(features)
+
+    def _count_speed(self, screened: bool, worth: float) -> None:
+        self._speeds[screened].tried += 1
+        self._speeds[screened].brought += worth
+
+    def _forget(self) -> None:
+        for known in (*self._features.values(), *self._speeds.values()):
+            known.tried *= _MEMORY
+            known.brought *= _MEMORY
+
+    @staticmethod
+    def _rate(known: _Yield) -> float:
+        return (known.brought + 1.0) / (known.tried + 1.0)
+
+
+def mutate(choices: bytes, other: bytes, rng: random.Random) -> bytes:
+    """A recipe changed in one to four places: bytes replaced, dropped, doubled, or another recipe's end grafted on."""
+    changed = bytearray(choices or b"\0")
+    for _ in range(rng.randint(1, 4)):
+        place, way = rng.randrange(len(changed)), rng.random()
+        if way < 0.6:
+            changed[place] = rng.randrange(256)
+        elif way < 0.75:
+            del changed[place : place + rng.randint(1, 8)]
+        elif way < 0.85:
+            changed[place:place] = changed[place : place + rng.randint(1, 8)]
+        else:
+            changed = changed[:place] + bytearray(other)[place:]
+        changed = changed or bytearray(b"\0")
+    return bytes(changed)
+
+
+def items_of(coverage: Collection[tuple[str, str, str]], signature: str | None) -> frozenset[Item]:
+    """What a judged case reached, and the signature that it is a hit of."""
+    found = {(FINDING, signature, "fired")} if signature is not None else set()
+    return frozenset({*coverage, *found})
+
+
+def _pairs_of(features: Sequence[str]) -> set[tuple[str, str]]:
+    listed = sorted(set(features))
+    return {(one, other) for number, one in enumerate(listed) for other in listed[number + 1 :]}

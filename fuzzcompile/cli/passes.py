@@ -1,0 +1,129 @@
+"""``fuzzcompile passes``."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import click
+
+from fuzzcompile.cli import options
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from fuzzcompile.campaign.passes import Listed, Listing
+
+# As in the catalogue, which needs torch, and help needs none.
+_STAGES = (
+    "dynamo",
+    "pre_grad",
+    "functionalization",
+    "decomposition",
+    "fake_tensor",
+    "joint_graph",
+    "partition",
+    "freezing",
+    "post_grad",
+    "lowering",
+    "scheduler",
+    "codegen",
+    "cudagraphs",
+    "runtime",
+)
+# Of these there are hundreds: they are listed where their stage is asked for.
+_MANY = ("decomposition", "lowering")
+_SETTING = re.compile(r"\bconfig\.([\w.]*\w)")
+_COLUMNS = ("stage", "kind", "name", "pass", "on", "fired", "refused", "source", "when")
+
+
+@click.command()
+@click.option("--stage", type=click.Choice(_STAGES), help="Only this stage; with all its operators.")
+@click.option("--never", is_flag=True, help="Only passes and patterns that the corpus has not seen fire.")
+@options.device
+@options.corpus
+@options.json_output
+def passes(stage: str | None, never: bool, device: str, location: str | None, as_json: bool) -> int:
+    """List the stages, passes, patterns and settings of the installed torch that fuzzcompile knows.
+
+    Each with whether it runs under the present settings, what that hangs on, where its source is, and how often it
+    fired, or matched and was refused by its own check, in the corpus. Operators with a decomposition or a lowering of
+    Inductor's own are counted, and listed with --stage or --json.
+    """
+    from fuzzcompile.campaign.passes import list_passes
+    from fuzzcompile.execution.device import resolve
+
+    listing = list_passes(resolve(device), location)
+    if listing.corpus is None and never:
+        click.echo("fuzzcompile: no corpus is here, so nothing was seen to fire; name one with --corpus.", err=True)
+    rows = [row for row in listing.rows if stage in (None, row.known.stage)]
+    if never:
+        rows = [row for row in rows if row.known.kind in ("pass", "pattern") and not row.fired]
+    if as_json:
+        for row in rows:
+            click.echo(json.dumps(row.to_json()))
+        return 0
+    _print(rows, listing, every=stage is not None)
+    return 0
+
+
+def _print(rows: list[Listed], listing: Listing, *, every: bool) -> None:
+    import torch
+    from rich.console import Console
+
+    shown = [row for row in rows if every or row.known.kind not in _MANY]
+    console = Console()
+    if console.is_terminal:
+        for stage in dict.fromkeys(row.known.stage for row in shown):
+            console.print(_table(stage, [row for row in shown if row.known.stage == stage]))
+            console.print()
+    else:  # for grep and cut
+        click.echo("\t".join(_COLUMNS))
+        for row in shown:
+            click.echo("\t".join(_cells(row)))
+    counts = Counter(row.known.kind for row in rows)
+    plurals = {"pass": "passes"}
+    total = ", ".join(f"{count} {plurals.get(kind, f'{kind}s')}" for kind, count in counts.items()) or "nothing"
+    where = f"counted in {listing.corpus}" if listing.corpus else "no corpus to count in"
+    click.echo(f"torch {torch.__version__}: {total}; {where}.", err=not console.is_terminal)
+
+
+def _table(stage: str, rows: list[Listed]) -> Table:
+    """One stage for a terminal: patterns below their pass, paths and conditions in short."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column(stage, overflow="fold", max_width=50)
+    for heading in ("on", "fired", "refused"):
+        table.add_column(heading, no_wrap=True)
+    table.add_column("source in torch/_inductor", overflow="fold", min_width=36)
+    table.add_column("switched on by, or set to", overflow="fold")
+    for row in rows:
+        _, kind, name, _, on, fired, refused, source, when = _cells(row)
+        switches = "" if row.known.on else ", ".join(dict.fromkeys(_SETTING.findall(when)))
+        settings = when if kind == "setting" else switches or "-"
+        indented = f"  {name}" if kind == "pattern" else name
+        cells = (indented, on, fired, refused, source.removeprefix("torch/_inductor/"), settings)
+        table.add_row(*map(Text, cells))
+    return table
+
+
+def _cells(row: Listed) -> list[str]:
+    known = row.known
+    when = known.when
+    if known.kind == "setting" and known.changed:
+        when += f" (torch's own: {known.default})"
+    return [
+        known.stage,
+        known.kind,
+        known.name,
+        known.pass_name or "-",
+        {True: "yes", False: "no", None: "-"}[known.on],
+        "-" if row.fired is None else str(row.fired),
+        "-" if row.refused is None else str(row.refused),
+        f"{known.source}:{known.line}" if known.source else "-",
+        when or "-",
+    ]

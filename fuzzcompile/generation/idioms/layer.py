@@ -1,0 +1,138 @@
+"""Modules from (B, T, C) to (B, T, C) that stand in the place of the attention, each written out whole."""
+
+from fuzzcompile.generation.drawing import Pen
+from fuzzcompile.generation.registry import Idiom, part_idiom, register
+from fuzzcompile.generation.spec import Part
+
+_POINTWISE = (
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "relu",
+    "tanh",
+    "sigmoid",
+    "clamp",
+    "nan_to_num",
+    "detach",
+    "dropout",
+)
+
+
+@part_idiom("layer", 3)
+def multihead_attention(pen: Pen) -> Part:
+    """nn.MultiheadAttention: weights asked for or not, causal, with a key padding mask."""
+    return Part.of(
+        "multihead_attention",
+        mask=pen.one_of(("none", "causal", "padding", "float")),
+        weights=pen.chance(30),
+        bias=not pen.chance(30),
+    )
+
+
+@part_idiom("layer", 3)
+def encoder_layer(pen: Pen) -> Part:
+    """nn.TransformerEncoderLayer, norm first or last, ReLU or GELU, causal or not."""
+    return Part.of(
+        "encoder_layer",
+        first=pen.chance(50),
+        activation=pen.one_of(("relu", "gelu")),
+        causal=pen.chance(30),
+    )
+
+
+register(Idiom("decoder_layer", "layer", "nn.TransformerDecoderLayer over the tokens and a shifted copy of them."))
+
+
+@part_idiom("layer", 3)
+def prefix_dense(pen: Pen) -> Part:
+    """PrefixLM over packed sequences as one masked attention: all see the prefix, later tokens only what is before."""
+    return Part.of("prefix_dense", by=pen.one_of(("fill", "where", "sdpa")))
+
+
+@part_idiom("layer", 2, fixes=("sequence",))
+def prefix_looped(pen: Pen) -> Part:
+    """PrefixLM over packed sequences in a Python loop over their lengths, which breaks the graph."""
+    return Part.of("prefix_looped", lengths=pen.one_of(("list", "tensor")))
+
+
+@part_idiom("layer", 4, fixes=("batch", "sequence"))
+def cache_static(pen: Pen) -> Part:
+    """A key-value cache of fixed size: a prefill, then steps that write one position and attend to all so far."""
+    return Part.of(
+        "cache_static",
+        write=pen.one_of(("assign", "index_copy", "slice_scatter", "index_put", "select_scatter")),
+        steps=pen.one_of((1, 2)),
+        kept=pen.chance(40),
+    )
+
+
+@part_idiom("layer", 2)
+def cache_growing(pen: Pen) -> Part:
+    """A key-value cache that grows by torch.cat: a prefill, then decode steps."""
+    return Part.of("cache_growing", steps=pen.one_of((1, 2)))
+
+
+@part_idiom("layer", 2, fixes=("batch",))
+def cache_rolling(pen: Pen) -> Part:
+    """A key-value cache of the last few tokens, moved on by torch.cat or torch.roll at each step."""
+    return Part.of("cache_rolling", move=pen.one_of(("cat", "roll")), window=pen.one_of((2, 3)))
+
+
+@part_idiom("layer", 2)
+def linear_attention(pen: Pen) -> Part:
+    """Causal linear attention: cumulative sums of outer products of keys and values."""
+    return Part.of("linear_attention", feature=pen.one_of(("elu", "relu", "softmax")))
+
+
+@part_idiom("layer", 2)
+def convolution(pen: Pen) -> Part:
+    """A gated depthwise convolution over time, padded to the left, as Conformer and Mamba have it."""
+    return Part.of("convolution", gated=pen.chance(50), kernel=pen.one_of((2, 3)))
+
+
+@part_idiom("layer", 3)
+def parallel_linears(pen: Pen) -> Part:
+    """Several linear layers over parts of the features or over the same ones, activated and joined."""
+    return Part.of(
+        "parallel_linears",
+        count=pen.one_of((2, 3, 4)),
+        over=pen.one_of(("same", "chunks")),
+        activation=pen.one_of(("none", "relu", "tanh", "sigmoid")),
+        join=pen.one_of(("sum", "cat", "stack")),
+        bias=not pen.chance(40),
+    )
+
+
+@part_idiom("layer", 2)
+def parallel_norms(pen: Pen) -> Part:
+    """A LayerNorm for each of several parts of the features, joined again."""
+    return Part.of("parallel_norms", count=pen.one_of((2, 3, 4)), affine=not pen.chance(30))
+
+
+@part_idiom("layer", 3)
+def parallel_pointwise(pen: Pen) -> Part:
+    """The same pointwise operator on several pairs of parts of the features, joined by cat or stack."""
+    return Part.of(
+        "parallel_pointwise",
+        operator=pen.one_of(_POINTWISE),
+        count=pen.one_of((2, 3, 4)),
+        join=pen.one_of(("cat", "stack")),
+        uneven=False,
+    )
+
+
+@part_idiom("layer", 4)
+def regrouped(pen: Pen) -> Part:
+    """Features cut into parts by split, chunk or unbind and put together again by cat or stack, in some order."""
+    return Part.of(
+        "regrouped",
+        cut=pen.one_of(("split", "chunk", "unbind", "split_twice", "slices")),
+        order=pen.one_of(("same", "reversed", "some")),
+        join=pen.one_of(("cat", "stack", "stack_first")),
+        between=pen.one_of(("nothing", "relu", "reshape", "squeeze")),
+    )
+
+
+register(Idiom("attention_pooled", "layer", "Tokens attend to a few learned queries, and are rebuilt from those."))
+register(Idiom("attention_local", "layer", "Attention within blocks of tokens: padded, unfolded to windows, and back."))

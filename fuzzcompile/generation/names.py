@@ -1,0 +1,33 @@
+"""Every name by which the generator can be steered, with the weight that it is registered with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fuzzcompile.generation.idioms import idioms
+from fuzzcompile.generation.near_misses import NEAR_MISSES
+from fuzzcompile.generation.toggles import TOGGLES
+
+
+@dataclass(frozen=True)
+class Name:
+    """Something that a campaign can draw more or less often."""
+
+    name: str
+    kind: str
+    weight: int
+    summary: str
+
+
+def names() -> tuple[Name, ...]:
+    """All idioms (``kind`` is the role), near misses and toggles, each name once."""
+    return (
+        *(Name(idiom.name, idiom.role, idiom.weight, idiom.summary) for idiom in idioms()),
+        *(Name(miss.name, "near_miss", miss.percent, miss.summary) for miss in NEAR_MISSES),
+        *(Name(toggle.name, "toggle", toggle.weight, toggle.summary) for toggle in TOGGLES),
+    )
+
+
+def registered() -> tuple[tuple[str, str, int], ...]:
+    """What the meaning of choices depends on: each name, kind and weight, in the order of registration."""
+    return tuple((name.name, name.kind, name.weight) for name in names())

@@ -1,0 +1,22 @@
+"""Near misses: small operators that change a case so that a rewrite should no longer apply, or must apply with care.
+
+Each docstring says what the operator changes, which rewrite that brushes against, and why the rewrite
+must stay away or act differently. Operators are drawn independently, in the order of `NEAR_MISSES`; of the
+operators of a family (values, memory, detours) one is drawn. Whether a case bears the mark of one is read off its
+data.
+"""
+
+from fuzzcompile.generation.near_misses import attention, detours, memory, program, shapes, values
+from fuzzcompile.generation.near_misses.operators import NEAR_MISSES, NearMiss, apply_near_misses
+
+__all__ = [
+    "NEAR_MISSES",
+    "NearMiss",
+    "apply_near_misses",
+    "attention",
+    "detours",
+    "memory",
+    "program",
+    "shapes",
+    "values",
+]

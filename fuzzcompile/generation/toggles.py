@@ -1,0 +1,151 @@
+"""Settings of the compiler that a case can be compiled under: what changes numerics, fusion or which passes run.
+
+They are names in ``torch._inductor.config`` or its fusion options; a campaign rules out those that the installed
+torch lacks (`fuzzcompile.generation.Profile.without`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Toggle:
+    """One setting: the entry of the config, its value, and how often it is drawn among the others.
+
+    The fusion options of several toggles are merged. ``inference`` ones act on frozen weights, so they are drawn
+    without gradients only.
+    """
+
+    name: str
+    summary: str
+    options: tuple[tuple[str, Any], ...]
+    weight: int = 2
+    inference: bool = False
+
+
+# Pattern passes over torch-level graphs, each with the normalisation that it expects to have run.
+_PRE_GRAD = {
+    "normalization_pass": "Calls of split, cat, stack and the like get one form.",
+    "remove_split_with_size_one_pass": "A split into one part is left out.",
+    "merge_getitem_cat_pass": "Neighbouring parts of a split that are concatenated become one part.",
+    "merge_splits_pass": "A split of a part of a split becomes one split.",
+    "mutate_cat_pass": "A concatenation of parts of a split becomes a slice.",
+    "split_cat_pass": "Parts of a split that are concatenated or stacked are not cut at all.",
+    "unbind_stack_pass": "Unbound parts that are stacked again are not unbound.",
+    "split_cat_to_slices_pass": "A concatenation of few parts of a split becomes slices.",
+    "unbind_cat_to_view_pass": "A concatenation of unbound parts becomes a view.",
+    "split_stack_to_cats_pass": "A stack of parts of a split becomes a concatenation.",
+    "unbind_stack_to_slices_pass": "A stack of unbound parts becomes slices.",
+    "move_reshape_out_of_split_stack_pass": "Reshapes between split and stack move behind it.",
+    "einsum_to_pointwise_pass": "An einsum with a weight for each token becomes a product and a sum.",
+}
+_POST_GRAD = {
+    "normalization_aten_pass": "ATen's split and cat get one form.",
+    "decompose_mm_pass": "Small matrix products become pointwise products and sums.",
+    "unbind_stack_aten_pass": "ATen's unbind and stack cancel.",
+    "split_cat_aten_pass": "ATen's split and cat cancel.",
+    "select_cat_aten_pass": "ATen's select and cat cancel.",
+    "move_view_after_cat_aten_pass": "Views between ATen's split and cat move behind it.",
+}
+# Fusions of equal operators into a batch; the compiler's own default wants five of them.
+_PRE_FUSIONS = (
+    "batch_linear",
+    "batch_linear_lhs",
+    "batch_layernorm",
+    "batch_tanh",
+    "batch_sigmoid",
+    "batch_relu",
+    "batch_detach",
+    "batch_nan_to_num",
+    "batch_clamp",
+    "batch_dropout",
+)
+_POST_FUSIONS = (
+    "batch_linear_post_grad",
+    "batch_aten_tanh",
+    "batch_aten_sigmoid",
+    "batch_aten_relu",
+    "batch_aten_add",
+    "batch_aten_sub",
+    "batch_aten_div",
+    "batch_aten_mul",
+)
+_ANY_SIZE = {"min_fuse_set_size": 2}
+_NORMALISED: dict[str, Any] = {"normalization_pass": {}}
+_NORMALISED_ATEN: dict[str, Any] = {"normalization_aten_pass": {}}
+
+
+def _passes() -> tuple[Toggle, ...]:
+    return (
+        *(
+            Toggle(name, summary, (("pre_grad_fusion_options", {**_NORMALISED, name: {}}),))
+            for name, summary in _PRE_GRAD.items()
+        ),
+        *(
+            Toggle(name, summary, (("post_grad_fusion_options", {**_NORMALISED_ATEN, name: {}}),))
+            for name, summary in _POST_GRAD.items()
+        ),
+        *(
+            Toggle(
+                name,
+                f"The pre-grad fusion {name}, for two operators or more.",
+                (("pre_grad_fusion_options", {**_NORMALISED, name: _ANY_SIZE}),),
+            )
+            for name in _PRE_FUSIONS
+        ),
+        *(
+            Toggle(
+                name,
+                f"The post-grad fusion {name}, for two operators or more.",
+                (("post_grad_fusion_options", {name: _ANY_SIZE}),),
+            )
+            for name in _POST_FUSIONS
+        ),
+    )
+
+
+TOGGLES: tuple[Toggle, ...] = (
+    Toggle("freezing", "Weights are constants: folded, packed, fused.", (("freezing", True),), 30, inference=True),
+    Toggle(
+        "linear_folding",
+        "Frozen: a constant that is added to or multiplied with a linear layer is folded into its weights.",
+        (("freezing", True), ("enable_linear_binary_folding", True)),
+        8,
+        inference=True,
+    ),
+    *_passes(),
+    Toggle("emulate_precision_casts", "Intermediate casts are kept.", (("emulate_precision_casts", True),)),
+    Toggle("no_vectors", "Kernels without vector instructions.", (("cpp.simdlen", 1),)),
+    Toggle("no_tail_vectors", "Loop tails without vector instructions.", (("cpp.enable_loop_tail_vec", False),)),
+    Toggle("narrow_fusion", "Kernels of four operators at most.", (("max_fusion_size", 4),)),
+    Toggle("no_reinplacing_of_buffers", "No buffer is written in place.", (("inplace_buffers", False),)),
+    Toggle("no_buffer_reuse", "No buffer is used again.", (("allow_buffer_reuse", False),)),
+    Toggle("pointwise_cat", "Concatenations become pointwise kernels.", (("force_pointwise_cat", True),)),
+    Toggle("aggressive_fusion", "Fuses with fewer shared reads.", (("aggressive_fusion", True),)),
+    Toggle("no_constant_folding", "Uniform constants stay.", (("joint_graph_constant_folding", False),)),
+    Toggle("no_locality", "Nodes are not moved to their uses.", (("reorder_for_locality", False),)),
+    Toggle("no_peak_reordering", "Nodes are not moved for memory.", (("reorder_for_peak_memory", False),)),
+    Toggle("no_unrolling", "Short reductions stay loops.", (("unroll_reductions_threshold", 1),)),
+    Toggle("eager_realisation", "Values are stored after two reads.", (("realize_reads_threshold", 2),)),
+    Toggle("partitioned_scatter", "Scatters into partitions.", (("partitioned_scatter_enabled", True),)),
+    Toggle("no_index_propagation", "Indices are not folded.", (("constant_and_index_propagation", False),)),
+    Toggle("dead_code", "Dead code is removed before the passes.", (("dce", True),)),
+)
+
+_BY_NAME = {toggle.name: toggle for toggle in TOGGLES}
+
+
+def toggle(name: str) -> Toggle:
+    """The toggle of that name."""
+    return _BY_NAME[name]
+
+
+def options(names: tuple[str, ...]) -> dict[str, Any]:
+    """The settings that these toggles make together."""
+    merged: dict[str, Any] = {}
+    for name in names:
+        for key, value in toggle(name).options:
+            merged[key] = {**merged.get(key, {}), **value} if isinstance(value, dict) else value
+    return merged

@@ -1,0 +1,198 @@
+"""What the operators of Inductor's loops compute, in terms of torch's own operators on whole tensors."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+Operator = Callable[..., Any]
+_LOW = (torch.bfloat16, torch.float16)
+_RENAMED = {
+    "truediv": "true_divide",
+    "int_truediv": "true_divide",
+    "div_rn": "true_divide",
+    "mul_rn": "mul",
+    "eq": "eq",
+    "maximum": "maximum",
+    "minimum": "minimum",
+    "pow": "pow",
+    "mod": "fmod",
+    "lshift": "bitwise_left_shift",
+    "rshift": "bitwise_right_shift",
+    "and_": "bitwise_and",
+    "or_": "bitwise_or",
+    "xor": "bitwise_xor",
+}
+
+
+def loop_operator(name: str) -> Operator | None:
+    """The function that computes operator ``name`` of a loop on tensors; None if there is none that we know."""
+    if name in _OWN:
+        return _OWN[name]
+    for place in (torch, torch.special):
+        found = getattr(place, _RENAMED.get(name, name), None)
+        if callable(found) and not name.startswith("_"):
+            return functools.partial(_with_tensors, found)
+    return None
+
+
+def reduce(kind: str, value: Any, dims: Sequence[int]) -> Any:
+    """Reduce ``value`` over the trailing dimensions ``dims``, which are kept with size 1.
+
+    Raises:
+        KeyError: a kind of reduction that is not known.
+    """
+    dims = list(dims)
+    if kind == "welford_combine":
+        return _welford_combine(value, dims)
+    return _REDUCTIONS[kind](value, dims)
+
+
+def real(dtype: torch.dtype, *, double: bool) -> torch.dtype:
+    """The dtype that values of ``dtype`` are computed in: bfloat16 and float16 are computed in float32."""
+    if not dtype.is_floating_point:
+        return dtype
+    if double:
+        return torch.float64
+    return torch.float32 if dtype in _LOW else dtype
+
+
+def _with_tensors(function: Operator, *args: Any, **kwargs: Any) -> Any:
+    return function(*(torch.as_tensor(arg) if isinstance(arg, (bool, int, float)) else arg for arg in args), **kwargs)
+
+
+def _floordiv(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.div(a, b, rounding_mode="floor")
+
+
+def _truncdiv(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.div(a, b, rounding_mode="trunc")
+
+
+def _to_int(rounded: Operator, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    result: torch.Tensor = rounded(x).to(dtype)
+    return result
+
+
+def _where(condition: torch.Tensor, one: Any, other: Any) -> torch.Tensor:
+    return torch.where(condition.bool(), torch.as_tensor(one), torch.as_tensor(other))
+
+
+def _sigmoid(x: torch.Tensor) -> torch.Tensor:
+    return torch.sigmoid(x)
+
+
+def _bitcast(x: torch.Tensor, dtype: torch.dtype, src_dtype: torch.dtype) -> torch.Tensor:
+    return x.to(src_dtype).view(dtype)
+
+
+_OWN: dict[str, Operator] = {
+    "identity": lambda x: x,
+    "floordiv": _floordiv,
+    "truncdiv": _truncdiv,
+    "where": _where,
+    "sigmoid": _sigmoid,
+    "fma": lambda x, y, z: x * y + z,
+    "libdevice_exp": torch.exp,
+    "not_": torch.logical_not,
+    "and_": torch.bitwise_and,
+    "or_": torch.bitwise_or,
+    "trunc_to_int": functools.partial(_to_int, torch.trunc),
+    "floor_to_int": functools.partial(_to_int, torch.floor),
+    "ceil_to_int": functools.partial(_to_int, torch.ceil),
+    "round_to_int": functools.partial(_to_int, torch.round),
+    "modified_bessel_i0": torch.special.i0,
+    "modified_bessel_i1": torch.special.i1,
+    "igamma": torch.special.gammainc,
+    "igammac": torch.special.gammaincc,
+    "gammainc": torch.special.gammainc,
+    "gammaincc": torch.special.gammaincc,
+    "polygamma": lambda n, x: torch.polygamma(int(n.reshape(-1)[0]), x),
+    "frexp": lambda x: (torch.frexp(x).mantissa, torch.frexp(x).exponent),
+}
+
+
+# -- reductions -------------------------------------------------------------------------------------
+
+
+def _sum(value: torch.Tensor, dims: list[int]) -> torch.Tensor:
+    return value.sum(dims, keepdim=True, dtype=value.dtype if value.dtype is not torch.bool else None)
+
+
+def _prod(value: torch.Tensor, dims: list[int]) -> torch.Tensor:
+    return _flattened(value, dims).prod(-1, dtype=value.dtype).reshape(_kept(value, dims))
+
+
+def _any(value: torch.Tensor, dims: list[int]) -> torch.Tensor:
+    return value.bool().any(dim=tuple(dims), keepdim=True)
+
+
+def _extreme(function: Operator, value: torch.Tensor, dims: list[int]) -> torch.Tensor:
+    if value.dtype is torch.bool:
+        return _extreme(function, value.to(torch.uint8), dims).bool()
+    result: torch.Tensor = function(value, dim=dims, keepdim=True)
+    return result
+
+
+def _place(function: Operator, value: torch.Tensor, dims: list[int]) -> torch.Tensor:
+    flat = _flattened(value, dims)
+    flat = flat.to(torch.uint8) if flat.dtype is torch.bool else flat
+    # The first of equal ones, as the loops have it; torch promises none.
+    best = function(flat, dim=-1, keepdim=True)
+    hits = (flat == best) | ((flat != flat) & (best != best))
+    first: torch.Tensor = hits.to(torch.uint8).argmax(-1)
+    return first.reshape(_kept(value, dims))
+
+
+def _xor_sum(value: torch.Tensor, dims: list[int]) -> torch.Tensor:
+    flat = _flattened(value, dims)
+    result = flat[..., 0]
+    for position in range(1, flat.shape[-1]):
+        result = result ^ flat[..., position]
+    return result.reshape(_kept(value, dims))
+
+
+def _welford_reduce(value: torch.Tensor, dims: list[int]) -> tuple[torch.Tensor, ...]:
+    mean = value.mean(dims, keepdim=True)
+    count = math.prod(value.shape[dim] for dim in dims)
+    return mean, ((value - mean) ** 2).sum(dims, keepdim=True), torch.full_like(mean, count)
+
+
+def _welford_combine(value: Sequence[torch.Tensor], dims: list[int]) -> tuple[torch.Tensor, ...]:
+    means, squares, weights = torch.broadcast_tensors(*value)  # type: ignore[no-untyped-call]
+    weight = weights.sum(dims, keepdim=True)
+    mean = (means * weights).sum(dims, keepdim=True) / torch.where(weight == 0, torch.ones_like(weight), weight)
+    return mean, (squares + weights * (means - mean) ** 2).sum(dims, keepdim=True), weight
+
+
+def _online_softmax(value: torch.Tensor, dims: list[int]) -> tuple[torch.Tensor, ...]:
+    largest = value.amax(dims, keepdim=True)
+    return largest, torch.exp(value - largest).sum(dims, keepdim=True)
+
+
+_REDUCTIONS: dict[str, Callable[[Any, list[int]], Any]] = {
+    "sum": _sum,
+    "dot": _sum,
+    "prod": _prod,
+    "any": _any,
+    "max": functools.partial(_extreme, torch.amax),
+    "min": functools.partial(_extreme, torch.amin),
+    "argmax": functools.partial(_place, torch.amax),
+    "argmin": functools.partial(_place, torch.amin),
+    "xor_sum": _xor_sum,
+    "welford_reduce": _welford_reduce,
+    "online_softmax_reduce": _online_softmax,
+}
+
+
+def _kept(value: torch.Tensor, dims: list[int]) -> list[int]:
+    return [1 if dim in dims else size for dim, size in enumerate(value.shape)]
+
+
+def _flattened(value: torch.Tensor, dims: list[int]) -> torch.Tensor:
+    """The trailing dimensions ``dims`` as one."""
+    return value.reshape(*value.shape[: len(value.shape) - len(dims)], -1)

@@ -1,0 +1,63 @@
+"""Where in the compiler an exception rose: the file and line that a maintainer opens."""
+
+from __future__ import annotations
+
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+_INDUCTOR = "torch/_inductor/"
+# What only hands calls on.
+_DISPATCH = ("virtualized.py", "ops_handler.py")
+_WRAPPERS = ("wrapped", "wrapper", "inner", "_wrapped")
+_PACKAGES = Path(torch.__file__).parent.parent
+_STANDARD = Path(sysconfig.get_paths()["stdlib"])
+_OURS = Path(__file__).parents[2]
+
+
+def raised_at(error: BaseException) -> tuple[str | None, int | None, str | None]:
+    """File (relative to site-packages), line and function where an error of the compiler rose first.
+
+    That is the innermost frame of its root cause within ``torch/_inductor``, or of a lowering that a user registered;
+    frames that only hand calls on are passed over unless there is nothing else. Each is None without such a frame.
+    """
+    frames = [(name, line, frame) for frame, line in _frames(_root(error)) if (name := _file(frame)) is not None]
+    telling = [one for one in frames if not _hands_on(one[0], one[2])] or frames
+    if not telling:
+        return None, None, None
+    name, line, frame = telling[-1]
+    return name, line, frame.f_code.co_name
+
+
+def _root(error: BaseException) -> BaseException:
+    seen = {id(error)}
+    while error.__cause__ is not None and id(error.__cause__) not in seen:
+        error = error.__cause__
+        seen.add(id(error))
+    return error
+
+
+def _frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
+    """The frames that an error came through with the line where each was, outermost first."""
+    trace = error.__traceback__
+    while trace is not None:
+        yield trace.tb_frame, trace.tb_lineno
+        trace = trace.tb_next
+
+
+def _file(frame: FrameType) -> str | None:
+    """The file of a frame of Inductor or of a user's code; None for any other."""
+    path = Path(frame.f_code.co_filename)
+    if path.is_relative_to(_PACKAGES):
+        name = path.relative_to(_PACKAGES).as_posix()
+        return name if name.startswith(_INDUCTOR) else None
+    if path.is_relative_to(_STANDARD) or path.is_relative_to(_OURS) or not path.is_file():
+        return None
+    return path.name
+
+
+def _hands_on(name: str, frame: FrameType) -> bool:
+    return name.removeprefix(_INDUCTOR) in _DISPATCH or frame.f_code.co_name in _WRAPPERS

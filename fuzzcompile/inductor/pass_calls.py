@@ -1,0 +1,275 @@
+"""Which passes a stage of Inductor runs, read from the source of the stage's function, and under which settings.
+
+Nothing is run: passes are found by the ways in which torch calls them (under a ``GraphTransformObserver``, as a
+pattern table's ``apply``, as a plain function over the graph), and conditions are evaluated on the settings alone.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_OBSERVER = "GraphTransformObserver"
+_OBSERVED = ("apply_graph_pass", "apply_gm_pass")
+_GRAPHS = ("gm", "graph", "aot_autograd_gm", "aot_autograd_model")
+# Calls that may stand in a condition which is evaluated here.
+_HARMLESS_CALLS = ("hasattr", "get_custom_graph_passes", "get", "bool", "len")
+_DEEPEST = 3
+
+
+@dataclass(frozen=True)
+class PassCall:
+    """A place where a stage runs a pass.
+
+    ``target`` is the function or pattern table, None where it is known at run time only. ``when`` holds the conditions
+    around it, as source. ``on`` says whether none of them fails under the present settings: what hangs on a graph
+    counts as fulfilled.
+    """
+
+    name: str
+    target: Any
+    when: tuple[str, ...]
+    on: bool
+
+
+def calls_of(
+    function: Callable[..., Any], is_table: Callable[[Any], bool], is_pass: Callable[[Any], bool]
+) -> list[PassCall]:
+    """The passes that ``function`` runs, each once, in the order of its source.
+
+    Passes that run passes themselves are read in turn. Empty where there is no source. ``is_table`` tells a pattern
+    table, ``is_pass`` a function that changes the graph that it is given.
+    """
+    found: dict[tuple[str, int], PassCall] = {}
+    for call in _Reader(function, _Kinds(is_table, is_pass), 0).read():
+        key = (call.name, id(call.target))
+        if key not in found or (call.on and not found[key].on):
+            found[key] = call
+    return list(found.values())
+
+
+@dataclass(frozen=True)
+class _Kinds:
+    """What tells pattern tables and passes."""
+
+    is_table: Callable[[Any], bool]
+    is_pass: Callable[[Any], bool]
+
+
+@dataclass(frozen=True)
+class _Conditions:
+    """Conditions that all hold where a statement runs; each as source, with what it is under the present settings."""
+
+    parts: tuple[tuple[str, bool | None], ...] = ()
+
+    def plus(self, source: str, holds: bool | None) -> _Conditions:
+        return self if any(source == part for part, _ in self.parts) else _Conditions((*self.parts, (source, holds)))
+
+    def call(self, name: str, target: Any) -> PassCall:
+        return PassCall(name, target, tuple(source for source, _ in self.parts), self.may_hold)
+
+    @property
+    def may_hold(self) -> bool:
+        return all(holds is not False for _, holds in self.parts)
+
+
+class _Reader:
+    """Reads one function."""
+
+    def __init__(self, function: Callable[..., Any], kinds: _Kinds, depth: int) -> None:
+        self.function = inspect.unwrap(function)
+        self.kinds, self.is_table = kinds, kinds.is_table
+        self.depth = depth
+        self.names: dict[str, Any] = dict(getattr(self.function, "__globals__", {}))
+        self._titles: dict[int, str] = {}  # of tables that have no name of their own
+
+    def read(self) -> Iterator[PassCall]:
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(self.function)))
+        except (OSError, TypeError, SyntaxError):
+            return
+        defined = tree.body[0]
+        if isinstance(defined, ast.FunctionDef):
+            yield from self._block(defined.body, _Conditions())
+
+    def _block(self, body: Sequence[ast.stmt], conditions: _Conditions) -> Iterator[PassCall]:
+        for statement in body:
+            if isinstance(statement, ast.If):
+                holds = self._holds(statement.test)
+                yield from self._block(statement.body, conditions.plus(ast.unparse(statement.test), holds))
+                negated = ast.unparse(ast.UnaryOp(ast.Not(), statement.test))
+                otherwise = conditions.plus(negated, None if holds is None else not holds)
+                yield from self._block(statement.orelse, otherwise)
+                if isinstance(statement.body[-1], ast.Return):
+                    conditions = otherwise
+            elif isinstance(statement, ast.For):
+                yield from self._loop(statement, conditions)
+            elif isinstance(statement, ast.With):
+                yield from self._with(statement, conditions)
+            elif isinstance(statement, ast.Try):
+                yield from self._block(statement.body, conditions)
+            elif isinstance(statement, (ast.Import, ast.ImportFrom)):
+                self._import(statement)
+            elif not isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
+                self._bind_list(statement)
+                yield from self._calls(statement, conditions)
+
+    def _loop(self, loop: ast.For, conditions: _Conditions) -> Iterator[PassCall]:
+        """Loops over pattern tables are unrolled; others run if there is anything to loop over."""
+        listed, targets, number = loop.iter, [loop.target], None
+        if isinstance(listed, ast.Call) and _called(listed) == "enumerate" and isinstance(loop.target, ast.Tuple):
+            listed, number, targets = listed.args[0], loop.target.elts[0], list(loop.target.elts[1:])
+        found = self._resolve(listed)
+        if isinstance(found, list) and found and all(self.is_table(one) or callable(one) for one in found):
+            tables = all(map(self.is_table, found))
+            for index, one in enumerate(found):
+                self._assign(targets[0], one)
+                self._assign(number, index)
+                if isinstance(listed, ast.Name):
+                    self._titles[id(one)] = f"{listed.id.removesuffix('s')}_{index}"
+                yield from self._block(loop.body, conditions)
+                if not tables:
+                    yield conditions.call(str(getattr(one, "pass_name", None) or getattr(one, "__name__", "?")), one)
+            return
+        if not isinstance(listed, ast.Call) or _called(listed) != "range":
+            conditions = conditions.plus(ast.unparse(listed), self._holds(listed))
+        yield from self._block(loop.body, conditions)
+
+    def _with(self, statement: ast.With, conditions: _Conditions) -> Iterator[PassCall]:
+        name = next(filter(None, (self._observed_name(item.context_expr) for item in statement.items)), None)
+        if name is None:
+            yield from self._block(statement.body, conditions)
+            return
+        inner = [node for part in statement.body for node in ast.walk(part) if isinstance(node, ast.Call)]
+        yield conditions.call(name, next(filter(None, (self._resolve(call.func) for call in inner)), None))
+
+    def _calls(self, statement: ast.stmt, conditions: _Conditions) -> Iterator[PassCall]:
+        for call in (node for node in ast.walk(statement) if isinstance(node, ast.Call)):
+            if isinstance(call.func, ast.Attribute) and call.func.attr in _OBSERVED:
+                name = self._observed_name(call.func.value)
+                if name is not None and call.args:
+                    yield conditions.call(name, self._resolve(call.args[0]))
+                return  # what stands inside is what the observer runs
+            yield from self._plain(call, conditions)
+
+    def _plain(self, call: ast.Call, conditions: _Conditions) -> Iterator[PassCall]:
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "apply":
+            table = self._resolve(call.func.value)
+            if self.is_table(table):
+                title = self._titles.get(id(table), ast.unparse(call.func.value))
+                if title == "patterns" and self.depth:  # its module's only one: its function says more
+                    title = self.function.__name__
+                yield conditions.call(getattr(table, "pass_name", None) or title, table)
+            return
+        target = self._resolve(call.func)
+        over_graph = call.args and _root(call.args[0]) in _GRAPHS
+        if not over_graph or not inspect.isfunction(target) or not self.kinds.is_pass(target):
+            return
+        reader = _Reader(target, self.kinds, self.depth + 1)
+        inside = list(reader.read()) if self.depth < _DEEPEST else []
+        if all(one.name != target.__name__ for one in inside):
+            yield conditions.call(target.__name__, target)
+        for one in inside:
+            when = dict.fromkeys((*(source for source, _ in conditions.parts), *one.when))
+            yield PassCall(one.name, one.target, tuple(when), one.on and conditions.may_hold)
+
+    def _observed_name(self, node: ast.expr) -> str | None:
+        """The name under which a ``GraphTransformObserver(gm, name)`` runs its pass."""
+        if not isinstance(node, ast.Call) or _called(node) != _OBSERVER or len(node.args) < 2:
+            return None
+        name = self._resolve(node.args[1])
+        return name if isinstance(name, str) else None
+
+    # -- values -----------------------------------------------------------------------------------
+
+    def _resolve(self, node: ast.expr) -> Any:
+        """What an expression stands for, as far as names, attributes and text go; None otherwise."""
+        if isinstance(node, ast.Constant):
+            return node.value
+        if isinstance(node, ast.Name):
+            return self.names.get(node.id)
+        if isinstance(node, ast.Attribute):
+            owner = self._resolve(node.value)
+            if node.attr == "apply" and self.is_table(owner):
+                return owner
+            with contextlib.suppress(Exception):
+                return getattr(owner, node.attr, None)
+        if isinstance(node, ast.JoinedStr):
+            pieces = [part.value if isinstance(part, ast.FormattedValue) else part for part in node.values]
+            parts = [self._resolve(piece) for piece in pieces]
+            return None if None in parts else "".join(map(str, parts))
+        if isinstance(node, ast.Lambda) and isinstance(node.body, ast.Call):
+            return self._resolve(node.body.func)
+        if isinstance(node, ast.Call) and _called(node) == "partial" and node.args:
+            return self._resolve(node.args[0])
+        return None
+
+    def _bind_list(self, statement: ast.stmt) -> None:
+        """Remember a list of names, which a later loop may run over."""
+        if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
+            return
+        listed = self._list(statement.value)
+        if listed:
+            self._assign(statement.targets[0], listed)
+
+    def _list(self, node: ast.expr) -> list[Any]:
+        if isinstance(node, ast.List):
+            return [found for found in map(self._resolve, node.elts) if found is not None]
+        if isinstance(node, ast.BinOp):
+            return [*self._list(node.left), *self._list(node.right)]
+        found = self._resolve(node)
+        return found if isinstance(found, list) else []
+
+    def _assign(self, target: ast.expr | None, value: Any) -> None:
+        if isinstance(target, ast.Name):
+            self.names[target.id] = value
+
+    def _import(self, statement: ast.Import | ast.ImportFrom) -> None:
+        if isinstance(statement, ast.Import):
+            return
+        package = self.function.__module__.rpartition(".")[0]
+        with contextlib.suppress(Exception):  # what this torch cannot import it does not run either
+            module = importlib.import_module("." * statement.level + (statement.module or ""), package)
+            for alias in statement.names:
+                self.names[alias.asname or alias.name] = getattr(module, alias.name)
+
+    def _holds(self, test: ast.expr) -> bool | None:
+        """Whether a condition holds under the present settings; None where it hangs on something else."""
+        if isinstance(test, ast.BoolOp):
+            parts = [self._holds(part) for part in test.values]
+            decided = isinstance(test.op, ast.Or)
+            if decided in parts:
+                return decided
+            return None if None in parts else not decided
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            inner = self._holds(test.operand)
+            return None if inner is None else not inner
+        if isinstance(test, ast.NamedExpr):
+            return self._holds(test.value)
+        for node in ast.walk(test):
+            if isinstance(node, ast.Call) and _called(node) not in _HARMLESS_CALLS:
+                return None
+            if isinstance(node, (ast.NamedExpr, ast.Lambda)):
+                return None
+        with contextlib.suppress(Exception):  # a name that only exists at run time
+            return bool(eval(compile(ast.Expression(test), "<condition>", "eval"), dict(self.names)))
+        return None
+
+
+def _called(call: ast.Call) -> str:
+    function = call.func
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
+
+
+def _root(node: ast.expr) -> str | None:
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else None

@@ -1,0 +1,75 @@
+"""A program run eagerly, statement by statement: whether it runs, and what every name holds."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fuzzcompile.execution.device import seed_everything
+from fuzzcompile.execution.tensors import copy_tree
+from fuzzcompile.reduction.filling import input_expression
+from fuzzcompile.reduction.program import Program
+from fuzzcompile.reduction.writing import Writer
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Copies of what each name held right after its statement.
+
+    ``failed`` is the position of the statement that raised ``error``; None where all ran.
+    """
+
+    values: Mapping[str, Any]
+    failed: int | None = None
+    error: str = ""
+
+    def shape_of(self, name: str) -> tuple[tuple[int, ...], torch.dtype] | None:
+        """Shape and dtype of a tensor; None for anything else."""
+        value = self.values.get(name)
+        return (tuple(value.shape), value.dtype) if isinstance(value, torch.Tensor) else None
+
+
+def evaluate(program: Program) -> Evaluation:
+    """Run the program as its case file would; what it raises is kept, and the random state is left as it was."""
+    namespace: dict[str, Any] = {"torch": torch, "F": torch.nn.functional}
+    values: dict[str, Any] = {}
+    writer = Writer(set())
+    grad = program.settings.get("GRAD") == "enabled" or bool(program.settings.get("BACKWARD"))
+    with contextlib.ExitStack() as stack, torch.random.fork_rng(devices=[]):
+        stack.enter_context(torch.enable_grad() if grad else torch.no_grad())
+        try:
+            _make(program, namespace, values)
+        except Exception as error:
+            return Evaluation(values, 0, f"{type(error).__name__}: {error}")
+        seed_everything(0)
+        blocks: list[Any] = []
+        for position, statement in enumerate(program.statements):
+            try:
+                if statement.form == "enter":
+                    blocks.append(stack.enter_context(contextlib.ExitStack()))
+                    blocks[-1].enter_context(eval(statement.target, namespace))
+                elif statement.form == "exit":
+                    blocks.pop().close()
+                else:
+                    exec(writer.line(statement, used=True), namespace)
+                    name = statement.name if statement.name in namespace else statement.refs()[0]
+                    namespace.setdefault(statement.name, namespace[name])
+                    values[statement.name] = copy_tree(namespace[statement.name])
+            except Exception as error:
+                return Evaluation(values, position, f"{type(error).__name__}: {error}")
+    return Evaluation(values)
+
+
+def _make(program: Program, namespace: dict[str, Any], values: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    held = {one.name: one.values for one in program.inputs}
+    for one in program.inputs:
+        # Copied, because a program may write to its inputs.
+        recorded = {one.name: copy_tree(held[one.name])} if one.fill == "recorded" else {}
+        made = eval(input_expression(one), {"torch": torch, "VALUES": recorded})
+        values[one.name] = copy_tree(made.detach())
+        namespace[one.name] = made

@@ -1,0 +1,227 @@
+"""A program as the reducers see it: inputs, statements of torch's public functions, outputs. Plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+
+# How the values of an input are written: as they were recorded, or by the name of a torch function.
+Fill = Literal["recorded", "randn", "rand", "zeros", "ones", "arange", "randint", "literal", "tril"]
+Form = Literal["function", "method", "operator", "attribute", "getitem", "setitem", "enter", "exit"]
+
+
+@dataclass(frozen=True)
+class Ref:
+    """The value of an input or of an earlier statement, by name."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Input:
+    """A tensor that the program is given.
+
+    ``values`` are recorded ones (any strides); what is written down for them is up to ``fill``. ``stride`` in
+    elements. ``parameter`` says that it was a parameter of a module.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    fill: Fill = "recorded"
+    requires_grad: bool = False
+    parameter: bool = False
+    values: torch.Tensor | None = field(default=None, compare=False)
+
+    @classmethod
+    def of(cls, name: str, tensor: torch.Tensor, *, parameter: bool = False) -> Input:
+        """The input that a recorded tensor makes."""
+        values = tensor.detach()
+        return cls(
+            name,
+            tuple(tensor.shape),
+            tuple(tensor.stride()),
+            tensor.dtype,
+            requires_grad=tensor.requires_grad,
+            parameter=parameter,
+            values=values,
+        )
+
+
+@dataclass(frozen=True)
+class Statement:
+    """``name = target(args, kwargs)``; ``target`` is text that torch's users write.
+
+    ``module`` is the path of the submodule that it came from, ``line`` the user's line (0: not known). ``enter`` and
+    ``exit`` open and close a ``with`` block of the context ``target``.
+    """
+
+    name: str
+    form: Form
+    target: str
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    module: str = ""
+    line: int = 0
+
+    @property
+    def writes(self) -> bool:
+        """Whether it changes its first argument (or what ``out`` names)."""
+        if self.form == "setitem" or "out" in self.kwargs or self.kwargs.get("inplace") is True:
+            return True
+        if self.form == "operator":
+            return self.target.endswith("=") and self.target not in ("==", "!=", "<=", ">=")
+        last = self.target.rpartition(".")[2]
+        return self.form in ("function", "method") and last.endswith("_") and not last.endswith("__")
+
+    def refs(self) -> list[str]:
+        """Names of what it uses, in order, each as often as it is used."""
+        return list(refs_in((self.args, dict(self.kwargs))))
+
+
+@dataclass(frozen=True)
+class Program:
+    """Inputs, statements and outputs, and how the whole is compiled.
+
+    ``outputs`` is a tree of :class:`Ref` and constants, what the program returns. ``settings`` are the module-level
+    names of the case file (GRAD, BACKWARD, OPTIONS...), by name. With ``as_module`` its parameters are a module's.
+    """
+
+    inputs: tuple[Input, ...]
+    statements: tuple[Statement, ...]
+    outputs: Any
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    as_module: bool = False
+
+    @property
+    def size(self) -> tuple[int, int, int, int]:
+        """What a smaller program has less of: operators, inputs, elements, settings."""
+        operators = [s for s in self.statements if s.form not in ("enter", "exit")]
+        elements = sum(torch.Size(one.shape).numel() for one in self.inputs)
+        return len(operators), len(self.inputs), elements, len(self.settings)
+
+    def input(self, name: str) -> Input | None:
+        """The input of that name."""
+        return next((one for one in self.inputs if one.name == name), None)
+
+    def output_refs(self) -> list[str]:
+        """Names of what is returned, in order."""
+        return list(refs_in(self.outputs))
+
+    def with_input(self, changed: Input) -> Program:
+        """The program with the input of that name replaced."""
+        return replace(self, inputs=tuple(changed if one.name == changed.name else one for one in self.inputs))
+
+    def with_statement(self, changed: Statement) -> Program:
+        """The program with the statement of that name replaced."""
+        return replace(self, statements=tuple(changed if s.name == changed.name else s for s in self.statements))
+
+    def renamed(self, names: Mapping[str, str]) -> Program:
+        """The same program with other names."""
+
+        def rename(ref: Ref) -> Ref:
+            return Ref(names.get(ref.name, ref.name))
+
+        inputs = tuple(replace(one, name=names.get(one.name, one.name)) for one in self.inputs)
+        statements = tuple(
+            replace(
+                s,
+                name=names.get(s.name, s.name),
+                args=map_refs(rename, s.args),
+                kwargs=map_refs(rename, dict(s.kwargs)),
+            )
+            for s in self.statements
+        )
+        return replace(self, inputs=inputs, statements=statements, outputs=map_refs(rename, self.outputs))
+
+    def substituted(self, name: str, value: Any) -> Program:
+        """The program without the statement or input ``name``, whose uses get ``value``."""
+
+        def put(ref: Ref) -> Any:
+            return value if ref.name == name else ref
+
+        statements = tuple(
+            replace(s, args=map_refs(put, s.args), kwargs=map_refs(put, dict(s.kwargs)))
+            for s in self.statements
+            if s.name != name
+        )
+        inputs = tuple(one for one in self.inputs if one.name != name)
+        return replace(self, inputs=inputs, statements=statements, outputs=map_refs(put, self.outputs))
+
+    def without_dead_code(self) -> Program:
+        """Statements and inputs that no output needs are gone.
+
+        A statement that writes stays as long as anything that may share its memory is used.
+        """
+        roots = self._roots()
+        live = set(self.output_refs())
+        live_roots = {roots[name] for name in live if name in roots}
+        mutable = {roots[s.refs()[0]] for s in self.statements if s.writes and s.refs()}
+        kept: list[Statement] = []
+        for statement in reversed(self.statements):
+            used = statement.refs()
+            needed = statement.name in live or statement.form in ("enter", "exit")
+            if statement.writes and used:
+                needed = needed or roots[used[0]] in live_roots or self.input(roots[used[0]]) is not None
+            if needed:
+                kept.append(statement)
+                live |= set(used)
+                live_roots |= {roots[name] for name in used if roots.get(name) in mutable}
+        inputs = tuple(one for one in self.inputs if one.name in live)
+        return replace(self, statements=_without_empty_blocks(kept[::-1]), inputs=inputs)
+
+    def _roots(self) -> dict[str, str]:
+        """For each name, the input or statement whose memory it may be a view of (followed through first arguments)."""
+        roots = {one.name: one.name for one in self.inputs}
+        for statement in self.statements:
+            first = next((name for name in statement.refs() if name in roots), None)
+            viewing = statement.form in ("method", "getitem", "attribute", "setitem") or statement.writes
+            viewing = viewing or statement.target.startswith(("torch.", "F."))
+            roots[statement.name] = roots[first] if first is not None and viewing else statement.name
+        return roots
+
+
+def _without_empty_blocks(statements: list[Statement]) -> tuple[Statement, ...]:
+    result: list[Statement] = []
+    for statement in statements:
+        if statement.form == "exit" and result and result[-1].form == "enter":
+            result.pop()
+        else:
+            result.append(statement)
+    return tuple(result)
+
+
+def refs_in(tree: Any) -> Iterator[str]:
+    """Names of the refs in a tree of tuples, lists, dictionaries and slices, in order."""
+    if isinstance(tree, Ref):
+        yield tree.name
+    elif isinstance(tree, (tuple, list)):
+        for part in tree:
+            yield from refs_in(part)
+    elif isinstance(tree, Mapping):
+        for part in tree.values():
+            yield from refs_in(part)
+    elif isinstance(tree, slice):
+        yield from refs_in((tree.start, tree.stop, tree.step))
+
+
+def map_refs(function: Callable[[Ref], Any], tree: Any) -> Any:
+    """The tree with every ref replaced."""
+    return map_leaves(lambda leaf: function(leaf) if isinstance(leaf, Ref) else leaf, tree)
+
+
+def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
+    """The tree with every leaf replaced (tuples, lists, dictionaries and slices are its branches)."""
+    if isinstance(tree, tuple):
+        return tuple(map_leaves(function, part) for part in tree)
+    if isinstance(tree, list):
+        return [map_leaves(function, part) for part in tree]
+    if isinstance(tree, Mapping):
+        return {key: map_leaves(function, part) for key, part in tree.items()}
+    if isinstance(tree, slice):
+        return slice(*(map_leaves(function, part) for part in (tree.start, tree.stop, tree.step)))
+    return function(tree)

@@ -1,0 +1,136 @@
+"""Arguments of statements: optional ones left out, constants made round, dtypes and modes made plain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from fuzzcompile.reduction.program import Program, Ref, Statement, map_leaves
+from fuzzcompile.reduction.search import Search
+
+
+def drop_arguments(search: Search) -> None:
+    """Keyword arguments, trailing arguments and optional tensors (a bias, a mask) left out where the bug stays."""
+    together = search.best
+    for statement in search.best.statements:
+        if statement.kwargs and statement.form in ("function", "method"):
+            constants = {k: v for k, v in statement.kwargs.items() if isinstance(v, Ref) or _is_telling(v)}
+            together = together.with_statement(replace(statement, kwargs=constants))
+    search.attempt(together)
+    for name in [s.name for s in search.best.statements]:
+        for shorter in _shorter(_named(search.best, name)):
+            if search.attempt(search.best.with_statement(shorter)):
+                break
+
+
+def _is_telling(value: Any) -> bool:
+    """Whether leaving the argument out is more than tidying: a dimension, a dtype."""
+    return value is not None and not isinstance(value, bool)
+
+
+def _named(program: Program, name: str) -> Statement | None:
+    return next((s for s in program.statements if s.name == name), None)
+
+
+def _shorter(statement: Statement | None) -> Iterator[Statement]:
+    """The statement with fewer arguments, the fewest first; eager says which of these are programs at all."""
+    if statement is None or statement.form not in ("function", "method"):
+        return
+    if len(statement.kwargs) > 1:
+        yield replace(statement, kwargs={})
+    for key in statement.kwargs:
+        yield replace(statement, kwargs={k: v for k, v in statement.kwargs.items() if k != key})
+    least = 1
+    args = statement.args
+    if len(args) > least and (isinstance(args[-1], Ref) or args[-1] is None or isinstance(args[-1], bool | float)):
+        for count in range(least, len(args)):
+            if any(arg is None or isinstance(arg, Ref | bool | float) for arg in args[count:]):
+                yield replace(statement, args=args[:count])
+
+
+def round_constants(search: Search) -> None:
+    """Floating constants as short numbers: all at once, then each."""
+    for rounding in (_half_or_two, _two_digits):
+        candidate = _mapped(search.best, rounding)
+        if candidate != search.best and search.attempt(candidate):
+            return
+    for name in [s.name for s in search.best.statements]:
+        statement = _named(search.best, name)
+        if statement is not None:
+            rounded = _round_in(statement, _two_digits)
+            if rounded != statement:
+                search.attempt(search.best.with_statement(rounded))
+
+
+def _mapped(program: Program, change: Callable[[float], float]) -> Program:
+    return replace(program, statements=tuple(_round_in(s, change) for s in program.statements))
+
+
+def _round_in(statement: Statement, change: Callable[[float], float]) -> Statement:
+    def leaf(value: Any) -> Any:
+        return change(value) if isinstance(value, float) else value
+
+    return replace(statement, args=map_leaves(leaf, statement.args), kwargs=map_leaves(leaf, dict(statement.kwargs)))
+
+
+def _is_short(value: float) -> bool:
+    return value != value or value in (float("inf"), float("-inf")) or float(f"{value:.2g}") == value
+
+
+def _half_or_two(value: float) -> float:
+    """The plainest number on the same side of one."""
+    if _is_short(value):
+        return value
+    plain = 0.5 if abs(value) < 1 else 2.0
+    return -plain if value < 0 else plain
+
+
+def _two_digits(value: float) -> float:
+    return value if _is_short(value) else float(f"{value:.2g}")
+
+
+def evaluation_mode(search: Search) -> None:
+    """``training=True`` and dropout that drops become their plain counterparts."""
+
+    def plain(statement: Statement) -> Statement:
+        kwargs = {k: (False if k == "training" else v) for k, v in statement.kwargs.items()}
+        args = statement.args
+        if statement.target.endswith("dropout") and len(args) > 2:
+            args = (*args[:2], False, *args[3:])
+        elif statement.target.endswith("dropout") and "training" not in kwargs:
+            kwargs["training"] = False
+        return replace(statement, args=args, kwargs=kwargs)
+
+    search.attempt(replace(search.best, statements=tuple(plain(s) for s in search.best.statements)))
+
+
+def single_precision(search: Search) -> None:
+    """Every floating dtype becomes float32: those of inputs, and those that statements name."""
+
+    def dtype_of(dtype: torch.dtype) -> torch.dtype:
+        return torch.float32 if dtype.is_floating_point else dtype
+
+    def leaf(value: Any) -> Any:
+        return dtype_of(value) if isinstance(value, torch.dtype) else value
+
+    program = search.best
+    inputs = tuple(
+        replace(one, dtype=dtype_of(one.dtype), values=one.values.to(dtype_of(one.dtype)))
+        if one.values is not None
+        else replace(one, dtype=dtype_of(one.dtype))
+        for one in program.inputs
+    )
+    casts = {"bfloat16", "half", "double"}
+    statements = tuple(
+        replace(
+            s,
+            target="float" if s.form == "method" and s.target in casts else s.target,
+            args=map_leaves(leaf, s.args),
+            kwargs=map_leaves(leaf, dict(s.kwargs)),
+        )
+        for s in program.statements
+    )
+    search.attempt(replace(program, inputs=inputs, statements=statements))

@@ -1,0 +1,125 @@
+"""Cutting a program to the window that holds the bug: outputs, tail, head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from fuzzcompile.reduction.evaluating import Evaluation
+from fuzzcompile.reduction.program import Input, Program, Ref, Statement
+from fuzzcompile.reduction.search import Search
+
+
+def drop_outputs(search: Search) -> None:
+    """Return one value only, or as few as show the bug; what was written to, where the bug is in that."""
+    outputs = list(dict.fromkeys(search.best.output_refs()))
+    if len(outputs) < 2:
+        if outputs and search.best.outputs != Ref(outputs[0]):
+            search.attempt(replace(search.best, outputs=Ref(outputs[0])))
+        written = dict.fromkeys(s.refs()[0] for s in search.best.statements if s.writes and s.refs())
+        for name in written:
+            if name not in outputs and search.attempt(replace(search.best, outputs=Ref(name))):
+                return
+        return
+    for name in outputs:
+        if search.attempt(replace(search.best, outputs=Ref(name))):
+            return
+    kept = outputs
+    for name in outputs:
+        fewer = [other for other in kept if other != name]
+        if len(fewer) > 1 and search.attempt(replace(search.best, outputs=tuple(Ref(other) for other in fewer))):
+            kept = fewer
+
+
+def cut_tail(search: Search) -> None:
+    """The shortest beginning that shows the bug, by bisection: what lies behind the bug cannot mend it."""
+    base = search.best
+    good, bad = 0, len(base.statements)
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        candidate = head(base, middle)
+        if candidate is not None and search.attempt(candidate):
+            bad = middle
+        else:
+            good = middle
+
+
+def cut_head(search: Search) -> None:
+    """The shortest end that shows the bug when it is given what came before as inputs."""
+    base, evaluation = search.best, search.evaluation
+    bad, good = 0, len(base.statements)
+    while good - bad > 1:
+        middle = (good + bad) // 2
+        candidate = tail(base, middle, evaluation)
+        if candidate is not None and search.attempt(candidate):
+            bad = middle
+        else:
+            good = middle
+
+
+def head(program: Program, count: int) -> Program | None:
+    """The first ``count`` statements, which return what the rest would have used of them."""
+    kept, rest = program.statements[:count], program.statements[count:]
+    made = [statement.name for statement in kept if statement.form not in ("enter", "exit", "setitem")]
+    used = {name for statement in rest for name in statement.refs()} | set(program.output_refs())
+    outputs = [Ref(name) for name in made if name in used]
+    if not outputs:
+        return None
+    closing = tuple(Statement(f"{s.name}_end", "exit", "") for s in _open(kept))
+    returned: Any = outputs[0] if len(outputs) == 1 else tuple(outputs)
+    return replace(program, statements=kept + closing, outputs=returned).without_dead_code()
+
+
+def tail(program: Program, start: int, evaluation: Evaluation) -> Program | None:
+    """The statements from ``start`` on, given the values of what came before; None if one cannot be given."""
+    gone, kept = program.statements[:start], program.statements[start:]
+    result = replace(program, statements=(*_open(gone), *kept))
+    for statement in gone:
+        if statement.form in ("enter", "exit", "setitem"):
+            continue
+        made = given(result, statement.name, evaluation.values.get(statement.name))
+        if made is None:
+            return None
+        result = made
+    return result.without_dead_code()
+
+
+def given(program: Program, name: str, value: Any) -> Program | None:
+    """The program with ``name`` as an input of recorded values, or a constant; None if it is neither."""
+    statements = tuple(s for s in program.statements if s.name != name)
+    used = any(name in s.refs() for s in statements) or name in program.output_refs()
+    if not used:
+        return replace(program, statements=statements)
+    if isinstance(value, torch.Tensor) and value.layout == torch.strided and not value.is_quantized:
+        made = Input.of(name, value)
+        return replace(program, statements=statements, inputs=(*program.inputs, made))
+    if isinstance(value, bool | int | float):
+        return program.substituted(name, value)
+    if isinstance(value, tuple | list) and all(isinstance(part, torch.Tensor) for part in value):
+        return _given_parts(replace(program, statements=statements), name, value)
+    return None
+
+
+def _given_parts(program: Program, name: str, parts: Sequence[torch.Tensor]) -> Program | None:
+    """Several tensors that one statement made (``chunk``): each that is taken out becomes an input."""
+    for statement in program.statements:
+        if statement.form == "getitem" and statement.args[0] == Ref(name) and isinstance(statement.args[1], int):
+            taken = given(program, statement.name, parts[statement.args[1]])
+            if taken is None:
+                return None
+            program = taken
+    return None if any(name in s.refs() for s in program.statements) else program
+
+
+def _open(statements: Sequence[Statement]) -> list[Statement]:
+    """The blocks that these statements enter and do not leave."""
+    blocks: list[Statement] = []
+    for statement in statements:
+        if statement.form == "enter":
+            blocks.append(statement)
+        elif statement.form == "exit":
+            blocks.pop()
+    return blocks

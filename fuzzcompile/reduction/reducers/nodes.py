@@ -1,0 +1,136 @@
+"""Delta debugging over a program's statements: whole modules, many at once, one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fuzzcompile.reduction.filling import contiguous, is_contiguous
+from fuzzcompile.reduction.program import Program, Ref, Statement
+from fuzzcompile.reduction.reducers.cutting import given
+from fuzzcompile.reduction.search import Search
+
+
+def bypass_modules(search: Search) -> None:
+    """Submodules one after the other, the largest first: identity, or what they returned."""
+    for path in _paths(search.best):
+        inside = [s for s in search.best.statements if _within(s.module, path)]
+        if len(inside) < 2 or len(inside) == len(search.best.statements):
+            continue
+        last = inside[-1].name
+        sources = [name for s in inside for name in s.refs() if name not in {one.name for one in inside}]
+        for source in dict.fromkeys(sources):
+            if _alike(search, source, last) and search.attempt(search.best.substituted(last, Ref(source))):
+                break
+        else:
+            _give(search, [last])
+
+
+def give_first_statements(search: Search) -> None:
+    """Statements that use nothing but inputs become inputs: all at once, then fewer."""
+    needed: set[str] = set()
+    while True:
+        inputs = {one.name for one in search.best.inputs}
+        first = [
+            s.name
+            for s in search.best.statements
+            if s.form not in ("enter", "exit", "setitem") and not s.writes and set(s.refs()) <= inputs
+        ]
+        new = [name for name in first if name not in needed]
+        # A program that only hands its inputs on shows nothing.
+        if not new or len(first) == len(search.best.statements):
+            return
+        # What cannot be given alone may be given with others: three projections that a pattern wants alike.
+        if len(new) < len(first) and _give(search, first):
+            continue
+        needed |= _needed(search, new)
+
+
+def _needed(search: Search, names: Sequence[str]) -> set[str]:
+    """Those that cannot be given; the others are."""
+    if _give(search, names):
+        return set()
+    if len(names) == 1:
+        return set(names)
+    half = len(names) // 2
+    return _needed(search, names[:half]) | _needed(search, names[half:])
+
+
+def _give(search: Search, names: Sequence[str]) -> bool:
+    """Take the statements' values as inputs: freshly laid out, else with the strides that they had."""
+    candidate: Program | None = search.best
+    values = search.evaluation.values
+    for name in names:
+        candidate = given(candidate, name, values.get(name)) if candidate is not None else None
+    if candidate is None:
+        return False
+    plain = replace(candidate, inputs=tuple(contiguous(o) if o.name in names else o for o in candidate.inputs))
+    if any(not is_contiguous(one) for one in candidate.inputs if one.name in names) and search.attempt(plain):
+        return True
+    return search.attempt(candidate)
+
+
+def bypass_statements(search: Search) -> None:
+    """Each statement, from the last: one of its own arguments of the same shape instead, or its recorded value."""
+    for statement in reversed(search.best.statements):
+        if not any(s.name == statement.name for s in search.best.statements):
+            continue  # it went with another one
+        if statement.form in ("enter", "exit"):
+            continue
+        if statement.writes:
+            _drop_write(search, statement)
+            continue
+        for source in dict.fromkeys(statement.refs()):
+            if _alike(search, source, statement.name) and search.attempt(
+                search.best.substituted(statement.name, Ref(source))
+            ):
+                break
+        else:
+            if len(search.best.statements) > 1 and statement.name not in search.best.output_refs():
+                _give(search, [statement.name])
+
+
+def drop_blocks(search: Search) -> None:
+    """Contexts (autocast) left out, one at a time."""
+    for statement in [s for s in search.best.statements if s.form == "enter"]:
+        statements = list(search.best.statements)
+        names = [s.name for s in statements]
+        if statement.name not in names:
+            continue
+        depth, start = 0, names.index(statement.name)
+        for position in range(start, len(statements)):
+            depth += {"enter": 1, "exit": -1}.get(statements[position].form, 0)
+            if depth == 0:
+                del statements[position], statements[start]
+                break
+        search.attempt(_with(search.best, statements))
+
+
+def _with(program: Program, statements: Sequence[Statement]) -> Program:
+    return replace(program, statements=tuple(statements))
+
+
+def _drop_write(search: Search, statement: Statement) -> None:
+    refs = statement.refs()
+    without = _with(search.best, [s for s in search.best.statements if s.name != statement.name])
+    search.attempt(without.substituted(statement.name, Ref(refs[0])) if refs else without)
+
+
+def _alike(search: Search, one: str, other: str) -> bool:
+    shape = search.evaluation.shape_of(one)
+    return shape is not None and shape == search.evaluation.shape_of(other)
+
+
+def _paths(program: Program) -> list[str]:
+    """Paths of the submodules, those that hold most statements first."""
+    found: dict[str, int] = {}
+    for statement in program.statements:
+        parts = statement.module.split(".")
+        for length in range(2, len(parts) + 1):
+            path = ".".join(parts[:length])
+            found[path] = found.get(path, 0) + 1
+    return sorted(found, key=lambda path: (-found[path], path))
+
+
+def _within(module: str, path: str) -> bool:
+    return module == path or module.startswith(f"{path}.")

@@ -1,0 +1,142 @@
+"""Sizes toward 1, 2, 3: a size is changed wherever it occurs, and eager says which changes are programs.
+
+What a number in the program means is not known, so that a change is tried in several readings: the sizes of inputs
+that are the number, with the constants that are it, with those that are its multiples (``view(b, t, h * d)``).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, Literal
+
+from fuzzcompile.reduction.evaluating import evaluate
+from fuzzcompile.reduction.filling import resized
+from fuzzcompile.reduction.program import Program, Statement, map_leaves
+from fuzzcompile.reduction.search import Search
+
+_SHAPING = (
+    "view", "reshape", "expand", "unflatten", "split", "chunk", "repeat", "narrow", "zeros", "ones", "full", "empty",
+    "randn", "rand", "arange", "new_zeros", "new_ones", "new_full", "new_empty", "layer_norm", "rms_norm", "group_norm",
+    "as_strided", "broadcast_to", "expand_as", "tile", "tril", "triu", "eye", "linspace", "one_hot", "interpolate",
+    "adaptive_avg_pool1d", "adaptive_avg_pool2d", "select", "roll", "constant_pad_nd", "pad", "randint", "view_as",
+    "repeat_interleave", "unfold", "fold", "embedding", "split_with_sizes", "tensor_split", "topk", "empty_strided",
+)  # fmt: skip
+
+
+# What is a multiple of a size holds it as a factor once, or as often as it divides it (8 heads of 8).
+Multiples = Literal["one", "all", "none"]
+_MULTIPLES: tuple[Multiples, ...] = ("one", "all", "none")
+_MAKING = (
+    "zeros", "ones", "full", "empty", "randn", "rand", "arange", "eye", "randint", "view", "reshape", "unflatten",
+)  # fmt: skip
+
+
+def shrink_sizes(search: Search) -> None:
+    """Every size as small as shows the bug, the largest first."""
+    _all_at_once(search)
+    done: set[int] = set()
+    while True:
+        sizes = sorted(_sizes(search.best) - done, reverse=True)
+        if not sizes:
+            break
+        done.add(sizes[0])
+        _shrink(search, sizes[0])
+    for dimension in range(max((len(one.shape) for one in search.best.inputs), default=0)):
+        _shrink_everywhere(search, dimension)
+
+
+def _sizes(program: Program) -> set[int]:
+    """Sizes beyond 1: those of inputs, and those that statements make tensors of."""
+    found = {size for one in program.inputs for size in one.shape}
+    for statement in program.statements:
+        if statement.target.rpartition(".")[2] in _MAKING:
+            map_leaves(lambda leaf: found.add(leaf) if type(leaf) is int else None, statement.args)
+    return {size for size in found if size > 1}
+
+
+def _all_at_once(search: Search) -> None:
+    """Every size beyond 3 as 2 (or 3, 4), and its multiples with it."""
+    sizes = sorted(_sizes(search.best))
+    if not sizes or sizes[-1] <= 3:
+        return
+    for base in (2, 3):
+        candidate = search.best
+        for size in reversed(sizes):
+            if size > base:
+                candidate = next(_readings(candidate, size, base), candidate)
+        if candidate is not search.best and search.attempt(candidate):
+            return
+
+
+def _shrink(search: Search, size: int) -> None:
+    """One size to 1, 2 or 3, else halved as long as that holds."""
+    for smaller in dict.fromkeys((2, 1, 3)):
+        if smaller < size and _try(search, size, smaller):
+            if smaller == 2:
+                _try(search, 2, 1)
+            return
+    while size >= 8 and _try(search, size, size // 2):
+        size //= 2
+
+
+def _try(search: Search, size: int, smaller: int) -> bool:
+    """The first few readings that run in eager."""
+    for count, candidate in enumerate(_readings(search.best, size, smaller)):
+        if search.attempt(candidate):
+            return True
+        if count >= 1:
+            break
+    return False
+
+
+def _shrink_everywhere(search: Search, dimension: int) -> None:
+    """One dimension (the batch, say) of all inputs of the highest rank to 1, where several sizes are the same now."""
+    rank = max(len(one.shape) for one in search.best.inputs)
+    candidate = search.best
+    for one in search.best.inputs:
+        if len(one.shape) == rank:
+            shape = (*one.shape[:dimension], 1, *one.shape[dimension + 1 :])
+            candidate = candidate.with_input(resized(one, shape))
+    if candidate != search.best and _runs(search, candidate):
+        search.attempt(candidate)
+
+
+def _runs(search: Search, candidate: Program) -> bool:
+    return (evaluate(candidate).failed is not None) == search.refuses
+
+
+def _readings(program: Program, size: int, smaller: int) -> Iterator[Program]:
+    """The program with ``size`` made smaller in each reading that runs in eager, the widest first."""
+    for multiples, constants in itertools.product(_MULTIPLES, (True, False)):
+        candidate = _scaled(program, size, smaller, multiples=multiples, constants=constants)
+        if candidate != program and evaluate(candidate).failed is None:
+            yield candidate
+
+
+def _scaled(program: Program, size: int, smaller: int, *, multiples: Multiples, constants: bool) -> Program:
+    def change(number: Any) -> Any:
+        if isinstance(number, bool) or not isinstance(number, int):
+            return number
+        if number == size:
+            return smaller
+        if multiples == "none" or number < size or number % size:
+            return number
+        if multiples == "one":
+            return number // size * smaller
+        result = 1
+        while number % size == 0:
+            number, result = number // size, result * smaller
+        return number * result
+
+    def changed(statement: Statement) -> Statement:
+        shaping = statement.target.rpartition(".")[2] in _SHAPING or statement.form in ("getitem", "setitem")
+        if not constants or not shaping:
+            return statement
+        return replace(
+            statement, args=map_leaves(change, statement.args), kwargs=map_leaves(change, dict(statement.kwargs))
+        )
+
+    inputs = tuple(resized(one, tuple(change(size) for size in one.shape)) for one in program.inputs)
+    return replace(program, inputs=inputs, statements=tuple(changed(s) for s in program.statements))

@@ -1,0 +1,209 @@
+"""Reducing the text of a case whose program no captured graph stands for: statements out, numbers down.
+
+Used where the bug lies in what surrounds the graph: attributes written, a way of its own to run the model, function
+transforms. Every candidate is a whole file; what does not run in eager costs no compile.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+
+# Names of a case file that hold what is run.
+_ENTRY = ("make", "run")
+
+
+def reduce_text(source: str, holds: Callable[[str], bool]) -> str:
+    """The smallest text found that still ``holds``.
+
+    ``holds`` may raise to end the search; what it said of a text before is not asked again.
+    """
+    asked: dict[str, bool] = {source: True}
+
+    def test(text: str) -> bool:
+        if text not in asked:
+            asked[text] = _parses(text) and holds(text)
+        return asked[text]
+
+    before = None
+    while before != source:
+        before = source
+        source = _without_statements(source, test)
+        source = _simpler_expressions(source, test)
+        source = _without_arguments(source, test)
+        source = _smaller_numbers(source, test)
+    return source
+
+
+def _without_statements(source: str, test: Callable[[str], bool]) -> str:
+    """Statements left out, from the outermost: many at once, then one by one."""
+    depth = 0
+    while True:
+        count = len(_removable(source, depth))
+        if count == 0:
+            return source
+        size = count
+        while size >= 1:
+            start = 0
+            while start < len(_removable(source, depth)):
+                places = _removable(source, depth)[start : start + size]
+                candidate = _cut(source, places)
+                if candidate != source and test(candidate):
+                    source = candidate
+                else:
+                    start += size
+            size //= 2
+        depth += 1
+
+
+def _removable(source: str, depth: int) -> list[ast.stmt]:
+    """Statements at one depth of nesting, in the order of the text."""
+    level: list[ast.stmt] = ast.parse(source).body
+    for _ in range(depth):
+        level = [inner for statement in level for inner in _inside(statement)]
+    return [
+        statement
+        for statement in level
+        if not isinstance(statement, ast.Pass)
+        and not _is_initialiser(statement)
+        and not (isinstance(statement, ast.FunctionDef) and statement.name in _ENTRY and depth == 0)
+    ]
+
+
+def _is_initialiser(statement: ast.stmt) -> bool:
+    """``super().__init__()``: a module without it runs in some ways and fails in others."""
+    return isinstance(statement, ast.Expr) and ast.unparse(statement) == "super().__init__()"
+
+
+def _inside(statement: ast.stmt) -> Iterator[ast.stmt]:
+    for name in ("body", "orelse", "finalbody"):
+        yield from getattr(statement, name, [])
+
+
+def _cut(source: str, statements: list[ast.stmt]) -> str:
+    """The text without these statements; a body that would be empty gets a ``pass``."""
+    lines = source.splitlines()
+    gone = {(s.lineno, s.end_lineno) for s in statements}
+    for node in ast.walk(ast.parse(source)):
+        for name in ("body", "orelse", "finalbody"):
+            body = getattr(node, name, None)
+            if isinstance(node, ast.Module) or not isinstance(body, list) or not body:
+                continue
+            if all((s.lineno, s.end_lineno) in gone for s in body):
+                lines[body[0].lineno - 1] = " " * body[0].col_offset + "pass\0"
+    for statement in statements:
+        first = min([statement.lineno, *(d.lineno for d in getattr(statement, "decorator_list", []))])
+        for number in range(first, (statement.end_lineno or first) + 1):
+            if not lines[number - 1].endswith("\0"):
+                lines[number - 1] = "\0gone"
+    kept = [line.removesuffix("\0") for line in lines if line != "\0gone"]
+    return "\n".join(kept) + "\n"
+
+
+def _simpler_expressions(source: str, test: Callable[[str], bool]) -> str:
+    """Expressions replaced by a part of themselves: an operand, an argument, an element of what is returned."""
+    position = 0
+    while True:
+        found = [pair for node in ast.walk(ast.parse(source)) for pair in _parts(node)]
+        if position >= len(found):
+            return source
+        candidate = _replaced(source, *found[position])
+        if candidate is not None and candidate != source and test(candidate):
+            source = candidate
+        else:
+            position += 1
+
+
+def _parts(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """An expression with each of the parts that may take its place."""
+    if isinstance(node, ast.BinOp):
+        yield from ((node, node.left), (node, node.right))
+    elif isinstance(node, ast.Return) and isinstance(node.value, ast.Tuple):
+        yield from ((node.value, element) for element in node.value.elts)
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        yield from ((node, argument) for argument in node.args[:2] if not isinstance(argument, ast.Constant))
+        if not isinstance(node.func.value, ast.Name | ast.Constant):
+            yield node, node.func.value
+    elif isinstance(node, ast.Call):
+        yield from ((node, argument) for argument in node.args[:1] if not isinstance(argument, ast.Constant))
+
+
+def _replaced(source: str, whole: ast.expr, part: ast.expr) -> str | None:
+    """The text with an expression replaced by a part of it; None where it spans lines."""
+    if whole.lineno != whole.end_lineno:
+        return None
+    lines = source.splitlines(keepends=True)
+    line = lines[whole.lineno - 1].encode()
+    inner = line[part.col_offset : part.end_col_offset]
+    if isinstance(part, ast.BinOp | ast.GeneratorExp):
+        inner = b"(" + inner + b")"
+    lines[whole.lineno - 1] = (line[: whole.col_offset] + inner + line[whole.end_col_offset :]).decode()
+    return "".join(lines)
+
+
+def _without_arguments(source: str, test: Callable[[str], bool]) -> str:
+    """Keyword arguments of calls left out."""
+    position = 0
+    while True:
+        found = [k for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Call) for k in n.keywords if k.arg]
+        if position >= len(found):
+            return source
+        candidate = _without_span(source, found[position])
+        if candidate is not None and test(candidate):
+            source = candidate
+        else:
+            position += 1
+
+
+def _without_span(source: str, node: ast.keyword) -> str | None:
+    """The text without an argument and the comma before it; None where it spans lines."""
+    if node.lineno != node.end_lineno:
+        return None
+    lines = source.splitlines(keepends=True)
+    line = lines[node.lineno - 1].encode()
+    before = line[: node.col_offset].rstrip()
+    if not before.endswith(b","):
+        return None
+    lines[node.lineno - 1] = (before[:-1] + line[node.end_col_offset or 0 :]).decode()
+    return "".join(lines)
+
+
+def _smaller_numbers(source: str, test: Callable[[str], bool]) -> str:
+    """Whole numbers toward 1, 2, 3, each value wherever it occurs."""
+    done: set[int] = set()
+    while True:
+        numbers = sorted({n for n, _ in _numbers(source)} - done, reverse=True)
+        if not numbers:
+            return source
+        number = numbers[0]
+        done.add(number)
+        for smaller in (2, 1, 3, number // 2):
+            candidate = _with_number(source, number, smaller)
+            if smaller < number and test(candidate):
+                source = candidate
+                break
+
+
+def _numbers(source: str) -> Iterator[tuple[int, ast.Constant]]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and type(node.value) is int and node.value > 3:
+            yield node.value, node
+
+
+def _with_number(source: str, number: int, smaller: int) -> str:
+    lines = source.splitlines(keepends=True)
+    places = [node for value, node in _numbers(source) if value == number]
+    for node in sorted(places, key=lambda n: (n.lineno, n.col_offset), reverse=True):
+        line = lines[node.lineno - 1].encode()
+        lines[node.lineno - 1] = (
+            line[: node.col_offset] + str(smaller).encode() + line[node.end_col_offset :]
+        ).decode()
+    return "".join(lines)
+
+
+def _parses(text: str) -> bool:
+    try:
+        compile(text, "case", "exec", dont_inherit=True)
+    except (SyntaxError, ValueError):
+        return False
+    return True

@@ -1,0 +1,254 @@
+"""From a torch-level FX graph to a :class:`Program`: every target gets the name that users write."""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import math
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from fuzzcompile.errors import FuzzcompileError
+from fuzzcompile.reduction.names import TAKEN
+from fuzzcompile.reduction.program import Form, Input, Program, Ref, Statement, map_leaves
+
+
+class Untranslatable(FuzzcompileError):
+    """The graph holds something that no public function of torch stands for."""
+
+
+# Python's operators by the name of their function.
+OPERATORS = {
+    "add": "+", "sub": "-", "mul": "*", "matmul": "@", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**",
+    "and_": "&", "or_": "|", "xor": "^", "lshift": "<<", "rshift": ">>", "lt": "<", "le": "<=", "gt": ">",
+    "ge": ">=", "eq": "==", "ne": "!=", "neg": "-x", "invert": "~x", "pos": "+x", "iadd": "+=", "isub": "-=",
+    "imul": "*=", "itruediv": "/=", "ifloordiv": "//=", "imod": "%=", "ipow": "**=", "iand": "&=", "ior": "|=",
+    "ixor": "^=", "imatmul": "@=",
+}  # fmt: skip
+_NAMESPACES = ("torch", "F", "torch.special", "torch.linalg", "torch.fft", "torch.nn.utils.rnn", "torch.sparse")
+# Checks and hints of dynamo's that compute nothing.
+_SILENT = ("_assert", "_check", "_assert_async", "_assert_scalar", "lazy_load_decompositions", "sym_constrain_range")
+# Arguments with which torch's Python functions call each other.
+_PRIVATE_ARGUMENTS = ("_stacklevel",)
+_INLINED = (
+    "wrap",
+    "tag_activation_checkpoint",
+    "wrap_activation_checkpoint",
+    "wrap_with_set_grad_enabled",
+    "inline_asm",
+)
+
+
+def program_of(
+    module: fx.GraphModule, inputs: Sequence[Any], parameters: Sequence[bool], settings: Mapping[str, Any]
+) -> Program:
+    """The graph as a program, with ``inputs`` as recorded values.
+
+    Raises:
+        Untranslatable: naming the node.
+    """
+    translation = _Translation()
+    given = iter(zip(inputs, parameters, strict=True))
+    outputs: Any = None
+    for node in module.graph.nodes:
+        if node.op == "placeholder":
+            value, parameter = next(given)
+            translation.placeholder(node, value, parameter)
+        elif node.op == "output":
+            outputs = translation.argument(node.args[0])
+        else:
+            translation.node(node, module)
+    if isinstance(outputs, (tuple, list)) and len(outputs) == 1:
+        outputs = outputs[0]
+    if translation.blocks:
+        raise Untranslatable("a context is entered and never left")
+    program = Program(tuple(translation.inputs), tuple(translation.statements), outputs, dict(settings))
+    return program.without_dead_code()
+
+
+class _Translation:
+    def __init__(self) -> None:
+        self.inputs: list[Input] = []
+        self.statements: list[Statement] = []
+        self.values: dict[fx.Node, Any] = {}
+        self.names: set[str] = set()
+        self.blocks: list[fx.Node] = []
+        self.prefix = ""
+
+    # -- nodes ------------------------------------------------------------------------------------
+
+    def placeholder(self, node: fx.Node, value: Any, parameter: bool) -> None:
+        if not isinstance(value, torch.Tensor):
+            self.values[node] = value  # a number: what it was at the captured call
+            return
+        if type(value) not in (torch.Tensor, nn.Parameter) or value.layout != torch.strided or value.is_quantized:
+            raise Untranslatable(f"input {node.name} is no plain strided tensor")
+        name = self._free(input_name(str(node.target)))
+        self.inputs.append(Input.of(name, value, parameter=parameter))
+        self.values[node] = Ref(name)
+
+    def node(self, node: fx.Node, module: fx.GraphModule) -> None:
+        if node.op == "get_attr":
+            self._attribute(node, module)
+        elif node.op == "call_method":
+            self._add(node, "method", str(node.target), node.args, node.kwargs)
+        elif node.op == "call_function":
+            self._function(node, module)
+        else:
+            raise Untranslatable(f"node {node.name} calls the module {node.target}")
+
+    def _attribute(self, node: fx.Node, module: fx.GraphModule) -> None:
+        holder: Any = module
+        value = functools.reduce(getattr, str(node.target).split("."), holder)
+        if isinstance(value, fx.GraphModule):
+            self.values[node] = value
+            return
+        if not isinstance(value, torch.Tensor):
+            raise Untranslatable(f"node {node.name} is a {type(value).__name__}")
+        self.placeholder(node, value.detach().clone(), isinstance(value, nn.Parameter))
+
+    def _function(self, node: fx.Node, module: fx.GraphModule) -> None:
+        target: Any = node.target
+        name = str(getattr(target, "__name__", ""))
+        if name in _SILENT:
+            return
+        if target is operator.getitem and not isinstance(node.args[0], fx.Node):
+            raise Untranslatable(f"node {node.name} indexes a constant")
+        if target in (operator.getitem, operator.setitem):
+            form: Form = "getitem" if target is operator.getitem else "setitem"
+            self._add(node, form, form, node.args, {})
+        elif target is getattr:
+            self._add(node, "attribute", str(node.args[1]), node.args[:1], {})
+        elif getattr(target, "__module__", "") in ("_operator", "operator") and name in OPERATORS:
+            self._add(node, "operator", OPERATORS[name], node.args, {})
+        elif name in ("_set_grad_enabled", "_enter_autocast", "_exit_autocast"):
+            self._context(node, name)
+        elif str(getattr(target, "namespace", "")) == "higher_order" or (
+            type(target).__module__.startswith(("torch._higher_order_ops", "torch._ops"))
+            and not hasattr(target, "_schema")
+        ):
+            self._inline(node, module)
+        else:
+            self._add(node, "function", public_name(target), node.args, node.kwargs)
+
+    def _context(self, node: fx.Node, name: str) -> None:
+        """Autocast regions; other changes of the grad mode are left to the case's own."""
+        if name == "_enter_autocast":
+            device, dtype, enabled, *_ = node.args
+            text = f'torch.autocast("{device}"' + (f", dtype={dtype}" if dtype is not None else "")
+            text += ")" if enabled else ", enabled=False)"
+            self.blocks.append(node)
+            self.statements.append(Statement(self._free("context"), "enter", text))
+        elif name == "_exit_autocast":
+            if not self.blocks or self.blocks.pop() is not node.args[0]:
+                raise Untranslatable("contexts that are not nested")
+            self.statements.append(Statement(self._free("context"), "exit", ""))
+        else:
+            raise Untranslatable("the grad mode changes within the graph")
+
+    def _inline(self, node: fx.Node, module: fx.GraphModule) -> None:
+        """The body of a higher-order operator that only calls it."""
+        name = str(getattr(node.target, "__name__", node.target))
+        bodies = [a for a in node.args if isinstance(a, fx.Node) and isinstance(self.values.get(a), fx.GraphModule)]
+        if not name.startswith(_INLINED) or len(bodies) != 1:
+            raise Untranslatable(f"node {node.name} calls the higher-order operator {name}")
+        body: fx.GraphModule = self.values[bodies[0]]
+        given = [a for a in node.args if a is not bodies[0]]
+        places = [n for n in body.graph.nodes if n.op == "placeholder"]
+        if len(places) != len(given):
+            raise Untranslatable(f"node {node.name} gives its body other arguments than it takes")
+        for place, value in zip(places, given, strict=True):
+            self.values[place] = self.argument(value)
+        for inner in body.graph.nodes:
+            if inner.op == "output":
+                self.values[node] = self.argument(inner.args[0])
+            elif inner.op != "placeholder":
+                self.node(inner, body)
+
+    def _add(self, node: fx.Node, form: Form, target: str, args: Any, kwargs: Mapping[str, Any]) -> None:
+        source = node.args[0] if node.args else None
+        if form == "getitem" and isinstance(source, fx.Node) and isinstance(self.values.get(source), (tuple, list)):
+            self.values[node] = self.values[source][node.args[1]]
+            return
+        name = self._free(node.name)
+        kept = {key: self.argument(value) for key, value in kwargs.items() if key not in _PRIVATE_ARGUMENTS}
+        kept = {key: value for key, value in kept.items() if not _is_cpu(value)}
+        self.statements.append(
+            Statement(name, form, target, tuple(self.argument(a) for a in args), kept, _module(node), _line(node))
+        )
+        self.values[node] = Ref(name)
+
+    def argument(self, tree: Any) -> Any:
+        """An argument with nodes replaced by what they became; only what can be written down."""
+
+        def leaf(value: Any) -> Any:
+            if isinstance(value, fx.Node):
+                if value not in self.values:
+                    raise Untranslatable(f"node {value.name} has no value")
+                return self.values[value]
+            if value is None or value is Ellipsis or isinstance(value, bool | int | float | complex | str):
+                return value
+            if isinstance(value, torch.dtype | torch.device | torch.layout | torch.memory_format):
+                return value
+            raise Untranslatable(f"an argument of type {type(value).__name__} cannot be written down")
+
+        return map_leaves(leaf, tree)
+
+    def _free(self, name: str) -> str:
+        name = re.sub(r"\W", "_", name).strip("_") or "value"
+        name = f"x{name}" if name[0].isdigit() else name
+        candidate, number = name, 1
+        while candidate in self.names or candidate in TAKEN:
+            number += 1
+            candidate = f"{name}_{number}"
+        self.names.add(candidate)
+        return candidate
+
+
+def input_name(target: str) -> str:
+    """A plain name for one of dynamo's inputs: ``L_x_`` becomes ``x``, a parameter its last two words."""
+    text = re.sub(r"^[LG]_+", "", target, flags=re.IGNORECASE).strip("_")
+    words = [w for w in re.split(r"_modules_|_parameters_|_buffers_|_{2,}", text) if w and w not in ("self", "s")]
+    return "_".join(words[-2:]) if "_parameters_" in target or "_buffers_" in target else text or "x"
+
+
+def public_name(target: Callable[..., Any]) -> str:
+    """The text by which a user reaches a function.
+
+    Raises:
+        Untranslatable: torch has no public name for it.
+    """
+    name = str(getattr(target, "__name__", ""))
+    if isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        return f"torch.ops.{str(target).replace('::', '.')}"
+    for space in _NAMESPACES:
+        holder = torch.nn.functional if space == "F" else functools.reduce(getattr, space.split(".")[1:], torch)
+        for known in (name, re.sub(r"^(special|linalg|fft)_", "", name)):
+            if known and not known.startswith("_") and getattr(holder, known, None) is target:
+                return f"{space}.{known}"
+    if getattr(math, name, None) is target:
+        raise Untranslatable(f"{name} of the module math")
+    if getattr(builtins, name, None) is target:
+        return name
+    if getattr(torch.Tensor, name, None) is target:
+        return f"torch.Tensor.{name}"
+    raise Untranslatable(f"{getattr(target, '__module__', '?')}.{name or target} is no public function of torch")
+
+
+def _is_cpu(value: Any) -> bool:
+    return isinstance(value, torch.device) and value.type == "cpu"
+
+
+def _module(node: fx.Node) -> str:
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    return str(stack[-1][0]) if stack else ""
+
+
+def _line(node: fx.Node) -> int:
+    found = re.findall(r'File ".*", line (\d+)', str(node.meta.get("stack_trace") or node.stack_trace or ""))
+    return int(found[-1]) if found else 0

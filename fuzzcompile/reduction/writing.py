@@ -1,0 +1,283 @@
+"""From a :class:`Program` to Python source that a person reads: a case file with ``make()``."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fuzzcompile.reduction.filling import input_expression
+from fuzzcompile.reduction.names import plain
+from fuzzcompile.reduction.program import Program, Ref, Statement, refs_in
+
+_WIDTH = 96
+# Statements that are written into the expression that uses them, where they are used once and fit.
+_LIGHT_METHODS = (
+    "transpose", "permute", "view", "reshape", "unsqueeze", "squeeze", "contiguous", "t", "mT", "T", "flatten",
+    "expand", "float", "to", "unflatten", "size", "double", "half", "bfloat16", "chunk", "split",
+)  # fmt: skip
+_LIGHT_OPERATORS = ("*", "/", "@", "+", "-")
+_ATOM, _UNARY, _PRODUCT, _SUM, _LOOSE = 9, 7, 6, 5, 1
+_STRENGTH = {"**": 8, "@": _PRODUCT, "*": _PRODUCT, "/": _PRODUCT, "//": _PRODUCT, "%": _PRODUCT, "+": _SUM, "-": _SUM}
+
+
+@dataclass(frozen=True)
+class Written:
+    """A case file, and the recorded values that it reads from ``values.pt`` beside it (none for a finished one)."""
+
+    source: str
+    values: Mapping[str, torch.Tensor]
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """Identity: the text and the bits of the values."""
+        parts = hashlib.sha256(self.source.encode())
+        for name, tensor in self.values.items():
+            flat = tensor.detach().cpu().contiguous().reshape(-1)
+            parts.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} {tensor.stride()}".encode())
+            parts.update(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
+        return parts.hexdigest()
+
+
+def written(program: Program) -> Written:
+    """The program as a case file, with the values that are still recorded ones."""
+    program = plain(program)
+    values = {one.name: one.values for one in program.inputs if one.fill == "recorded" and one.values is not None}
+    return Written(case_source(program), values)
+
+
+def case_source(program: Program) -> str:
+    """The text of a program's case file."""
+    program = plain(program)
+    lines = ["import torch"]
+    body, result = body_lines(program)
+    inputs = [input_expression(one) for one in program.inputs]
+    if any("F." in line for line in [*body, result]):
+        lines.append("import torch.nn.functional as F")
+    if program.as_module:
+        lines.append("from torch import nn")
+    recorded = any(one.fill == "recorded" for one in program.inputs)
+    if recorded:
+        lines.insert(0, "from pathlib import Path\n")
+    if program.settings:
+        lines.append("")
+        lines += [f"{name} = {value!r}" for name, value in program.settings.items()]
+    lines += ["", "", *_callable_lines(program, body, result), "", "", "def make():"]
+    lines += _make_lines(program, inputs, recorded=recorded)
+    return "\n".join(lines) + "\n"
+
+
+def model_lines(source: str) -> int:
+    """How many lines of a case file are neither blank nor imports."""
+    lines = [line.strip() for line in source.splitlines()]
+    return sum(1 for line in lines if line and not line.startswith(("import ", "from ", "#")))
+
+
+def _callable_lines(program: Program, body: Sequence[str], result: str) -> list[str]:
+    if not program.as_module:
+        arguments = ", ".join(one.name for one in program.inputs)
+        return [f"def program({arguments}):", *(f"    {line}" for line in body), f"    return {result}"]
+    own = [one for one in program.inputs if one.parameter]
+    lines = ["class Model(nn.Module):", "    def __init__(self):", "        super().__init__()"]
+    lines += [f"        self.{one.name} = nn.Parameter({input_expression(one, plain=True)})" for one in own]
+    arguments = "".join(f", {one.name}" for one in program.inputs if not one.parameter)
+    lines += ["", f"    def forward(self{arguments}):", *(f"        {line}" for line in body)]
+    return [*lines, f"        return {result}"]
+
+
+def _make_lines(program: Program, inputs: Sequence[str], *, recorded: bool) -> list[str]:
+    lines = []
+    if recorded:
+        lines.append('    VALUES = torch.load(Path(__file__).with_name("values.pt"))')
+    if any(needs_seed(expression) for expression in inputs):
+        lines.append("    torch.manual_seed(0)")
+    given = [one for one in program.inputs if not (program.as_module and one.parameter)]
+    expressions = [input_expression(one) for one in given]
+    model = "Model()" if program.as_module else "program"
+    comma = "," if len(given) == 1 else ""
+    short = f"    return {model}, ({', '.join(expressions)}{comma})"
+    if len(short) <= _WIDTH:
+        return [*lines, short]
+    lines += [f"    {one.name} = {expression}" for one, expression in zip(given, expressions, strict=True)]
+    names = ", ".join(one.name for one in given)
+    return [*lines, f"    return {model}, ({names}{comma})"]
+
+
+def needs_seed(expression: str) -> bool:
+    """Whether an input's expression draws random numbers."""
+    return "torch.rand" in expression
+
+
+# -- statements -------------------------------------------------------------------------------------
+
+
+def body_lines(program: Program, *, nested: bool = True) -> tuple[list[str], str]:
+    """The statements, a line each, and the expression of what is returned.
+
+    ``nested`` writes light statements into the expressions that use them.
+    """
+    holders = {one.name for one in program.inputs if program.as_module and one.parameter}
+    writer = Writer(holders)
+    lines: list[str] = []
+    depth = 0
+    for index, statement in enumerate(program.statements):
+        if statement.form == "exit":
+            depth -= 1
+            continue
+        if nested and _is_nested(program, index, writer):
+            continue
+        text = writer.line(statement, used=_uses(program, statement.name) > 0)
+        lines.append("    " * depth + text)
+        depth += statement.form == "enter"
+    return lines, writer.result(program.outputs)
+
+
+class Writer:
+    """Renders statements; ``inline`` holds the expressions of those that are written where they are used."""
+
+    def __init__(self, holders: set[str]) -> None:
+        self.inline: dict[str, tuple[str, int]] = {}
+        self.holders = holders
+
+    def line(self, statement: Statement, *, used: bool) -> str:
+        """A statement as one line."""
+        if statement.form == "enter":
+            return f"with {statement.target}:"
+        if statement.form == "setitem":
+            target, index, value = statement.args
+            return f"{self.atom(target)}[{self.index(index)}] = {self.text(value)}"
+        if statement.writes and statement.form == "operator":
+            first, second = statement.args
+            text = f"{self.text(first)} {statement.target} {self.text(second)}"
+            # An augmented assignment binds the old name: what is used later is the same tensor.
+            self.inline[statement.name] = (self.text(first), _ATOM)
+            return text
+        text, _ = self.expression(statement)
+        if statement.writes and not used:
+            return text
+        return f"{statement.name} = {text}"
+
+    def expression(self, statement: Statement) -> tuple[str, int]:
+        """The statement's right-hand side and how strongly it binds."""
+        form, target, args = statement.form, statement.target, statement.args
+        if form == "operator" and target in ("-x", "~x", "+x"):
+            return f"{target[0]}{self.at(args[0], _UNARY)}", _UNARY
+        if form == "operator":
+            strength = _STRENGTH.get(target, _LOOSE)
+            left, right = self.at(args[0], strength), self.at(args[1], strength + 1)
+            return f"{left} {target} {right}", strength
+        if form == "attribute":
+            return f"{self.atom(args[0])}.{target}", _ATOM
+        if form == "getitem":
+            return f"{self.atom(args[0])}[{self.index(args[1])}]", _ATOM
+        if form == "method":
+            return f"{self.atom(args[0])}.{target}({self.arguments(args[1:], statement.kwargs)})", _ATOM
+        return f"{target}({self.arguments(args, statement.kwargs)})", _ATOM
+
+    def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        """What stands between the parentheses of a call."""
+        return ", ".join([*(self.text(a) for a in args), *(f"{key}={self.text(v)}" for key, v in kwargs.items())])
+
+    def atom(self, value: Any) -> str:
+        """A value that an attribute or an index can follow."""
+        text = self.at(value, _ATOM)
+        return f"({text})" if text[:1] in "-0123456789" else text
+
+    def at(self, value: Any, strength: int) -> str:
+        """A value in an expression that binds with ``strength``."""
+        text, own = self.ref(value) if isinstance(value, Ref) else (self.text(value), _ATOM)
+        return text if own >= strength else f"({text})"
+
+    def ref(self, ref: Ref) -> tuple[str, int]:
+        """What a name is written as, and how strongly that binds."""
+        if ref.name in self.holders:
+            return f"self.{ref.name}", _ATOM
+        return self.inline.get(ref.name, (ref.name, _ATOM))
+
+    def index(self, value: Any) -> str:
+        """What stands between brackets."""
+        if isinstance(value, tuple) and value:
+            return ", ".join(self.index(part) for part in value) + ("," if len(value) == 1 else "")
+        if isinstance(value, slice):
+            parts = ["" if part is None else self.text(part) for part in (value.start, value.stop, value.step)]
+            return ":".join(parts if parts[2] else parts[:2])
+        return "..." if value is Ellipsis else self.text(value)
+
+    def text(self, value: Any) -> str:
+        """A value as an argument."""
+        if isinstance(value, Ref):
+            return self.ref(value)[0]
+        return literal(value, self.text)
+
+    def result(self, outputs: Any) -> str:
+        """What is returned."""
+        text = self.text(outputs)
+        return text[1:-1] if isinstance(outputs, tuple) and len(outputs) > 1 else text
+
+
+def literal(value: Any, inner: Callable[[Any], str] | None = None) -> str:
+    """A constant as Python text."""
+    text = inner or literal
+    if isinstance(value, tuple):
+        return f"({', '.join(text(part) for part in value)}{',' if len(value) == 1 else ''})"
+    if isinstance(value, list):
+        return f"[{', '.join(text(part) for part in value)}]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key!r}: {text(part)}" for key, part in value.items()) + "}"
+    if isinstance(value, slice):
+        return f"slice({text(value.start)}, {text(value.stop)}, {text(value.step)})"
+    if isinstance(value, float) and not math.isfinite(value):
+        return f'float("{value}")'
+    if value is Ellipsis:
+        return "..."
+    if isinstance(value, torch.device):
+        return f'"{value}"'
+    if isinstance(value, str):
+        return f'"{value}"' if '"' not in value and "\\" not in value and value.isprintable() else repr(value)
+    return repr(value)
+
+
+# -- what is written where --------------------------------------------------------------------------
+
+
+def _uses(program: Program, name: str) -> int:
+    inside = sum(statement.refs().count(name) for statement in program.statements)
+    return inside + list(refs_in(program.outputs)).count(name)
+
+
+def _is_nested(program: Program, index: int, writer: Writer) -> bool:
+    """Whether the statement is written into its one user; its expression is then kept in ``writer.inline``.
+
+    Not across a statement that writes, nor over the edge of a block.
+    """
+    statement = program.statements[index]
+    if statement.form in ("enter", "setitem") or statement.writes or _uses(program, statement.name) != 1:
+        return False
+    later = program.statements[index + 1 :]
+    place = next((n for n, other in enumerate(later) if statement.name in other.refs()), None)
+    between = later if place is None else later[:place]
+    if any(other.writes or other.form in ("enter", "exit") for other in between):
+        return False
+    if place is not None and later[place].writes:
+        return False
+    text, strength = writer.expression(statement)
+    light = statement.form in ("getitem", "attribute") or (
+        statement.form == "method" and statement.target in _LIGHT_METHODS
+    )
+    scaled = statement.form == "operator" and statement.target in _LIGHT_OPERATORS
+    if place is not None:
+        user = later[place]
+        if scaled:
+            # A product or a scale goes into the next operator, not into the arguments of a call.
+            light = user.form == "operator" and len(text) <= 48 and user.target in _LIGHT_OPERATORS
+        if not light or len(text) > 56:
+            return False
+    elif len(text) > _WIDTH or not isinstance(program.outputs, Ref):
+        return False
+    writer.inline[statement.name] = (text, strength)
+    return True

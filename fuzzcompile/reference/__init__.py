@@ -1,0 +1,1 @@
+"""Mathematical references: what fused kernels compute, written out in plain operators."""

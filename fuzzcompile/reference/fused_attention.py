@@ -1,0 +1,265 @@
+"""Fused attention kernels written out: the same arguments and the same results, in any dtype and on any device.
+
+The kernels that a graph names on a GPU (flash, memory efficient, cuDNN) take half or single precision only. Their
+stand-ins compute what :mod:`fuzzcompile.reference.sdpa_math` computes and hand it back in the kernel's own form.
+
+What is defined, and what is not:
+
+- ``output`` and gradients: always, in the layout that the kernel gives them.
+- ``logsumexp``: of the scaled and masked scores, natural logarithm, in the dtype of the computation. Rows of which
+  every key is masked have +inf (0 on the CPU), and so has what the memory efficient kernel pads to 32 rows.
+- causal masks are aligned to the top left. For two lengths torch never chooses the flash kernel, which would align
+  them to the bottom right.
+- dropout: the mask is drawn anew from the random state in the results, so that a backward stand-in drops what its
+  forward one dropped. It is never the mask that the kernel itself would draw from that state.
+- ``cum_seq_q``, ``cum_seq_k`` and debug masks are None or empty; the random state is zero without dropout.
+- backward stand-ins use the ``out`` and ``logsumexp`` that they are given, as the kernels do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fuzzcompile.reference.sdpa_math import as_additive, raised, repeated_heads, scores
+
+Results = tuple[Any, ...]
+StandIn = Callable[..., Results]
+_PADDED_ROWS = 32  # what the memory efficient kernel rounds the length of its logsumexp up to
+
+
+def stand_in(kernel: Any) -> StandIn | None:
+    """What computes the same as ``kernel`` (an ATen operator overload); None for any other operator.
+
+    It takes the arguments of the operator, by position or name, with key and value heads that divide the query's.
+    """
+    schema = getattr(kernel, "_schema", None)
+    if schema is None or schema.overload_name:
+        return None
+    form = _FORMS.get(schema.name.removeprefix("aten::"))
+    if form is None:
+        return None
+
+    def computed(*args: Any, **kwargs: Any) -> Results:
+        given = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | kwargs
+        for argument in schema.arguments:
+            given.setdefault(argument.name, argument.default_value)
+        return form(given)
+
+    return computed
+
+
+def has_float64(kernel: Any) -> bool:
+    """Whether the kernel itself computes in float64."""
+    return "_for_cpu" in kernel._schema.name
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """The arguments that all kernels have in common; ``mask`` is additive."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    mask: torch.Tensor | None
+    dropout: float
+    is_causal: bool
+    scale: float
+
+    @classmethod
+    def of(cls, given: dict[str, Any]) -> _Problem:
+        query, key, value = (given[name] for name in ("query", "key", "value"))
+        mask = as_additive(given.get("attn_bias", given.get("attn_mask")), query.dtype)
+        scale = given["scale"]
+        if scale is None:
+            scale = 1.0 / math.sqrt(query.size(-1)) if query.size(-1) else math.inf
+        return cls(query, key, value, mask, given["dropout_p"], given["is_causal"], scale)
+
+    @property
+    def wide(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Query, key and value in the dtype of the computation, with as many heads each."""
+        query, key, value = (raised(tensor) for tensor in (self.query, self.key, self.value))
+        return query, repeated_heads(key, query.size(-3)), repeated_heads(value, query.size(-3))
+
+    def scores(self) -> torch.Tensor:
+        query, key, _ = self.wide
+        return scores(query, key, self.mask, is_causal=self.is_causal, scale=self.scale)
+
+    def kept(self, shape: torch.Size, state: tuple[int, ...]) -> torch.Tensor | float:
+        """Factors of the weights: 0 for dropped ones."""
+        if self.dropout <= 0.0:
+            return 1.0
+        generator = torch.Generator().manual_seed(hash(state) % 2**63)
+        kept = torch.rand(shape, generator=generator) >= self.dropout
+        return kept.to(self.query.device) * (1.0 / (1.0 - self.dropout) if self.dropout < 1.0 else 0.0)
+
+
+# -- forward ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Forward:
+    output: torch.Tensor
+    logsumexp: torch.Tensor  # (..., heads, L)
+    state: tuple[int, int]
+
+
+def _attention(given: dict[str, Any], *, masked_row: float = math.inf) -> _Forward:
+    """``masked_row`` is the logsumexp of a row without any key."""
+    problem = _Problem.of(given)
+    state = (0, 0)
+    if problem.dropout > 0.0:
+        drawn = torch.randint(2**62, (2,)).tolist()
+        state = (drawn[0], drawn[1])
+    found = problem.scores()
+    weights = torch.ops.aten._safe_softmax(found, -1) * problem.kept(found.shape, state)
+    output = torch.matmul(weights, problem.wide[2]).to(problem.query.dtype)
+    logsumexp = torch.logsumexp(found, -1)
+    return _Forward(output, logsumexp.masked_fill(logsumexp == -math.inf, masked_row), state)
+
+
+def _flash(given: dict[str, Any]) -> Results:
+    found, query = _attention(given), given["query"]
+    state = torch.tensor(found.state, dtype=torch.int64, device=query.device).to(torch.uint64)
+    unused = torch.zeros((), dtype=torch.int64, device=query.device).to(torch.uint64)
+    lengths = query.size(-2), given["key"].size(-2)
+    return (_laid_out_as(query, found.output), found.logsumexp, None, None, *lengths, state, unused, query.new_empty(0))
+
+
+def _efficient(given: dict[str, Any]) -> Results:
+    found, query = _attention(given), given["query"]
+    length = query.size(-2)
+    rows = -(-length // _PADDED_ROWS) * _PADDED_ROWS if given["compute_log_sumexp"] else 0
+    logsumexp = found.logsumexp.new_full((*query.shape[:-2], rows), math.inf)
+    if rows:
+        logsumexp[..., :length] = found.logsumexp
+    return _heads_inside(found.output), logsumexp, *_scalars(found, query)
+
+
+def _cudnn(given: dict[str, Any]) -> Results:
+    found, query = _attention(given), given["query"]
+    lengths = query.size(-2), given["key"].size(-2)
+    output = _laid_out_as(query, found.output)
+    return (output, found.logsumexp.unsqueeze(-1), None, None, *lengths, *_scalars(found, query), None)
+
+
+def _overrideable(given: dict[str, Any]) -> Results:
+    found, query = _attention(given), given["query"]
+    logsumexp = found.logsumexp if query.dim() == 4 else found.logsumexp.unsqueeze(0)
+    lengths = query.size(-2), given["key"].size(-2)
+    output = _laid_out_as(query, found.output)
+    return (output, logsumexp, None, None, *lengths, *_scalars(found, query), None)
+
+
+def _cpu(given: dict[str, Any]) -> Results:
+    found = _attention(given, masked_row=0.0)
+    logsumexp = found.logsumexp.transpose(1, 2).contiguous().transpose(1, 2)
+    return _laid_out_as(given["query"], found.output), logsumexp
+
+
+def _scalars(found: _Forward, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    seed, offset = (torch.tensor(part, dtype=torch.int64, device=query.device) for part in found.state)
+    return seed, offset
+
+
+# -- backward ---------------------------------------------------------------------------------------
+
+
+def _gradients(given: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradients of query, key, value and of the scores, as the flash algorithm has them."""
+    problem = _Problem.of(given)
+    query, key, value = problem.wide
+    grad, out = (raised(given[name]) for name in ("grad_out" if "grad_out" in given else "grad_out_", "out"))
+    found = problem.scores()
+    logsumexp = given["logsumexp"].reshape(*query.shape[:-2], -1)[..., : query.size(-2)]
+    weights = torch.exp(found - logsumexp.unsqueeze(-1)).masked_fill(found == -math.inf, 0.0)
+    kept = problem.kept(found.shape, _state_of(given))
+    grad_weights = torch.matmul(grad, value.transpose(-2, -1)) * kept
+    grad_scores = weights * (grad_weights - (grad * out).sum(-1, keepdim=True))
+    gradients = (
+        torch.matmul(grad_scores, key) * problem.scale,
+        torch.matmul(grad_scores.transpose(-2, -1), query) * problem.scale,
+        torch.matmul((weights * kept).transpose(-2, -1), grad),
+    )
+    inputs = (problem.query, problem.key, problem.value)
+    summed = [_ungrouped(one, like).to(like.dtype) for one, like in zip(gradients, inputs, strict=True)]
+    return summed[0], summed[1], summed[2], grad_scores
+
+
+def _like_inputs(given: dict[str, Any]) -> Results:
+    return _in_layout_of_inputs(given, _gradients(given))
+
+
+def _like_inputs_and_mask(given: dict[str, Any]) -> Results:
+    found = _gradients(given)
+    return *_in_layout_of_inputs(given, found), _grad_of_mask(given, found[3])
+
+
+def _in_layout_of_inputs(given: dict[str, Any], gradients: Results) -> Results:
+    inputs = (given[name] for name in ("query", "key", "value"))
+    return tuple(_laid_out_as(like, one) for like, one in zip(inputs, gradients, strict=False))
+
+
+def _efficient_backward(given: dict[str, Any]) -> Results:
+    found = _gradients(given)
+    return *(_heads_inside(one) for one in found[:3]), _grad_of_mask(given, found[3])
+
+
+def _cpu_backward(given: dict[str, Any]) -> Results:
+    return tuple(_heads_inside(one) for one in _gradients(given)[:3])
+
+
+def _grad_of_mask(given: dict[str, Any], grad_scores: torch.Tensor) -> torch.Tensor | None:
+    mask = given["attn_bias"]
+    if mask is None or not given["grad_input_mask"][3]:
+        return None
+    return grad_scores.sum_to_size(mask.shape).to(mask.dtype)
+
+
+def _ungrouped(grad: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """The gradient of a tensor whose heads were repeated."""
+    own = like.size(-3)
+    if grad.size(-3) == own:
+        return grad
+    return grad.reshape(*grad.shape[:-3], own, -1, *grad.shape[-2:]).sum(-3)
+
+
+def _state_of(given: dict[str, Any]) -> tuple[int, ...]:
+    """The random state among the arguments, in the form in which the forward stand-in had it."""
+    if "philox_seed" not in given or given["dropout_p"] <= 0.0:
+        return ()
+    parts = [int(part) for part in given["philox_seed"].reshape(-1).tolist()]
+    return tuple(parts) if len(parts) > 1 else (*parts, int(given["philox_offset"]))
+
+
+# -- layouts ----------------------------------------------------------------------------------------
+
+
+def _laid_out_as(like: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """The values with their dimensions in memory in the order in which ``like`` has them."""
+    strides = like.stride()
+    order = sorted(range(like.dim()), key=lambda dimension: (-strides[dimension], dimension))
+    return torch.empty_permuted(values.shape, order, dtype=values.dtype, device=values.device).copy_(values)
+
+
+def _heads_inside(values: torch.Tensor) -> torch.Tensor:
+    """The values laid out as (batch, length, heads, width)."""
+    return values.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+_FORMS: dict[str, Callable[[dict[str, Any]], Results]] = {
+    "_scaled_dot_product_flash_attention": _flash,
+    "_scaled_dot_product_efficient_attention": _efficient,
+    "_scaled_dot_product_cudnn_attention": _cudnn,
+    "_scaled_dot_product_fused_attention_overrideable": _overrideable,
+    "_scaled_dot_product_flash_attention_for_cpu": _cpu,
+    "_scaled_dot_product_flash_attention_backward": _like_inputs,
+    "_scaled_dot_product_efficient_attention_backward": _efficient_backward,
+    "_scaled_dot_product_cudnn_attention_backward": _like_inputs,
+    "_scaled_dot_product_fused_attention_overrideable_backward": _like_inputs_and_mask,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _cpu_backward,
+}

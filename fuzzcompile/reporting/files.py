@@ -1,0 +1,67 @@
+"""Files that a user named: looked at before any work is done, written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from fuzzcompile.errors import UsageError
+
+
+def check_writable(path: Path, option: str) -> None:
+    """Find out before any work whether the file can be written.
+
+    Raises:
+        UsageError: it cannot; ``option`` is what the user named it with.
+    """
+    if path.is_dir():
+        raise UsageError(f"Cannot write {path}: it is a folder; name a file for {option}.")
+    draft = _draft(path)
+    try:
+        draft.touch()
+        draft.unlink()
+    except OSError as error:
+        raise _unwritable(path, error, option) from error
+
+
+def write_whole(path: Path, content: bytes, option: str) -> None:
+    """Write the file whole or not at all.
+
+    Raises:
+        UsageError: it cannot be written; ``option`` is what the user named it with.
+    """
+    draft = _draft(path)
+    try:
+        draft.write_bytes(content)
+        draft.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise _unwritable(path, error, option) from error
+
+
+def make_empty_folder(path: Path, option: str) -> None:
+    """Make the folder, or take it as it is if it is there and empty.
+
+    Raises:
+        UsageError: it cannot be made or written, or holds something; ``option`` is what the user named it with.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        taken = any(path.iterdir())
+        draft = _draft(path / "index")
+        draft.touch()
+        draft.unlink()
+    except OSError as error:
+        raise UsageError(f"Cannot write into {path}: {error.strerror}; name another folder for {option}.") from error
+    if taken:
+        raise UsageError(f"{path} is not empty; name a new or an empty folder for {option}.")
+
+
+def _draft(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.part")
+
+
+def _unwritable(path: Path, error: OSError, option: str) -> UsageError:
+    return UsageError(f"Cannot write {path}: {error.strerror}; name another file for {option}.")

@@ -1,0 +1,77 @@
+"""A report as one page of HTML that needs nothing else: no network, no scripts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from fuzzcompile import __version__
+from fuzzcompile.reporting import proof
+from fuzzcompile.reporting.facts import facts_from
+from fuzzcompile.reporting.issue import error_rows
+from fuzzcompile.reporting.verdict import advice, circumstances, meaning
+from fuzzcompile.reporting.versions import versions
+from fuzzcompile.templating import environment as templates
+
+_BARS = 60
+# Ends of the chart's scale: one ulp of float64 is 2e-16, and beyond 10 nothing is left of a result.
+_LEAST, _MOST = 1e-17, 1e1
+_FLOAT32_ULP = 2.0**-23
+
+
+def page_of(report: Mapping[str, Any], environment: Mapping[str, Any], *, name: str) -> str:
+    """The page on a report (contract form).
+
+    Args:
+        report: what ``triage --json`` prints.
+        environment: where it was judged (:func:`fuzzcompile.execution.environment.describe`).
+        name: what to type for the case.
+    """
+    facts = facts_from(report, None, environment, None, 0)
+    rows, left_out = error_rows(facts)
+    bars = proof.bars(report)
+    threads = (report.get("evidence") or {}).get("threads") or environment.get("threads")
+    return (
+        templates()
+        .get_template("reports/proof.html.j2")
+        .render(
+            report=report,
+            meaning=meaning(report),
+            advice=advice(report, name),
+            outputs=rows,
+            left_out=left_out,
+            circumstances=list(circumstances(report["evidence"])),
+            bars=bars[:_BARS],
+            bars_left_out=max(0, len(bars) - _BARS),
+            width=_percent,
+            tick=_percent(_FLOAT32_ULP),
+            tick_at=proof.figure(_FLOAT32_ULP),
+            least=proof.figure(_LEAST),
+            most=proof.figure(_MOST),
+            figure=proof.figure,
+            answer=_answer,
+            matched=proof.matched,
+            step_of=proof.step_of,
+            facts_of=lambda culprit: list(proof.facts_of(culprit)),
+            diff_of=proof.diff_of,
+            tried=proof.tried(report),
+            workaround=proof.workaround_with_cost(report),
+            versions=versions({**environment, "torch": facts.torch, "device": facts.device, "threads": threads}),
+            fuzzcompile=__version__,
+        )
+    )
+
+
+def _percent(value: float | None) -> str:
+    """How far along the scale a value lies; nothing at all is at its beginning."""
+    if value is None or value <= _LEAST:
+        return "0"
+    if not math.isfinite(value):
+        return "100"
+    share = math.log(min(value, _MOST) / _LEAST) / math.log(_MOST / _LEAST)
+    return f"{100 * share:.1f}"
+
+
+def _answer(said: bool | None) -> str:
+    return "not run" if said is None else "yes" if said else "no"

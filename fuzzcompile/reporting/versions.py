@@ -1,0 +1,35 @@
+"""What a result depends on, as lines that may be published."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fuzzcompile.reporting.privacy import scrub
+
+# Only these leave the machine, in this order.
+_VERSIONS = {
+    "torch": "PyTorch",
+    "torch_git": "PyTorch commit",
+    "device": "Device",
+    "device_name": "Device name",
+    "device_capability": "Compute capability",
+    "driver": "Driver",
+    "cuda": "CUDA",
+    "hip": "HIP",
+    "triton": "Triton",
+    "cxx": "C++ compiler",
+    "cpu": "CPU",
+    "cpu_capability": "CPU capability",
+    "cpu_count": "CPUs",
+    "threads": "Threads",
+    "python": "Python",
+    "platform": "Platform",
+    "libc": "libc",
+}
+
+
+def versions(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Labels and values of what is known of the environment (:func:`fuzzcompile.execution.environment.describe`)."""
+    known = ((label, environment.get(key)) for key, label in _VERSIONS.items())
+    return [(label, scrub(str(value))) for label, value in known if value not in (None, "")]

@@ -1,0 +1,270 @@
+"""Drawing variations: one to three operators on a case, rendered as a case file that needs torch alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from fuzzcompile.generation.toggles import options, toggle
+from fuzzcompile.templating import environment
+from fuzzcompile.variations.program import edited, edits_of
+from fuzzcompile.variations.survey import Input, Survey
+
+_SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 0)
+_TEMPLATE = "variations/varied.py.j2"
+_MOST_OPERATORS = 3
+# What values are put into a floating input ``x``.
+_VALUES = {
+    "tiny": "{x} * 1e-6",
+    "small": "{x} * 1e-3",
+    "large": "{x} * 1e4",
+    "zeros": "torch.zeros_like({x})",
+    "ones": "torch.ones_like({x})",
+    "ties": "({x} * 2).round() / 2",
+    "denormal": "{x} * 1e-40",
+    "one_nan": "{x}.flatten().index_fill(0, torch.tensor([0]), float('nan')).reshape({x}.shape)",
+    "one_inf": "{x}.flatten().index_fill(0, torch.tensor([0]), float('inf')).reshape({x}.shape)",
+    "one_minus_inf": "{x}.flatten().index_fill(0, torch.tensor([0]), float('-inf')).reshape({x}.shape)",
+}
+# Layouts that hold the same values, but for ``expanded``.
+_LAYOUTS = {
+    "transposed": (2, "{x}.transpose(-1, -2).contiguous().transpose(-1, -2)"),
+    "outer_last": (2, "{x}.movedim(0, -1).contiguous().movedim(-1, 0)"),
+    "sliced": (1, "torch.stack([{x}, {x}], -1)[..., 0]"),
+    "offset": (1, "torch.cat([{x}[:1], {x}])[1:]"),
+    "expanded": (2, "{x}[:1].expand({x}.shape)"),
+}
+
+
+@dataclass(frozen=True)
+class Variation:
+    """A varied case file, and the names of the operators that made it."""
+
+    source: str
+    operators: tuple[str, ...]
+
+
+@dataclass
+class _Draft:
+    """A variation under way: lines for the parts of the template, and the source that they are put behind."""
+
+    survey: Survey
+    rng: random.Random
+    source: str
+    names: list[str] = field(default_factory=list)
+    inputs: list[str] = field(default_factory=list)
+    model: list[str] = field(default_factory=list)
+    settings: dict[str, str] = field(default_factory=dict)
+    toggles: list[str] = field(default_factory=list)
+    second: str = ""
+    autocast: bool = False
+
+    def render(self) -> str:
+        """The whole file."""
+        settings = [f"{name} = {value}" for name, value in self.settings.items()]
+        if self.toggles:
+            settings.append(f"OPTIONS = {{**globals().get('OPTIONS', {{}}), **{options(tuple(self.toggles))!r}}}")
+        if self.second:
+            settings.append(self.second)
+        return (
+            environment()
+            .get_template(_TEMPLATE)
+            .render(
+                source=self.source.rstrip(),
+                names=self.names,
+                inputs=self.inputs,
+                model=self.model,
+                settings=settings,
+                own_calls=self.survey.own_calls,
+                second=bool(self.second),
+                autocast=self.autocast,
+            )
+            .rstrip()
+            + "\n"
+        )
+
+
+def vary(survey: Survey, rng: random.Random) -> Variation:
+    """Draw a variation of a surveyed case, with choices from ``rng``; it may turn out not to run in eager mode."""
+    draft = _Draft(survey, rng, survey.source)
+    wanted = rng.choice(range(1, _MOST_OPERATORS + 1))
+    operators = list(_OPERATORS)
+    rng.shuffle(operators)
+    for operator in operators:
+        if len(draft.names) < wanted:
+            operator(draft)
+    return Variation(draft.render(), tuple(draft.names))
+
+
+# -- operators: each changes the draft and adds its name, or leaves it as it is ----------------------
+
+
+def _program(draft: _Draft) -> None:
+    edits = edits_of(draft.source)
+    if edits:
+        names = sorted({edit.name for edit in edits})
+        name = draft.rng.choice(names)
+        edit = draft.rng.choice([edit for edit in edits if edit.name == name])
+        draft.source = edited(draft.source, edit)
+        draft.names.append(name)
+
+
+def _dtype(draft: _Draft) -> None:
+    present = next((one.dtype for one in draft.survey.inputs if one.floating), "float32")
+    others = [dtype for dtype in draft.survey.dtypes if dtype != present]
+    if others:
+        dtype = draft.rng.choice(others)
+        if draft.survey.is_module:
+            draft.model.append(f"model = model.to(torch.{dtype})")
+        if any(one.floating for one in draft.survey.inputs):
+            draft.inputs.append(
+                f"x = [v.to(torch.{dtype}) if torch.is_tensor(v) and v.is_floating_point() else v for v in x]"
+            )
+        draft.names.append(dtype)
+
+
+def _size(draft: _Draft) -> None:
+    chosen = _new_size(draft)
+    if chosen is not None:
+        places, size = chosen
+        draft.inputs += _resizing(places, size)
+        draft.names.append("size_0" if size == 0 else "size_1" if size == 1 else "size")
+
+
+def _new_size(draft: _Draft) -> tuple[tuple[tuple[int, int], ...], int] | None:
+    if not draft.survey.resizable:
+        return None
+    group = draft.rng.choice(draft.survey.resizable)
+    present = {size for one in draft.survey.inputs for size in one.shape}  # sizes that coincide are worth a try
+    sizes = [size for size in dict.fromkeys((*_SIZES, *sorted(present))) if size != group.size]
+    return group.places, draft.rng.choice(sizes)
+
+
+def _resizing(places: tuple[tuple[int, int], ...], size: int) -> list[str]:
+    return [f"x[{number}] = _resized(x[{number}], {dimension}, {size})" for number, dimension in places]
+
+
+def _layout(draft: _Draft) -> None:
+    one = _any_input(draft, lambda given: bool(given.shape) and 0 not in given.shape)
+    if one is not None:
+        names = [name for name, (rank, _) in _LAYOUTS.items() if len(one.shape) >= rank]
+        name = draft.rng.choice(names)
+        draft.inputs.append(f"x[{one.number}] = {_LAYOUTS[name][1].format(x=f'x[{one.number}]')}")
+        draft.names.append(name)
+
+
+def _aliased(draft: _Draft) -> None:
+    pairs = [
+        (one, other)
+        for one in draft.survey.inputs
+        for other in draft.survey.inputs
+        if one.number < other.number and (one.shape, one.dtype) == (other.shape, other.dtype)
+    ]
+    if pairs:
+        one, other = draft.rng.choice(pairs)
+        draft.inputs.append(f"x[{other.number}] = x[{one.number}]")
+        draft.names.append("aliased_inputs")
+
+
+def _values(draft: _Draft) -> None:
+    one = _any_input(draft, lambda given: given.floating and 0 not in given.shape)
+    if one is not None:
+        name = draft.rng.choice(list(_VALUES))
+        draft.inputs.append(f"x[{one.number}] = {_VALUES[name].format(x=f'x[{one.number}]')}")
+        draft.names.append(name)
+
+
+def _training(draft: _Draft) -> None:
+    if draft.survey.is_module:
+        mode = draft.rng.choice(("train", "eval"))
+        draft.model.append(f"model.{mode}()")
+        draft.names.append(mode)
+
+
+def _gradients(draft: _Draft) -> None:
+    if not draft.survey.has_gradients:
+        return
+    if draft.survey.backward:
+        draft.settings |= {"BACKWARD": "False", "GRAD": repr(draft.rng.choice(("no_grad", "inference_mode")))}
+        draft.names.append("no_backward")
+    elif not _needs_inference(draft):
+        draft.settings |= {"BACKWARD": "True", "GRAD": repr("enabled")}
+        draft.names.append("backward")
+
+
+def _grad_mode(draft: _Draft) -> None:
+    if draft.survey.backward or "GRAD" in draft.settings:
+        return
+    mode = draft.rng.choice([mode for mode in ("no_grad", "inference_mode", "enabled") if mode != draft.survey.grad])
+    if mode != "enabled" or not _needs_inference(draft):
+        draft.settings["GRAD"] = repr(mode)
+        draft.names.append(f"grad_{mode}")
+
+
+def _dynamic(draft: _Draft) -> None:
+    draft.settings["DYNAMIC"] = draft.rng.choice(("True", "False"))
+    draft.names.append(f"dynamic_{draft.settings['DYNAMIC'].lower()}")
+
+
+def _second_call(draft: _Draft) -> None:
+    """A second call at another size: guards, recompiles, and symbols for what changed."""
+    chosen = None if draft.survey.own_calls else _new_size(draft)
+    if chosen is None:
+        return
+    places, size = chosen
+    if not draft.inputs:
+        draft.inputs.append("pass")
+    for number, dimension in places:
+        draft.second += f"{'; ' if draft.second else ''}_x[{number}] = _resized(_x[{number}], {dimension}, {size})"
+    draft.second = (
+        f"_inputs = make()[1]\n_x = _leaves(_inputs)\n{draft.second}\n"
+        "CALLS = [_inputs, _with_leaves(_inputs, iter(_x))]"
+    )
+    draft.names.append("second_call")
+
+
+def _autocast(draft: _Draft) -> None:
+    if not draft.survey.own_calls and "autocast" not in draft.survey.source:
+        draft.autocast = True
+        draft.names.append("autocast")
+
+
+def _setting(draft: _Draft) -> None:
+    known = [] if draft.survey.has_mode else list(draft.survey.toggles)
+    gradients = draft.survey.backward or draft.settings.get("BACKWARD") == "True" or draft.survey.grad == "enabled"
+    if gradients or draft.settings.get("GRAD") == repr("enabled"):
+        known = [name for name in known if not toggle(name).inference]
+    if known:
+        # As often as the generator draws them.
+        name = draft.rng.choices(known, [toggle(name).weight for name in known])[0]
+        draft.toggles.append(name)
+        draft.names.append(name)
+
+
+def _needs_inference(draft: _Draft) -> bool:
+    """Whether a setting was drawn that acts on frozen weights."""
+    return any(toggle(name).inference for name in draft.toggles)
+
+
+def _any_input(draft: _Draft, fits: Callable[[Input], bool]) -> Input | None:
+    fitting = [one for one in draft.survey.inputs if fits(one)]
+    return draft.rng.choice(fitting) if fitting else None
+
+
+_OPERATORS: tuple[Callable[[_Draft], None], ...] = (
+    _program,
+    _program,  # near misses of what the program does are what finds most
+    _dtype,
+    _size,
+    _layout,
+    _aliased,
+    _values,
+    _training,
+    _gradients,
+    _grad_mode,
+    _dynamic,
+    _second_call,
+    _autocast,
+    _setting,
+)

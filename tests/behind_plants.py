@@ -1,0 +1,156 @@
+"""Faults planted behind the graph passes: in lowerings, in the scheduler, in generated code, in the wrapper."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._inductor.codegen import cpp
+from torch._inductor.codegen.common import CSE
+from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+from torch._inductor.lowering import lowerings
+from torch._inductor.scheduler import Scheduler
+
+aten = torch.ops.aten
+
+
+@contextlib.contextmanager
+def lowering(target: Any, wrong: Callable[..., Any]) -> Iterator[None]:
+    """Lower ``target`` by ``wrong(original, *args, **kwargs)``."""
+    original = lowerings[target]
+
+    def planted(*args: Any, **kwargs: Any) -> Any:
+        return wrong(original, *args, **kwargs)
+
+    with mock.patch.dict(lowerings, {target: planted}):
+        yield
+
+
+def scaled(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return lowerings[aten.mul.Tensor](original(*args, **kwargs), 1.01)
+
+
+def first_result_scaled(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    first, *rest = original(*args, **kwargs)
+    return (lowerings[aten.mul.Tensor](first, 1.05), *rest)
+
+
+def of_magnitudes(original: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> Any:
+    return original(lowerings[aten.abs.default](x), *args, **kwargs)
+
+
+def last_negated(original: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
+    return original([*tensors[:-1], lowerings[aten.neg.default](tensors[-1])], *args, **kwargs)
+
+
+def neighbours(original: Callable[..., Any], x: Any, dim: int, index: Any, *args: Any, **kwargs: Any) -> Any:
+    return original(x, dim, lowerings[aten.add.Tensor](index, 1), *args, **kwargs)
+
+
+def out_of_bounds(original: Callable[..., Any], x: Any, dim: int, index: Any, *args: Any, **kwargs: Any) -> Any:
+    return original(x, dim, lowerings[aten.add.Tensor](index, 1000), *args, **kwargs)
+
+
+def in_backward(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    from torch._inductor.virtualized import V
+
+    backward = any("tangents" in name for name in V.graph.graph_input_names)
+    result = original(*args, **kwargs)
+    return lowerings[aten.add.Tensor](result, 0.01) if backward else result
+
+
+def raising(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    raise ValueError("planted")
+
+
+def called_otherwise(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return original(*args, **{**kwargs, "scale": 0.5})
+
+
+def no_such_dimension(original: Callable[..., Any], x: Any, dims: Any = (), *args: Any, **kwargs: Any) -> Any:
+    return original(x, [7], *args, **kwargs)
+
+
+@contextlib.contextmanager
+def lowerings_of(*targets: Any) -> Iterator[None]:
+    """Lower several operators wrongly, each for a reason of its own."""
+    with contextlib.ExitStack() as stack:
+        for target in targets:
+            stack.enter_context(lowering(target, scaled))
+        yield
+
+
+def code(owner: Any, name: str, wrong: Callable[..., str]) -> contextlib.AbstractContextManager[Any]:
+    """Generate the code of operator ``name`` by ``wrong``."""
+    wrong.__name__ = name
+    return mock.patch.object(owner, name, staticmethod(wrong))
+
+
+def wrong_vector(name: str) -> contextlib.AbstractContextManager[Any]:
+    return code(cpp.CppVecOverrides, name, lambda x: f"({x}.{name}() * at::vec::Vectorized<float>(1.01))")
+
+
+def wrong_difference() -> contextlib.AbstractContextManager[Any]:
+    return code(cpp.CppVecOverrides, "sub", lambda a, b: f"({a} - {b} * at::vec::Vectorized<float>(1.01))")
+
+
+def wrong_scalar() -> contextlib.AbstractContextManager[Any]:
+    return code(cpp.CppOverrides, "exp", lambda x: f"std::exp({x}) * 1.01")
+
+
+def no_such_vector() -> contextlib.AbstractContextManager[Any]:
+    return code(cpp.CppVecOverrides, "sin", lambda x: f"{x}.no_such_function()")
+
+
+def no_such_scalar() -> contextlib.AbstractContextManager[Any]:
+    return code(cpp.CppOverrides, "sin", lambda x: f"std::no_such_function({x})")
+
+
+def wrong_vector_sum() -> contextlib.AbstractContextManager[Any]:
+    original = cpp.CppVecKernel.reduction_combine_vec
+
+    def planted(kernel: Any, kind: str, var: Any, next_value: Any, *args: Any, **kwargs: Any) -> Any:
+        line = original(kernel, kind, var, next_value, *args, **kwargs)
+        wrong = f"({next_value} * at::vec::Vectorized<float>(1.01))"
+        return line.replace(str(next_value), wrong) if kind == "sum" else line
+
+    return mock.patch.object(cpp.CppVecKernel, "reduction_combine_vec", planted)
+
+
+def no_second_vector_sum() -> contextlib.AbstractContextManager[Any]:
+    """The second sum of a kernel does not compile."""
+    original = cpp.CppVecKernel.reduction_combine_vec
+
+    def planted(kernel: Any, kind: str, var: Any, *args: Any, **kwargs: Any) -> Any:
+        line = original(kernel, kind, var, *args, **kwargs)
+        return f"no_such_function({line})" if kind == "sum" and "tmp_acc1" in str(var) else line
+
+    return mock.patch.object(cpp.CppVecKernel, "reduction_combine_vec", planted)
+
+
+def differences_confused() -> contextlib.AbstractContextManager[Any]:
+    """Take ``b - a`` for ``a - b`` where both are computed in one kernel."""
+    original = CSE.augment_key
+
+    def planted(cse: Any, key: Any) -> Any:
+        terms = re.fullmatch(r"(tmp\d+) - (tmp\d+)", key) if isinstance(key, str) else None
+        return " - ".join(sorted(terms.groups())) if terms else original(cse, key)
+
+    return mock.patch.object(CSE, "augment_key", planted)
+
+
+def always_fused() -> contextlib.AbstractContextManager[Any]:
+    return mock.patch.object(Scheduler, "can_fuse_vertical", lambda scheduler, one, other, **kwargs: True)
+
+
+def first_output_twice() -> contextlib.AbstractContextManager[Any]:
+    original = PythonWrapperCodegen.generate_return
+
+    def planted(wrapper: Any, outputs: list[str]) -> Any:
+        return original(wrapper, [outputs[0]] * len(outputs))
+
+    return mock.patch.object(PythonWrapperCodegen, "generate_return", planted)

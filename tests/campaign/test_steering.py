@@ -1,0 +1,140 @@
+"""Steering: what still brings something is drawn more often, and the same seed draws the same cases."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import pytest
+
+from fuzzcompile.campaign.drawing import Drawn, Generator
+from fuzzcompile.campaign.steering import BLOCK, UNIFORM, Outcome, Steering, Strategy, items_of, mutate
+from fuzzcompile.corpus import Seed, StreamRun
+from fuzzcompile.generation import Profile
+
+NAMES = tuple("abcdefgh")
+
+
+@dataclass(frozen=True)
+class Letters:
+    """Cases of two letters each; recipes are their bytes."""
+
+    name: str = ""
+    profile: None = None
+
+    def at(self, seed: int, index: int, candidate: int = 0) -> Drawn:
+        chosen = random.Random(f"{seed} {index} {candidate}").sample(NAMES, 2)
+        return Drawn(f"{index} {candidate}", "generated", tuple(chosen), " ".join(chosen).encode())
+
+    def of(self, choices: bytes) -> Drawn | None:
+        return Drawn(choices.hex(), "mutated", ("mutant",), choices)
+
+
+def outcome(drawn: Drawn, screened: bool, *items: str) -> Outcome:
+    return Outcome(drawn, frozenset(("joint_graph", item, "fired") for item in items), screened)
+
+
+def play(steering: Steering, places: int, brings, order=None) -> list[tuple[Drawn, bool]]:
+    """Draw the places, with results arriving in the given order within groups of four."""
+    drawn = []
+    for begin in range(0, places, 4):
+        group = [(index, *steering.at(index)) for index in range(begin, begin + 4)]
+        drawn += [(case, screen) for _, case, screen in group]
+        for index, case, screen in sorted(group, key=order) if order else group:
+            steering.learn(index, outcome(case, screen, *brings(index, case)))
+    return drawn
+
+
+def fresh_from(name: str):
+    """Every case with that letter reaches something new."""
+    return lambda index, case: [f"rule {index}"] if name in case.features else []
+
+
+def test_what_brings_something_new_is_drawn_more_often():
+    steered = play(Steering(Letters(), 1, strategy=Strategy(mutated=0.0)), 320, fresh_from("c"))
+    alike = play(Steering(Letters(), 1, strategy=UNIFORM), 320, fresh_from("c"))
+    later, before = (sum("c" in case.features for case, _ in drawn[160:]) for drawn in (steered, alike))
+    assert later > 1.6 * before > 0
+
+
+def test_a_well_that_has_run_dry_is_left():
+    dry = lambda index, case: [f"rule {index}"] if "c" in case.features and index < 160 else []  # noqa: E731
+    drawn = play(Steering(Letters(), 1, strategy=Strategy(mutated=0.0, pairs=0.0)), 800, dry)
+    flowing, after = (sum("c" in case.features for case, _ in drawn[begin : begin + 120]) for begin in (80, 680))
+    assert flowing > 1.3 * after
+
+
+def test_the_same_seed_draws_the_same_whatever_comes_first():
+    one = play(Steering(Letters(), 7), 160, fresh_from("c"))
+    other = play(Steering(Letters(), 7), 160, fresh_from("c"), order=lambda group: -group[0])
+    third = play(Steering(Letters(), 8), 160, fresh_from("c"))
+    assert [(case.source, screen) for case, screen in one] == [(case.source, screen) for case, screen in other]
+    assert [case.source for case, _ in one] != [case.source for case, _ in third]
+
+
+def test_cases_that_reached_something_first_are_varied():
+    drawn = play(Steering(Letters(), 1, strategy=Strategy(mutated=0.5)), 160, fresh_from("c"))
+    mutants = [case for case, _ in drawn if case.origin == "mutated"]
+    assert len(mutants) > 40
+    assert not any(case.origin == "mutated" for case, _ in drawn[:BLOCK])  # nothing is known to be worth it
+    none = play(Steering(Letters(), 1, strategy=Strategy(mutated=0.5)), 160, lambda index, case: [])
+    assert not any(case.origin == "mutated" for case, _ in none)
+
+
+def test_generated_recipes_can_be_varied():
+    generator, rng = Generator(Profile()), random.Random(3)
+    one, other = generator.at(0, 1), generator.at(0, 2)
+    drawn = [generator.of(mutate(one.choices, other.choices, rng)) for _ in range(20)]
+    programs = {case.source for case in drawn if case is not None}
+    assert len(programs) > 10
+    assert all(case.features and case.choices for case in drawn if case is not None)
+
+
+@pytest.mark.parametrize(("mix", "screened"), [("screen", {True}), ("full", {False}), ("mixed", {True, False})])
+def test_the_speeds(mix, screened):
+    drawn = play(Steering(Letters(), 1, mix=mix), 64, fresh_from("c"))
+    assert {screen for _, screen in drawn} == screened
+
+
+def test_the_faster_speed_is_given_more_where_both_bring_as_much():
+    steering = Steering(Letters(), 1)
+    play(steering, 320, lambda index, case: [f"rule {index}"])
+    assert steering.full_share < 0.2
+
+    def only_full(index: int, case: Drawn) -> list[str]:
+        return [f"rule {index} {n}" for n in range(40)] if not shown[index][1] else []
+
+    other, shown = Steering(Letters(), 1), {}
+    for begin in range(0, 320, 4):
+        for index in range(begin, begin + 4):
+            shown[index] = other.at(index)
+            other.learn(index, outcome(*shown[index], *only_full(index, shown[index][0])))
+    assert other.full_share > 0.7
+
+
+def test_an_interrupted_stream_goes_on_with_what_it_had_learned():
+    steering = Steering(Letters(), 1, strategy=Strategy(mutated=0.0))
+    past = [
+        StreamRun(index, case.features, screen, int("c" in case.features), finding=False)
+        for index, (case, screen) in enumerate(play(steering, 160, fresh_from("c")))
+    ]
+    resumed, new = (Steering(Letters(), 1, strategy=Strategy(mutated=0.0)) for _ in range(2))
+    resumed.resume([("joint_graph", "rule 1", "fired")], past, [])
+    assert resumed.seen
+    counts = [Counter("c" in one.at(index)[0].features for index in range(160, 320))[True] for one in (resumed, new)]
+    assert counts[0] > 1.4 * counts[1]
+    seeded = Steering(Letters(), 1, strategy=Strategy(mutated=1.0))
+    seeded.resume([], [], [Seed("x", b"abc", 3, None)])
+    assert seeded.at(0)[0].origin == "mutated"
+
+
+def test_a_signature_counts_as_something_new():
+    assert items_of({("joint_graph", "rule", "fired")}, "joint_graph:file:rule") == {
+        ("joint_graph", "rule", "fired"),
+        ("finding", "joint_graph:file:rule", "fired"),
+    }
+    steering, drawn = Steering(Letters(), 1), Letters().at(1, 0)
+    steering.learn(0, replace(outcome(drawn, True), items=items_of((), "one")))
+    steering.at(2 * BLOCK)
+    assert ("finding", "one", "fired") in steering.seen

@@ -1,0 +1,199 @@
+"""Conformance: what fuzzcompile holds on to in the installed torch is there and does what it relies on.
+
+Small enough for every run of the tests, and run on other versions of torch by ``make compat``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import planted
+import pytest
+import torch
+from planted import ERROR, PLANTED
+from watching import apart, eager, watch
+
+from fuzzcompile.case import CompileSettings
+from fuzzcompile.inductor import conformance, hooks, plain
+from fuzzcompile.inductor.hooks import HOOKS, initialise_patterns
+from fuzzcompile.inductor.labels import base_name, entry_label
+from fuzzcompile.inductor.session import Compilation, compiling
+
+ROUNDING = 1e-5
+
+
+@pytest.fixture(scope="module")
+def probed() -> dict[str, str]:
+    return conformance.probe()
+
+
+@pytest.mark.parametrize("name", [hook.name for hook in HOOKS])
+def test_probe_of_the_hook_passes(name: str, probed: dict[str, str]):
+    assert probed.get(name) is None
+
+
+def test_every_hook_has_a_probe():
+    assert set(conformance._PROBES) == {hook.name for hook in HOOKS}
+
+
+def test_this_version_is_one_of_those_that_are_tried():
+    assert conformance.is_known()
+    assert not conformance.is_known("2.10.1+cpu")
+    assert not conformance.is_known("2.16.0")
+    assert conformance.is_known("2.15.0a0+git1234")
+
+
+# -- planted rewrites ---------------------------------------------------------------------------------
+
+
+def test_planted_rewrite_makes_the_result_wrong(tried):
+    assert tried.error(tried.watched) > ERROR / 10
+
+
+def test_it_is_in_the_ledger_under_its_stage_and_name(tried):
+    found = [rewrite.label for _, _, rewrite in tried.watched.ledger.rewrites()]
+    assert (tried.plant.stage, tried.plant.rewrite) in {(label.stage, base_name(label.rewrite)) for label in found}
+    assert tried.watched.ledger.trouble == []
+    assert tried.watched.ledger.unwatched == []
+
+
+def test_it_has_a_place_in_a_file(tried):
+    (label, *_) = [
+        rewrite.label
+        for _, _, rewrite in tried.watched.ledger.rewrites()
+        if base_name(rewrite.label.rewrite) == tried.plant.rewrite
+    ]
+    assert label.source is not None
+    assert label.source.endswith(".py")
+    assert label.line > 0
+
+
+def test_veto_repairs_it(tried):
+    assert tried.error(tried.vetoed) < ROUNDING
+    assert tried.vetoed.outcomes(tried.plant.rewrite).keys() == {"vetoed"}
+
+
+def test_screening_shows_it(tried):
+    if tried.screened is None:
+        pytest.skip("a lowering is replayed as what it replaced")
+    assert tried.error(tried.screened) > ERROR / 10
+
+
+def test_replay_blames_it_and_nothing_else(tried):
+    semantic = [step for step in tried.watched.steps if step.is_semantic or step.moves_natively]
+    names = {(step.label.stage, base_name(step.label.rewrite)) for step in semantic}
+    assert names == ({(tried.plant.stage, tried.plant.rewrite)} if tried.plant.replayable else set())
+
+
+def test_stages_come_in_order_with_their_inputs(tried):
+    (frame,) = tried.watched.ledger.frames
+    stages = list(dict.fromkeys(record.stage for record in frame.records))
+    frozen = ["freezing"] if tried.plant.config.get("freezing") else []
+    assert stages == ["pre_grad", "joint_graph", *frozen, "post_grad"]
+    assert all(record.snapshots for record in frame.records)
+    assert len(frame.dynamo_calls) == len(frame.forward_calls) == 1
+    assert len(frame.backward_calls) == len(frame.partitions) == int(tried.plant.backward)
+    post_grad = frame.record("post_grad")
+    inputs = post_grad.snapshots[0].graph.find_nodes(op="placeholder")
+    assert len(inputs) == len(frame.forward_calls[0].inputs)
+
+
+# -- patterns -----------------------------------------------------------------------------------------
+
+
+def test_check_refuses_and_is_counted():
+    x = planted.waves()
+    with planted.handler(planted._JOINT, planted.sine_never, extra_check=lambda match: False):
+        watched = watch(planted.sine, (x,), screen=True)
+    assert watched.outcomes("sine_never") == {"refused": 1}
+    assert apart(watched.values, eager(planted.sine, (x,))) < ROUNDING
+
+
+def raising(match: Any) -> bool:
+    raise ValueError("planted in a check")
+
+
+def test_error_in_a_check_is_laid_at_its_pattern():
+    initialise_patterns(torch.device("cpu"))
+    with (
+        planted.handler(planted._JOINT, planted.sine_never, extra_check=raising),
+        pytest.raises(Exception, match="planted in a check"),
+        compiling(CompileSettings(), Compilation()) as session,
+    ):
+        session.compile(planted.sine)(planted.waves())
+    assert (session.ledger.failed_in.stage, session.ledger.failed_in.rewrite) == ("joint_graph", "sine_never")
+
+
+def test_attention_patterns_have_their_names():
+    from torch._inductor.fx_passes import joint_graph
+
+    initialise_patterns(torch.device("cpu"))
+    entries = [entry for table in joint_graph.pass_patterns for found in table.patterns.values() for entry in found]
+    names = {base_name(entry_label(entry, "joint_graph", None).rewrite) for entry in entries}
+    assert {f"_sfdp_pattern_{number}" for number in (1, 3, 5, 11, 12, 18, 19)} <= names
+
+
+def test_functions_that_are_no_observed_pass_are_found():
+    names = plain.plain_passes()
+    assert {"constant_fold", "freezing_passes", "fx_graph_cse", "replace_random_passes", "quant_lift_up"} <= set(names)
+    assert not {"joint_graph_passes", "replace_node_with_constant", "fake_tensor_prop"} & set(names)
+
+
+# -- a torch whose internals moved ----------------------------------------------------------------------
+
+
+def replaced(name: str, **changes: Any) -> tuple[hooks.Hook, ...]:
+    return tuple(dataclasses.replace(hook, **changes) if hook.name == name else hook for hook in HOOKS)
+
+
+def raising_wrap(recorder: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        raise TypeError("takes other arguments in this torch")
+
+    return call
+
+
+def blind_wrap(recorder: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args, **kwargs: original(*args, **kwargs)
+
+
+@pytest.fixture
+def probes_again():
+    yield
+    hooks.switched_off.clear()
+
+
+@pytest.mark.parametrize("name", ["post-grad stage", "pattern pass"])
+def test_hook_that_breaks_compiles_is_named_and_switched_off(name: str, monkeypatch, probes_again):
+    monkeypatch.setattr(hooks, "HOOKS", replaced(name, wrap=raising_wrap))
+    failed = conformance.probe()
+    assert failed[name] == "TypeError: takes other arguments in this torch"
+    x = planted.waves()
+    watched = watch(planted.sine, (x,), screen=True)
+    assert apart(watched.values, eager(planted.sine, (x,))) < ROUNDING
+    assert f"{name} ({failed[name]})" in watched.ledger.unwatched
+
+
+@pytest.mark.parametrize("name", ["post-grad stage", "pattern pass", "freezing stage", "dead code", "partition"])
+def test_hook_that_sees_nothing_any_more_is_named(name: str, monkeypatch, probes_again):
+    monkeypatch.setattr(hooks, "HOOKS", replaced(name, wrap=blind_wrap))
+    assert name in conformance.probe()
+    assert name in hooks.switched_off
+
+
+def test_hook_without_a_place_is_in_the_ledger(monkeypatch):
+    monkeypatch.setattr(hooks, "HOOKS", replaced("partition", attribute="partition_fn_of_another_torch"))
+    watched = watch(planted.sine, (planted.waves(),), screen=True)
+    (left_out,) = watched.ledger.unwatched
+    assert left_out.startswith("partition (") and "partition_fn_of_another_torch" in left_out
+
+
+def test_plants_cover_what_works_on_graphs():
+    assert {plant.hook for plant in PLANTED} >= {
+        "pre-grad stage",
+        "joint-graph stage",
+        "post-grad stage",
+        "freezing stage",
+    }

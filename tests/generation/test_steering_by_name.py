@@ -1,0 +1,88 @@
+"""Weights by name: they steer, reproducibly, and belong to the recipe."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from fuzzcompile.generation import Profile, StaleRecipe, case_at, from_choices, generator_version
+from fuzzcompile.generation.idioms import idioms
+from fuzzcompile.generation.toggles import TOGGLES
+
+COUNT = 150
+STEERED = ("attention_where", "mixture_of_experts", "key_permuted", "freezing", "values_tied")
+
+
+def drawn(profile: Profile) -> Counter[str]:
+    return Counter(name for index in range(COUNT) for name in case_at(0, index, profile).features)
+
+
+def test_a_heavier_name_is_drawn_more_often_and_a_weightless_one_never() -> None:
+    usual = drawn(Profile())
+    heavy = drawn(Profile().steered(dict.fromkeys(STEERED, 1000)))
+    never = drawn(Profile().steered(dict.fromkeys(STEERED, 0)))
+    for name in STEERED:
+        assert heavy[name] > 1.5 * usual[name]
+        assert never[name] == 0
+
+
+def test_all_of_a_role_ruled_out_leaves_its_simplest() -> None:
+    forms = Profile().steered({idiom.name: 0 for idiom in (*idioms("attention"), *idioms("layer"))})
+    assert {case_at(0, index, forms).spec.attention.idiom for index in range(20)} == {idioms("attention")[0].name}
+    assert not any(case_at(0, index, forms).spec.layer for index in range(20))
+    nothing = {toggle.name: 0 for toggle in TOGGLES}
+    assert not any(case_at(0, index, Profile().steered(nothing)).spec.compile.toggles for index in range(40))
+
+
+def test_settings_that_the_torch_lacks_are_not_drawn() -> None:
+    counted = drawn(Profile(without=("freezing", "linear_folding")))
+    assert not counted["freezing"]
+    assert not counted["linear_folding"]
+
+
+def test_seed_and_weights_fix_the_case_in_whatever_order_they_are_given() -> None:
+    one = Profile().steered({"key_permuted": 300, "freezing": 50})
+    other = Profile().steered({"freezing": 50, "key_permuted": 300})
+    assert one == other
+    assert [case_at(4, index, one) for index in range(10)] == [case_at(4, index, other) for index in range(10)]
+
+
+def test_choices_are_read_under_the_weights_they_were_drawn_under() -> None:
+    profile = Profile().steered({"attention_unscaled": 2000})
+    for index in range(10):
+        case = case_at(2, index, profile)
+        stored = Profile.from_json(json.loads(json.dumps(profile.to_json())))
+        assert stored == profile
+        assert from_choices(case.choices, stored) == case
+
+
+@pytest.mark.parametrize("version", [None, "1", "2-00000000"])
+def test_a_recipe_of_another_generator_is_refused_in_one_sentence(version: str | None) -> None:
+    data = {**Profile().to_json(), "generator": version}
+    with pytest.raises(StaleRecipe, match=r"^The recipe was drawn by another version of the generator .*\.$"):
+        Profile.from_json(data)
+    first = {"near_misses": True, "dtypes": ["float32"], "training": True}
+    with pytest.raises(StaleRecipe):
+        Profile.from_json(first)
+
+
+def test_the_version_hangs_on_what_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("fuzzcompile.generation.names")
+    before = generator_version()
+    names = module.names()
+    generator_version.cache_clear()
+    monkeypatch.setattr(module, "names", lambda: (replace(names[0], weight=names[0].weight + 1), *names[1:]))
+    after = generator_version()
+    generator_version.cache_clear()
+    assert after != before
+    assert after.partition("-")[0] == before.partition("-")[0]
+
+
+@pytest.mark.parametrize("weight", [-1, 10_001])
+def test_a_weight_that_is_no_percentage_is_refused(weight: int) -> None:
+    with pytest.raises(ValueError, match="percentages"):
+        Profile().steered({"freezing": weight})

@@ -1,0 +1,244 @@
+"""Minimising whole cases: real bugs on real compiles, and the searches that go wrong."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from fuzzcompile.campaign.minimising import Subject, read_state, write_state
+from fuzzcompile.errors import UsageError
+from fuzzcompile.generation import Profile
+from fuzzcompile.probing import Target
+from fuzzcompile.reduction import minimiser
+from fuzzcompile.reduction.jobs import Job, Outcome, same_bug
+from fuzzcompile.reduction.minimiser import minimise
+from fuzzcompile.reduction.program import Input, Program, Ref, Statement
+from fuzzcompile.reduction.reproducer import Confirmation
+from fuzzcompile.reduction.scripts.sources import case_part
+from fuzzcompile.reduction.search import Budget, Probed, Progress, Tally
+from fuzzcompile.reduction.writing import Written, model_lines
+from fuzzcompile.shrinking import LocalTools, capture_programs, job_of
+from fuzzcompile.triage import triage
+
+KNOWN = Path(__file__).parent.parent / "known_issues"
+BURIED = Path(__file__).parent.parent.parent / "bench" / "buried"
+CPU = torch.device("cpu")
+
+
+def minimised(path: Path, report: dict, progress: list[Progress] | None = None) -> Outcome:
+    tools = LocalTools(Target.of(report))
+    seen = progress if progress is not None else []
+    job = job_of(path.read_text(), report, None, Profile())
+    return minimise(job, tools, Budget(150, time.monotonic() + 240), on_progress=seen.append)
+
+
+@pytest.fixture(scope="module")
+def attention(triaged) -> tuple[Outcome, list[Progress]]:
+    progress: list[Progress] = []
+    path = KNOWN / "issue_195320.py"
+    return minimised(path, triaged(path), progress), progress
+
+
+def test_a_module_becomes_one_attention_expression(attention):
+    outcome, progress = attention
+    assert outcome.how == "graph" and outcome.changed and outcome.finished
+    assert outcome.operators <= 6 < outcome.operators_before
+    assert model_lines(case_part(outcome.reproducer)) <= 12
+    assert "nn.Linear" not in outcome.source and "VALUES" not in outcome.source
+    assert outcome.tally.tests <= 60
+    assert progress[-1].compiles + progress[-1].screens <= outcome.tally.tests
+
+
+def test_the_product_shows_the_bug_alone_and_is_the_same_bug(attention):
+    outcome, _ = attention
+    assert outcome.confirmed, outcome.confirmation
+    assert outcome.report["signature"] == "joint_graph:torch/_inductor/fx_passes/fuse_attention.py:sfdp"
+    assert "torch._inductor." not in case_part(outcome.reproducer) and "/tmp" not in outcome.reproducer
+
+
+def test_minimising_it_again_changes_nothing(attention, tmp_path):
+    outcome, _ = attention
+    path = tmp_path / "repro.py"
+    path.write_text(outcome.reproducer)
+    again = minimised(path, dict(outcome.report))
+    assert not again.changed and again.how == "as found"
+    assert case_part(again.reproducer) == case_part(outcome.reproducer)
+
+
+def test_what_eager_refuses_and_compiled_accepts_is_minimised_too(triaged, monkeypatch):
+    path = KNOWN / "issue_195579.py"
+    monkeypatch.setattr(minimiser, "confirm_reproducer", lambda text: Confirmation(1, text, True))
+    outcome = minimised(path, triaged(path))
+    assert outcome.how == "graph" and "torch.addmm(" in outcome.source
+    assert "class" not in outcome.source and outcome.report["verdict"] == "accepts_invalid"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", sorted(BURIED.glob("*.py")), ids=lambda path: path.stem)
+def test_buried_bugs_are_dug_out(path, triaged):
+    from fuzzcompile.isolation import isolated
+    from fuzzcompile.loading import load
+
+    with isolated():
+        report = triage(load(path, CPU), CPU).to_json()
+    if not report["is_bug"]:
+        pytest.skip("shows no bug on this torch")
+    outcome = minimised(path, report)
+    assert outcome.changed and outcome.confirmed, outcome.note
+    assert same_bug(report, outcome.report)
+    if outcome.how == "graph":
+        assert model_lines(outcome.source) <= 14
+
+
+def test_graphs_of_a_case_with_settings_ask_for_the_same(write_case):
+    path = write_case(
+        "import torch\nBACKWARD = True\nDYNAMIC = True\nOPTIONS = {'shape_padding': True}\n"
+        "def make():\n    return torch.nn.Linear(3, 2), (torch.randn(4, 3, requires_grad=True),)\n"
+    )
+    (program,) = capture_programs(path.read_text())
+    assert program.settings == {"BACKWARD": True, "OPTIONS": {"shape_padding": True}, "DYNAMIC": True}
+    assert any(one.requires_grad for one in program.inputs)
+
+
+# -- searches that go wrong, with a made-up compiler ----------------------------------------------------
+
+SOURCE = """import torch
+
+
+def f(x):
+    return torch.tanh(x.sin()).cos()
+
+
+def make():
+    return f, (torch.ones(2),)
+"""
+REPORT = {
+    "verdict": "miscompile",
+    "is_bug": True,
+    "confidence": "high",
+    "signature": "lowering:-:tanh",
+    "torch": torch.__version__,
+    "device": "cpu",
+    "evidence": {"outputs": []},
+    "culprit": {"stage": "lowering", "rewrite": "tanh"},
+}
+
+
+class Tools:
+    """A compiler that is wrong wherever ``holds`` says so."""
+
+    def __init__(self, holds: Callable[[str], bool], judged: dict | None = None) -> None:
+        self.holds, self.judged, self.thorough = holds, judged or REPORT, False
+
+    def probe(self, candidate: Written, *, screen: bool) -> Probed:
+        shown = self.holds(candidate.source)
+        return Probed(shown, shown, "miscompile" if shown else "equal")
+
+    def programs(self, source: str) -> Sequence[Program]:
+        chain = [
+            Statement(name, "function", f"torch.{name}", (Ref(given),))
+            for given, name in itertools.pairwise(["x", "sin", "tanh", "cos"])
+        ]
+        return [Program((Input.of("x", torch.ones(2)),), tuple(chain), Ref("cos"))]
+
+    def judge(self, source: str) -> dict:
+        return self.judged
+
+    def become_thorough(self) -> None:
+        self.thorough = True
+
+
+@pytest.fixture
+def unconfirmed(monkeypatch):
+    monkeypatch.setattr(minimiser, "confirm_reproducer", lambda text: Confirmation(1, "", True))
+
+
+def runs(source: str) -> bool:
+    """Whether a case's program runs in eager."""
+    namespace: dict[str, object] = {}
+    try:
+        exec(source, namespace)
+        model, inputs = namespace["make"]()
+        model(*inputs)
+    except Exception:
+        return False
+    return True
+
+
+def run(tools: Tools, **more: object) -> Outcome:
+    return minimise(Job(SOURCE, REPORT), tools, Budget(300), **more)
+
+
+def test_a_reduction_that_ends_at_another_bug_keeps_the_case_and_the_other_finding(unconfirmed):
+    other = {**REPORT, "signature": "joint_graph:elsewhere:x", "culprit": {"stage": "joint_graph"}}
+    outcome = run(Tools(lambda source: "tanh" in source, other))
+    assert outcome.source == SOURCE and not outcome.changed
+    assert "another bug" in outcome.note and outcome.tally.others
+
+
+def test_a_bug_that_comes_and_goes_is_told_from_one_that_is_lost(unconfirmed):
+    answers = itertools.cycle([False, False, False, False, True, False])
+    shaky = run(Tools(lambda source: next(answers) and runs(source)))
+    assert "comes and goes" in shaky.note
+    lost = run(Tools(lambda source: False))
+    assert "comes and goes" not in lost.note and lost.note and not lost.changed
+    assert lost.source == SOURCE
+
+
+def test_what_one_look_does_not_tell_from_rounding_is_looked_at_thoroughly(unconfirmed):
+    tools = Tools(lambda source: False)
+    tools.holds = lambda source: tools.thorough and "tanh" in source
+    outcome = run(tools)
+    assert outcome.changed and "torch.tanh" in outcome.source and "cos" not in outcome.source
+
+
+def test_an_interrupt_keeps_the_best_so_far(unconfirmed):
+    def interrupt(progress: Progress) -> None:
+        if progress.operators == 1 and not interrupted:
+            interrupted.append(True)
+            raise KeyboardInterrupt
+
+    interrupted: list[bool] = []
+    outcome = run(Tools(lambda source: "tanh" in source), on_progress=interrupt)
+    assert interrupted and not outcome.finished
+    assert outcome.changed and model_lines(outcome.source) < model_lines(SOURCE) + 3
+    assert "VALUES" not in outcome.source
+
+
+def test_answers_of_an_earlier_search_are_not_paid_for_again(unconfirmed):
+    tally = Tally()
+    first = run(Tools(lambda source: "tanh" in source), tally=tally)
+    used = tally.tests
+    second = run(
+        Tools(lambda source: pytest.fail("asked again") if "neighbour" in source else "tanh" in source), tally=tally
+    )
+    assert second.source == first.source and tally.tests - used <= 8  # neighbours are looked for anew
+
+
+def test_a_state_is_of_one_case_and_one_torch(tmp_path):
+    state = tmp_path / "out.py.state"
+    subject = Subject(SOURCE, REPORT)
+    with pytest.raises(UsageError, match="nothing to resume"):
+        read_state(state, subject)
+    tally = Tally(3, 4, True, {"a": True}, {"b": "source"})
+    write_state(state, subject, tally)
+    assert read_state(state, subject) == tally
+    with pytest.raises(UsageError, match="another case"):
+        read_state(state, Subject(SOURCE + "\n", REPORT))
+    state.write_text("{")
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_state(state, subject)
+
+
+def test_text_is_reduced_where_no_graph_holds_the_bug(unconfirmed):
+    class NoGraph(Tools):
+        def programs(self, source: str) -> Sequence[Program]:
+            return []
+
+    outcome = run(NoGraph(lambda source: "tanh" in source and runs(source)))
+    assert outcome.how == "text" and "cos" not in outcome.source and "tanh" in outcome.source

@@ -1,0 +1,86 @@
+"""Judging at two speeds: a screen checks every rewrite and generates no code; what looks wrong is judged in full."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from planting import handler, sin_off
+from torch._inductor.codegen import cpp
+from torch._inductor.fx_passes import joint_graph
+
+from fuzzcompile.case import load_case
+from fuzzcompile.report import Report
+from fuzzcompile.triage import triage
+
+SINE = """
+import torch
+
+
+def program(x):
+    return torch.sin(x) + torch.nn.functional.gelu(x) + torch.nn.functional.layer_norm(x, (40,))
+
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(3, 40),)
+"""
+
+
+@pytest.fixture(scope="module")
+def judge(tmp_path_factory):
+    path = tmp_path_factory.mktemp("screened") / "sine.py"
+    path.write_text(SINE)
+    return lambda **how: triage(load_case(path), torch.device("cpu"), **how)
+
+
+@pytest.fixture(scope="module")
+def clean(judge) -> tuple[Report, Report]:
+    """A clean program, screened and in full."""
+    return judge(screen=True), judge()
+
+
+def reached(report: Report, stage: str) -> set[str]:
+    return {one.rewrite for one in report.coverage if one.stage == stage}
+
+
+def test_a_clean_program_is_only_screened(clean):
+    screened, full = clean
+    assert screened.screened and (screened.cost.compiles, screened.cost.screens) == (0, 1)
+    assert "no generated code" in screened.detail
+    assert not full.screened and (full.cost.compiles, full.cost.screens) == (1, 0)
+    assert not screened.is_bug and not full.is_bug
+
+
+def test_what_was_reached_is_counted(clean):
+    screened, full = clean
+    decomposed = {"aten.gelu.default", "aten.native_layer_norm.default"}
+    assert decomposed <= reached(screened, "decomposition") == reached(full, "decomposition")
+    assert {"aten.sin.default", "aten.erf.default", "aten.rsqrt.default"} <= reached(full, "lowering")
+    shapes = " ".join(reached(full, "scheduler"))
+    assert "Pointwise" in shapes and "Reduction" in shapes
+    assert not reached(screened, "lowering") and not reached(screened, "scheduler")
+
+
+def test_the_next_compile_counts_its_own(tmp_path, clean):
+    path = tmp_path / "plain.py"
+    path.write_text("import torch\n\n\ndef make():\n    return torch.cos, (torch.ones(3),)\n")
+    assert reached(triage(load_case(path), torch.device("cpu")), "lowering") == {"aten.cos.default"}
+
+
+def test_a_wrong_rewrite_is_seen_in_a_screen_and_proved_in_full(judge):
+    with handler(joint_graph.pass_patterns[0], torch.ops.aten.sin.default, sin_off):
+        found = judge(screen=True)
+        assert found.is_bug and not found.screened
+        assert found.attribution.culprit.rewrite == "sin_off" and found.attribution.culprit.necessary is True
+        assert found.cost.screens >= 1 and found.cost.compiles >= 2
+        known = {(found.signature, found.verdict.kind)}
+        again = judge(screen=True, known=known)
+    assert again.is_bug and again.screened and again.signature == found.signature
+    assert (again.cost.compiles, again.attribution.culprit.necessary) == (0, None)
+
+
+def test_wrong_code_is_seen_in_full_only(judge, monkeypatch):
+    monkeypatch.setattr(cpp.CppVecOverrides, "sin", staticmethod(lambda x: f"{x}.cos()"))
+    monkeypatch.setattr(cpp.CppOverrides, "sin", staticmethod(lambda x: f"std::cos({x})"))
+    assert not judge(screen=True).is_bug
+    assert judge(deadline=0.0).is_bug  # no further compile is begun: who is at fault is tested elsewhere
