@@ -24,6 +24,7 @@ from fuzzcompile.oracle.judgement import Judgement, Observations, judge
 from fuzzcompile.oracle.verdicts import Verdict
 
 NOISE_RUNS = 3
+_NO_CODE = ("eager", "aot_eager", "aot_eager_decomp_partition")  # backends that generate no code
 # Of a quick look: what is suspicious then is looked at again.
 _QUICK_NOISE_RUNS = 1
 # What compiled can be compared with, beside the modes of torch.compile.
@@ -240,7 +241,7 @@ class Experiments:
         self.run_eager()
         _ = (self.baseline, self.draws)
         start = time.perf_counter()
-        if how.screen:
+        if how.screen or how.backend in _NO_CODE:
             self._tally.screens += 1
         else:
             self._tally.compiles += 1

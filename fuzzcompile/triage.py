@@ -59,8 +59,8 @@ def triage(
         known: signatures, each with the kind of its verdict, that need no further proof: a bug whose first
             suspect has one of them is a hit of it, and ``necessary`` stays None.
         deadline: value of ``time.monotonic()`` after which attribution begins no further compile.
-        thorough: spend further compiles on evidence: the program in float64 where values are apart, and, where it
-            draws random numbers, the compiler's own random stream.
+        thorough: spend further compiles on evidence: the program in float64 where values are apart, the compiler's own
+            random stream where it draws random numbers, and, of a bug, what each backend shows.
         screen: look at the case without generating code first, and in full only if that shows a bug that is not
             ``known``. Otherwise the report is that of the screen (``screened``): all graphs are checked, and no kernel.
         suspects: names of rewrites of which the report is to tell what became (:mod:`~fuzzcompile.attribution.asked`).
@@ -99,7 +99,7 @@ def triage(
         answer = _looked_at_again(answer, deadline)
         on_verdict(answer.report())
     on_ledger(answer.trial.ledger)
-    report = answer.report(answer.attribution(known, deadline))
+    report = answer.report(answer.attribution(known, deadline, thorough=thorough))
     return replace(report, asked=tuple(ask(experiments, answer.trial, answer.steps, name) for name in suspects))
 
 
@@ -155,7 +155,9 @@ class _Answer:
             randomness=randomness(self.experiments, self.trial, own_stream=self.own_stream),
         )
 
-    def attribution(self, known: Collection[tuple[str, str]], deadline: float | None) -> Attribution:
+    def attribution(
+        self, known: Collection[tuple[str, str]], deadline: float | None, *, thorough: bool = False
+    ) -> Attribution:
         """The culprit, proved unless its signature is known."""
         verdict, unproved = self.decision.verdict, self._unproved()
         if not verdict.is_bug or verdict is Verdict.NONDETERMINISTIC:
@@ -170,6 +172,7 @@ class _Answer:
             self.count,
             evidence=self.decision.evidence,
             deadline=deadline,
+            thorough=thorough,
         )
         return replace(attributor.run(), changed_bits=unproved.changed_bits)
 

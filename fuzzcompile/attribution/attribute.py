@@ -12,7 +12,7 @@ from fuzzcompile.attribution.behind.search import behind_the_graphs
 from fuzzcompile.attribution.culprit import Attribution, Culprit
 from fuzzcompile.attribution.proving import MAX_SUSPECTS, Prover, failing_rewrite
 from fuzzcompile.attribution.steps import ReplayCount, Step
-from fuzzcompile.attribution.workaround import find_workaround
+from fuzzcompile.attribution.workaround import find_workaround, workaround_by
 from fuzzcompile.experiments import Experiments, Trial
 from fuzzcompile.inductor.labels import backend_label
 from fuzzcompile.inductor.ledger import Label
@@ -24,6 +24,10 @@ _UPSTREAM = (
     ("aot_eager", "functionalization"),
     ("aot_eager_decomp_partition", "decomposition"),
 )
+
+
+def _told(backend: str) -> str:
+    return f"backend={backend}"
 
 
 class Attributor:
@@ -38,17 +42,23 @@ class Attributor:
         *,
         evidence: Evidence = "values",
         deadline: float | None = None,
+        thorough: bool = False,
     ) -> None:
-        """``evidence`` says what shows the bug; after ``deadline`` (``time.monotonic()``) no compile is begun."""
+        """``evidence`` says what shows the bug; after ``deadline`` (``time.monotonic()``) no compile is begun.
+
+        ``thorough`` tries every backend of the ladder that PyTorch's issue form asks for, whoever is at fault.
+        """
         self.experiments = experiments
         self.trial = trial
         self.steps = steps
         self.count = count
+        self.thorough = thorough
         self.ablator = Ablator(experiments, trial, count, evidence, deadline)
         self.prover = Prover(self.ablator, steps)
 
     def run(self) -> Attribution:
         """Try the rewrite that failed, then what replay suspects, then the stages around the graph passes."""
+        found: Attribution | None = None
         try:
             found = (
                 self._from_error()
@@ -61,10 +71,21 @@ class Attributor:
             )
             if found.culprit is not None:
                 found.workaround = find_workaround(self.ablator, found.culprit)
+            if self.thorough:
+                self._climb()
         except OutOfTime:
-            found = self._unproved()
+            found = found if found is not None else self._unproved()
         found.ablations = self.ablator.ablations
         return found
+
+    def _climb(self) -> None:
+        """The backends, each of which adds a part of the compiler, as far as they were not tried yet."""
+        if self.ablator.replays or self._own_backend:
+            return
+        tried = {ablation.toggle for ablation in self.ablator.ablations}
+        for backend, _ in _UPSTREAM:
+            if not tried & {_told(backend), workaround_by(backend)}:
+                self._repaired_by(backend)
 
     def _unproved(self) -> Attribution:
         """The first suspect as it stands, with what was not shown left open."""
@@ -231,7 +252,7 @@ class Attributor:
 
     def _repaired_by(self, backend: str) -> bool:
         how = replace(self.experiments.how, backend=backend, record=False)
-        return self.ablator.attempt(how, f"backend={backend}")[1]
+        return self.ablator.attempt(how, _told(backend))[1]
 
     @property
     def _own_backend(self) -> bool:

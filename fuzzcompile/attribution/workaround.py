@@ -145,5 +145,10 @@ def _breaking_at(functions: Mapping[str, Callable[..., Any]]) -> _Candidate:
     return _Candidate(text, lambda how: replace(how, disallowed=tuple(functions.values())), screenable=False)
 
 
+def workaround_by(backend: str) -> str:
+    """How a user types another backend."""
+    return f'torch.compile(..., backend="{backend}")'
+
+
 def _backend(name: str) -> _Candidate:
-    return _Candidate(f'torch.compile(..., backend="{name}")', lambda how: replace(how, backend=name), screenable=False)
+    return _Candidate(workaround_by(name), lambda how: replace(how, backend=name), screenable=False)

@@ -20,6 +20,7 @@ from fuzzcompile.case import load_case
 from fuzzcompile.experiments import Experiments
 from fuzzcompile.inductor.hooks import initialise_patterns
 from fuzzcompile.inductor.session import Compilation
+from fuzzcompile.triage import triage
 
 CPU = torch.device("cpu")
 
@@ -110,3 +111,13 @@ def test_what_nothing_repairs_has_no_workaround(tmp_path: Path, monkeypatch: pyt
     found = attribute(experiments)
     assert found.culprit is not None and found.culprit.stage == "dynamo"
     assert found.workaround is None
+
+
+def test_thorough_triage_shows_what_each_backend_does(tmp_path: Path):
+    with PLANTS["replacement"].install():
+        path = tmp_path / "case.py"
+        path.write_text("import programs\nmake = programs.exponential\n")
+        report = triage(load_case(path), CPU, thorough=True)
+    table = {ablation.toggle: ablation.repairs for ablation in report.attribution.ablations}
+    assert [table[f"backend={name}"] for name in ("eager", "aot_eager", "aot_eager_decomp_partition")] == [True] * 3
+    assert report.cost.screens >= 3, "a backend that generates no code is a screen"
