@@ -125,6 +125,7 @@ class _Run:
         main.__dict__.update(__file__=self.filename, __builtins__=builtins)
         sys.modules["__main__"] = main  # dynamo resolves the globals of traced code there
         sys.argv = [str(self.path)]
+        importable = list(sys.path)
         sys.path.insert(0, str(self.path.resolve().parent))
         seed_everything(RUN_SEED)
         with preserved_config(), silenced_output(), self.interception.installed(), self._cuda():
@@ -138,6 +139,8 @@ class _Run:
                 self.error = error
             finally:
                 self.interception.active = False
+                # What the compiler imports later must still be found, whatever the script took out.
+                sys.path.extend(entry for entry in importable if entry not in sys.path)
                 reset_compiler()
 
     def _cuda(self) -> contextlib.AbstractContextManager[None]:
