@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -175,8 +176,15 @@ def test_without_a_decomposition_the_operator_reaches_the_passes():
         assert ("aten.hardswish.default" in record.snapshots[0].calls) is calls
 
 
-@pytest.mark.slow
-def test_an_operator_without_decomposition_and_lowering_is_called_as_it_is():
+@pytest.mark.parametrize("ci", [None, "true"])
+def test_an_operator_without_decomposition_and_lowering_is_called_as_it_is(
+    ci: str | None, monkeypatch: pytest.MonkeyPatch
+):
+    if ci is None:
+        monkeypatch.delenv("CI", raising=False)
+    else:
+        monkeypatch.setenv("CI", ci)
+
     def program(x: torch.Tensor) -> torch.Tensor:
         return F.hardswish(x) * 2
 
@@ -185,6 +193,7 @@ def test_an_operator_without_decomposition_and_lowering_is_called_as_it_is():
     watched = watch(program, (x,), without_decompositions=("aten.hardswish.default",))
     torch.testing.assert_close(watched.values[0], program(x))
     assert set(lowering.lowerings) == lowered
+    assert os.environ.get("CI") == ci
 
 
 # -- fake tensors -------------------------------------------------------------------------------------
