@@ -31,6 +31,12 @@ class Decision:
 def decide(experiments: Experiments, trial: Trial, steps: Sequence[Step]) -> Decision:
     """The judge's verdict, refined by what float64 and emulated casts say."""
     first = trial.judgement
+    if first.verdict is Verdict.COMPILE_ERROR and _backward_raises_alike(experiments, trial):
+        return Decision(
+            Verdict.INVALID,
+            first.confidence,
+            "eager raises this as well, in backward, which the compiler traces ahead of time; compile under no_grad",
+        )
     semantic = [] if experiments.compares_modes else changes_meaning(steps)
     if first.casts_dropped and not first.verdict.is_bug and not semantic:
         return _decide_casts(experiments, first)
@@ -50,6 +56,14 @@ def decide(experiments: Experiments, trial: Trial, steps: Sequence[Step]) -> Dec
     if far and not semantic:
         return _decide_precision(experiments, first)
     return Decision(first.verdict, first.confidence, first.detail)
+
+
+def _backward_raises_alike(experiments: Experiments, trial: Trial) -> bool:
+    """Whether what compiling raised is what eager raises once somebody asks for the gradients."""
+    failed, eager = trial.observation.failure, experiments.backward_failure
+    if failed is None or eager is None or failed.type_name != eager.type_name:
+        return False
+    return failed.message.partition(":")[0] == eager.message.partition(":")[0]
 
 
 def _within_rounding(experiments: Experiments, trial: Trial, semantic: Sequence[Step]) -> Decision:

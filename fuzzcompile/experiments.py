@@ -15,7 +15,7 @@ from fuzzcompile.case import Case
 from fuzzcompile.errors import EnvironmentUnfit, UsageError
 from fuzzcompile.execution import runs
 from fuzzcompile.execution.building import Program, build
-from fuzzcompile.execution.observation import Observation
+from fuzzcompile.execution.observation import Failure, Observation
 from fuzzcompile.execution.seeds import Kept, moved, observe_seeds, streams_at_start, streams_now
 from fuzzcompile.inductor.ledger import Ledger
 from fuzzcompile.inductor.session import Compilation, check_settings, compiling, modes
@@ -154,6 +154,13 @@ class Experiments:
         runs_made = (self.eager, self.again)
         if not any(run.failure for run in runs_made):
             _ = (self.reference, self.noisy)
+
+    @functools.cached_property
+    def backward_failure(self) -> Failure | None:
+        """What eager raises in the backward that the case leaves out; None where nothing, or where nobody can tell."""
+        if self.case.backward or self.case.grad != "enabled" or self.case.state is not None:
+            return None
+        return runs.run_eager(replace(self.case, backward=True), self.device).failure
 
     # -- what compiled is compared with -----------------------------------------------------------
 

@@ -139,6 +139,7 @@ class Engine:
         self._covered: set[tuple[str, str]] = set()
         self.screened = 0
         self._steering = self._steered()
+        self._left: set[str] = set()  # findings whose minimising failed: each further hit would fail as well
         self._jobs: dict[Future[Any], _Job] = {}
         self._start = time.monotonic()
         self._beat = self._start
@@ -327,7 +328,7 @@ class Engine:
             yield FindingFound(
                 finding, report["signature"], report["verdict"], name_of(culprit), culprit.get("necessary")
             )
-        if severity(report) > self._shown(finding):
+        if finding not in self._left and severity(report) > self._shown(finding):
             self._shrink(finding, job, report)
 
     def _shown(self, finding: str) -> int:
@@ -362,6 +363,7 @@ class Engine:
     def _lost(self, error: WorkerFailed, job: _Job, folder: Path) -> Iterator[Event]:
         """The worker crashed, hung or grew: that is the case's verdict, believed if it comes twice."""
         if job.shrinks is not None:
+            self._left.add(job.shrinks)
             yield Trouble(f"minimising {job.shrinks} {error}; `fuzzcompile minimize {job.shrinks}` tries again")
             return
         verdict = Verdict.TIMEOUT if isinstance(error, WorkerTimeout) else Verdict.CRASH
@@ -387,6 +389,7 @@ class Engine:
         """Our own failure, or a case that nothing can be said of: stored, and the campaign goes on."""
         text = " ".join(str(error).split())[:300]
         if job.shrinks is not None:
+            self._left.add(job.shrinks)
             yield Trouble(f"minimising {job.shrinks} failed: {type(error).__name__}: {text}")
             return
         report = unjudged(job.path.stem, self.environment["torch"], self.settings.device, text)

@@ -49,15 +49,17 @@ class Strategy:
         pairs: how much a pair of features counts that was never judged together.
         mutated: share of the places that vary the recipe of an earlier case.
         climbing: share of these that start from the case whose rewrites moved float64 most without being a bug.
+        cheap: share of the cases judged in full that are the most promising of the shorter half of their candidates.
     """
 
     candidates: int = 4
     pairs: float = 0.5
     mutated: float = 0.25
     climbing: float = 0.25
+    cheap: float = 0.75
 
 
-UNIFORM = Strategy(candidates=1, pairs=0.0, mutated=0.0, climbing=0.0)
+UNIFORM = Strategy(candidates=1, pairs=0.0, mutated=0.0, climbing=0.0, cheap=0.0)
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ class Steering:
         screen = self._screens(rng)
         mutated = rng.random() < self.strategy.mutated
         drawn = self._mutated(rng) if mutated else None
-        return drawn or self._chosen(index, rng), screen
+        return drawn or self._chosen(index, rng, cheap=not screen and rng.random() < self.strategy.cheap), screen
 
     def learn(self, index: int, outcome: Outcome) -> None:
         """Note what judging the case at a place brought."""
@@ -146,8 +148,10 @@ class Steering:
         drawn = rng.random()  # drawn in every mix, so that the same cases follow
         return drawn >= self.full_share
 
-    def _chosen(self, index: int, rng: random.Random) -> Drawn:
+    def _chosen(self, index: int, rng: random.Random, *, cheap: bool) -> Drawn:
         candidates = [self.source.at(self.seed, index, number) for number in range(self.strategy.candidates)]
+        if cheap:  # the time of a full compile goes into what is generated, which grows with the program
+            candidates = sorted(candidates, key=lambda one: len(one.source))[: (len(candidates) + 1) // 2]
         if len(candidates) == 1:
             return candidates[0]
         names = sorted({name for candidate in candidates for name in candidate.features})

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from fuzzcompile.generation.idioms import idiom
 from fuzzcompile.generation.inputs import takes_x
+from fuzzcompile.generation.near_misses.functions import FLAT
 from fuzzcompile.generation.spec import Attention, CaseSpec, Compile, Mask, Part
 from fuzzcompile.generation.toggles import toggle
 
@@ -14,7 +15,8 @@ _PLAIN = Attention("attention_mul")
 # They write into caches whose dtype autocast does not know.
 _CACHES = ("cache_static", "cache_rolling", "cache_growing")
 # Operators that have no gradient through them, or write over what a gradient needs.
-_NO_GRADIENT = ("input_written", "shifted_in_place", "view_reinterpreted")
+_NO_GRADIENT = ("input_written", "same_written", "shifted_in_place", "view_reinterpreted")
+_WRITTEN = ("input_written", "same_written")
 
 
 def fitted(spec: CaseSpec) -> CaseSpec:
@@ -109,8 +111,7 @@ def _program(spec: CaseSpec) -> CaseSpec:
         spec = replace(spec, values=None, inputs="contiguous")
     if spec.inputs in ("expanded", "offset") or spec.aliased or spec.compile.grad == "inference_mode":
         # Elements that overlap may not be written to.
-        written = "input_written"
-        spec = replace(spec, detours=tuple(pair for pair in spec.detours if pair[1].name != written))
+        spec = replace(spec, detours=tuple(pair for pair in spec.detours if pair[1].name not in _WRITTEN))
     return spec
 
 
@@ -118,7 +119,8 @@ def _has_gradient(detour: Part) -> bool:
     """Whether a gradient flows through the detour, and it overwrites nothing that one needs."""
     if detour.name == "cast_twice":
         return not str(detour["first"]).startswith("int")
-    return detour.name not in _NO_GRADIENT
+    function = str(dict(detour.choices).get("function", ""))
+    return detour.name not in _NO_GRADIENT and not any(flat in function for flat in FLAT)
 
 
 def _compile(spec: CaseSpec) -> Compile:

@@ -103,8 +103,8 @@ def _block(pen: Pen) -> tuple[Block | None, str | None]:
 
 
 def _layer(pen: Pen) -> Part | None:
-    """In a fifth of the cases something else than an attention of drawn parts."""
-    return _part(pen, "layer", percent=22)
+    """In a quarter of the cases something else than an attention of drawn parts."""
+    return _part(pen, "layer", percent=26)
 
 
 def _attention(pen: Pen, *, within: bool) -> Attention:

@@ -91,6 +91,12 @@ def convolution(pen: Pen) -> Part:
     return Part.of("convolution", gated=pen.chance(50), kernel=pen.one_of((2, 3)))
 
 
+@part_idiom("layer", 5)
+def dense(pen: Pen) -> Part:
+    """One linear layer over the features, activated or not."""
+    return Part.of("dense", activation=pen.one_of(("none", "gelu", "relu")))
+
+
 @part_idiom("layer", 3)
 def parallel_linears(pen: Pen) -> Part:
     """Several linear layers over parts of the features or over the same ones, activated and joined."""

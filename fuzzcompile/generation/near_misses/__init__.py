@@ -2,11 +2,11 @@
 
 Each docstring says what the operator changes, which rewrite that brushes against, and why the rewrite
 must stay away or act differently. Operators are drawn independently, in the order of `NEAR_MISSES`; of the
-operators of a family (values, memory, detours) one is drawn. Whether a case bears the mark of one is read off its
-data.
+operators of a family one is drawn (values, memory), or up to three (detours). Whether a case bears the mark of one is
+read off its data.
 """
 
-from fuzzcompile.generation.near_misses import attention, detours, memory, program, shapes, values
+from fuzzcompile.generation.near_misses import attention, detours, functions, memory, program, shapes, values
 from fuzzcompile.generation.near_misses.operators import NEAR_MISSES, NearMiss, apply_near_misses
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "apply_near_misses",
     "attention",
     "detours",
+    "functions",
     "memory",
     "program",
     "shapes",

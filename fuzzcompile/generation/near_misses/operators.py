@@ -17,7 +17,7 @@ Change = Callable[[Pen, CaseSpec], CaseSpec]
 class NearMiss:
     """An operator: drawn in ``percent`` of the cases that it ``applies`` to.
 
-    In a ``family`` only one operator is drawn, and ``percent`` is its weight there.
+    Of a ``family`` one operator is drawn, or a few, and ``percent`` is its weight there.
     """
 
     name: str
@@ -30,8 +30,8 @@ class NearMiss:
 
 NEAR_MISSES: list[NearMiss] = []
 
-# In how many per cent of the cases one operator of the family is drawn.
-FAMILIES = {"memory": 14, "values": 12, "detour": 26}
+# In how many per cent of the cases one operator of the family is drawn, then another one.
+FAMILIES = {"memory": (14,), "values": (12,), "detour": (40, 25, 15)}
 
 
 def apply_near_misses(pen: Pen, spec: CaseSpec) -> CaseSpec:
@@ -39,11 +39,12 @@ def apply_near_misses(pen: Pen, spec: CaseSpec) -> CaseSpec:
     for operator in NEAR_MISSES:
         if operator.family is None:
             spec = _applied(pen, operator, spec, pen.chance(operator.percent, operator.name))
-    for family, percent in FAMILIES.items():
-        hit = pen.chance(percent)
+    for family, chances in FAMILIES.items():
         members = {operator.name: operator for operator in NEAR_MISSES if operator.family == family}
-        name = pen.named([(name, operator.percent) for name, operator in members.items()])
-        spec = _applied(pen, members[name], spec, hit)
+        for percent in chances:
+            hit = pen.chance(percent)
+            name = pen.named([(name, operator.percent) for name, operator in members.items()])
+            spec = _applied(pen, members[name], spec, hit)
     return spec
 
 
