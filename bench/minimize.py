@@ -1,17 +1,21 @@
 """How small the minimiser makes known bugs that are buried in a transformer of two layers or in a script.
 
-    python bench/minimize.py [FILE...] [--torch-minifier] [--budget SECONDS] [--json FILE]
+    python bench/minimize.py [FILE...] [--corpus PATH] [--torch-minifier] [--budget SECONDS] [--out FILE] [--json FILE]
 
-Without files: everything in bench/buried and the cases of corpus/. For each: lines of model and input code before and
-after, operators before and after, compiles and screens, seconds of the search, whether the product shows the bug when
-it runs alone, and whether the signature is still the same. With --torch-minifier torch's own minifier
-(TORCHDYNAMO_REPRO_AFTER=aot, level 4) gets the same case and the same time.
+Without files: everything in bench/buried. With --corpus also its first ten findings, each from the case that a
+campaign drew. For each: lines of model and input code before and after, operators before and after, compiles and
+screens (those of the judging of what comes out included), seconds, whether the product shows the bug when it runs
+alone, whether the signature is still the same, and whether a change of one line that makes it pass was found. With
+--torch-minifier torch's own minifier (TORCHDYNAMO_REPRO_AFTER=aot, level 4, and 2 for errors) gets the same case and
+--minifier-seconds.
+The table is Markdown, printed row by row and written to --out at the end.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import json
 import os
 import statistics
@@ -19,33 +23,61 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from fuzzcompile.campaign.minimising import drawn_as
+from fuzzcompile.corpus import Store
+from fuzzcompile.execution.environment import describe
 from fuzzcompile.generation import Profile
-from fuzzcompile.isolation import isolated
-from fuzzcompile.loading import defines_make, load
+from fuzzcompile.loading import defines_make
+from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.probing import Target
 from fuzzcompile.reduction.jobs import same_bug
 from fuzzcompile.reduction.minimiser import minimise
 from fuzzcompile.reduction.scripts.sources import case_part
 from fuzzcompile.reduction.search import Budget
 from fuzzcompile.reduction.writing import model_lines
-from fuzzcompile.shrinking import LocalTools, job_of
-from fuzzcompile.triage import triage
+from fuzzcompile.shrinking import LocalTools, job_of, judge_source
 from fuzzcompile.work import WorkerSetup, prepare
 
 ROOT = Path(__file__).parent.parent
 CPU = torch.device("cpu")
 LINES, OPERATORS, TESTS, SECONDS = 12, 6, 60, 300.0
+FINDINGS = 10
+# A candidate of these would take this process down.
+_LOST = (Verdict.CRASH, Verdict.TIMEOUT)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A case to be made small, and its recipe where a generator drew it."""
+
+    name: str
+    source: str
+    choices: bytes | None = None
+    profile: Profile = field(default_factory=Profile)
+
+
+def subjects_of(files: list[Path], corpus: Path | None) -> Iterator[Subject]:
+    """The files, then the first findings of a corpus."""
+    for path in files:
+        name = path.stem if path.stem != "case" else path.parent.name
+        yield Subject(name, path.read_text(encoding="utf-8"))
+    if corpus is None:
+        return
+    with Store.open(corpus, create=False) as store:
+        for found in store.findings()[:FINDINGS]:
+            yield Subject(found.public_id, found.source, *drawn_as(store.case(found.source_sha256)))
 
 
 @dataclass(frozen=True)
 class Row:
-    """One case: what it was and what it became. ``minifier`` is what torch's own came to."""
+    """One case: what it was and what it became. ``minifier`` is what torch's own came to, at its ``level``."""
 
     name: str
     how: str
@@ -58,23 +90,25 @@ class Row:
     seconds: float
     confirmed: bool
     same_signature: bool
+    neighbour: bool
     note: str
+    level: int
     minifier: str = "not run"
 
 
-def measured(path: Path, budget: float) -> Row | None:
-    """Judge and minimise one file in this process; None if it shows no bug on this torch."""
-    with isolated():
-        report = triage(load(path, CPU), CPU).to_json()
-    if not report["is_bug"]:
+def measured(subject: Subject, budget: float) -> Row | None:
+    """Judge and minimise one case in this process; None if it shows no bug on this torch."""
+    source = subject.source
+    report = judge_source(source)
+    if not report["is_bug"] or report["verdict"] in _LOST:
         return None
-    source = path.read_text(encoding="utf-8")
     tools = LocalTools(Target.of(report))
-    outcome = minimise(job_of(source, report, None, Profile()), tools, Budget(200, time.monotonic() + budget))
+    job = job_of(source, report, subject.choices, subject.profile)
+    outcome = minimise(job, tools, Budget(200, time.monotonic() + budget))
     before = case_part(source) if defines_make(source) else source
     after = case_part(outcome.reproducer) if outcome.confirmed else outcome.source
     return Row(
-        path.stem if path.stem != "case" else path.parent.name,
+        subject.name,
         outcome.how,
         model_lines(before),
         model_lines(after),
@@ -85,7 +119,9 @@ def measured(path: Path, budget: float) -> Row | None:
         outcome.seconds,
         outcome.confirmed,
         same_bug(report, outcome.report),
+        outcome.neighbour is not None,
         outcome.note,
+        2 if Verdict(report["verdict"]).kind == "error" else 4,
     )
 
 
@@ -114,25 +150,31 @@ print(observe(case, program, torch.compile(program.model)).failure)
 """
 
 
-def torch_minifier(path: Path, seconds: float) -> str:
-    """What torch's own minifier makes of the case within ``seconds``: lines of ATen IR, or that it finds nothing."""
+def torch_minifier(source: str, seconds: float, level: int) -> str:
+    """What torch's own minifier makes of the case within ``seconds``: lines and calls of ATen IR; "-" for nothing.
+
+    ``level`` is 4 for what is wrong, 2 for errors, to which 4 is blind.
+    """
     with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "subject.py"
+        path.write_text(source, encoding="utf-8")
         environment = {
             **os.environ,
             "PYTHONPATH": str(ROOT),
             "TORCHDYNAMO_REPRO_AFTER": "aot",
-            "TORCHDYNAMO_REPRO_LEVEL": "4",
+            "TORCHDYNAMO_REPRO_LEVEL": str(level),
             "TORCH_COMPILE_DEBUG_DIR": folder,
         }
         end = time.monotonic() + seconds
-        _run([sys.executable, "-c", _DRIVER, str(path.resolve())], folder, environment, end)
+        _run([sys.executable, "-c", _DRIVER, str(path)], folder, environment, end)
         launchers = sorted(Path(folder).rglob("minifier_launcher.py"))
         if not launchers:
-            return "finds nothing"
-        _run([sys.executable, str(launchers[-1])], folder, environment, end)
+            return "-"
+        plain = {key: value for key, value in environment.items() if not key.startswith("TORCHDYNAMO_REPRO")}
+        _run([sys.executable, str(launchers[-1])], folder, plain, end)
         found = sorted(Path(folder).rglob("repro.py"), key=lambda p: p.stat().st_mtime)
         if not found:
-            return f"no product within {seconds:.0f} s" if time.monotonic() >= end else "no product"
+            return f"- ({seconds:.0f} s)" if time.monotonic() >= end else "-"
         text = found[-1].read_text(encoding="utf-8")
         return f"{model_lines(text)} lines, {text.count('torch.ops.')} ATen calls"
 
@@ -149,19 +191,36 @@ def _run(command: list[str], folder: str, environment: dict[str, str], end: floa
     try:
         process.wait(max(1.0, end - time.monotonic()))
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, 9)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, 9)
         process.wait()
+
+
+_COLUMNS = (
+    "case", "by", "lines", "operators", "compiles + screens", "seconds", "confirmed", "signature kept",
+    "passing neighbour", "torch's own",
+)  # fmt: skip
 
 
 def line(row: Row) -> str:
     """One row of the table."""
-    operators = f"{row.operators_before or '-'} -> {row.operators or '-'}"
-    tests = f"{row.compiles} + {row.screens}"
-    return (
-        f"| {row.name} | {row.how} | {row.lines_before} -> {row.lines} | {operators} | {tests} | "
-        f"{row.seconds:.0f} | {'yes' if row.confirmed else 'no'} | {'yes' if row.same_signature else 'no'} | "
-        f"{row.minifier} |"
+    cells = (
+        row.name,
+        row.how,
+        f"{row.lines_before} → {row.lines}",
+        f"{row.operators_before or '-'} → {row.operators if row.operators is not None else '-'}",
+        f"{row.compiles} + {row.screens}",
+        f"{row.seconds:.0f}",
+        _told(row.confirmed),
+        _told(row.same_signature),
+        _told(row.neighbour),
+        row.minifier,
     )
+    return f"| {' | '.join(cells)} |"
+
+
+def _told(answer: bool) -> str:
+    return "yes" if answer else "no"
 
 
 def summary(rows: list[Row]) -> dict[str, Any]:
@@ -174,49 +233,91 @@ def summary(rows: list[Row]) -> dict[str, Any]:
         "most seconds": round(max(row.seconds for row in rows)),
         "confirmed": sum(row.confirmed for row in rows),
         "same signature": sum(row.same_signature for row in rows),
+        "passing neighbour": sum(row.neighbour for row in rows),
     }
+
+
+def misses(reached: dict[str, Any]) -> bool:
+    """Whether a bar is missed."""
+    return bool(
+        reached["median lines"] > LINES
+        or reached["median operators"] > OPERATORS
+        or reached["median compiles and screens"] > TESTS
+        or reached["most seconds"] > SECONDS
+        or reached["same signature"] < reached["cases"]
+        or reached["confirmed"] < reached["cases"]
+    )
+
+
+class Table:
+    """Prints the document line by line, and keeps it."""
+
+    def __init__(self) -> None:
+        self.text: list[str] = []
+
+    def add(self, line: str = "") -> None:
+        """Print a line."""
+        self.text.append(line)
+        print(line, flush=True)
 
 
 def main() -> int:
     """Run the bench; 1 if a bar is missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("files", nargs="*", type=Path)
+    parser.add_argument("--corpus", type=Path)
     parser.add_argument("--torch-minifier", action="store_true")
+    parser.add_argument("--minifier-seconds", type=float, default=120.0)
     parser.add_argument("--budget", type=float, default=SECONDS - 60)
+    parser.add_argument("--out", type=Path)
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
-    files = asked.files or [
-        *sorted((ROOT / "bench" / "buried").glob("*.py")),
-        *sorted((ROOT / "corpus").glob("*/*/case.py")),
-    ]
+    files = asked.files or sorted((ROOT / "bench" / "buried").glob("*.py"))
+    subjects = list(subjects_of(files, asked.corpus))
     prepare(WorkerSetup())
-    print("| case | by | lines | operators | compiles + screens | seconds | confirmed | signature kept | torch's own |")
-    print("|---|---|---|---|---|---|---|---|---|")
-    rows = []
-    for path in files:
-        row = measured(path, asked.budget)
+    table, rows = Table(), list[Row]()
+    _introduce(table, asked)
+    for subject in subjects:
+        row = measured(subject, asked.budget)
         if row is None:
-            print(f"| {path.stem} | shows no bug on this torch |", flush=True)
+            table.add(f"| {subject.name} | shows no bug on this torch |{' |' * (len(_COLUMNS) - 2)}")
             continue
         if asked.torch_minifier:
-            row = Row(**{**asdict(row), "minifier": torch_minifier(path, asked.budget)})
+            row = replace(row, minifier=torch_minifier(subject.source, asked.minifier_seconds, row.level))
         rows.append(row)
-        print(line(row), flush=True)
+        table.add(line(row))
     if not rows:
         return 1
     reached = summary(rows)
-    print(f"\nBars: {LINES} lines, {OPERATORS} operators, {TESTS} compiles and screens, {SECONDS:.0f} s.")
-    print(f"Reached: {reached}")
+    _conclude(table, rows, reached)
+    if asked.out:
+        asked.out.write_text("\n".join([*table.text, ""]), encoding="utf-8")
     if asked.json:
         asked.json.write_text(json.dumps({"rows": [asdict(row) for row in rows], "summary": reached}, indent=1))
-    missed = (
-        reached["median lines"] > LINES
-        or reached["median operators"] > OPERATORS
-        or reached["median compiles and screens"] > TESTS
-        or reached["most seconds"] > SECONDS
-        or reached["same signature"] < len(rows)
+    return int(misses(reached))
+
+
+def _introduce(table: Table, asked: argparse.Namespace) -> None:
+    facts = describe(CPU)
+    table.add("# Minimising, beside torch's own minifier\n")
+    table.add("Made by `python bench/minimize.py`: what each column means is said there. Lines are those of model and")
+    table.add("input code, operators what a reader counts in the program; torch's own minifier (after AOTAutograd,")
+    table.add(
+        f"level 4, 2 for errors, {asked.minifier_seconds:.0f} s at most) leaves lines of ATen IR, or nothing (-).\n"
     )
-    return int(missed)
+    table.add(
+        f"torch {facts['torch']}, {facts['cpu']}, {torch.get_num_threads()} thread; {time.strftime('%Y-%m-%d')}\n"
+    )
+    table.add(f"| {' | '.join(_COLUMNS)} |")
+    table.add("|" + "---|" * len(_COLUMNS))
+
+
+def _conclude(table: Table, rows: list[Row], reached: dict[str, Any]) -> None:
+    table.add(f"\nBars: {LINES} lines, {OPERATORS} operators, {TESTS} compiles and screens, {SECONDS:.0f} s.")
+    table.add("Reached: " + ", ".join(f"{name} {value:g}" for name, value in reached.items()) + ".")
+    for row in rows:
+        if row.note:
+            table.add(f"\n{row.name}: {row.note}.")
 
 
 if __name__ == "__main__":

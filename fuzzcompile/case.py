@@ -184,7 +184,8 @@ def _settings(path: Path, namespace: Mapping[str, Any]) -> CompileSettings:
     if unknown:
         raise CaseError(f"{path}: CONFIG knows 'dynamo', 'functorch' and 'inductor', not {', '.join(sorted(unknown))}.")
     return CompileSettings(
-        options={**config.get("inductor", {}), **options},
+        options=dict(options),
+        inductor=dict(config.get("inductor", {})),
         dynamo=dict(config.get("dynamo", {})),
         functorch=dict(config.get("functorch", {})),
         mode=namespace.get("MODE"),

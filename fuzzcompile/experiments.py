@@ -86,7 +86,7 @@ class Experiments:
         self.against = against
         self.case = case
         self.device = device
-        self.how = how or Compilation()
+        self.how = _as_asked(case, how or Compilation())
         self.quick = False
         self._tally = _Tally()
 
@@ -404,6 +404,12 @@ def check_against(against: str) -> None:
     known = (*BASELINES, *modes())
     if against not in known:
         raise UsageError(f"Nothing can be compared with {against!r}; use one of {', '.join(known)}.")
+
+
+def _as_asked(case: Case, how: Compilation) -> Compilation:
+    """Random numbers are the compiler's own where the case says so itself; else eager's, so that values compare."""
+    asked = {**case.settings.inductor, **case.settings.options}.get("fallback_random")
+    return how if asked is None else replace(how, fallback_random=bool(asked))
 
 
 def _check_baseline(case: Case, against: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,12 +17,12 @@ from fuzzcompile.case import Case
 from fuzzcompile.errors import FuzzcompileError
 from fuzzcompile.execution.worker import current_device
 from fuzzcompile.generation import GeneratedCase, Profile
-from fuzzcompile.inductor.graphs import CapturedGraph, capture_graphs
+from fuzzcompile.inductor.graphs import CapturedGraph, capture_functional, capture_graphs
 from fuzzcompile.isolation import isolated
 from fuzzcompile.loading import defines_make, load
 from fuzzcompile.oracle.verdicts import Verdict
-from fuzzcompile.probing import Target, probe
-from fuzzcompile.reduction.jobs import Job, Outcome
+from fuzzcompile.probing import Keep, Target, probe
+from fuzzcompile.reduction.jobs import Capture, Job, Outcome
 from fuzzcompile.reduction.minimiser import minimise
 from fuzzcompile.reduction.program import Program
 from fuzzcompile.reduction.reproducer import line_count
@@ -35,6 +36,8 @@ from fuzzcompile.triage import triage
 _LOST = (Verdict.CRASH, Verdict.TIMEOUT)
 _MOST_GRAPHS = 6
 _MAX_OTHERS = 4
+# Words of sources whose graphs may be compiled for any size.
+_RESIZED = re.compile(r"\b(DYNAMIC|CALLS|dynamic|mark_dynamic)\b")
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,7 @@ class Shrunk:
     operators_before: int | None = None
     operators: int | None = None
     other_sources: tuple[str, ...] = ()
+    interrupted: bool = False
 
     @classmethod
     def of(cls, outcome: Outcome, source: str) -> Shrunk:
@@ -117,6 +121,7 @@ class Shrunk:
             outcome.operators_before,
             outcome.operators,
             tuple(outcome.tally.others.values()),
+            outcome.interrupted,
         )
 
 
@@ -131,7 +136,9 @@ def shrink(task: ShrinkTask) -> Shrunk:
     return Shrunk.of(outcome, task.source)
 
 
-def job_of(source: str, report: Mapping[str, Any], choices: bytes | None, profile: Profile) -> Job:
+def job_of(
+    source: str, report: Mapping[str, Any], choices: bytes | None, profile: Profile, keeps: Keep = "culprit"
+) -> Job:
     """What is to be done to a source with that report."""
     return Job(
         source,
@@ -140,6 +147,8 @@ def job_of(source: str, report: Mapping[str, Any], choices: bytes | None, profil
         profile=profile,
         is_case=defines_make(source),
         screens=Target.of(report).screens,
+        resizes=_RESIZED.search(source) is not None,
+        keeps=keeps,
     )
 
 
@@ -155,9 +164,9 @@ class LocalTools:
         """A quick look at a candidate."""
         return probe_candidate(ProbeTask(candidate, self.target, screen, self.thorough, self.vetoes))
 
-    def programs(self, source: str) -> Sequence[Program]:
+    def programs(self, source: str, capture: Capture) -> Sequence[Program]:
         """The captured graphs of a source."""
-        return capture_programs(source)
+        return capture_programs(source, capture)
 
     def judge(self, source: str) -> Mapping[str, Any]:
         """The full report on a source."""
@@ -179,7 +188,7 @@ def probe_candidate(task: ProbeTask) -> Probed:
                 vetoes=task.vetoes,
                 screen=task.screen,
                 thorough=task.thorough,
-                refuses=task.target.verdict == Verdict.ACCEPTS_INVALID,
+                target=task.target,
             )
         except MemoryError:
             raise
@@ -195,15 +204,20 @@ def judge_source(source: str, vetoes: tuple[str, ...] = ()) -> dict[str, Any]:
         return triage(load(path, device), device, vetoes=vetoes).to_json()
 
 
-def capture_programs(source: str) -> list[Program]:
-    """Dynamo's graphs of a case as programs, the largest first; those that cannot be written down are left out."""
+def capture_programs(source: str, capture: Capture = "static") -> list[Program]:
+    """The graphs of a case as programs, the largest first; those that cannot be written down are left out."""
     device = torch.device(current_device())
     with written_out(Written(source, {})) as path, isolated():
         try:
             case = load(path, device)
-            captured = capture_graphs(case, device)
+            if capture == "aten":
+                captured = capture_functional(case, device)
+            else:
+                captured = capture_graphs(case, device, dynamic=capture == "dynamic")
         except FuzzcompileError:
             return []
+        if capture == "dynamic":  # as sizes are that changed between two calls
+            case = replace(case, settings=replace(case.settings, dynamic=True))
         programs = [program for graph in captured if (program := _program(graph, case)) is not None]
     return sorted(programs, key=lambda program: -len(program.statements))[:_MOST_GRAPHS]
 
@@ -229,9 +243,8 @@ def _settings(case: Case, graph: CapturedGraph) -> dict[str, Any]:
     elif graph.grad or case.grad == "inference_mode":
         asked["GRAD"] = "enabled" if graph.grad else case.grad
     config = {name: dict(getattr(settings, name)) for name in ("dynamo", "functorch", "inductor")}
-    options = {**config.pop("inductor"), **settings.options}
     config = {name: entries for name, entries in config.items() if entries}
-    asked |= {"OPTIONS": options} if options else {}
+    asked |= {"OPTIONS": dict(settings.options)} if settings.options else {}
     asked |= {"CONFIG": config} if config else {}
     asked |= {"MODE": settings.mode} if settings.mode else {}
     asked |= {"DYNAMIC": settings.dynamic} if settings.dynamic is not None else {}

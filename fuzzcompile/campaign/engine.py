@@ -49,6 +49,8 @@ _TICK = 0.5
 # A finding that comes up just before the end of the budget still gets this long to be made small.
 _MIN_SHRINK_SECONDS = 45.0
 _HEARTBEAT = 5.0
+# Candidates of one reduction, beside those that can be drawn, that are judged because they failed in another way.
+_MOST_OTHERS = 2
 # A source that has drawn so many known programs in a row has no others.
 _REPEATED = 2000
 # Stages whose coverage is one of rewrites.
@@ -359,6 +361,11 @@ class Engine:
         for other in result.others:
             if self._remaining() > 0 and not self.store.has_source(other.sha256):
                 self._judge(Generator(self.settings.profile).drawn(other, "reduction"), None, folder)
+        drawn = {other.source for other in result.others}
+        for source in [one for one in result.other_sources if one not in drawn][:_MOST_OTHERS]:
+            met = Drawn(source, "reduction")
+            if self._remaining() > 0 and not self.store.has_source(met.sha256):
+                self._judge(met, None, folder)
 
     def _lost(self, error: WorkerFailed, job: _Job, folder: Path) -> Iterator[Event]:
         """The worker crashed, hung or grew: that is the case's verdict, believed if it comes twice."""

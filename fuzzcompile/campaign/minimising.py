@@ -25,10 +25,11 @@ from fuzzcompile.execution.pool import (
     WorkerStartFailed,
     WorkerTimeout,
 )
-from fuzzcompile.generation import Profile
+from fuzzcompile.generation import Profile, StaleRecipe
 from fuzzcompile.loading import defines_make
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.probing import Keep, Target
+from fuzzcompile.reduction.jobs import Capture
 from fuzzcompile.reduction.minimiser import minimise as reduce_case
 from fuzzcompile.reduction.program import Program
 from fuzzcompile.reduction.search import Budget, Probed, Progress, Tally
@@ -111,10 +112,9 @@ def minimise(
         EnvironmentUnfit: no worker can be started.
         UsageError: there is nothing to resume.
     """
-    recipe = subject.recipe
     target = Target.of(subject.report, keep)
     tally = read_state(state, subject) if resume and state is not None else Tally()
-    job = job_of(subject.source, subject.report, recipe.choices if recipe is not None else None, _profile(recipe))
+    job = job_of(subject.source, subject.report, *drawn_as(subject.recipe), keep)
 
     def progressed(progress: Progress) -> None:
         if state is not None:
@@ -161,10 +161,10 @@ class PooledTools:
         except RemoteError as error:
             return Probed(False, False, str(error).partition(":")[0])
 
-    def programs(self, source: str) -> Sequence[Program]:
+    def programs(self, source: str, capture: Capture) -> Sequence[Program]:
         """The captured graphs of a source; none where its worker is lost."""
         try:
-            found: Sequence[Program] = self._done(capture_programs, source, source, None)
+            found: Sequence[Program] = self._done(capture_programs, source, source, None, capture)
         except (WorkerFailed, RemoteError):
             return []
         return found
@@ -251,12 +251,19 @@ def keep(store: Store, finding: str, shrunk: Shrunk) -> None:
     )
 
 
-def _profile(recipe: CaseRecord | None) -> Profile:
-    """The profile that the recipe was drawn under: its choices mean nothing under another."""
+def drawn_as(recipe: CaseRecord | None) -> tuple[bytes | None, Profile]:
+    """The choices of a stored recipe and the profile that they were drawn under: they mean nothing under another.
+
+    No choices where there is no recipe, or another generator wrote it: its source is all there is then.
+    """
     drawn = (recipe.spec or {}).get("profile") if recipe is not None else None
+    choices = (recipe.choices or None) if recipe is not None else None
     if drawn is None:
-        return Profile()
-    return Profile.from_json(drawn)
+        return choices, Profile()
+    try:
+        return choices, Profile.from_json(drawn)
+    except StaleRecipe:
+        return None, Profile()
 
 
 def _finding_of(store: Store | None, signature: str) -> str | None:

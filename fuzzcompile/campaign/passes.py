@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
 import torch
 
 from fuzzcompile.corpus import Store, StoredCoverage
 from fuzzcompile.corpus.failures import CorpusError
-from fuzzcompile.inductor.catalogue import STAGES, Known, known_to
+from fuzzcompile.inductor.catalogue import STAGES, Kind, Known, known_to
 
 __all__ = ["STAGES", "Listed", "Listing", "list_passes"]
 
+UNREGISTERED = "not registered in this torch"
 # Its coverage is one of shapes of kernels, which nobody registers.
 _UNLISTED = ("scheduler",)
 
@@ -47,10 +49,11 @@ class Listing:
     corpus: str | None
 
 
-def list_passes(device: torch.device, location: str | None) -> Listing:
+def list_passes(device: torch.device, location: str | None, *, until: datetime | None = None) -> Listing:
     """The catalogue of the installed torch for ``device``, with the counts of the corpus at ``location``.
 
-    Rewrites that the corpus saw under this torch and that are nowhere registered (a user's own passes) are added.
+    Rewrites that the corpus saw under this torch and that are nowhere registered (a user's own passes) are added. With
+    ``until``, what the cases that campaigns judged later were the first to reach counts as never reached.
 
     Raises:
         CorpusError: ``location`` was given, and there is no corpus; without one the counts are left out.
@@ -58,7 +61,7 @@ def list_passes(device: torch.device, location: str | None) -> Listing:
     known = known_to(device)
     try:
         with Store.open(location, create=False) as store:
-            seen, named = store.coverage(str(torch.__version__)), store.location
+            seen, named = store.coverage(str(torch.__version__), until=until), store.location
     except CorpusError:
         if location is not None:
             raise
@@ -88,23 +91,29 @@ def _counted(known: Iterable[Known], seen: Iterable[StoredCoverage]) -> Iterator
         total = sum(chosen, Counter[str]())
         fallback = total["fallback"] if row.kind == "lowering" else None
         listed.append(Listed(row, total["fired"], total["refused"], fallback))
-    yield from _with_their_patterns(listed)
-    for (stage, name), by_pass in counts.items():
-        if (stage, name) not in met and stage not in _UNLISTED:
-            total = sum(by_pass.values(), Counter[str]())
-            own = Known(stage, "pass", name, next(iter(by_pass)) or None, when="not registered in this torch")
-            yield Listed(own, total["fired"], total["refused"])
+    unknown = {place: by_pass for place, by_pass in counts.items() if place not in met and place[0] not in _UNLISTED}
+    yield from _with_their_patterns(listed, unknown)
+    for (stage, name), by_pass in unknown.items():
+        total = sum(by_pass.values(), Counter[str]())
+        kind: Kind = "lowering" if stage == "lowering" else "decomposition" if stage == "decomposition" else "pass"
+        own = Known(stage, kind, name, next(iter(by_pass)) or None, when=UNREGISTERED)
+        yield Listed(own, total["fired"], total["refused"], total["fallback"] if kind == "lowering" else None)
 
 
-def _with_their_patterns(listed: list[Listed]) -> Iterator[Listed]:
-    """A table of patterns fires as often as its patterns do."""
-    inside: dict[tuple[str, str | None], list[Listed]] = defaultdict(list)
+def _with_their_patterns(
+    listed: list[Listed], unknown: Mapping[tuple[str, str], Mapping[str, Counter[str]]]
+) -> Iterator[Listed]:
+    """A table of patterns fires as often as its patterns do, and a pass as often as rules that it makes as it runs."""
+    inside: dict[tuple[str, str | None], list[tuple[int, int]]] = defaultdict(list)
     for one in listed:
         if one.known.kind == "pattern":
-            inside[one.known.stage, one.known.pass_name].append(one)
+            inside[one.known.stage, one.known.pass_name].append((one.fired or 0, one.refused or 0))
+    for (stage, _), by_pass in unknown.items():
+        for pass_name, total in by_pass.items():
+            inside[stage, pass_name].append((total["fired"], total["refused"]))
     for one in listed:
         members = inside.get((one.known.stage, one.known.name)) if one.known.kind == "pass" else None
         if members:
-            fired, refused = (sum(getattr(m, key) or 0 for m in (*members, one)) for key in ("fired", "refused"))
+            fired, refused = (sum(counts) for counts in zip((one.fired or 0, one.refused or 0), *members, strict=True))
             one = replace(one, fired=fired, refused=refused)
         yield one

@@ -62,10 +62,11 @@ def minimize(
     the best so far; what was learned is kept in OUT.state until a search is finished, for --resume.
     """
     from fuzzcompile.campaign.budget import Budget
+    from fuzzcompile.campaign.by_catch import store_by_catch
     from fuzzcompile.campaign.minimising import keep as keep_reproducer
     from fuzzcompile.campaign.minimising import minimise, subject_of_file, subject_of_finding, subject_of_state
     from fuzzcompile.campaign.pool import Limits
-    from fuzzcompile.cli.minimising import ProgressLine, conclusion
+    from fuzzcompile.cli.minimising import INTERRUPTED, ProgressLine, conclusion
 
     seconds = Budget.parse(budget).seconds
     if seconds is None:
@@ -102,14 +103,23 @@ def minimize(
                 resume=resume,
                 on_progress=line.show,
             )
-        if store is not None and subject.finding is not None:
+        if store is not None and subject.finding is not None and not small.interrupted:
             keep_reproducer(store, subject.finding, small)
-    _write(out, small.reproducer)
+        _write(out, small.reproducer)
+        for text in conclusion(small, out, target, others):
+            click.echo(text)
+        if store is not None and small.other_sources and not small.interrupted:
+            click.echo(f"Judging {len(small.other_sources)} candidates that failed in another way ...", err=True)
+            for one in store_by_catch(
+                store, small.other_sources, device=device, vetoes=vetoes, plants=plants, limits=limits
+            ):
+                new = "another finding" if one.is_new else "known"
+                click.echo(f"Met on the way: {one.finding} ({new}), {one.verdict}, {one.signature}")
     for number, source in enumerate(small.other_sources if others is not None else (), start=1):
         assert others is not None
         _write(others / f"{out.stem}_other_{number}.py", source)
-    for text in conclusion(small, out):
-        click.echo(text)
+    if small.interrupted:
+        return INTERRUPTED
     if not small.confirmed and small.how != "as found":
         raise EnvironmentUnfit(
             f"{out} does not show the bug when run alone: {' '.join(small.confirmation.split())[-200:]}"

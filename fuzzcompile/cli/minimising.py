@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from fuzzcompile.reduction.search import Progress
     from fuzzcompile.shrinking import Shrunk
 
+# What a shell makes of a program that Ctrl-C ended.
+INTERRUPTED = 130
+
 
 class ProgressLine:
     """One line on stderr: size at the start and now, compiles used, the reducer at work.
@@ -51,10 +54,15 @@ class ProgressLine:
             click.echo(text, err=True)
 
 
-def conclusion(small: Shrunk, out: Path) -> Iterator[str]:
-    """What was reached, in sentences."""
+def conclusion(small: Shrunk, out: Path, target: str, others: Path | None = None) -> Iterator[str]:
+    """What was reached, in sentences; ``target`` is what the user named, ``others`` where by-catch is written."""
     if small.note:
         yield f"Note: {small.note}."
+    if small.interrupted:
+        what = "the best so far, not confirmed in a clean process" if small.changed else "the case as it is"
+        yield f"Interrupted after {small.tests} compiles and screens: {out} is {what} ({small.lines_after} lines)."
+        yield f"To go on: fuzzcompile minimize {target} --out {out} --resume"
+        return
     if not small.changed:
         what = "nothing smaller was found" if small.finished else "nothing smaller was found within the budget"
         yield f"{out}: {what}; the case is kept as it is ({small.tests} tests in {small.seconds:.0f} s)."
@@ -67,6 +75,7 @@ def conclusion(small: Shrunk, out: Path) -> Iterator[str]:
         f"{small.tests} compiles and screens in {small.seconds:.0f} s."
     )
     if small.other_sources:
-        yield f"{len(small.other_sources)} candidates failed in another way; --others DIR writes them."
+        where = f"they are in {others}" if others is not None else "--others DIR writes them"
+        yield f"{len(small.other_sources)} candidates failed in another way; {where}."
     if not small.finished:
         yield "The search was ended before it was through; --resume goes on with it."

@@ -1,5 +1,6 @@
 """The store of campaigns, cases, findings, reproducers and coverage, in SQLite or another database."""
 
+from fuzzcompile.corpus.clock import campaign_seconds, moment_at
 from fuzzcompile.corpus.failures import CorpusError, FolderTakenError, UnknownFindingError
 from fuzzcompile.corpus.records import (
     Campaign,
@@ -34,6 +35,8 @@ __all__ = [
     "StoredCoverage",
     "StreamRun",
     "UnknownFindingError",
+    "campaign_seconds",
+    "moment_at",
     "public_id",
     "severity",
 ]

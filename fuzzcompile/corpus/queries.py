@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import ColumnElement, distinct, func, select
@@ -27,7 +28,6 @@ from fuzzcompile.corpus.records import (
     Reproducer,
     Seed,
     StoredCampaign,
-    StoredCoverage,
     StreamRun,
     public_id,
 )
@@ -193,9 +193,13 @@ def best_reproducer(session: Session, finding: int) -> Reproducer | None:
     )
 
 
-def counters(session: Session, stream: str | None) -> Counters:
-    """Counts over all runs, or over those of one stream."""
+def counters(session: Session, stream: str | None, torch: str | None, until: datetime | None) -> Counters:
+    """Counts over all runs, or those of one stream, under one torch, or by a campaign until a moment."""
     chosen = [] if stream is None else [RunRow.stream == stream]
+    if torch is not None:
+        chosen.append(RunRow.environment_id.in_(select(EnvironmentRow.id).where(EnvironmentRow.torch == torch)))
+    if until is not None:
+        chosen += [RunRow.campaign_id.is_not(None), RunRow.created <= until]
     by_verdict = session.execute(
         select(RunRow.verdict, func.count()).where(*chosen).group_by(RunRow.verdict).order_by(RunRow.verdict)
     )
@@ -206,36 +210,6 @@ def counters(session: Session, stream: str | None) -> Counters:
         by_verdict=verdicts,
         findings=_count_distinct(session, RunRow.finding_id, chosen),
     )
-
-
-def coverage(session: Session, torch: str | None) -> list[StoredCoverage]:
-    """The rewrites seen under all torch versions, or under one."""
-    chosen = [] if torch is None else [CoverageRow.torch == torch]
-    rows = session.execute(
-        select(CoverageRow, CaseRow.sha256)
-        .join(CaseRow, CoverageRow.first_case_id == CaseRow.id)
-        .where(*chosen)
-        .order_by(
-            CoverageRow.torch,
-            CoverageRow.stage,
-            CoverageRow.pass_name,
-            CoverageRow.rewrite,
-            CoverageRow.outcome,
-        )
-    )
-    return [
-        StoredCoverage(
-            torch=row.torch,
-            stage=row.stage,
-            pass_name=row.pass_name,
-            rewrite=row.rewrite,
-            outcome=row.outcome,
-            count=row.count,
-            first_case_id=row.first_case_id,
-            first_case_sha256=sha256,
-        )
-        for row, sha256 in rows
-    ]
 
 
 def campaigns(session: Session) -> list[StoredCampaign]:

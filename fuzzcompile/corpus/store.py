@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -12,7 +13,7 @@ from typing import Any, Self
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
-from fuzzcompile.corpus import exporting, queries, recording
+from fuzzcompile.corpus import exporting, queries, reached, recording
 from fuzzcompile.corpus.connection import connect, integrity, mendable_errors, writing
 from fuzzcompile.corpus.location import describe, file_of, require_file, resolve
 from fuzzcompile.corpus.models import CampaignRow, FindingRow
@@ -182,15 +183,21 @@ class Store:
             key = queries.finding_id(session, name)
             return queries.findings(session, FindingRow.id == key)[0]
 
-    def counters(self, stream: str | None = None) -> Counters:
-        """What the whole corpus, or one stream of it, holds."""
+    def counters(
+        self, stream: str | None = None, *, torch_version: str | None = None, until: datetime | None = None
+    ) -> Counters:
+        """What the whole corpus holds, or one stream of it, what is of one torch, or of campaigns until a moment."""
         with self._read() as session:
-            return queries.counters(session, stream)
+            return queries.counters(session, stream, torch_version, until)
 
-    def coverage(self, torch_version: str | None = None) -> list[StoredCoverage]:
-        """What was reached, under every torch or one: rewrites, decompositions, lowerings and kernels."""
+    def coverage(self, torch_version: str | None = None, *, until: datetime | None = None) -> list[StoredCoverage]:
+        """What was reached, under every torch or one: rewrites, decompositions, lowerings and kernels.
+
+        With ``until``, only what a case that campaigns had judged by then was the first to reach; the counts stay
+        those of the whole corpus.
+        """
         with self._read() as session:
-            return queries.coverage(session, torch_version)
+            return reached.coverage(session, torch_version, until)
 
     def stream_runs(self, stream: str, torch_version: str) -> list[StreamRun]:
         """The judged cases of a stream in its order, and what each was the first to reach under that torch."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from fuzzcompile.generation.inputs import inputs_of
 from fuzzcompile.generation.spec import CaseSpec, Dims
-from fuzzcompile.generation.toggles import options
+from fuzzcompile.generation.toggles import config, options
 
 
 def description(spec: CaseSpec) -> str:
@@ -22,10 +22,12 @@ def description(spec: CaseSpec) -> str:
 def settings_of(spec: CaseSpec) -> list[tuple[str, str]]:
     """What stands at the top of the file and says how the case is compiled and called."""
     how = spec.compile
+    given, around = options(how.toggles), config(how.toggles)
     settings = [
         ("GRAD", f'"{how.grad}"' if how.grad else ""),
         ("BACKWARD", "True" if spec.backward else ""),
-        ("OPTIONS", _dictionary(options(how.toggles), "") if how.toggles else ""),
+        ("OPTIONS", _dictionary(given, "") if given else ""),
+        ("CONFIG", _dictionary({"inductor": around}, "") if around else ""),
         ("MODE", f'"{how.mode}"' if how.mode else ""),
         ("DYNAMIC", "" if how.dynamic is None else str(how.dynamic)),
         ("FULLGRAPH", "True" if how.fullgraph else ""),

@@ -24,6 +24,8 @@ _SEQUENCES = tuple(range(2, 17))
 _HEADS = (1, 2, 3, 4, 6, 8)
 _HEAD_DIMS = (2, 3, 4, 8, 16)
 _DTYPE_WEIGHTS = {"float32": 2, "bfloat16": 1, "float16": 1}
+# In how many per cent of the cases there is an attention alone, without a near miss.
+_BARE = 15
 _MODES = (("max-autotune-no-cudagraphs", 2), ("max-autotune", 1), ("reduce-overhead", 2))
 
 
@@ -40,6 +42,8 @@ def _cases(draw: Draw, profile: Profile) -> CaseSpec:
     So lowering one choice leaves the meaning of all later ones as it is, which is what shrinking needs.
     """
     pen = Pen(draw, profile.steering)
+    if pen.chance(_BARE):
+        return replace(fitted(_bare(pen, profile)), seed=pen.number(999_999))
     block, embedding = _block(pen)
     layer = _layer(pen)
     attention = _attention(pen, within=block is not None)
@@ -59,13 +63,41 @@ def _cases(draw: Draw, profile: Profile) -> CaseSpec:
         dtype=pen.weighted([(dtype, _DTYPE_WEIGHTS[dtype]) for dtype in profile.dtypes]),
         training=training,
         backward=pen.chance(85 if training else 7) and profile.training,
-        compile=_compile(pen, profile, dims),
+        compile=_compile(pen, profile, dims, layer),
     )
     if profile.near_misses:
         spec = apply_near_misses(pen, fitted(spec))
     elif layer is not None and layer.name == "multihead_attention" and block is None:
         spec = replace(spec, block=Block())  # on its own its strides are not those of eager
     return replace(fitted(spec), seed=pen.number(999_999))
+
+
+def _bare(pen: Pen, profile: Profile) -> CaseSpec:
+    """One attention over query, key and value and nothing else, as rewrites look for it: half of them trained.
+
+    Its neighbours with near misses are only as good as the knowledge that the plain one is rewritten.
+    """
+    attention = _form(pen)
+    layouts: list[tuple[Layout, int]] = [("heads_last", 60), ("heads_first", 40)]
+    layout = pen.weighted(layouts)
+    training = pen.chance(60) and profile.training
+    drops, own_stream = pen.chance(50), pen.chance(70)
+    toggles = ("own_random_stream",) if training and drops and own_stream else ()
+    return CaseSpec(
+        attention=replace(attention, layout=layout, dropout=0.1 if training and drops else None),
+        dims=_dims(pen, profile),
+        dtype=pen.weighted([(dtype, _DTYPE_WEIGHTS[dtype]) for dtype in profile.dtypes]),
+        training=training,
+        backward=training,
+        compile=Compile(toggles=tuple(name for name in toggles if pen.weights.get(name, 100))),
+    )
+
+
+def _form(pen: Pen) -> Attention:
+    """An attention with the choices that only its idiom has."""
+    form = idiom(pen.named([(idiom.name, idiom.weight) for idiom in idioms("attention")])).draw_attention
+    assert form is not None, "an attention idiom draws its own parameters"
+    return form(pen)
 
 
 def _name(pen: Pen, role: Role, percent: int) -> str | None:
@@ -103,15 +135,12 @@ def _block(pen: Pen) -> tuple[Block | None, str | None]:
 
 
 def _layer(pen: Pen) -> Part | None:
-    """In a quarter of the cases something else than an attention of drawn parts."""
-    return _part(pen, "layer", percent=26)
+    """In a third of the cases something else than an attention of drawn parts."""
+    return _part(pen, "layer", percent=28)
 
 
 def _attention(pen: Pen, *, within: bool) -> Attention:
-    name = pen.named([(idiom.name, idiom.weight) for idiom in idioms("attention")])
-    form = idiom(name).draw_attention
-    assert form is not None, "an attention idiom draws its own parameters"
-    attention = form(pen)
+    attention = _form(pen)
     projection = _name(pen, "projection", percent=85 if within else 40)
     layouts: list[tuple[Layout, int]] = [("heads_first", 45), ("heads_last", 45), ("flat", 10)]
     layout = pen.weighted(layouts)
@@ -143,7 +172,7 @@ def _dims(pen: Pen, profile: Profile) -> Dims:
     return Dims(batch, sequence, heads, head_dim, source)
 
 
-def _compile(pen: Pen, profile: Profile, dims: Dims) -> Compile:
+def _compile(pen: Pen, profile: Profile, dims: Dims, layer: Part | None) -> Compile:
     """How the case is compiled; settings other than the compiler's own only among near misses."""
     grads: list[tuple[str | None, int]] = [(None, 80), ("inference_mode", 10), ("enabled", 10)]
     grad = pen.weighted(grads)
@@ -152,7 +181,7 @@ def _compile(pen: Pen, profile: Profile, dims: Dims) -> Compile:
     dynamic = pen.weighted([(None, 40), (True, 50), (False, 10)])
     fullgraph = pen.chance(3)
     autocast = pen.chance(5, "autocast")
-    toggles = _toggles(pen)
+    toggles = _toggles(pen, layer)
     modes: list[tuple[str | None, int]] = [(None, 240), *_MODES]
     mode = pen.named(modes)
     odd = profile.near_misses
@@ -167,9 +196,12 @@ def _compile(pen: Pen, profile: Profile, dims: Dims) -> Compile:
     )
 
 
-def _toggles(pen: Pen) -> tuple[str, ...]:
-    """No setting, one, or two."""
+def _toggles(pen: Pen, layer: Part | None) -> tuple[str, ...]:
+    """No setting, one, or two; more, and of those that act on it, where the layer has what few passes look for."""
     count = pen.weighted([(0, 72), (1, 20), (2, 8)])
     names = [(toggle.name, toggle.weight) for toggle in TOGGLES]
+    acting = [toggle.name for toggle in TOGGLES if layer is not None and layer.name in toggle.layers]
+    if acting and pen.chance(75):
+        count, names = 1 + pen.number(1), [(name, 1) for name in acting]
     drawn = [pen.named(names) for _ in range(count)]
     return tuple(dict.fromkeys(name for name in drawn if pen.weights.get(name, 100)))

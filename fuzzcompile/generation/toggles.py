@@ -6,6 +6,7 @@ torch lacks (`fuzzcompile.generation.Profile.without`).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,9 @@ class Toggle:
     """One setting: the entry of the config, its value, and how often it is drawn among the others.
 
     The fusion options of several toggles are merged. ``inference`` ones act on frozen weights, so they are drawn
-    without gradients only.
+    without gradients only; dynamo asks for them while it traces, so they have to be in force around everything, where
+    others are options of ``torch.compile``. ``layers`` are the idioms in the place of an attention that it acts on more
+    than on others.
     """
 
     name: str
@@ -23,6 +26,7 @@ class Toggle:
     options: tuple[tuple[str, Any], ...]
     weight: int = 2
     inference: bool = False
+    layers: tuple[str, ...] = ()
 
 
 # Pattern passes over torch-level graphs, each with the normalisation that it expects to have run.
@@ -73,6 +77,9 @@ _POST_FUSIONS = (
     "batch_aten_mul",
 )
 _ANY_SIZE = {"min_fuse_set_size": 2}
+# Idioms that cut tensors into parts and join them, and those with several equal operators.
+_CUT = ("regrouped",)
+_SEVERAL = ("parallel_linears", "parallel_norms", "parallel_pointwise")
 _NORMALISED: dict[str, Any] = {"normalization_pass": {}}
 _NORMALISED_ATEN: dict[str, Any] = {"normalization_aten_pass": {}}
 
@@ -80,11 +87,11 @@ _NORMALISED_ATEN: dict[str, Any] = {"normalization_aten_pass": {}}
 def _passes() -> tuple[Toggle, ...]:
     return (
         *(
-            Toggle(name, summary, (("pre_grad_fusion_options", {**_NORMALISED, name: {}}),))
+            Toggle(name, summary, (("pre_grad_fusion_options", {**_NORMALISED, name: {}}),), layers=_CUT)
             for name, summary in _PRE_GRAD.items()
         ),
         *(
-            Toggle(name, summary, (("post_grad_fusion_options", {**_NORMALISED_ATEN, name: {}}),))
+            Toggle(name, summary, (("post_grad_fusion_options", {**_NORMALISED_ATEN, name: {}}),), layers=_CUT)
             for name, summary in _POST_GRAD.items()
         ),
         *(
@@ -92,6 +99,7 @@ def _passes() -> tuple[Toggle, ...]:
                 name,
                 f"The pre-grad fusion {name}, for two operators or more.",
                 (("pre_grad_fusion_options", {**_NORMALISED, name: _ANY_SIZE}),),
+                layers=_SEVERAL,
             )
             for name in _PRE_FUSIONS
         ),
@@ -100,6 +108,7 @@ def _passes() -> tuple[Toggle, ...]:
                 name,
                 f"The post-grad fusion {name}, for two operators or more.",
                 (("post_grad_fusion_options", {name: _ANY_SIZE}),),
+                layers=_SEVERAL,
             )
             for name in _POST_FUSIONS
         ),
@@ -115,7 +124,16 @@ TOGGLES: tuple[Toggle, ...] = (
         8,
         inference=True,
     ),
+    Toggle(
+        "concat_linear",
+        "Frozen: linear layers over one input become one.",
+        (("freezing", True), ("cpp.enable_concat_linear", True)),
+        6,
+        inference=True,
+        layers=("parallel_linears",),
+    ),
     *_passes(),
+    Toggle("own_random_stream", "The compiler draws random numbers of its own.", (("fallback_random", False),)),
     Toggle("emulate_precision_casts", "Intermediate casts are kept.", (("emulate_precision_casts", True),)),
     Toggle("no_vectors", "Kernels without vector instructions.", (("cpp.simdlen", 1),)),
     Toggle("no_tail_vectors", "Loop tails without vector instructions.", (("cpp.enable_loop_tail_vec", False),)),
@@ -143,9 +161,18 @@ def toggle(name: str) -> Toggle:
 
 
 def options(names: tuple[str, ...]) -> dict[str, Any]:
-    """The settings that these toggles make together."""
+    """The options of ``torch.compile`` that these toggles make together."""
+    return _merged(toggle(name) for name in names if not toggle(name).inference)
+
+
+def config(names: tuple[str, ...]) -> dict[str, Any]:
+    """The entries of ``torch._inductor.config`` that these toggles need in force around everything."""
+    return _merged(toggle(name) for name in names if toggle(name).inference)
+
+
+def _merged(toggles: Iterable[Toggle]) -> dict[str, Any]:
     merged: dict[str, Any] = {}
-    for name in names:
-        for key, value in toggle(name).options:
+    for one in toggles:
+        for key, value in one.options:
             merged[key] = {**merged.get(key, {}), **value} if isinstance(value, dict) else value
     return merged

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -53,6 +54,7 @@ _ROOTS: tuple[tuple[str, tuple[tuple[str, str], ...], str, str], ...] = (
     ),
     ("post_grad", ((f"{_PASSES}.post_grad", "post_grad_passes"),), f"{_PASSES}.post_grad", "use_post_grad_passes"),
 )
+_GROUP_FUSIONS = "group_batch_fusion_passes"
 _PARTITIONERS = ("min_cut_rematerialization_partition", "default_partition")
 
 
@@ -107,11 +109,20 @@ class _Stage:
         self.tables = _tables_of(importlib.import_module(tables))
         self.config = importlib.import_module("torch._inductor.config")
         self.options: Mapping[str, Any] = getattr(self.config, f"{stage}_fusion_options", None) or {}
+        self.fusions = _GROUP_FUSIONS
+        self.listed = set[str]()
 
     def rows(self) -> list[Known]:
         """Passes in the order in which they run, each before its patterns; then tables that are run by name."""
         found, done = list[Known](), set[int]()
-        for call in self._calls():
+        calls = self._calls()
+        for call in calls:
+            if getattr(call.target, "__name__", "") == _GROUP_FUSIONS:
+                self.fusions = call.name  # torch 2.13 runs those of post_grad under the name of a user's own pass
+        run = {id(call.target) for call in calls}
+        for call in calls:
+            if call.name == self.fusions and call.target is None:
+                continue
             when = " and ".join(self._guard(*call.when))
             on = call.on and self._is_on
             if _is_table(call.target):
@@ -121,6 +132,9 @@ class _Stage:
             else:
                 source, line = labels.source_of(call.target)
                 found.append(Known(self.stage, "pass", call.name, call.name, source, line, on, when))
+                for table in self._tables_inside(call.target, run):
+                    done.add(id(table))
+                    found += self._patterns(table, call.name, on, when)
         for name, table in self.tables.items():
             if id(table) in done:
                 continue
@@ -138,9 +152,15 @@ class _Stage:
         calls = [call for function in self.functions for call in calls_of(function, _is_table, is_pass)]
         return list({(call.name, id(call.target)): call for call in reversed(calls)}.values())[::-1]
 
+    def _tables_inside(self, function: Any, run: Collection[int]) -> list[Any]:
+        """Tables that a pass applies itself, beside those of the ids ``run`` that have a name of their own."""
+        inside = calls_of(function, _is_table, lambda _: False) if inspect.isfunction(function) else []
+        return [call.target for call in inside if _is_table(call.target) and id(call.target) not in run]
+
     def _patterns(self, table: Any, pass_name: str, on: bool | None, when: str) -> Iterator[Known]:
         entries = {id(entry): entry for listed in table.patterns.values() for entry in listed}
-        seen = set[str]()
+        # One function runs all tables of freezing, and a ledger knows their rules by its name alone.
+        seen = self.listed if self.stage == "freezing" else set[str]()
         for entry in entries.values():
             label = labels.entry_label(entry, self.stage, pass_name)
             if label.rewrite not in seen:  # one rule may be registered for many operators
@@ -155,7 +175,7 @@ class _Stage:
             on, when = self._by_name(name)
             source, line = labels.source_of(getattr(rule, "fuse", None))
             yield Known(
-                self.stage, "pattern", rule.__name__, "group_batch_fusion_passes", source, line, on, when
+                self.stage, "pattern", rule.__name__, self.fusions, source, line, on, when
             )  # as a ledger names it
 
     def _by_name(self, name: str) -> tuple[bool | None, str]:

@@ -61,3 +61,30 @@ def capture_graphs(case: Case, device: torch.device, *, dynamic: bool | None = F
         program = build(case, device)
         observe(case, program, session.compile(program.model), describe_failure=session.describe_failure)
     return seen
+
+
+def capture_functional(case: Case, device: torch.device) -> list[CapturedGraph]:
+    """The graphs that AOTAutograd hands on where no gradients are recorded, in ATen operators, with their inputs.
+
+    Transforms of functions (``vmap``, ``grad``) and higher-order operators that dynamo's graphs hold are worked out in
+    them. Sizes are as symbolic as the case asks for.
+
+    Raises:
+        CaseError: ``make()`` fails.
+    """
+    with compiling(case.settings, Compilation(screen=True)) as session:
+        program = build(case, device)
+        observe(case, program, session.compile(program.model), describe_failure=session.describe_failure)
+    found = []
+    for frame in session.ledger.frames:
+        record = frame.record("joint_graph")
+        if record is None or record.direction == "joint" or not record.snapshots:
+            continue
+        snapshot = record.snapshots[0]
+        wanted = sum(node.op == "placeholder" for node in snapshot.graph.nodes)
+        calls = [call.inputs for call in (*frame.forward_calls, *frame.dynamo_calls) if len(call.inputs) == wanted]
+        if calls:
+            held = tuple(isinstance(value, torch.nn.Parameter) for value in calls[0])
+            module = fx.GraphModule(dict(snapshot.attributes), snapshot.graph)
+            found.append(CapturedGraph(module, list(calls[0]), held, grad=False))
+    return found

@@ -10,19 +10,16 @@ from typing import Any
 
 from fuzzcompile.generation import GeneratedCase
 from fuzzcompile.oracle.verdicts import Verdict
-from fuzzcompile.reduction.jobs import Job, Outcome, Tools, same_bug
+from fuzzcompile.reduction.concluding import Shown, can_be_shown, find_neighbour, show, unconfirmed
+from fuzzcompile.reduction.jobs import Capture, Job, Outcome, Tools, is_smaller, same_bug
 from fuzzcompile.reduction.program import Program
-from fuzzcompile.reduction.recipe import NotReproducedError, shrink_recipe
-from fuzzcompile.reduction.reducers.neighbours import passing_neighbour
-from fuzzcompile.reduction.reproducer import build_reproducer, confirm_reproducer
-from fuzzcompile.reduction.schedule import LostBug, Reduced, reduce_programs
+from fuzzcompile.reduction.recipe import NotReproducedError, RecipeProgress, shrink_recipe
+from fuzzcompile.reduction.schedule import REPEATS, LostBug, Reduced, reduce_programs
 from fuzzcompile.reduction.scripts.sources import case_part
 from fuzzcompile.reduction.search import Budget, OutOfBudget, Progress, Questions, Tally
 from fuzzcompile.reduction.statements import reduce_text
-from fuzzcompile.reduction.writing import Written, case_source, model_lines, written
+from fuzzcompile.reduction.writing import Written, case_source, model_lines
 
-# How often a bug that comes and goes is looked for before a candidate is given up.
-REPEATS = 4
 # Share of the budget that the recipe may take, so that enough is left for the graph.
 _RECIPE_SHARE = 0.5
 
@@ -56,22 +53,24 @@ class _Minimiser:
     finished: bool = True
     note: str = ""
     screened: bool = False
+    interrupted: bool = False
     drawn: dict[str, GeneratedCase] = field(default_factory=dict)
+    captured: dict[Capture, list[Program]] = field(default_factory=dict)
 
     def run(self) -> Outcome:
         start = time.monotonic()
         self.best, self.report = self.job.source, self.job.report
-        before: int | None = None
         if self.questions.tally.thorough:
             self.tools.become_thorough()
         try:
             self._by_recipe()
-            programs = list(self.tools.programs(self.best))
-            before = sum(program.size[0] for program in programs) or None
-            if not self._by_graph(programs):
+            if not self._by_graph():
                 self._by_text()
-        except (OutOfBudget, KeyboardInterrupt):
+        except OutOfBudget:
             self.finished = False
+        except KeyboardInterrupt:
+            self.finished, self.interrupted = False, True
+        before = next((n for c in ("static", "aten") if (n := sum(p.size[0] for p in self.captured.get(c, [])))), None)
         return self._outcome(start, before)
 
     # -- the three ways ---------------------------------------------------------------------------
@@ -87,6 +86,7 @@ class _Minimiser:
             self.drawn[text.digest] = case
             return questions.ask(text, screen=screen)
 
+        best: list[RecipeProgress] = []
         most = max(1, int(_RECIPE_SHARE * (questions.budget.compiles - questions.tally.tests)))
         for screen in (True, False) if job.screens else (False,):
             try:
@@ -96,39 +96,60 @@ class _Minimiser:
                     functools.partial(ask, screen=screen),
                     max_tests=most,
                     deadline=questions.budget.deadline,
+                    on_progress=best.append,
                 )
             except NotReproducedError:
                 continue
+            except (OutOfBudget, KeyboardInterrupt) as ending:
+                self.interrupted = isinstance(ending, KeyboardInterrupt)
+                if best:
+                    self._take(best[-1].best.source, "recipe", case=best[-1].best)
+                raise
             self._take(result.best.source, "recipe", case=result.best)
             return
 
-    def _by_graph(self, programs: Sequence[Program]) -> bool:
+    def _by_graph(self) -> bool:
         """Whether a graph shows the bug. It is what remains, if it is smaller."""
-        reduced = self._reduced(programs)
+        reduced = self._reduced()
         if reduced is None:
             return False
         self.finished &= reduced.finished
-        self.screened = reduced.screened
-        if written(reduced.program).values:
+        self.screened, self.interrupted = reduced.screened, reduced.interrupted
+        if reduced.comes_and_goes is not None:
+            shown, of = reduced.comes_and_goes
+            self.note = f"the bug comes and goes: it showed in {shown} of {of} compiles"
+        if reduced.program.is_recorded:
             self.note = "the bug needs values that are too many to write down: what shows it is kept as it was"
             return True
         source = case_source(reduced.program)
-        if self._is_smaller(source, reduced.program, programs):
-            self._take(source, "graph", program=reduced.program)
-        else:
+        if not self._is_smaller(source, reduced.program):
             self.program = reduced.program
+        elif not self._take(source, "graph", program=reduced.program):
+            self._back_on(reduced.path)
         return True
 
-    def _reduced(self, programs: Sequence[Program]) -> Reduced | None:
-        refuses = self.report["verdict"] == Verdict.ACCEPTS_INVALID
-        if not programs:
-            return None
+    def _back_on(self, path: Sequence[Program]) -> None:
+        """The last program on the way that triage says is the same bug, by bisection: the lock held too little."""
+        sources = [(case_source(one), one) for one in path if not one.is_recorded]
+        taken = [(source, one) for source, one in sources if self._is_smaller(source, one)]
+        good, bad = -1, len(taken) - 1
+        while bad - good > 1:
+            middle = (good + bad) // 2
+            source, program = taken[middle]
+            if self._take(source, "graph", program=program):
+                good = middle
+            else:
+                bad = middle
+
+    def _reduced(self) -> Reduced | None:
+        captures: tuple[Capture, ...] = ("static", "dynamic", "aten") if self.job.resizes else ("static", "aten")
         for attempt in ("plain", "thorough", "repeated"):
-            try:
-                return reduce_programs(programs, self.questions, screens=self.job.screens, refuses=refuses)
-            except LostBug as lost:
-                if attempt != "repeated":  # that the bug comes and goes says more
-                    self.note = str(lost)
+            for capture in captures:
+                found = self._reduced_from(capture, note=attempt != "repeated")
+                if found is not None:
+                    return found
+            if not any(self.captured.values()):
+                return None
             if attempt == "plain":
                 self._become_thorough()
             else:
@@ -139,6 +160,19 @@ class _Minimiser:
                 break
         return None
 
+    def _reduced_from(self, capture: Capture, *, note: bool) -> Reduced | None:
+        """What the graphs of one kind come to; None if none of them shows the bug."""
+        if capture not in self.captured:
+            self.captured[capture] = list(self.tools.programs(self.best, capture))
+            self.questions.tally.screens += capture == "aten"  # which takes a compile
+        programs, refuses = self.captured[capture], self.report["verdict"] == Verdict.ACCEPTS_INVALID
+        try:
+            return reduce_programs(programs, self.questions, screens=self.job.screens, refuses=refuses)
+        except LostBug as lost:
+            if note and programs:  # that the bug comes and goes says more
+                self.note = str(lost)
+        return None
+
     def _become_thorough(self) -> None:
         self.questions.tally.thorough = True
         self.tools.become_thorough()
@@ -146,12 +180,10 @@ class _Minimiser:
     def _comes_and_goes(self) -> bool:
         """Whether the case itself shows the bug in some runs and not in others."""
         self.questions.reducer = "repetition"
-        text = Written(self.best, {})
-        shown = [self.questions.prober.probe(text, screen=False).matches for _ in range(REPEATS)]
-        self.questions.tally.compiles += len(shown)
-        if any(shown) and not all(shown):
-            self.note = f"the bug comes and goes: it showed in {sum(shown)} of {len(shown)} compiles"
-        return any(shown) and not all(shown)
+        shown = self.questions.times(Written(self.best, {}), REPEATS)
+        if 0 < shown < REPEATS:
+            self.note = f"the bug comes and goes: it showed in {shown} of {REPEATS} compiles"
+        return 0 < shown < REPEATS
 
     def _by_text(self) -> None:
         self.questions.reducer = "text"
@@ -169,6 +201,9 @@ class _Minimiser:
                 self.note = "the bug does not show again in a quick look: it is kept as it is"
                 return
             reduce_text(text, holds)
+        except KeyboardInterrupt:
+            self.interrupted = True
+            raise
         finally:
             if (model_lines(kept), len(kept)) < (model_lines(text), len(text)):
                 self._take(kept, "text")
@@ -177,51 +212,64 @@ class _Minimiser:
 
     def _take(
         self, source: str, how: str, *, case: GeneratedCase | None = None, program: Program | None = None
-    ) -> None:
-        """Take a smaller source for the best, if triage says that it is the same bug."""
+    ) -> bool:
+        """Take a smaller source for the best, if triage says that it is the same bug; whether it did.
+
+        After an interrupt there is no time to ask: the search itself saw the bug in it.
+        """
         if source == self.best:
             self.program = program
-            return
-        report = self.tools.judge(source)
-        cost = report.get("cost") or {}
-        self.questions.tally.compiles += int(cost.get("compiles", 0))
-        self.questions.tally.screens += int(cost.get("screens", 0))
-        if not same_bug(self.job.report, report):
-            self.note = (
-                f"what the reduction by {how} led to is another bug ({report.get('signature') or report['verdict']})"
-            )
-            self.questions.tally.others.setdefault(Written(source, {}).digest, source)
-            return
-        self.best, self.report, self.how, self.case, self.program = source, report, how, case, program
-
-    def _is_smaller(self, source: str, program: Program, programs: Sequence[Program]) -> bool:
-        try:
-            original = case_part(self.best)
-        except SyntaxError:
             return True
-        if source.split() == original.split():
-            return False
-        same_work = len(programs) == 1 and program.size >= programs[0].size
-        return not (same_work and model_lines(source) >= model_lines(original))
+        if self.interrupted:
+            report: Mapping[str, Any] = {**self.job.report, "evidence": {"outputs": []}}
+        else:
+            report = self._judged(source)
+            if not same_bug(self.job.report, report, self.job.keeps):
+                self._refuse(source, how, report)
+                return False
+        self.best, self.report, self.how, self.case, self.program = source, report, how, case, program
+        return True
+
+    def _judged(self, source: str) -> Mapping[str, Any]:
+        """The full report on a source; a second one where the first does not see the bug."""
+        report: Mapping[str, Any] = {}
+        for _ in range(2):
+            report = self.tools.judge(source)
+            cost = report.get("cost") or {}
+            self.questions.tally.compiles += int(cost.get("compiles", 0))
+            self.questions.tally.screens += int(cost.get("screens", 0))
+            if report.get("is_bug") and report["verdict"] != Verdict.NONDETERMINISTIC:
+                break
+        return report
+
+    def _refuse(self, source: str, how: str, report: Mapping[str, Any]) -> None:
+        if not report.get("is_bug"):
+            self.note = f"what the reduction by {how} led to lost the bug: triage says {report['verdict']}, twice"
+            return
+        if report["verdict"] == Verdict.NONDETERMINISTIC:
+            self.note = f"what the reduction by {how} led to comes and goes from compile to compile"
+            return
+        told = report.get("signature") or report["verdict"]
+        self.note = f"what the reduction by {how} led to is another bug ({told})"
+        self.questions.tally.others.setdefault(Written(source, {}).digest, source)
+
+    def _is_smaller(self, source: str, program: Program) -> bool:
+        return is_smaller(source, program, self.best, self.captured.get("static", []))
 
     def _outcome(self, start: float, before: int | None) -> Outcome:
-        neighbour = self._neighbour()
-        if self.how == "text" and self.job.is_case and not self._can_be_shown():
+        if self.how == "text" and self.job.is_case and not can_be_shown(self.best, self.report):
             self.best, self.report, self.how = self.job.source, self.job.report, "as found"
             self.note = "what the reduction of the text led to cannot be run as a script"
-        if self.how in ("as found", "text") and not self.job.is_case:
-            reproducer, confirmed, said = self.best, False, "a script is kept as a script"
-        else:
-            reproducer = build_reproducer(self.best, self.report, neighbour=neighbour)
-            confirmation = confirm_reproducer(reproducer)
-            confirmed, said = confirmation.confirmed, confirmation.output
+        neighbour = self._neighbour()
+        shown = self._shown(neighbour)
+        self.note = shown.note or self.note
         changed = self.best != self.job.source and self.how != "as found"
         return Outcome(
             self.best,
             self.report,
-            reproducer,
-            confirmed,
-            said,
+            shown.reproducer,
+            shown.confirmed,
+            shown.said,
             neighbour,
             self.how,
             changed,
@@ -233,30 +281,20 @@ class _Minimiser:
             self.program.size[0] if self.program is not None and self.how == "graph" else before,
             self.case,
             tuple(self.drawn[digest] for digest in self.questions.tally.others if digest in self.drawn),
+            self.interrupted,
         )
 
-    def _can_be_shown(self) -> bool:
-        """Whether a reproducer can be built: a text from which statements were taken may fail in ways of its own."""
-        try:
-            build_reproducer(self.best, self.report)
-        except Exception:
-            return False
-        return True
+    def _shown(self, neighbour: str | None) -> Shown:
+        if self.how in ("as found", "text") and not self.job.is_case:
+            return Shown(self.best, False, "a script is kept as a script")
+        if self.interrupted:
+            return unconfirmed(self.best, self.report)
+        return show(self.best, self.report, neighbour)
 
     def _neighbour(self) -> str | None:
-        """One change that makes the program pass, if one of the first few does."""
-        program = self.program
-        if program is None or self.how != "graph" or not self.finished:
+        """One change that makes the program pass, if one of those that are tried does."""
+        if self.program is None or self.how != "graph" or not self.finished:
             return None
         self.questions.reducer = "neighbour"
-
-        def passes(candidate: Program) -> bool:
-            probed = self.tools.probe(written(candidate), screen=self.screened)
-            self.questions.tally.compiles += probed.compiles
-            self.questions.tally.screens += probed.screens
-            return probed.verdict in (Verdict.EQUAL, Verdict.ROUNDING)
-
-        try:
-            return passing_neighbour(program, passes)
-        except KeyboardInterrupt:
-            return None
+        tally, budget = self.questions.tally, self.questions.budget
+        return find_neighbour(self.program, self.tools, tally, budget, screen=self.screened)

@@ -104,6 +104,11 @@ class Program:
         elements = sum(torch.Size(one.shape).numel() for one in self.inputs)
         return len(operators), len(self.inputs), elements, len(self.settings)
 
+    @property
+    def is_recorded(self) -> bool:
+        """Whether it takes values that are too many to write down."""
+        return any(one.fill == "recorded" for one in self.inputs)
+
     def input(self, name: str) -> Input | None:
         """The input of that name."""
         return next((one for one in self.inputs if one.name == name), None)

@@ -9,6 +9,7 @@ from fuzzcompile.reduction.program import Program
 from fuzzcompile.reduction.reducers import arguments, cutting, inputs, nodes, shapes
 from fuzzcompile.reduction.reducers.settings import plain_settings
 from fuzzcompile.reduction.search import OutOfBudget, Questions, Search
+from fuzzcompile.reduction.writing import written
 
 Reducer = Callable[[Search], None]
 # Names are what progress shows. What makes every later candidate cheaper comes first.
@@ -16,12 +17,16 @@ CUTTING: tuple[tuple[str, Reducer], ...] = (
     ("settings", plain_settings),
     ("parameters", inputs.plain_parameters),
     ("outputs", cutting.drop_outputs),
+    ("values", inputs.random_values),
     ("tail", cutting.cut_tail),
     ("head", cutting.cut_head),
+    ("values", inputs.random_values),
     ("outputs", cutting.drop_outputs),
     ("modules", nodes.bypass_modules),
     ("first statements", nodes.give_first_statements),
+    ("values", inputs.random_values),
     ("statements", nodes.bypass_statements),
+    ("values", inputs.random_values),
 )
 POLISHING: tuple[tuple[str, Reducer], ...] = (
     ("contexts", nodes.drop_blocks),
@@ -40,6 +45,8 @@ POLISHING: tuple[tuple[str, Reducer], ...] = (
 )
 # What a search that ran out of its budget may still spend on values that can be written down, and the last check.
 _LAST_TESTS, _LAST_SECONDS = 16, 45.0
+# How often a bug that comes and goes is looked for before a candidate is given up.
+REPEATS = 4
 
 
 class LostBug(Exception):
@@ -48,17 +55,26 @@ class LostBug(Exception):
 
 @dataclass(frozen=True)
 class Reduced:
-    """The smallest program found, confirmed by a full compile. ``finished`` unless a budget ended the search."""
+    """The smallest program found, confirmed by a full compile unless the search was ``interrupted``.
+
+    ``finished`` unless that or a budget ended the search. ``path`` are the programs on the way to it,
+    ``comes_and_goes`` says in how many of how many compiles a bug showed that did not in all.
+    """
 
     program: Program
     finished: bool
     screened: bool
+    path: tuple[Program, ...] = ()
+    interrupted: bool = False
+    comes_and_goes: tuple[int, int] | None = None
 
 
 def reduce_programs(
     candidates: Sequence[Program], questions: Questions, *, screens: bool, refuses: bool = False
 ) -> Reduced:
     """Reduce the first of the programs that shows the bug.
+
+    An interrupt ends the search with the smallest program so far that can be written down, as it is.
 
     Args:
         candidates: what was captured, the likeliest first.
@@ -70,24 +86,63 @@ def reduce_programs(
         LostBug: none of the programs shows the bug.
     """
     search = _started(candidates, questions, screens=screens, refuses=refuses)
+    shown: tuple[int, int] | None = None
     kept = search.best
     try:
         for reducers in (CUTTING, POLISHING):
+            start = search.best
+            steps = len(search.path)
             _run(search, reducers)
             if search.screen and not search.holds(search.best, screen=False):
-                # The interpreter does not show all of it: back to what was confirmed, and on with generated code.
-                search.best, search.screen = kept, False
-                _run(search, reducers)
+                shown = _comes_and_goes(search)
+                if shown is None:
+                    # The interpreter does not show all of it: back to what was confirmed, and on with generated code.
+                    _step_back(search, start, steps)
+                    _run(search, reducers)
             kept = search.best
-    except (OutOfBudget, KeyboardInterrupt):
-        return Reduced(_ended(search, kept), False, search.screen)
-    return Reduced(search.best, True, search.screen)
+    except OutOfBudget:
+        return Reduced(_ended(search, kept), False, search.screen, tuple(search.path), comes_and_goes=shown)
+    except KeyboardInterrupt:
+        plain = next((one for one in reversed(search.path) if not one.is_recorded), search.best)
+        return Reduced(plain, False, search.screen, interrupted=True, comes_and_goes=shown)
+    return Reduced(search.best, True, search.screen, tuple(search.path), comes_and_goes=shown)
 
 
 def _run(search: Search, reducers: Sequence[tuple[str, Reducer]]) -> None:
     for name, reducer in reducers:
         search.questions.reducer = name
         reducer(search)
+
+
+def _comes_and_goes(search: Search) -> tuple[int, int] | None:
+    """In how many further compiles the best program shows the bug that it did not show in one; None if in no one.
+
+    Where there are some, every later candidate is compiled more than once.
+    """
+    text = written(search.best)
+    shown = search.questions.times(text, REPEATS)
+    if not shown:
+        return None
+    search.questions.repeats = REPEATS
+    search.questions.tally.answers[text.digest] = True
+    return shown, REPEATS + 1
+
+
+def _step_back(search: Search, start: Program, steps: int) -> None:
+    """Back to the last program since ``start`` that a full compile confirms; later candidates are compiled in full."""
+    search.screen = False
+    taken = [start, *search.path[steps:]]
+    good, bad = 0, len(taken)
+    if not search.holds(start):
+        raise LostBug("the bug shows where the graph is interpreted, and not in generated code")
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        if search.holds(taken[middle]):
+            good = middle
+        else:
+            bad = middle
+    search.best = taken[good]
+    del search.path[steps + good :]
 
 
 def _ended(search: Search, kept: Program) -> Program:

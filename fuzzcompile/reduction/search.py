@@ -121,6 +121,16 @@ class Questions:
             self.on_progress(Progress(self.reducer, *self._now, tally.compiles, tally.screens, answer))
         return answer
 
+    def times(self, text: Written, most: int) -> int:
+        """In how many of ``most`` further full compiles a text shows the bug: a budget does not end this."""
+        shown = 0
+        for _ in range(most):
+            probed = self.prober.probe(text, screen=False)
+            self.tally.compiles += probed.compiles
+            self.tally.screens += probed.screens
+            shown += probed.matches
+        return shown
+
     def _probe(self, text: Written, *, screen: bool) -> bool:
         for _ in range(self.repeats):
             if self.budget.spent(self.tally.tests):
@@ -140,12 +150,14 @@ class Search:
     """The best program so far, and the means to try another one.
 
     ``refuses`` says that the bug is that eager raises and compiled does not: candidates must raise in eager.
+    ``path`` are the programs that were the best one after the other.
     """
 
     best: Program
     questions: Questions
     screen: bool = False
     refuses: bool = False
+    path: list[Program] = field(default_factory=list)
     _evaluation: tuple[Program, Evaluation] | None = None
 
     @property
@@ -168,6 +180,7 @@ class Search:
         if (evaluation.failed is not None) != self.refuses or not self.holds(candidate):
             return False
         self.best, self._evaluation = candidate, (candidate, evaluation)
+        self.path.append(candidate)
         return True
 
     def holds(self, candidate: Program, *, screen: bool | None = None) -> bool:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator
 
+from fuzzcompile.reduction.unused import calls_left_out, unused_statements, without_run
+
 # Names of a case file that hold what is run.
 _ENTRY = ("make", "run")
 
@@ -28,15 +30,40 @@ def reduce_text(source: str, holds: Callable[[str], bool]) -> str:
     before = None
     while before != source:
         before = source
+        source = _plainly_driven(source, test)
+        source = _without_unused(source, test)
         source = _without_statements(source, test)
+        source = _without_unused(source, test)
         source = _simpler_expressions(source, test)
         source = _without_arguments(source, test)
         source = _smaller_numbers(source, test)
     return source
 
 
+def _plainly_driven(source: str, test: Callable[[str], bool]) -> str:
+    """Without a way of its own to run the model, and with as few further calls as show the bug."""
+    plain = without_run(source)
+    if plain is not None and test(plain):
+        source = plain
+    while True:
+        fewer = next((candidate for candidate in calls_left_out(source) if test(candidate)), None)
+        if fewer is None:
+            return source
+        source = fewer
+
+
+def _without_unused(source: str, test: Callable[[str], bool]) -> str:
+    """Everything that nothing reads at once, and again while that leaves more."""
+    while True:
+        unused = unused_statements(source)
+        candidate = _cut(source, unused) if unused else source
+        if candidate == source or not test(candidate):
+            return source
+        source = candidate
+
+
 def _without_statements(source: str, test: Callable[[str], bool]) -> str:
-    """Statements left out, from the outermost: many at once, then one by one."""
+    """Statements left out, from the outermost and the last: many at once, then one by one."""
     depth = 0
     while True:
         count = len(_removable(source, depth))
@@ -44,14 +71,13 @@ def _without_statements(source: str, test: Callable[[str], bool]) -> str:
             return source
         size = count
         while size >= 1:
-            start = 0
-            while start < len(_removable(source, depth)):
-                places = _removable(source, depth)[start : start + size]
+            end = len(_removable(source, depth))
+            while end > 0:  # what uses a name goes before what makes it
+                places = _removable(source, depth)[max(0, end - size) : end]
                 candidate = _cut(source, places)
                 if candidate != source and test(candidate):
                     source = candidate
-                else:
-                    start += size
+                end -= size
             size //= 2
         depth += 1
 

@@ -14,7 +14,9 @@ import torch
 from torch import fx, nn
 
 from fuzzcompile.errors import FuzzcompileError
-from fuzzcompile.reduction.names import TAKEN
+from fuzzcompile.reduction.aten import public_form
+from fuzzcompile.reduction.names import TAKEN, input_name
+from fuzzcompile.reduction.placeholders import sizes_of
 from fuzzcompile.reduction.program import Form, Input, Program, Ref, Statement, map_leaves
 
 
@@ -35,6 +37,8 @@ _NAMESPACES = ("torch", "F", "torch.special", "torch.linalg", "torch.fft", "torc
 _SILENT = ("_assert", "_check", "_assert_async", "_assert_scalar", "lazy_load_decompositions", "sym_constrain_range")
 # Arguments with which torch's Python functions call each other.
 _PRIVATE_ARGUMENTS = ("_stacklevel",)
+_CONTEXTS = ("_enter_autocast", "_exit_autocast", "_set_grad_enabled", "_sdpa_kernel", "_backend_from_string")
+_ATTENTION = "torch.nn.attention"
 _INLINED = (
     "wrap",
     "tag_activation_checkpoint",
@@ -52,7 +56,7 @@ def program_of(
     Raises:
         Untranslatable: naming the node.
     """
-    translation = _Translation()
+    translation = _Translation(sizes_of(module.graph))
     given = iter(zip(inputs, parameters, strict=True))
     outputs: Any = None
     for node in module.graph.nodes:
@@ -72,12 +76,14 @@ def program_of(
 
 
 class _Translation:
-    def __init__(self) -> None:
+    def __init__(self, sizes: Mapping[fx.Node, tuple[fx.Node, int]]) -> None:
+        self.sizes = sizes
+        self.waiting: dict[fx.Node, list[fx.Node]] = {}
         self.inputs: list[Input] = []
         self.statements: list[Statement] = []
         self.values: dict[fx.Node, Any] = {}
         self.names: set[str] = set()
-        self.blocks: list[fx.Node] = []
+        self.blocks: list[tuple[str, Any]] = []  # of each block that is open what it is, and what ends it
         self.prefix = ""
 
     # -- nodes ------------------------------------------------------------------------------------
@@ -85,11 +91,21 @@ class _Translation:
     def placeholder(self, node: fx.Node, value: Any, parameter: bool) -> None:
         if not isinstance(value, torch.Tensor):
             self.values[node] = value  # a number: what it was at the captured call
+            if node in self.sizes:
+                self.waiting.setdefault(self.sizes[node][0], []).append(node)
             return
         if type(value) not in (torch.Tensor, nn.Parameter) or value.layout != torch.strided or value.is_quantized:
             raise Untranslatable(f"input {node.name} is no plain strided tensor")
         name = self._free(input_name(str(node.target)))
         self.inputs.append(Input.of(name, value, parameter=parameter))
+        self.values[node] = Ref(name)
+        for size in self.waiting.pop(node, ()):
+            self._size(size, Ref(name), self.sizes[size][1])
+
+    def _size(self, node: fx.Node, tensor: Ref, dimension: int) -> None:
+        """A size that the graph was captured for any value of, read off the input that has it."""
+        name = self._free(node.name)
+        self.statements.append(Statement(name, "method", "size", (tensor, dimension)))
         self.values[node] = Ref(name)
 
     def node(self, node: fx.Node, module: fx.GraphModule) -> None:
@@ -126,30 +142,53 @@ class _Translation:
             self._add(node, "attribute", str(node.args[1]), node.args[:1], {})
         elif getattr(target, "__module__", "") in ("_operator", "operator") and name in OPERATORS:
             self._add(node, "operator", OPERATORS[name], node.args, {})
-        elif name in ("_set_grad_enabled", "_enter_autocast", "_exit_autocast"):
+        elif name in _CONTEXTS:
             self._context(node, name)
         elif str(getattr(target, "namespace", "")) == "higher_order" or (
             type(target).__module__.startswith(("torch._higher_order_ops", "torch._ops"))
             and not hasattr(target, "_schema")
         ):
             self._inline(node, module)
+        elif isinstance(target, torch._ops.OpOverload):
+            form, text, args, kwargs = public_form(target, node.args, node.kwargs)
+            self._add(node, form, text or public_name(target), args, kwargs)
         else:
             self._add(node, "function", public_name(target), node.args, node.kwargs)
 
     def _context(self, node: fx.Node, name: str) -> None:
-        """Autocast regions; other changes of the grad mode are left to the case's own."""
+        """Regions under autocast, another grad mode or chosen kernels of attention, as ``with`` blocks.
+
+        The last two are left by being set back: to the other mode, to what was allowed before.
+        """
         if name == "_enter_autocast":
             device, dtype, enabled, *_ = node.args
             text = f'torch.autocast("{device}"' + (f", dtype={dtype}" if dtype is not None else "")
-            text += ")" if enabled else ", enabled=False)"
-            self.blocks.append(node)
-            self.statements.append(Statement(self._free("context"), "enter", text))
+            self._enter(name, node, text + (")" if enabled else ", enabled=False)"))
         elif name == "_exit_autocast":
-            if not self.blocks or self.blocks.pop() is not node.args[0]:
+            if not self.blocks or self.blocks[-1] != ("_enter_autocast", node.args[0]):
                 raise Untranslatable("contexts that are not nested")
-            self.statements.append(Statement(self._free("context"), "exit", ""))
+            self._leave()
+        elif name == "_set_grad_enabled":
+            if self.blocks and self.blocks[-1] == (name, node.args[0]):
+                self._leave()
+            else:
+                self._enter(name, not node.args[0], f"torch.{'enable_grad' if node.args[0] else 'no_grad'}()")
+        elif name == "_backend_from_string":
+            self.values[node] = str(node.args[0])
+        elif self.blocks and self.blocks[-1][0] == name:
+            self._leave()
         else:
-            raise Untranslatable("the grad mode changes within the graph")
+            chosen = [f"{_ATTENTION}.SDPBackend.{one}" for one in self.argument(node.args[0])]
+            backends = chosen[0] if len(chosen) == 1 else f"[{', '.join(chosen)}]"
+            self._enter(name, None, f"{_ATTENTION}.sdpa_kernel({backends})")
+
+    def _enter(self, kind: str, ends: Any, text: str) -> None:
+        self.blocks.append((kind, ends))
+        self.statements.append(Statement(self._free("context"), "enter", text))
+
+    def _leave(self) -> None:
+        self.blocks.pop()
+        self.statements.append(Statement(self._free("context"), "exit", ""))
 
     def _inline(self, node: fx.Node, module: fx.GraphModule) -> None:
         """The body of a higher-order operator that only calls it."""
@@ -208,13 +247,6 @@ class _Translation:
             candidate = f"{name}_{number}"
         self.names.add(candidate)
         return candidate
-
-
-def input_name(target: str) -> str:
-    """A plain name for one of dynamo's inputs: ``L_x_`` becomes ``x``, a parameter its last two words."""
-    text = re.sub(r"^[LG]_+", "", target, flags=re.IGNORECASE).strip("_")
-    words = [w for w in re.split(r"_modules_|_parameters_|_buffers_|_{2,}", text) if w and w not in ("self", "s")]
-    return "_".join(words[-2:]) if "_parameters_" in target or "_buffers_" in target else text or "x"
 
 
 def public_name(target: Callable[..., Any]) -> str:

@@ -19,7 +19,7 @@ _WIDTH = 96
 # Statements that are written into the expression that uses them, where they are used once and fit.
 _LIGHT_METHODS = (
     "transpose", "permute", "view", "reshape", "unsqueeze", "squeeze", "contiguous", "t", "mT", "T", "flatten",
-    "expand", "float", "to", "unflatten", "size", "double", "half", "bfloat16", "chunk", "split",
+    "expand", "float", "to", "unflatten", "size", "double", "half", "bfloat16", "chunk", "split", "clone",
 )  # fmt: skip
 _LIGHT_OPERATORS = ("*", "/", "@", "+", "-")
 _ATOM, _UNARY, _PRODUCT, _SUM, _LOOSE = 9, 7, 6, 5, 1
@@ -66,7 +66,7 @@ def case_source(program: Program) -> str:
         lines.insert(0, "from pathlib import Path\n")
     if program.settings:
         lines.append("")
-        lines += [f"{name} = {value!r}" for name, value in program.settings.items()]
+        lines += [f"{name} = {literal(value)}" for name, value in program.settings.items()]
     lines += ["", "", *_callable_lines(program, body, result), "", "", "def make():"]
     lines += _make_lines(program, inputs, recorded=recorded)
     return "\n".join(lines) + "\n"
@@ -272,6 +272,8 @@ def _is_nested(program: Program, index: int, writer: Writer) -> bool:
     scaled = statement.form == "operator" and statement.target in _LIGHT_OPERATORS
     if place is not None:
         user = later[place]
+        # A copy is made of what it is written behind.
+        light = light or (user.form == "method" and user.target == "clone" and statement.form in ("function", "method"))
         if scaled:
             # A product or a scale goes into the next operator, not into the arguments of a call.
             light = user.form == "operator" and len(text) <= 48 and user.target in _LIGHT_OPERATORS

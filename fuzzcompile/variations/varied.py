@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from fuzzcompile.generation.toggles import options, toggle
+from fuzzcompile.generation.toggles import config, options, toggle
 from fuzzcompile.templating import environment
 from fuzzcompile.variations.program import edited, edits_of
 from fuzzcompile.variations.survey import Input, Survey
@@ -63,8 +63,11 @@ class _Draft:
     def render(self) -> str:
         """The whole file."""
         settings = [f"{name} = {value}" for name, value in self.settings.items()]
-        if self.toggles:
-            settings.append(f"OPTIONS = {{**globals().get('OPTIONS', {{}}), **{options(tuple(self.toggles))!r}}}")
+        if given := options(tuple(self.toggles)):
+            settings.append(f"OPTIONS = {{**globals().get('OPTIONS', {{}}), **{given!r}}}")
+        if around := config(tuple(self.toggles)):
+            own = "globals().get('CONFIG', {})"
+            settings.append(f"CONFIG = {{**{own}, 'inductor': {{**{own}.get('inductor', {{}}), **{around!r}}}}}")
         if self.second:
             settings.append(self.second)
         return (

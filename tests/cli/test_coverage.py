@@ -12,10 +12,18 @@ from typing import Any
 import pytest
 import torch
 
+from fuzzcompile.campaign import attention
 from fuzzcompile.cli import main
 from fuzzcompile.corpus import CaseRecord, Coverage, Store
+from fuzzcompile.inductor import sdpa_patterns
 
 VARIANT = "_inference" if torch.__version__ >= "2.12" else ""
+REPORT: dict[str, Any] = {
+    "schema": 1, "verdict": "rounding", "is_bug": False, "signature": None, "culprit": None, "evidence": {},
+    "torch": str(torch.__version__), "device": "cpu", "confidence": "high", "cost": {"seconds": 1.0},
+}  # fmt: skip
+named_by_variant = pytest.mark.skipif(torch.__version__ < "2.12", reason="this torch names patterns without variants")
+only_2_13 = pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="reasons were checked in torch 2.13")
 FIRST, SECOND = (f"_sfdp_pattern_{number}{VARIANT}" for number in (1, 2))
 
 
@@ -31,8 +39,6 @@ def call(*arguments: object) -> tuple[int, str, str]:
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A corpus with something of each stage."""
     path = tmp_path_factory.mktemp("coverage") / "corpus.db"
-    report = {"schema": 1, "verdict": "rounding", "is_bug": False, "signature": None, "culprit": None, "evidence": {}}
-    report |= {"torch": str(torch.__version__), "device": "cpu", "confidence": "high", "cost": {"seconds": 1.0}}
     seen = [
         Coverage("joint_graph", "pass_pattern_0", FIRST, "fired", 3),
         Coverage("joint_graph", "pass_pattern_0", FIRST, "refused", 3),
@@ -44,7 +50,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     with Store.open(path) as store:
         record = CaseRecord(hashlib.sha256(b"x").hexdigest(), "x", origin="file")
-        store.record(None, record, {"torch": str(torch.__version__), "device": "cpu"}, report, seen)
+        store.record(None, record, {"torch": str(torch.__version__), "device": "cpu"}, REPORT, seen)
     return path
 
 
@@ -61,15 +67,36 @@ def test_rules_are_sorted_by_what_became_of_them(table):
     patterns = table["joint_graph", "pattern"]
     assert patterns["fired"] == [FIRST] and patterns["refused"] == [SECOND]
     assert len(patterns["never"]) > 50 and FIRST not in patterns["never"]
-    states = ("fired", "refused", "fallback", "off", "never")
+    states = ("fired", "refused", "fallback", "unreachable", "off", "never")
     assert all(row["known"] in (None, sum(len(row[state]) for state in states)) for row in table.values())
 
 
-def test_what_is_off_by_default_does_not_count_as_missed(table):
+def test_what_has_a_reason_against_it_does_not_count_as_missed(table):
     freezing = table["freezing", "pattern"]
-    assert freezing["share"] is None and len(freezing["off"]) == freezing["known"] > 5
+    assert len(freezing["off"]) + len(freezing["unreachable"]) == freezing["known"] > 5
+    assert freezing["share"] == 0 and freezing["unreachable"]["mkldnn_rnn_layer"]["why"].endswith(".")
     patterns = table["joint_graph", "pattern"]
-    assert patterns["share"] == pytest.approx(1 / (patterns["known"] - len(patterns["off"])))
+    assert patterns["share"] == pytest.approx(1 / (patterns["known"] - len(patterns["unreachable"])))
+
+
+@only_2_13
+def test_what_was_reached_needs_no_reason(corpus, tmp_path):
+    """A reason that a corpus refutes is not held against it."""
+    name = "unfuse_bias_add_to_pointwise"
+    path = tmp_path / "corpus.db"
+    path.write_bytes(corpus.read_bytes())
+    seen = [Coverage("post_grad", "pass_pattern_2", name, "fired", 1)]
+    with Store.open(path) as store:
+        record = CaseRecord(hashlib.sha256(b"y").hexdigest(), "y", origin="file")
+        store.record(None, record, {"torch": str(torch.__version__), "device": "cpu"}, REPORT, seen)
+    told = [json.loads(call("coverage", "--json", "--corpus", one)[1]) for one in (corpus, path)]
+    before, after = (
+        {(row["stage"], row["kind"]): row for row in one["stages"]}["post_grad", "pattern"] for one in told
+    )
+    assert name in before["unreachable"] and name not in before["fired"]
+    assert name in after["fired"] and name not in after["unreachable"]
+    assert told[1]["rules"]["fired"] == told[0]["rules"]["fired"] + 2  # the rule and its table
+    assert told[1]["rules"]["unreachable"] == told[0]["rules"]["unreachable"] - 1
 
 
 def test_operators_and_kernels(table):
@@ -86,7 +113,7 @@ def test_the_table_for_people(corpus):
     assert status == 0 and str(corpus) in err
     lines = out.splitlines()
     assert lines[0].split("\t") == [
-        "stage", "kind", "known", "fired", "refused only", "called only", "off", "never", "reached",
+        "stage", "kind", "known", "fired", "refused only", "called only", "unreachable", "off", "never", "reached",
     ]  # fmt: skip
     (row,) = [line.split("\t") for line in lines if line.startswith("decomposition\t")]
     assert row[3] == "1" and row[-1] == "0 %"
@@ -100,3 +127,70 @@ def test_wrong_use_is_said_in_one_sentence(corpus, tmp_path):
     assert (status, out) == (2, "") and "joint_graph" in err and len(err.splitlines()) == 1
     status, out, err = call("coverage", "--corpus", tmp_path / "none.db")
     assert status != 0 and "fuzzcompile run" in err and len(err.splitlines()) == 1
+
+
+@pytest.fixture
+def three_variants(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiling all SDPA patterns takes a minute: two that can fire, and one that cannot."""
+    found = {variant.name: variant for variant in sdpa_patterns.variants(torch.device("cpu"))}
+    names = [f"_sfdp_pattern_{name}_inference" for name in ("1", "3", "5")]
+    monkeypatch.setattr(attention, "variants", lambda device: [found[name] for name in names])
+
+
+@named_by_variant
+def test_attention_tells_what_can_fire_and_what_did(corpus, three_variants):
+    status, out, err = call("coverage", "--json", "--attention", "--corpus", corpus)
+    assert status == 0 and "SDPA patterns: 1 of" not in err  # no line of progress where there is no terminal
+    told = json.loads(out)["attention"]
+    assert told["can_fire"] == [FIRST, "_sfdp_pattern_5_inference"]
+    assert told["fired"] == [FIRST] and told["never"] == ["_sfdp_pattern_5_inference"] and told["share"] == 0.5
+    assert len(told["registered"]) > 50 and SECOND in told["silent"]
+    status, out, _ = call("coverage", "--attention", "--corpus", corpus)
+    assert "2 can fire here, 1 of these fired (50 %)" in out
+    assert "SDPA patterns that can fire here and never did: _sfdp_pattern_5_inference" in out.splitlines()
+
+
+def test_a_torch_without_a_list_of_sdpa_patterns_still_gets_its_table(corpus, monkeypatch):
+    monkeypatch.delattr("torch._inductor.fx_passes.fuse_attention._get_sfdp_patterns")
+    status, out, err = call("coverage", "--attention", "--corpus", corpus)
+    assert status == 3 and out.startswith("stage\t")
+    assert [line for line in err.splitlines() if "not known" in line and line.startswith("fuzzcompile: ")]
+
+
+def test_the_report_is_written_as_markdown(corpus, tmp_path, three_variants):
+    path = tmp_path / "reports" / "coverage.md"
+    status, _, _ = call("coverage", "--attention", "--report", path, "--corpus", corpus)
+    assert status == 0
+    page = path.read_text()
+    assert page.startswith(f"# Coverage on torch {torch.__version__}\n") and str(tmp_path) not in page
+    (row,) = [line for line in page.split("## SDPA")[0].splitlines() if line.startswith("| joint_graph | pattern |")]
+    assert row.split(" | ")[3] == "1"
+    assert f"matched and always refused by its own check: `{SECOND}`" in page
+    assert "the user's own pass" in page and "`joint_custom_pre_pass`" in page
+
+
+def test_the_report_names_the_campaigns_and_the_window(corpus, tmp_path):
+    path = tmp_path / "coverage.md"
+    assert call("coverage", "--within", "30m", "--report", path, "--corpus", corpus)[0] == 0
+    page = path.read_text()
+    assert "What 0 cases reached that campaigns judged in their first 30:00 together" in page
+    assert "Not asked for" in page
+
+
+def test_within_leaves_out_what_no_campaign_judged(corpus):
+    """The corpus of these tests holds a case that was judged outside of any campaign."""
+    told = json.loads(call("coverage", "--json", "--within", "1h", "--corpus", corpus)[1])
+    assert told["counted"]["cases"] == 0 and told["rules"]["fired"] == 0
+    assert json.loads(call("coverage", "--json", "--corpus", corpus)[1])["counted"]["cases"] == 1
+
+
+@pytest.mark.parametrize("within", ["soon", "200c", "0m"])
+def test_a_wrong_time_is_said_in_one_sentence(corpus, within):
+    status, out, err = call("coverage", "--within", within, "--corpus", corpus)
+    assert (status, out) == (2, "") and within in err and len(err.splitlines()) == 1
+
+
+def test_a_report_that_cannot_be_written_is_said_in_one_sentence(corpus, tmp_path):
+    (tmp_path / "file").write_text("")
+    status, _, err = call("coverage", "--report", tmp_path / "file" / "coverage.md", "--corpus", corpus)
+    assert status == 2 and "cannot be written" in err and len(err.splitlines()) == 1

@@ -58,6 +58,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         Coverage("joint_graph", "pass_pattern_0", SECOND, "refused", 5),
         Coverage("post_grad", "remove_noop_ops", "remove_noop_ops", "fired", 7),
         Coverage("post_grad", "post_grad_custom_post_pass", "my_own_pass", "fired", 2),
+        Coverage("post_grad", "decompose_auto_functionalized", "_", "fired", 4),
     ]
     with Store.open(path) as store:
         store.record(None, record, {"torch": str(torch.__version__), "device": "cpu"}, report, seen)
@@ -123,6 +124,8 @@ def test_what_the_corpus_saw_under_this_torch_is_counted(everything):
     ]] == [3, 0, 5, 3, 0, 7]  # fmt: skip
     own = the(everything, "post_grad", "my_own_pass")
     assert own["fired"] == 2 and "not registered" in own["when"]
+    assert the(everything, "post_grad", "post_grad_custom_post_pass")["fired"] == 2
+    assert the(everything, "post_grad", "decompose_auto_functionalized")["fired"] == 4  # by a rule that it makes
 
 
 def test_never_leaves_out_what_fired(corpus):

@@ -22,10 +22,10 @@ def test_each_is_drawn_when_they_are_on(many: list[GeneratedCase]) -> None:
     assert set(seen) == set(NAMES)
 
 
-def test_a_hundred_cases_meet_those_that_break_compilers(many: list[GeneratedCase]) -> None:
-    marks = [set(case.spec.near_misses) for case in many[:100]]
-    assert sum(bool(mark & OF_THE_MATHS) for mark in marks) >= 10
-    assert 30 <= sum(bool(mark - OF_THE_SHAPE) for mark in marks) <= 90
+def test_one_case_in_ten_meets_those_that_break_compilers(many: list[GeneratedCase]) -> None:
+    marks = [set(case.spec.near_misses) for case in many]
+    assert 10 * sum(bool(mark & OF_THE_MATHS) for mark in marks) >= len(marks)
+    assert 0.3 * len(marks) <= sum(bool(mark - OF_THE_SHAPE) for mark in marks) <= 0.9 * len(marks)
 
 
 def test_no_near_miss_hides_every_key_from_a_line_of_another_axis(many: list[GeneratedCase]) -> None:

@@ -28,6 +28,20 @@ def convolution() -> programs.Program:
     return module, programs.tensors((2, 2, 4, 4))
 
 
+def scattered() -> programs.Program:
+    """Enough indices for a scatter into partitions."""
+
+    def program(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(16, 2).index_put((index,), x, accumulate=True)
+
+    return program, (torch.ones(5000, 2), torch.arange(5000) % 16)
+
+
+def equal_sums() -> programs.Program:
+    return lambda x, y: (x + y) * (x * 2 + y * 3), programs.tensors((3, 5), (3, 5))
+
+
+FUSION = {"post_grad_fusion_options": {"batch_aten_add": {"min_fuse_set_size": 2}}}
 OPTIONS = {"pre_grad_fusion_options": {"normalization_pass": {}}, "post_grad_fusion_options": {"decompose_mm_pass": {}}}
 
 
@@ -39,6 +53,8 @@ OPTIONS = {"pre_grad_fusion_options": {"normalization_pass": {}}, "post_grad_fus
         (sorted_values, OPTIONS),
         (programs.sine_trained, {}),
         (convolution, {"freezing": True}),
+        (scattered, {"partitioned_scatter_enabled": True}),
+        (equal_sums, FUSION),
     ],
 )
 @pytest.mark.parametrize("fallback_random", [True, False])
@@ -59,3 +75,11 @@ def test_a_rule_is_listed_once_and_has_a_source():
     assert len(keys) == len(set(keys))
     patterns = [row for row in rows if row.kind == "pattern"]
     assert len(patterns) > 100 and [row.name for row in patterns if not row.source] == []
+
+
+def test_a_rule_stands_under_the_pass_that_runs_it():
+    rows = {(row.stage, row.name): row for row in known_to(CPU) if row.kind == "pattern"}
+    passes = {(row.stage, row.name) for row in known_to(CPU) if row.kind == "pass"}
+    assert {(row.stage, row.pass_name) for row in rows.values()} <= passes
+    frozen = [row.name for row in known_to(CPU) if row.kind == "pattern" and row.stage == "freezing"]
+    assert len(frozen) == len(set(frozen)) > 10

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from fuzzcompile.case import load_case
-from fuzzcompile.inductor.graphs import capture_graphs
+from fuzzcompile.inductor.graphs import capture_functional, capture_graphs
 from fuzzcompile.reduction.evaluating import evaluate
 from fuzzcompile.reduction.filling import input_expression
 from fuzzcompile.reduction.program import Input, Program, Ref, Statement
@@ -171,3 +171,54 @@ def test_names_never_shadow(write_case):
     tree = ast.parse(case_source(program))
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     assert not names & {"sum", "make", "torch", "program"}
+
+
+CONTEXTS = [
+    "from torch.nn.attention import SDPBackend, sdpa_kernel\nx, = inputs\nwith sdpa_kernel(SDPBackend.MATH):\n"
+    "    y = F.scaled_dot_product_attention(x, x, x)\nreturn y + 1",
+    "x, = inputs\nwith torch.enable_grad():\n    y = x.sin()\nreturn y.cos()",
+]
+
+
+@pytest.mark.parametrize("body", CONTEXTS, ids=["sdpa_kernel", "grad mode"])
+def test_blocks_are_written_as_blocks(write_case, body):
+    program = captured(write_case, body, "(torch.randn(1, 1, 2, 4),)")
+    assert [s.form for s in program.statements].count("enter") == 1 == case_source(program).count("with torch.")
+    (x,) = (one.values for one in program.inputs)
+    wanted = F.scaled_dot_product_attention(x, x, x) + 1 if "sdpa" in body else x.sin().cos()
+    torch.testing.assert_close(result_of(program), wanted)
+
+
+def test_sizes_of_any_value_are_read_off_the_inputs(write_case):
+    source = (
+        "import torch\ndef make():\n    return (lambda x, y: y.sum() + x.new_ones(x.shape[0] * 2)), "
+        "(torch.randn(3, 4), torch.randn(5))\n"
+    )
+    (graph,) = capture_graphs(load_case(write_case(source)), CPU, dynamic=True)
+    program = program_of(graph.module, graph.inputs, graph.parameters, {})
+    text = case_source(program)
+    assert ".size(0)" in text and "3" not in text.partition("def make")[0]
+    (y,) = (one.values for one in program.inputs if len(one.shape) == 1)
+    torch.testing.assert_close(result_of(program), y.sum() + torch.ones(6))
+
+
+TRANSFORMED = """import torch
+from torch.func import grad, vmap
+def function(x, index):
+    y = vmap(grad(lambda row: (row[:3].softmax(0) * row[1:]).sum() / 2))(x)
+    return (-y)[:, 1:3].to(torch.float64), y[index], torch.arange(2, 8, 2), torch.full_like(x, 2.0).mT
+def make():
+    torch.manual_seed(0)
+    return function, (torch.randn(3, 4), torch.tensor([2, 0]))
+"""
+
+
+def test_transforms_are_worked_out_in_the_functional_graph(write_case):
+    case = load_case(write_case(TRANSFORMED))
+    (graph,) = capture_functional(case, CPU)
+    program = program_of(graph.module, graph.inputs, graph.parameters, {})
+    text = case_source(program)
+    assert "vmap" not in text and "torch.ops" not in text and "prims" not in text
+    model, inputs = case.make()
+    for one, wanted in zip(result_of(program), model(*inputs), strict=True):
+        torch.testing.assert_close(one, wanted)

@@ -10,9 +10,11 @@ import torch
 from fuzzcompile.reduction.program import Input, Program, Ref, Statement
 from fuzzcompile.reduction.reducers import arguments, cutting, inputs, nodes, settings, shapes
 from fuzzcompile.reduction.reducers.neighbours import passing_neighbour
-from fuzzcompile.reduction.schedule import LostBug, reduce_programs
+from fuzzcompile.reduction.schedule import REPEATS, LostBug, reduce_programs
+from fuzzcompile.reduction.scripts.sources import only_difference
 from fuzzcompile.reduction.search import Budget, OutOfBudget, Probed, Questions, Search
 from fuzzcompile.reduction.statements import reduce_text
+from fuzzcompile.reduction.unused import calls_left_out, unused_statements, without_run
 from fuzzcompile.reduction.writing import Written, case_source
 
 
@@ -225,7 +227,57 @@ def test_what_the_screen_alone_shows_is_not_believed():
 
     questions = Questions(Screened(lambda source: "torch.tanh" in source), Budget(400))
     reduced = reduce_programs([long_chain(8)], questions, screens=True)
-    assert "torch.cos" in case_source(reduced.program) and not reduced.screened
+    source = case_source(reduced.program)
+    assert source.count("torch.") <= 6 and "torch.cos" in source and "torch.tanh" in source
+    assert not reduced.screened and reduced.comes_and_goes is None
+
+
+def test_a_bug_of_the_interpreted_graph_alone_is_lost():
+    class Screened(Bug):
+        def probe(self, candidate: Written, *, screen: bool) -> Probed:
+            probed = super().probe(candidate, screen=screen)
+            return Probed(screen and probed.matches, probed.matches, "miscompile", int(not screen), int(screen))
+
+    with pytest.raises(LostBug, match="not in generated code"):
+        reduce_programs([long_chain(8)], Questions(Screened(lambda s: "torch.tanh" in s), Budget(400)), screens=True)
+
+
+def test_what_fails_now_and_then_is_not_given_up_as_lost():
+    class Shaky(Bug):
+        full = 0
+
+        def probe(self, candidate: Written, *, screen: bool) -> Probed:
+            probed = super().probe(candidate, screen=screen)
+            self.full += not screen
+            return Probed(probed.matches and (screen or self.full % 3 == 0), True, "miscompile", int(not screen))
+
+    questions = Questions(Shaky(lambda source: "torch.tanh" in source), Budget(400))
+    reduced = reduce_programs([long_chain(8)], questions, screens=True)
+    shown, of = reduced.comes_and_goes
+    assert 0 < shown < of == REPEATS + 1 and questions.repeats == REPEATS
+    assert [s.target for s in reduced.program.statements] == ["torch.tanh"]
+
+
+def test_an_interrupt_leaves_a_program_that_can_be_written_down():
+    class Interrupted(Bug):
+        def probe(self, candidate: Written, *, screen: bool) -> Probed:
+            if candidate.values and len(self.asked) > 4:
+                raise KeyboardInterrupt
+            return super().probe(candidate, screen=screen)
+
+    bug = Interrupted(lambda source: "torch.tanh" in source)
+    reduced = reduce_programs([long_chain()], Questions(bug, Budget(400)), screens=False)
+    assert reduced.interrupted and not reduced.finished and not reduced.program.is_recorded
+    assert reduced.program.size < long_chain().size
+    assert len(bug.asked) < 12  # nothing is compiled after it
+
+
+def test_sizes_do_not_shrink_until_an_index_takes_nothing():
+    statements = (Statement("y", "getitem", "getitem", (Ref("x"), slice(2, 8))), call("z", "tanh", Ref("y")))
+    program = Program(given(("x", torch.randn(8, 8))), statements, Ref("z"))
+    found = search(program, "tanh")
+    shapes.shrink_sizes(found)
+    assert found.evaluation.values["z"].numel() > 0
 
 
 def test_the_nearest_neighbour_that_passes_differs_in_one_argument():
@@ -233,6 +285,32 @@ def test_the_nearest_neighbour_that_passes_differs_in_one_argument():
     source = passing_neighbour(program, lambda candidate: "dim=-1" in case_source(candidate))
     assert source is not None and "dim=-1" in source
     assert passing_neighbour(program, lambda candidate: False) is None
+
+
+NEIGHBOURS = [
+    # what is looked for in the one line that differs, a program that has a neighbour with it
+    (".clone()", "view", (Statement("view", "method", "expand", (Ref("x"), 3, 2)), call("y", "sin", Ref("view")))),
+    ("torch.int64", "y", (call("y", "cumsum", Ref("x"), 0, dtype=torch.float32),)),
+    ("torch.full((2,)", "y", (call("y", "full", (1,), 5.0),)),
+    ("torch.full((1,)", "y", (call("y", "full", (), 5.0),)),
+    ("x * x", "y", (Statement("y", "operator", "/", (Ref("x"), Ref("x"))),)),
+]
+
+
+@pytest.mark.parametrize(("wanted", "name", "statements"), NEIGHBOURS, ids=[row[0] for row in NEIGHBOURS])
+def test_neighbours_of_many_kinds_are_tried(wanted, name, statements):
+    program = Program(given(("x", torch.randn(1, 2))), statements, Ref(statements[-1].name))
+    program = Program(program.without_dead_code().inputs, statements, program.outputs)
+    source = passing_neighbour(program, lambda candidate: wanted in case_source(candidate))
+    assert source is not None and only_difference(case_source(program), source) is not None
+
+
+def test_inputs_have_neighbours_of_other_dtypes_and_sizes():
+    one = Input("x", (), (), torch.int8, "ones")
+    program = Program((one,), (call("y", "neg", Ref("x")),), Ref("y"))
+    seen: list[str] = []
+    assert passing_neighbour(program, lambda candidate: bool(seen.append(case_source(candidate)))) is None
+    assert any("int32" in source for source in seen) and len(seen) == len(set(seen)) > 2
 
 
 def test_failures_of_another_kind_are_kept():
@@ -287,3 +365,60 @@ def test_text_is_reduced_to_the_statement_that_matters():
 def test_text_keeps_what_makes_a_module_one():
     small = reduce_text(TEXT, lambda text: "class Model" in text)
     assert "super().__init__()" in small or "def __init__" not in small
+
+
+UNUSED = """import math
+import torch
+
+class Unused(torch.nn.Module):
+    def forward(self, x):
+        y = x
+        return x
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.kept = 2.0
+        self.left = torch.nn.Linear(2, 2)
+    def other(self, x):
+        return x
+    def forward(self, x):
+        a, b = x, x
+        return x * self.kept
+
+BACKWARD = False
+
+def make():
+    return Model(), (torch.randn(2),)
+"""
+
+
+def test_what_nothing_reads_goes_at_once():
+    asked: list[str] = []
+
+    def holds(text: str) -> bool:
+        asked.append(text)
+        return "self.kept" in text and "forward" in text
+
+    assert [type(node).__name__ for node in unused_statements(UNUSED)] == [
+        "Import", "ClassDef", "Assign", "FunctionDef", "Assign",
+    ]  # fmt: skip
+    small = reduce_text(UNUSED, holds)
+    first = asked[0]
+    assert "math" not in first and "Unused" not in first and "left" not in first and "other" not in first
+    assert "BACKWARD" in first and "a, b" not in first and "self.kept = 2.0" in first
+    assert len(small) < len(first)
+
+
+CALLS = "import torch\nCALLS = [(torch.ones(1),), (torch.ones(2),), (torch.ones(3),)]\n"
+DRIVEN = (
+    f"{CALLS}def make():\n    return torch.sin, (torch.ones(4),)\ndef run(model, inputs):\n    return model(*inputs)\n"
+)
+
+
+def test_calls_and_a_way_to_run_of_its_own_go_first():
+    assert "CALLS" not in next(calls_left_out(DRIVEN))
+    assert "def run" not in without_run(DRIVEN) and without_run(CALLS) is None
+    small = reduce_text(DRIVEN, lambda text: "torch.ones(2)" in text)
+    assert "def run" not in small and "torch.ones(1)" not in small and "torch.ones(3)" not in small
+    assert "CALLS = [(torch.ones(2),)]" in small

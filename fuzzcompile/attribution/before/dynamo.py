@@ -80,6 +80,12 @@ def dynamo_fault(ablator: Ablator) -> Attribution | None:
     return Attribution(culprit)
 
 
+def differing_call(experiments: Experiments, trial: Trial, count: ReplayCount) -> str | None:
+    """The name of that call, as one compile shows it; None if no call differs."""
+    found = _differing_call(experiments, trial, count)
+    return None if found is None else found[0].name
+
+
 def _differing_call(experiments: Experiments, trial: Trial, count: ReplayCount) -> tuple[_Call, tuple[str, ...]] | None:
     captured = _captured(trial, count)
     if not captured:

@@ -97,7 +97,24 @@ def dense(pen: Pen) -> Part:
     return Part.of("dense", activation=pen.one_of(("none", "gelu", "relu")))
 
 
+@part_idiom("layer", 2)
+def dense_int8(pen: Pen) -> Part:
+    """A linear layer of int8 weights: cast to the activation's dtype, or with a rounded activation, both scaled."""
+    return Part.of("dense_int8", by=pen.one_of(("cast", "product")), bias=pen.chance(40))
+
+
 @part_idiom("layer", 3)
+def convolution_2d(pen: Pen) -> Part:
+    """A two-dimensional convolution over the tokens, normalised in batches, joined with another one, activated."""
+    return Part.of(
+        "convolution_2d",
+        norm=pen.chance(50),
+        joined=pen.chance(40),
+        activation=pen.one_of(("none", "relu", "gelu")),
+    )
+
+
+@part_idiom("layer", 5)
 def parallel_linears(pen: Pen) -> Part:
     """Several linear layers over parts of the features or over the same ones, activated and joined."""
     return Part.of(
@@ -110,13 +127,13 @@ def parallel_linears(pen: Pen) -> Part:
     )
 
 
-@part_idiom("layer", 2)
+@part_idiom("layer", 3)
 def parallel_norms(pen: Pen) -> Part:
     """A LayerNorm for each of several parts of the features, joined again."""
     return Part.of("parallel_norms", count=pen.one_of((2, 3, 4)), affine=not pen.chance(30))
 
 
-@part_idiom("layer", 3)
+@part_idiom("layer", 6)
 def parallel_pointwise(pen: Pen) -> Part:
     """The same pointwise operator on several pairs of parts of the features, joined by cat or stack."""
     return Part.of(
@@ -128,7 +145,7 @@ def parallel_pointwise(pen: Pen) -> Part:
     )
 
 
-@part_idiom("layer", 4)
+@part_idiom("layer", 8)
 def regrouped(pen: Pen) -> Part:
     """Features cut into parts by split, chunk or unbind and put together again by cat or stack, in some order."""
     return Part.of(

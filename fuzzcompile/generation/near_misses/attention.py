@@ -44,7 +44,7 @@ def _hides(attention: Attention) -> bool:
 
 
 @near_miss(
-    16,
+    24,
     applies=lambda spec: (
         has_scores(spec)
         and has_heads(spec)
@@ -64,7 +64,7 @@ def key_permuted(pen: Pen, spec: CaseSpec) -> CaseSpec:
 
 
 @near_miss(
-    14,
+    20,
     applies=lambda spec: (
         has_scores(spec)
         and not _hides(spec.attention)
@@ -237,7 +237,7 @@ def weights_returned(pen: Pen, spec: CaseSpec) -> CaseSpec:
 
 
 @near_miss(
-    4,
+    15,
     applies=lambda spec: (
         takes_qkv(spec)
         and spec.attention.layout == "heads_first"

@@ -48,6 +48,12 @@ def _relaid(program: Program, names: list[str]) -> Program:
     return replace(program, inputs=tuple(contiguous(o) if o.name in names else o for o in program.inputs))
 
 
+def random_values(search: Search) -> None:
+    """Recorded values as random ones, in one attempt: what has none left can be written down."""
+    if search.best.is_recorded:
+        search.attempt(_filled_all(search.best, "randn"))
+
+
 def plain_values(search: Search) -> None:
     """Recorded values written as a call of torch: all at once, then each by the plainest call that holds."""
     recorded = [one.name for one in search.best.inputs if one.fill == "recorded"]

@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
-from fuzzcompile.reduction.evaluating import evaluate
+import torch
+
+from fuzzcompile.reduction.evaluating import Evaluation, evaluate
 from fuzzcompile.reduction.filling import resized
 from fuzzcompile.reduction.program import Program, Statement, map_leaves
 from fuzzcompile.reduction.search import Search
@@ -104,15 +106,43 @@ def _shrink_everywhere(search: Search, dimension: int) -> None:
 
 
 def _runs(search: Search, candidate: Program) -> bool:
-    return (evaluate(candidate).failed is not None) == search.refuses
+    evaluation = evaluate(candidate)
+    empty = _is_empty_somewhere(evaluation) and not _is_empty_somewhere(search.evaluation)
+    return not empty and (evaluation.failed is not None) == search.refuses
 
 
 def _readings(program: Program, size: int, smaller: int) -> Iterator[Program]:
     """The program with ``size`` made smaller in each reading that runs in eager, the widest first."""
+    was_empty = _is_empty_somewhere(evaluate(program))
     for multiples, constants in itertools.product(_MULTIPLES, (True, False)):
         candidate = _scaled(program, size, smaller, multiples=multiples, constants=constants)
-        if candidate != program and evaluate(candidate).failed is None:
+        if candidate == program or _takes_nothing(candidate):
+            continue
+        evaluation = evaluate(candidate)
+        if evaluation.failed is None and (was_empty or not _is_empty_somewhere(evaluation)):
             yield candidate
+
+
+def _is_empty_somewhere(evaluation: Evaluation) -> bool:
+    """Whether a tensor without elements is among the values."""
+    return any(isinstance(value, torch.Tensor) and not value.numel() for value in evaluation.values.values())
+
+
+def _takes_nothing(program: Program) -> bool:
+    """Whether an index takes or writes no element, as ``x[1:1]`` does: a size was read as a position."""
+    empty: list[slice] = []
+
+    def look(part: Any) -> None:
+        if isinstance(part, tuple | list):
+            for inner in part:
+                look(inner)
+        elif isinstance(part, slice) and isinstance(part.start, int) and isinstance(part.stop, int):
+            empty.extend([part] if 0 <= part.stop <= part.start else [])
+
+    for statement in program.statements:
+        if statement.form in ("getitem", "setitem"):
+            look(statement.args[1])
+    return bool(empty)
 
 
 def _scaled(program: Program, size: int, smaller: int, *, multiples: Multiples, constants: bool) -> Program:

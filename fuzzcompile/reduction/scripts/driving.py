@@ -59,8 +59,7 @@ class Driving:
         if settings.mode:
             arguments.append("mode=MODE")
         if settings.options:
-            # What CONFIG says of inductor is among the options too: then OPTIONS is not all of them.
-            whole = "OPTIONS" in names_bound(self.source) and "inductor" not in self.source
+            whole = "OPTIONS" in names_bound(self.source)
             arguments.append("options=OPTIONS" if whole else f"options={dict(settings.options)}")
         if settings.dynamic is not None:
             arguments.append("dynamic=DYNAMIC")
@@ -133,7 +132,7 @@ class Driving:
     @property
     def _patched(self) -> list[str]:
         settings = self.probe.case.settings
-        patches = {"dynamo": settings.dynamo, "functorch": settings.functorch}
+        patches = {"dynamo": settings.dynamo, "functorch": settings.functorch, "inductor": settings.inductor}
         return [name for name, patch in patches.items() if patch]
 
     def _conversion(self, model: str, tensor: str, *, floating: bool = True) -> str:

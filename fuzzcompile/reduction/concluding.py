@@ -1,0 +1,93 @@
+"""What ends a reduction: the nearest program that passes, and a reproducer that shows the bug alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.reduction.program import Program
+from fuzzcompile.reduction.reducers.neighbours import passing_neighbour
+from fuzzcompile.reduction.reproducer import build_reproducer, confirm_reproducer
+from fuzzcompile.reduction.search import Budget, OutOfBudget, Prober, Tally
+from fuzzcompile.reduction.writing import written
+
+# A reproducer that does not show the bug is run again so often: it may come and go.
+_FURTHER_RUNS = 2
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A reproducer, whether it showed the bug when run alone, and what it said; ``note`` is for the reader."""
+
+    reproducer: str
+    confirmed: bool
+    said: str
+    note: str = ""
+
+
+def find_neighbour(program: Program, prober: Prober, tally: Tally, budget: Budget, *, screen: bool) -> str | None:
+    """The source of a program one change away that passes; None if none of those that are tried does.
+
+    With ``screen`` they are tried without generating code, and the one that passes in full then. An interrupt or a
+    spent budget ends the trying.
+    """
+
+    def passes(candidate: Program) -> bool:
+        return all(_is_fine(candidate, screened) for screened in ((True, False) if screen else (False,)))
+
+    def _is_fine(candidate: Program, screened: bool) -> bool:
+        if budget.spent(tally.tests):
+            raise OutOfBudget
+        probed = prober.probe(written(candidate), screen=screened)
+        tally.compiles += probed.compiles
+        tally.screens += probed.screens
+        return probed.verdict in (Verdict.EQUAL, Verdict.ROUNDING)
+
+    try:
+        return passing_neighbour(program, passes)
+    except (KeyboardInterrupt, OutOfBudget):
+        return None
+
+
+def show(source: str, report: Mapping[str, Any], neighbour: str | None) -> Shown:
+    """Build the reproducer and run it in clean processes: once, or oftener to tell "lost" from "comes and goes".
+
+    An interrupt ends the confirming; what was built stays.
+
+    Raises:
+        CaseError, UsageError: no reproducer can be built.
+    """
+    reproducer = build_reproducer(source, report, neighbour=neighbour)
+    try:
+        confirmation = confirm_reproducer(reproducer)
+        found = Shown(reproducer, confirmation.confirmed, confirmation.output)
+        if confirmation.confirmed:
+            return found
+        again = [confirm_reproducer(reproducer) for _ in range(_FURTHER_RUNS)]
+    except KeyboardInterrupt:
+        return Shown(reproducer, False, "the confirmation was interrupted")
+    shown = [one for one in again if one.confirmed]
+    if not shown:
+        return replace(found, note=f"the reproducer does not show the bug alone in {len(again) + 1} runs")
+    note = f"the bug comes and goes: the reproducer showed it in {len(shown)} of {len(again) + 1} runs"
+    return Shown(reproducer, True, shown[0].output, note)
+
+
+def can_be_shown(source: str, report: Mapping[str, Any]) -> bool:
+    """Whether a reproducer can be built: a text from which statements were taken may fail in ways of its own."""
+    try:
+        build_reproducer(source, report)
+    except Exception:
+        return False
+    return True
+
+
+def unconfirmed(source: str, report: Mapping[str, Any]) -> Shown:
+    """The reproducer of a search that was interrupted, as it is; the source itself where none can be built."""
+    said = "the search was interrupted"
+    try:
+        return Shown(build_reproducer(source, report), False, said)
+    except Exception:
+        return Shown(source, False, said)

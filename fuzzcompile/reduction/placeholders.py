@@ -1,0 +1,24 @@
+"""Inputs of a graph that are sizes of others."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+
+def sizes_of(graph: fx.Graph) -> dict[fx.Node, tuple[fx.Node, int]]:
+    """For inputs that are symbolic sizes, the tensor input and its dimension that have the size."""
+    places = [node for node in graph.nodes if node.op == "placeholder"]
+    values = {node: node.meta.get("example_value", node.meta.get("val")) for node in places}
+    tensors = [(node, value) for node, value in values.items() if isinstance(value, torch.Tensor)]
+    found: dict[fx.Node, tuple[fx.Node, int]] = {}
+    for node, size in values.items():
+        if not isinstance(size, torch.SymInt):
+            continue
+        for tensor, value in tensors:
+            # As text: comparing symbols would make guards.
+            at = next((d for d, other in enumerate(value.shape) if str(other) == str(size)), None)
+            if at is not None:
+                found[node] = (tensor, at)
+                break
+    return found
