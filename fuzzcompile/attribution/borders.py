@@ -29,6 +29,8 @@ from fuzzcompile.oracle import metrics
 # rounding, or round and compare, amplify float64's as well.
 _NOISE_FACTOR = 100.0
 _CONSTANTS = 2.0
+# Changes below so many ulps of the program's own dtype may be hidden there by rounding.
+_HIDDEN = 100.0
 # Calls that give other values outside of the grad mode and the transforms that they were captured in.
 _NOT_REPLAYED = ("functorch", "autograd_grad", "_grad_", "_vmap_", "_jvp_")
 _EPS = torch.finfo(torch.float32).eps
@@ -95,7 +97,9 @@ def _border(frame: Frame, count: ReplayCount) -> Border | None:
     if len(one.outputs) != len(other.outputs) and not joint:
         return None
     step = _change(one.outputs, other.outputs)
-    if step > SEMANTIC_STEP and step > _explained(early, given, one.outputs, count):
+    if step > SEMANTIC_STEP and _shows(early, late, given, inputs, step, count):
+        if step <= _explained(early, given, one.outputs, count):
+            return None
         return _named(frame, count, step, gradient=False) or Border(
             frame.index, step, False, *_operator(early, late, given, inputs, count)
         )
@@ -118,6 +122,23 @@ def _named(frame: Frame, count: ReplayCount, step: float, *, gradient: bool) -> 
     nodes = (fault.place.node,) if fault.place.node else ()
     name = family_of_operator(fault.operator)
     return Border(frame.index, step, gradient, name, nodes, fault.place.location, fault)
+
+
+def _shows(
+    early: GraphRecord, late: GraphRecord, given: Sequence[Any], inputs: Sequence[Any], step: float, count: ReplayCount
+) -> bool:
+    """Whether a change is there in the program's own precision too, if it is too large for rounding to hide it.
+
+    One that only float64 has comes of running the graph there: ``x.to(torch.float16)`` is ``x`` itself where that is a
+    half tensor, and a copy of one that was doubled, into which later writes do not go.
+    """
+    count.replays += 2
+    natively = replay(early.snapshots[-1], given, double=False), replay(late.snapshots[0], inputs, double=False)
+    if any(run.error is not None for run in natively):
+        return True
+    floats = (v.dtype for v in natively[0].outputs if isinstance(v, torch.Tensor) and v.dtype.is_floating_point)
+    hidden = _HIDDEN * max((torch.finfo(dtype).eps for dtype in floats), default=_EPS)
+    return step < hidden or _change(natively[0].outputs, natively[1].outputs) > step / 10
 
 
 def _mutates(before: Sequence[Any], after: Sequence[Any]) -> bool:

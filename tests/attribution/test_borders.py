@@ -124,3 +124,24 @@ def test_a_gross_error_is_named_by_the_border_as_well(tmp_path: Path):
     culprit = report.attribution.culprit
     assert culprit is not None
     assert (culprit.stage, culprit.family, culprit.site) == ("decomposition", "gelu", "case.py:16 #1")
+
+
+def test_a_write_through_a_cast_that_does_nothing_is_no_change_of_meaning(tmp_path: Path):
+    path = tmp_path / "case.py"
+    path.write_text(
+        """
+import torch
+
+def program(x):
+    x = x * 1.5
+    same = x.to(x.dtype)
+    same += 0.5
+    return x * 2 + same
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(3, 5, dtype=torch.float16),)
+"""
+    )
+    report = triage(load_case(path), torch.device("cpu"))
+    assert not report.verdict.is_bug, report.detail
