@@ -152,8 +152,11 @@ class Attributor:
     # -- what replay cannot judge -----------------------------------------------------------------
 
     def _from_random(self) -> Attribution | None:
-        """Rewrites after which a graph draws other random numbers: two such graphs have no value in common."""
-        if self.trial.sampled is None:
+        """Rewrites after which a graph draws other random numbers: two such graphs have no value in common.
+
+        Where eager draws none at all (dropout that does nothing in eval), one that draws is at fault all the same.
+        """
+        if self.trial.sampled is None and self.experiments.draws:
             return None
         for step in [step for step in self.steps if step.random][:MAX_SUSPECTS]:
             found = self.prover.prove(step.label, step)

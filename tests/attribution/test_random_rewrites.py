@@ -1,0 +1,38 @@
+"""A rewrite that draws random numbers where the program draws none is named and proved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from fuzzcompile.case import load_case
+from fuzzcompile.triage import triage
+
+# torch's own fusion of dropouts forgets p and training.
+SOURCE = """
+import torch
+import torch.nn.functional as F
+
+OPTIONS = {"pre_grad_fusion_options": {"normalization_pass": {}, "batch_dropout": {"min_fuse_set_size": 2}}}
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        one, other = x.split(4, dim=-1)
+        return torch.cat([F.dropout(one, 0.1, self.training), F.dropout(other, 0.1, self.training)], dim=-1)
+
+def make():
+    torch.manual_seed(0)
+    return Model().eval(), (torch.randn(2, 9, 8),)
+"""
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="what this fusion does hangs on the torch")
+def test_a_fusion_that_drops_in_eval_is_named(write_case: Callable[..., Path]):
+    report = triage(load_case(write_case(SOURCE)), torch.device("cpu"))
+    assert report.verdict.is_bug
+    assert report.culprit is not None
+    assert (report.culprit.stage, report.culprit.rewrite) == ("pre_grad", "BatchDropoutPreGradFusion")
+    assert report.culprit.necessary is True
