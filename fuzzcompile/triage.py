@@ -79,14 +79,12 @@ def triage(
     initialise_patterns(device)
     probe_unknown_torch()
     experiments = Experiments(case, device, Compilation(vetoes=tuple(vetoes)), against=against)
-    if screen:
-        _ = experiments.eager
-    else:
-        experiments.run_eager()
+    looking = _quick(experiments) if screen else experiments
+    looking.run_eager()
     _refuse_lasting_state(experiments)
     on_eager()
     if screen:
-        found = _screened(experiments, known, started)
+        found = _screened(looking, known, started)
         if found is not None:
             on_verdict(found)
             return found
@@ -103,15 +101,21 @@ def triage(
     return replace(report, asked=tuple(ask(experiments, answer.trial, answer.steps, name) for name in suspects))
 
 
-def _screened(experiments: Experiments, known: Collection[tuple[str, str]], started: float) -> Report | None:
+def _quick(experiments: Experiments) -> Experiments:
+    """The same experiments for a compile without code generation; what eager and float64 give is run once for both."""
+    if not experiments.eager.failure:
+        _ = experiments.reference
+    return experiments.under(replace(experiments.how, screen=True), quick=True)
+
+
+def _screened(looking: Experiments, known: Collection[tuple[str, str]], started: float) -> Report | None:
     """The report of a compile without code generation; None if it shows a bug, which a full compile has to show.
 
     A hit of what is known needs no full compile.
     """
-    looking = experiments.under(replace(experiments.how, screen=True), quick=True)
     trial = looking.trial()
     if trial.observation.failure is None:
-        _refuse_unfit(experiments.case, trial)
+        _refuse_unfit(looking.case, trial)
     count = ReplayCount()
     steps = steps_of(trial.ledger, count)
     decision = decide(looking, trial, steps)

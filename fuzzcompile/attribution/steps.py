@@ -26,6 +26,8 @@ SEMANTIC_STEP = 4 * torch.finfo(torch.float32).eps
 # scale of the usual results: on their own, rounding alone moves them by 100 %.
 _SHRINKS = 1e-6
 _VANISHING = 1e-11
+# A small result is one where native precision gives it to within so much of its size.
+_DIGITS = 0.01
 _AFTER_CAPTURE = ("joint_graph", "freezing", "post_grad")
 _CONSTANTS = (torch.ops.aten.full.default, torch.ops.aten.scalar_tensor.default)
 # A native step within this many times the graph's own rounding error is rounding.
@@ -284,9 +286,17 @@ def _units(native: Replayed, exact: Replayed) -> list[float]:
     sizes = sorted(size for size in map(_size, exact.outputs) if size)
     usual = sizes[(len(sizes) - 1) // 2] if sizes else 0.0
     return [
-        usual if size <= max(_SHRINKS * _size(one), _VANISHING * usual) else 0.0
-        for one, size in zip(_results(native), map(_size, _results(exact)), strict=True)
+        0.0 if _has_digits(one, other) or _size(other) > max(_SHRINKS * _size(one), _VANISHING * usual) else usual
+        for one, other in zip(_results(native), _results(exact), strict=True)
     ]
+
+
+def _has_digits(native: Any, exact: Any) -> bool:
+    """Whether both precisions give the same small numbers: they are a result of that scale, and no zero."""
+    size = _size(exact)
+    if not size or not isinstance(native, torch.Tensor) or native.shape != exact.shape:
+        return False
+    return metrics.farthest(native, exact) <= _DIGITS * size
 
 
 def _results(run: Replayed) -> list[Any]:

@@ -16,6 +16,17 @@ KnownCopies = dict[tuple[int, torch.dtype, torch.device, bool], torch.Tensor]
 _LOW_COMPLEX = {torch.complex32: torch.complex128, torch.complex64: torch.complex128}
 
 
+def with_memory(value: Any) -> Any:
+    """A tensor of zeros in place of one without memory, which autograd makes (the gradient of ``sgn``).
+
+    A dispatch mode gets such tensors below the point where operators expect them: kernels would read address 0.
+    """
+    is_zero = getattr(torch, "_is_zerotensor", None)
+    if is_zero is None or not isinstance(value, torch.Tensor) or not is_zero(value):
+        return value
+    return torch.zeros(value.shape, dtype=value.dtype, device=value.device)
+
+
 class StorageCopier:
     """Copies tensors storage by storage, so that views of one buffer stay views of one buffer.
 
