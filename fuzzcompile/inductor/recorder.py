@@ -64,6 +64,8 @@ class Recorder(Blaming):
     direction: Direction = "inference"
     _stages: list[_OpenStage] = field(default_factory=list)
     _passes: list[Label] = field(default_factory=list)
+    # Patterns whose handlers run, the innermost last, with how many passes were under way when they began.
+    _applied: list[tuple[int, Label, tuple[str, ...], Site | None]] = field(default_factory=list)
     _observed: int = 0  # how many of these are observed passes, or the user's
     _announced: Label | None = None  # made another graph, which its caller will put in the place of this one
     _opaque: dict[int, Opaque] = field(default_factory=dict)
@@ -197,8 +199,12 @@ class Recorder(Blaming):
         nodes = [n for n in match.nodes if isinstance(n, fx.Node)]
         names, site = tuple(n.name for n in nodes), self._site(label, nodes)
         before, module = self._stages[-1].mark if self._stages else None, node.graph.owning_module
-        with self.blame(label):
-            apply()
+        self._applied.append((len(self._passes), label, names, site))
+        try:
+            with self.blame(label):
+                apply()
+        finally:
+            self._applied.pop()
         if before is not None and module is not None and (self.snapshots or self.screen):
             with self._guarded():
                 self._opaque.update(lowered_match(before, match, nodes, node, module, self._constants))
@@ -260,7 +266,9 @@ class Recorder(Blaming):
                 return
             opened.mark = now
             record = opened.record
-            if label is None:
+            if label is None and self._applied and self._applied[-1][0] == len(self._passes):
+                _, label, nodes, site = self._applied[-1]  # its handler goes on to call a pass
+            elif label is None:
                 label = self._passes[-1] if self._passes else Label(record.stage, None, _OUTSIDE)
                 label = self._announced or label
             self._announced = None
