@@ -10,7 +10,7 @@ from typing import Literal
 
 from fuzzcompile.attribution.borders import borders_of
 from fuzzcompile.attribution.culprit import Ablation
-from fuzzcompile.attribution.steps import SEMANTIC_STEP, ReplayCount, Step, steps_of, suspects_of
+from fuzzcompile.attribution.steps import ReplayCount, Step, steps_of, suspects_of
 from fuzzcompile.experiments import Experiments, Trial
 from fuzzcompile.inductor.session import Compilation
 from fuzzcompile.oracle.judgement import error_of
@@ -107,5 +107,5 @@ def changes_meaning(steps: Sequence[Step]) -> list[Step]:
     return [
         step
         for step in suspects_of(steps)
-        if not step.random and step.float64 is not None and step.float64 > SEMANTIC_STEP
+        if not step.random and step.moves_float64
     ]

@@ -26,6 +26,8 @@ SEMANTIC_STEP = 4 * torch.finfo(torch.float32).eps
 # scale of the usual results: on their own, rounding alone moves them by 100 %.
 _SHRINKS = 1e-6
 _VANISHING = 1e-11
+# A step is one of meaning if it is so many times what float64's own rounding does.
+_NOISE64_FACTOR = 100.0
 # A small result is one where native precision gives it to within so much of its size.
 _DIGITS = 0.01
 _AFTER_CAPTURE = ("joint_graph", "freezing", "post_grad")
@@ -48,7 +50,8 @@ class Step:
     could not be replayed that way. ``stride`` names an output whose layout changed and ``alias`` one that shares memory
     with others than before, which matters only where the user sees it. ``raised`` is set where the graph ran before
     the rewrite and not after, ``silenced`` where it raised before and not after (which matters only where eager
-    raises), ``folded`` where the rewrite put constants into the graph.
+    raises), ``folded`` where the rewrite put constants into the graph. ``float64_noise`` is what one ulp of float64 per
+    operator does to the result, looked at where the step is large.
     """
 
     frame: int
@@ -64,6 +67,7 @@ class Step:
     raised: str | None = None
     silenced: str | None = None
     random: bool = False
+    float64_noise: float = 0.0
     folded: bool = False
 
     @property
@@ -80,7 +84,12 @@ class Step:
             return True
         if self.folded and self.native == 0.0:
             return False  # constants folded in the program's own precision: float64 alone sees a change
-        return self.float64 is not None and self.float64 > SEMANTIC_STEP
+        return self.moves_float64
+
+    @property
+    def moves_float64(self) -> bool:
+        """Whether the float64 result moved by more than rounding, that of float64 where a program amplifies it."""
+        return self.float64 is not None and self.float64 > max(SEMANTIC_STEP, _NOISE64_FACTOR * self.float64_noise)
 
     @property
     def is_opaque(self) -> bool:
@@ -212,6 +221,11 @@ class _Runs:
             self._done[key] = run, sum(size for storage, size in sizes.items() if storage not in self._captured)
         return self._done[key][0]
 
+    def perturbed(self, index: int) -> Replayed:
+        """A replay of snapshot ``index`` in float64 with one ulp of noise per operator."""
+        self.count.replays += 1
+        return replay(self.snapshots[index], self.inputs, double=True, noise_seed=1)
+
     def _make_room(self) -> None:
         """Forget what was asked for longest ago; a comparison needs the other runs of its pair."""
         while len(self._done) >= _FEWEST_KEPT and sum(size for _, size in self._done.values()) > _KEPT_BYTES:
@@ -235,11 +249,15 @@ def _step(frame: int, record: GraphRecord, rewrite: Rewrite, runs: _Runs) -> Ste
     exact_one, exact_other = runs.at(before, double=True), runs.at(after, double=True)
     units = _units(one, exact_one)
     native, noise = _relative(one, other, units), _relative(exact_one, one, units)
+    step = _relative(exact_one, exact_other, units)
+    amplified = 0.0
+    if step is not None and step > SEMANTIC_STEP:
+        amplified = _relative(exact_one, runs.perturbed(before), units) or 0.0
     return Step(
         frame,
         record,
         rewrite,
-        float64=_relative(exact_one, exact_other, units),
+        float64=step,
         native=native,
         native_noise=_epsilon(one) if noise is None else noise,
         changed_bits=bool(native) or (one.error is None) != (other.error is None),
@@ -249,6 +267,7 @@ def _step(frame: int, record: GraphRecord, rewrite: Rewrite, runs: _Runs) -> Ste
         raised=_raised(other) if one.error is None else None,
         silenced=_raised(one) if other.error is None else None,
         random=random,
+        float64_noise=amplified,
         folded=bool(_constants(runs.snapshots[after]) - _constants(runs.snapshots[before])),
     )
 

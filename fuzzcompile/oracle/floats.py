@@ -92,12 +92,13 @@ def _is_wild(
 def _unexplained_nonfinite(
     one: torch.Tensor, other: torch.Tensor, exact: torch.Tensor, samples: list[torch.Tensor]
 ) -> torch.Tensor:
-    """Where compiled is NaN or infinite in a way that neither eager, a perturbed run nor the reference is."""
+    """Where compiled is NaN or infinite (or not) in a way that neither eager, a perturbed run nor the reference is."""
     broken = torch.zeros(one.shape, dtype=torch.bool)
     for place, (wide, *others) in metrics.pieces(other, one, exact, *samples):
         kinds = _kind(wide)
         if bool(kinds.any()) or not bool(torch.isfinite(others[0]).all()):
-            explained = [kinds == _kind(run) for run in others]
+            held = others[1].to(one.dtype)  # as the program's own dtype holds what float64 gives
+            explained = [kinds == _kind(run) for run in (*others, held)]
             broken.view(-1)[place] = ~torch.stack(explained).any(0)
     return broken
 

@@ -64,6 +64,14 @@ def test_nan_is_nan_and_infinity_is_infinity():
     assert finding(1.0, float("nan")) == "nonfinite"
 
 
+def test_an_overflow_that_eager_makes_nan_of_may_be_infinite():
+    exact = output(torch.tensor([-1e30, 0.0], dtype=torch.float64))
+    eager = output(torch.tensor([torch.nan, torch.nan], dtype=torch.float16))
+    for compiled, expected in (([-torch.inf, 0.0], "wild"), ([torch.inf, 0.0], "nonfinite")):
+        other = output(torch.tensor(compiled, dtype=torch.float16))
+        assert compare(eager, other, exact, ()).finding == expected
+
+
 def test_a_change_of_type_is_a_finding():
     assert finding(3, 3.0) == "dtype"
     assert finding(3, 4) == "integer"
