@@ -104,8 +104,4 @@ class Ablator:
 
 def changes_meaning(steps: Sequence[Step]) -> list[Step]:
     """Steps whose values in float64 prove that a rewrite changed what the graph computes."""
-    return [
-        step
-        for step in suspects_of(steps)
-        if not step.random and step.moves_float64
-    ]
+    return [step for step in suspects_of(steps) if not step.random and step.moves_float64]

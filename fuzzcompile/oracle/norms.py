@@ -69,7 +69,7 @@ def drift(
     for exact, errors in _usable(runs):
         kept = errors[1].abs() <= bulk
         sums.add(exact[kept], [error[kept] for error in errors])
-    if sums.weight == 0.0:  # numbers whose squares are none
+    if sums.weight == 0.0 or not sums.are_finite:  # numbers whose squares are none
         return None
     eps = torch.finfo(eager.dtype).eps
     rtol, _ = metrics.DEFAULT_TOLERANCE.get(eager.dtype, (0.0, 0.0))
@@ -83,6 +83,11 @@ class _Sums:
         self.weight = 0.0
         self.products = [0.0] * runs
         self.squares = [0.0] * runs
+
+    @property
+    def are_finite(self) -> bool:
+        """Whether none of the sums overflowed."""
+        return all(map(math.isfinite, (self.weight, *self.products, *self.squares)))
 
     def add(self, exact: torch.Tensor, errors: Sequence[torch.Tensor]) -> None:
         """Add the reference's values and every run's errors at some elements."""

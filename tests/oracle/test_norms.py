@@ -148,3 +148,8 @@ def test_comparisons_tell_ulps():
     eps = torch.finfo(torch.float32).eps
     (comparison,) = judged(seen(x + eps), seen(x + 3 * eps), wide(seen(x))).comparisons
     assert (comparison.max_ulps_eager, comparison.max_ulps_compiled) == (1.0, 3.0)
+
+
+def test_numbers_whose_squares_overflow_drift_nowhere():
+    exact = torch.full((64,), 1e200, dtype=torch.float64)
+    assert norms.drift(exact, exact * (1 + 1e-3), exact, [exact]) is None
