@@ -18,11 +18,11 @@ from fuzzcompile.attribution.before.faults import Fault
 from fuzzcompile.attribution.before.operators import check_operators
 from fuzzcompile.attribution.culprit import Culprit
 from fuzzcompile.attribution.inputs import inputs_of, placeholders_of
-from fuzzcompile.attribution.steps import SEMANTIC_STEP, ReplayCount
+from fuzzcompile.attribution.steps import SEMANTIC_STEP, ReplayCount, epsilon
 from fuzzcompile.inductor.decompositions import family_of_operator
 from fuzzcompile.inductor.labels import location
 from fuzzcompile.inductor.ledger import Frame, GraphRecord, Ledger
-from fuzzcompile.inductor.replay import Values, differentiate, random_calls, replay, values_of
+from fuzzcompile.inductor.replay import Replayed, Values, differentiate, random_calls, replay, values_of
 from fuzzcompile.oracle import metrics
 
 # A step must be this many times what one ulp of float64 per operator does to the result: programs that amplify
@@ -97,16 +97,16 @@ def _border(frame: Frame, count: ReplayCount) -> Border | None:
     if len(one.outputs) != len(other.outputs) and not joint:
         return None
     step = _change(one.outputs, other.outputs)
-    if step > SEMANTIC_STEP and _shows(early, late, given, inputs, step, count):
-        if step <= _explained(early, given, one.outputs, count):
-            return None
-        return _named(frame, count, step, gradient=False) or Border(
-            frame.index, step, False, *_operator(early, late, given, inputs, count)
-        )
+    if step > SEMANTIC_STEP:
+        native = _natively(early, given, count)
+        if _shows(native, late, inputs, step, count) and step > _explained(early, given, one.outputs, native, count):
+            return _named(frame, count, step, gradient=False) or Border(
+                frame.index, step, False, *_operator(early, late, given, inputs, count)
+            )
     if not joint:
         return None
     step = _gradient_step(early, late, given, inputs, other.outputs, count)
-    if step > SEMANTIC_STEP and step > _explained(early, given, one.outputs, count):
+    if step > SEMANTIC_STEP and step > _explained(early, given, one.outputs, _natively(early, given, count), count):
         return _named(frame, count, step, gradient=True) or Border(frame.index, step, True, None, (), None)
     return None
 
@@ -124,21 +124,23 @@ def _named(frame: Frame, count: ReplayCount, step: float, *, gradient: bool) -> 
     return Border(frame.index, step, gradient, name, nodes, fault.place.location, fault)
 
 
-def _shows(
-    early: GraphRecord, late: GraphRecord, given: Sequence[Any], inputs: Sequence[Any], step: float, count: ReplayCount
-) -> bool:
+def _natively(early: GraphRecord, given: Sequence[Any], count: ReplayCount) -> Replayed:
+    """Dynamo's graph in the program's own precision."""
+    count.replays += 1
+    return replay(early.snapshots[-1], given, double=False)
+
+
+def _shows(native: Replayed, late: GraphRecord, inputs: Sequence[Any], step: float, count: ReplayCount) -> bool:
     """Whether a change is there in the program's own precision too, if it is too large for rounding to hide it.
 
     One that only float64 has comes of running the graph there: ``x.to(torch.float16)`` is ``x`` itself where that is a
     half tensor, and a copy of one that was doubled, into which later writes do not go.
     """
-    count.replays += 2
-    natively = replay(early.snapshots[-1], given, double=False), replay(late.snapshots[0], inputs, double=False)
-    if any(run.error is not None for run in natively):
+    count.replays += 1
+    other = replay(late.snapshots[0], inputs, double=False)
+    if native.error is not None or other.error is not None:
         return True
-    floats = (v.dtype for v in natively[0].outputs if isinstance(v, torch.Tensor) and v.dtype.is_floating_point)
-    hidden = _HIDDEN * max((torch.finfo(dtype).eps for dtype in floats), default=_EPS)
-    return step < hidden or _change(natively[0].outputs, natively[1].outputs) > step / 10
+    return step < _HIDDEN * (epsilon(native) or _EPS) or _change(native.outputs, other.outputs) > step / 10
 
 
 def _mutates(before: Sequence[Any], after: Sequence[Any]) -> bool:
@@ -146,19 +148,18 @@ def _mutates(before: Sequence[Any], after: Sequence[Any]) -> bool:
     return any(one is not other for one, other in zip(before, after, strict=True) if isinstance(one, torch.Tensor))
 
 
-def _explained(early: GraphRecord, given: Sequence[Any], outputs: Sequence[Any], count: ReplayCount) -> float:
+def _explained(
+    early: GraphRecord, given: Sequence[Any], outputs: Sequence[Any], native: Replayed, count: ReplayCount
+) -> float:
     """What change float64's own rounding explains, or constants that a decomposition holds in float32.
 
-    The second is the native run's error, scaled from its dtype to float32.
+    The second is the ``native`` run's error, scaled from its dtype to float32.
     """
-    count.replays += len(_NOISE_SEEDS) + 1
+    count.replays += len(_NOISE_SEEDS)
     noisy = [replay(early.snapshots[-1], given, double=True, noise_seed=seed) for seed in _NOISE_SEEDS]
     noise = max((_change(outputs, run.outputs) for run in noisy if run.error is None), default=0.0)
-    native = replay(early.snapshots[-1], given, double=False)
     rounding = 0.0 if native.error is not None else _change(outputs, native.outputs)
-    floats = (v.dtype for v in native.outputs if isinstance(v, torch.Tensor) and v.dtype.is_floating_point)
-    eps = max((torch.finfo(dtype).eps for dtype in floats), default=_EPS)
-    return max(_NOISE_FACTOR * noise, _CONSTANTS * rounding * min(1.0, _EPS / eps))
+    return max(_NOISE_FACTOR * noise, _CONSTANTS * rounding * min(1.0, _EPS / (epsilon(native) or _EPS)))
 
 
 def _gradient_step(

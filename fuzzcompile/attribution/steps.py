@@ -259,7 +259,7 @@ def _step(frame: int, record: GraphRecord, rewrite: Rewrite, runs: _Runs) -> Ste
         rewrite,
         float64=step,
         native=native,
-        native_noise=_epsilon(one) if noise is None else noise,
+        native_noise=epsilon(one) if noise is None else noise,
         changed_bits=bool(native) or (one.error is None) != (other.error is None),
         metadata=_metadata_change(one, other),
         stride=_stride_change(one, other),
@@ -326,8 +326,8 @@ def _size(value: Any) -> float:
     return metrics.rms(value) if isinstance(value, torch.Tensor) else 0.0
 
 
-def _epsilon(run: Replayed) -> float:
-    """What rounding may do to a result where no float64 run says what it does."""
+def epsilon(run: Replayed) -> float:
+    """The coarsest rounding unit among the floating outputs; 0 where there is none."""
     floating = [v.dtype for v in run.outputs if isinstance(v, torch.Tensor) and v.dtype.is_floating_point]
     return max((torch.finfo(dtype).eps for dtype in floating), default=0.0)
 

@@ -12,7 +12,8 @@ import torch
 
 from fuzzcompile.corpus import Store, StoredCoverage
 from fuzzcompile.corpus.failures import CorpusError
-from fuzzcompile.inductor.catalogue import STAGES, Kind, Known, known_to
+from fuzzcompile.inductor.catalogue import Kind, Known, known_to
+from fuzzcompile.stages import STAGES
 
 __all__ = ["STAGES", "Listed", "Listing", "list_passes"]
 

@@ -10,29 +10,13 @@ from typing import TYPE_CHECKING
 import click
 
 from fuzzcompile.cli import options
+from fuzzcompile.stages import STAGES
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from fuzzcompile.campaign.passes import Listed, Listing
 
-# As in the catalogue, which needs torch, and help needs none.
-_STAGES = (
-    "dynamo",
-    "pre_grad",
-    "functionalization",
-    "decomposition",
-    "fake_tensor",
-    "joint_graph",
-    "partition",
-    "freezing",
-    "post_grad",
-    "lowering",
-    "scheduler",
-    "codegen",
-    "cudagraphs",
-    "runtime",
-)
 # Of these there are hundreds: they are listed where their stage is asked for.
 _MANY = ("decomposition", "lowering")
 _SETTING = re.compile(r"\bconfig\.([\w.]*\w)")
@@ -40,7 +24,7 @@ _COLUMNS = ("stage", "kind", "name", "pass", "on", "fired", "refused", "source",
 
 
 @click.command()
-@click.option("--stage", type=click.Choice(_STAGES), help="Only this stage; with all its operators.")
+@click.option("--stage", type=click.Choice(STAGES), help="Only this stage; with all its operators.")
 @click.option("--never", is_flag=True, help="Only passes and patterns that the corpus has not seen fire.")
 @options.device
 @options.corpus

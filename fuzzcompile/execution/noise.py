@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuzzcompile.execution.nested import run_inside, runs_functions
-from fuzzcompile.execution.tensors import with_memory
+from fuzzcompile.execution.tensors import with_memory, without_values
 
 # Operators that move values without computing any, or whose results IEEE arithmetic has exactly (fmod, floor): they
 # carry no rounding of their own.
@@ -64,8 +64,8 @@ class UlpNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
         schema = func._schema
         name = schema.name.rsplit("::")[-1]
         args, kwargs = pytree.tree_map(with_memory, (args, kwargs or {}))
-        if any(isinstance(leaf, torch.Tensor) and leaf.is_meta for leaf in pytree.tree_leaves((args, kwargs))):
-            return func(*args, **kwargs)  # torch asks for a shape
+        if without_values(args, kwargs):
+            return func(*args, **kwargs)
         exact = name in _MOVES or kwargs.get("rounding_mode") is not None
         # Whole numbers computed from whole numbers are exact, and a program may well round or index by them.
         whole = not exact and all(_is_whole(leaf) for leaf in pytree.tree_leaves((args, kwargs)))

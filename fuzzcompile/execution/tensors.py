@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from fuzzcompile.execution.trees import named_leaves, tree_map
 
@@ -25,6 +26,11 @@ def with_memory(value: Any) -> Any:
     if is_zero is None or not isinstance(value, torch.Tensor) or not is_zero(value):
         return value
     return torch.zeros(value.shape, dtype=value.dtype, device=value.device)
+
+
+def without_values(*values: Any) -> bool:
+    """Whether some tensor among ``values`` (trees) is a meta tensor: autograd then asks an operator for a shape."""
+    return any(isinstance(leaf, torch.Tensor) and leaf.is_meta for leaf in pytree.tree_leaves(values))
 
 
 class StorageCopier:

@@ -16,25 +16,9 @@ from fuzzcompile.inductor.hooks import initialise_patterns
 from fuzzcompile.inductor.pass_calls import PassCall, calls_of
 from fuzzcompile.inductor.plain import plain_passes
 from fuzzcompile.inductor.toggles import settings_of
+from fuzzcompile.stages import STAGES
 
 Kind = Literal["pass", "pattern", "decomposition", "lowering", "setting"]
-# In the order in which a program passes them.
-STAGES = (
-    "dynamo",
-    "pre_grad",
-    "functionalization",
-    "decomposition",
-    "fake_tensor",
-    "joint_graph",
-    "partition",
-    "freezing",
-    "post_grad",
-    "lowering",
-    "scheduler",
-    "codegen",
-    "cudagraphs",
-    "runtime",
-)
 _PASSES = "torch._inductor.fx_passes"
 _COMPILE_FX, _FREEZING = "torch._inductor.compile_fx", "torch._inductor.freezing"
 # The stage, the functions that run its passes, the module of its pattern tables, and what switches the whole of it.

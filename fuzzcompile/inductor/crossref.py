@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from fuzzcompile.execution.device import seed_everything
-from fuzzcompile.execution.tensors import copy_tree, with_memory
+from fuzzcompile.execution.tensors import copy_tree, with_memory, without_values
 from fuzzcompile.inductor.applications import (
     Application,
     Outcome,
@@ -180,8 +180,8 @@ class _Crossref(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _look(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place) -> None:
         if not isinstance(func, torch._ops.OpOverload):
             return
-        if any(isinstance(leaf, torch.Tensor) and leaf.is_meta for leaf in pytree.tree_leaves((args, kwargs))):
-            return  # autograd asks for a shape: there are no values
+        if without_values(args, kwargs):
+            return
         if time.monotonic() > self._deadline:
             self.watched.trouble.append(f"{func}: out of time")
             return
