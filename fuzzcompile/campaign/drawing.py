@@ -21,7 +21,8 @@ class Drawn:
     """A case to be judged: its source, how it came about, and what it is made of.
 
     ``features`` name what a campaign can prefer: idioms, operators, choices. ``choices`` are the recipe of a generated
-    case (empty for one that cannot be drawn again), ``spec`` is what the corpus keeps of it.
+    case (empty for one that cannot be drawn again), ``spec`` is what the corpus keeps of it. Only cases of one ``kind``
+    compete for a place in the stream, so that the source decides how many there are of each.
     """
 
     source: str
@@ -31,6 +32,7 @@ class Drawn:
     spec: Mapping[str, Any] | None = None
     idioms: tuple[str, ...] = ()
     near_misses: tuple[str, ...] = ()
+    kind: str = ""
 
     @cached_property
     def sha256(self) -> str:
@@ -93,6 +95,7 @@ class Generator:
             {"profile": self.profile, "case": case.spec.to_json()},
             tuple(case.spec.idioms),
             tuple(case.spec.near_misses),
+            kind="plain attention" if case.spec.plain else "",
         )
 
 

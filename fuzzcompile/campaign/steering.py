@@ -10,6 +10,7 @@ same cases whatever worker is faster, unless one case takes as long as a block o
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
@@ -36,6 +37,8 @@ _WORTH = {"scheduler": 0.25, FINDING: 4.0}
 # What is remembered of a feature after each block: a well that has run dry is left.
 _MEMORY = 0.9
 _MOST_PARENTS = 128
+# For each candidate that is wanted so many are drawn, until one is of the right kind.
+_TRIES = 3
 # What a case costs whatever it is made of, in features.
 _BASE_FEATURES = 4
 
@@ -46,7 +49,8 @@ class Strategy:
 
     Attributes:
         candidates: how many cases are drawn for a place, of which the most promising is judged.
-        pairs: how much a pair of features counts that was never judged together.
+        pairs: how much pairs of features count that were never judged together.
+        wholes: how much it counts that exactly these features were never judged.
         mutated: share of the places that vary the recipe of an earlier case.
         climbing: share of these that start from the case whose rewrites moved float64 most without being a bug.
         cheap: share of the cases judged in full that are the most promising of the shorter half of their candidates.
@@ -54,12 +58,13 @@ class Strategy:
 
     candidates: int = 4
     pairs: float = 0.5
-    mutated: float = 0.25
+    wholes: float = 0.5
+    mutated: float = 0.1
     climbing: float = 0.25
     cheap: float = 0.75
 
 
-UNIFORM = Strategy(candidates=1, pairs=0.0, mutated=0.0, climbing=0.0, cheap=0.0)
+UNIFORM = Strategy(candidates=1, pairs=0.0, wholes=0.0, mutated=0.0, climbing=0.0, cheap=0.0)
 
 
 @dataclass(frozen=True)
@@ -102,6 +107,7 @@ class Steering:
     _features: defaultdict[str, _Yield] = field(default_factory=lambda: defaultdict(_Yield))
     _speeds: dict[bool, _Yield] = field(default_factory=lambda: {True: _Yield(), False: _Yield()})
     _pairs: set[tuple[str, str]] = field(default_factory=set)
+    _wholes: set[frozenset[str]] = field(default_factory=set)
     _parents: list[Parent] = field(default_factory=list)
     _waiting: dict[int, Outcome] = field(default_factory=dict)
     _block: int = 0
@@ -149,7 +155,7 @@ class Steering:
         return drawn >= self.full_share
 
     def _chosen(self, index: int, rng: random.Random, *, cheap: bool) -> Drawn:
-        candidates = [self.source.at(self.seed, index, number) for number in range(self.strategy.candidates)]
+        candidates = self._candidates(index)
         if cheap:  # the time of a full compile goes into what is generated, which grows with the program
             candidates = sorted(candidates, key=lambda one: len(one.source))[: (len(candidates) + 1) // 2]
         if len(candidates) == 1:
@@ -159,6 +165,13 @@ class Steering:
         promise = {name: self._sample(self._features[name], rng) for name in names}
         return max(candidates, key=lambda candidate: self._score(candidate, promise))
 
+    def _candidates(self, index: int) -> list[Drawn]:
+        """Cases that compete for a place: of the kind of the first that is drawn for it."""
+        first = self.source.at(self.seed, index)
+        most = self.strategy.candidates
+        others = (self.source.at(self.seed, index, number) for number in range(1, (most - 1) * _TRIES + 1))
+        return [first, *itertools.islice((other for other in others if other.kind == first.kind), most - 1)]
+
     def _score(self, candidate: Drawn, promise: dict[str, float]) -> float:
         if not candidate.features:
             return 0.0
@@ -166,7 +179,8 @@ class Steering:
         mean = sum(promise[name] for name in candidate.features) / (len(candidate.features) + _BASE_FEATURES)
         pairs = _pairs_of(candidate.features)
         untried = sum(pair not in self._pairs for pair in pairs) / len(pairs) if pairs else 0.0
-        return mean + self.strategy.pairs * untried
+        whole = frozenset(candidate.features) not in self._wholes
+        return mean + self.strategy.pairs * untried + self.strategy.wholes * whole
 
     def _sample(self, known: _Yield, rng: random.Random) -> float:
         return rng.betavariate(1.0 + known.brought, 1.0 + known.tried - known.brought)
@@ -211,6 +225,7 @@ class Steering:
             self._features[name].tried += 1
             self._features[name].brought += brought
         self._pairs |= _pairs_of(features)
+        self._wholes.add(frozenset(features))
 
     def _count_speed(self, screened: bool, worth: float) -> None:
         self._speeds[screened].tried += 1

@@ -49,7 +49,8 @@ DrawPart = Callable[[Pen], Part]
 class Idiom:
     """One piece of a transformer: its name, what it is, and how often it is drawn among its role.
 
-    An attention of given ``layouts`` is written for these alone. ``fixes`` names the sizes (``batch``,
+    An attention of given ``layouts`` is written for these alone; ``plain`` is how often it is drawn where there is
+    nothing else, in proportion to the variants of rewrites that look for it. ``fixes`` names the sizes (``batch``,
     ``sequence``) that its parameters or its code are made for, so that a second call cannot have others.
     A ``loose`` idiom is drawn only with near misses, because the installed compiler is known not to take it.
     """
@@ -61,6 +62,7 @@ class Idiom:
     draw_attention: DrawAttention | None = None
     draw_part: DrawPart | None = None
     layouts: tuple[Layout, ...] = ()
+    plain: int = 0
     fixes: tuple[str, ...] = ()
     loose: bool = False
 
@@ -85,12 +87,14 @@ def register(idiom: Idiom) -> Idiom:
     return idiom
 
 
-def attention_idiom(weight: int, layouts: tuple[Layout, ...] = ()) -> Callable[[DrawAttention], DrawAttention]:
+def attention_idiom(
+    weight: int, plain: int, layouts: tuple[Layout, ...] = ()
+) -> Callable[[DrawAttention], DrawAttention]:
     """Register the decorated function as an attention idiom under its own name."""
 
     def decorate(draw: DrawAttention) -> DrawAttention:
         summary = " ".join((draw.__doc__ or "").split())
-        register(Idiom(draw.__name__, "attention", summary, weight, draw_attention=draw, layouts=layouts))
+        register(Idiom(draw.__name__, "attention", summary, weight, draw, layouts=layouts, plain=plain))
         return draw
 
     return decorate

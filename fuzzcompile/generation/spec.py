@@ -198,18 +198,30 @@ class CaseSpec:
         return tuple(name for name, present in MARKS.items() if present(self))
 
     @property
+    def plain(self) -> bool:
+        """Whether this is nothing but an attention over query, key and value, at most of batch 1."""
+        around = self.layer or self.block or self.embedding or self.head or self.attention.projection
+        return not around and set(self.near_misses) <= {"batch_one"}
+
+    @property
     def choices(self) -> tuple[str, ...]:
         """What else was chosen: dtype, mode of training, and how it is compiled, by name."""
-        how, mask = self.compile, self.attention.mask if self.layer is None else None
+        how, attention = self.compile, self.attention if self.layer is None else None
+        mask = attention and attention.mask
         named = (
             f"dtype_{self.dtype}",
             self.training and "training",
             self.backward and "backward",
             self.block and ("stack" if self.block.layers > 1 else "block"),
+            self.plain and "plain",
             mask and f"mask_{mask.kind}",
-            self.layer is None and self.attention.cross and "cross_attention",
-            self.layer is None and self.attention.softcap and "softcap",
-            self.layer is None and self.attention.sink and "sink",
+            mask and mask.dtype != "model" and f"mask_of_{mask.dtype}",
+            *((attention and [f"form_{name}" for name, chosen in attention.form if chosen]) or ()),
+            attention and attention.returns and f"returns_{attention.returns}",
+            attention and attention.dropout and "dropout",
+            attention and attention.cross and "cross_attention",
+            attention and attention.softcap and "softcap",
+            attention and attention.sink and "sink",
             how.grad,
             how.dynamic and "dynamic",
             how.second and "second_call",
@@ -218,7 +230,7 @@ class CaseSpec:
             how.autocast and "autocast",
             *how.toggles,
         )
-        return tuple(name for name in named if isinstance(name, str))
+        return tuple(name for name in named if isinstance(name, str) and name)
 
     @property
     def features(self) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ float32, eval, no near miss. Shrinking therefore ends at one attention over q, k
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 
@@ -24,8 +25,8 @@ _SEQUENCES = tuple(range(2, 17))
 _HEADS = (1, 2, 3, 4, 6, 8)
 _HEAD_DIMS = (2, 3, 4, 8, 16)
 _DTYPE_WEIGHTS = {"float32": 2, "bfloat16": 1, "float16": 1}
-# In how many per cent of the cases there is an attention alone, without a near miss.
-_BARE = 15
+# In how many per cent of the cases there is a plain attention, without a near miss.
+_PLAIN = 35
 _MODES = (("max-autotune-no-cudagraphs", 2), ("max-autotune", 1), ("reduce-overhead", 2))
 
 
@@ -42,8 +43,8 @@ def _cases(draw: Draw, profile: Profile) -> CaseSpec:
     So lowering one choice leaves the meaning of all later ones as it is, which is what shrinking needs.
     """
     pen = Pen(draw, profile.steering)
-    if pen.chance(_BARE):
-        return replace(fitted(_bare(pen, profile)), seed=pen.number(999_999))
+    if pen.chance(_PLAIN):
+        return replace(fitted(_plain(pen, profile)), seed=pen.number(999_999))
     block, embedding = _block(pen)
     layer = _layer(pen)
     attention = _attention(pen, within=block is not None)
@@ -72,20 +73,21 @@ def _cases(draw: Draw, profile: Profile) -> CaseSpec:
     return replace(fitted(spec), seed=pen.number(999_999))
 
 
-def _bare(pen: Pen, profile: Profile) -> CaseSpec:
+def _plain(pen: Pen, profile: Profile) -> CaseSpec:
     """One attention over query, key and value and nothing else, as rewrites look for it: half of them trained.
 
     Its neighbours with near misses are only as good as the knowledge that the plain one is rewritten.
     """
-    attention = _form(pen)
+    attention = _form(pen, {idiom.name: idiom.plain for idiom in idioms("attention")})
+    dims = _dims(pen, replace(profile, near_misses=False))
     layouts: list[tuple[Layout, int]] = [("heads_last", 60), ("heads_first", 40)]
     layout = pen.weighted(layouts)
     training = pen.chance(60) and profile.training
-    drops, own_stream = pen.chance(50), pen.chance(70)
+    drops, own_stream = pen.chance(60), pen.chance(80)
     toggles = ("own_random_stream",) if training and drops and own_stream else ()
     return CaseSpec(
         attention=replace(attention, layout=layout, dropout=0.1 if training and drops else None),
-        dims=_dims(pen, profile),
+        dims=replace(dims, batch=1) if pen.chance(40) and profile.near_misses else dims,
         dtype=pen.weighted([(dtype, _DTYPE_WEIGHTS[dtype]) for dtype in profile.dtypes]),
         training=training,
         backward=training,
@@ -93,9 +95,9 @@ def _bare(pen: Pen, profile: Profile) -> CaseSpec:
     )
 
 
-def _form(pen: Pen) -> Attention:
+def _form(pen: Pen, weights: Mapping[str, int]) -> Attention:
     """An attention with the choices that only its idiom has."""
-    form = idiom(pen.named([(idiom.name, idiom.weight) for idiom in idioms("attention")])).draw_attention
+    form = idiom(pen.named(list(weights.items()))).draw_attention
     assert form is not None, "an attention idiom draws its own parameters"
     return form(pen)
 
@@ -140,7 +142,7 @@ def _layer(pen: Pen) -> Part | None:
 
 
 def _attention(pen: Pen, *, within: bool) -> Attention:
-    attention = _form(pen)
+    attention = _form(pen, {idiom.name: idiom.weight for idiom in idioms("attention")})
     projection = _name(pen, "projection", percent=85 if within else 40)
     layouts: list[tuple[Layout, int]] = [("heads_first", 45), ("heads_last", 45), ("flat", 10)]
     layout = pen.weighted(layouts)
@@ -149,9 +151,9 @@ def _attention(pen: Pen, *, within: bool) -> Attention:
         projection=projection,
         layout=layout,
         cross=pen.chance(12),
-        position=_name(pen, "position", percent=8),
-        norm=_name(pen, "query_norm", percent=6),
-        grouping=_name(pen, "grouping", percent=8),
+        position=_name(pen, "position", percent=10),
+        norm=_name(pen, "query_norm", percent=8),
+        grouping=_name(pen, "grouping", percent=12),
         softcap=pen.chance(4, "softcap"),
         sink=pen.chance(4, "sink"),
     )

@@ -65,6 +65,30 @@ def test_a_well_that_has_run_dry_is_left():
     assert flowing > 1.3 * after
 
 
+@dataclass(frozen=True)
+class TwoKinds(Letters):
+    """Every other place offers a plain case first; plain cases have fewer letters."""
+
+    def at(self, seed: int, index: int, candidate: int = 0) -> Drawn:
+        drawn = super().at(seed, index, candidate)
+        if (index + candidate) % 2:
+            return drawn
+        return replace(drawn, features=drawn.features[:1], kind="plain")
+
+
+def test_the_source_decides_how_many_there_are_of_each_kind():
+    drawn = play(Steering(TwoKinds(), 1, strategy=Strategy(mutated=0.0)), 160, fresh_from("c"))
+    assert [case.kind for case, _ in drawn] == ["plain", ""] * 80
+    assert sum("c" in case.features for case, _ in drawn[1::2]) > 30  # and they still compete among themselves
+
+
+def test_what_was_never_judged_as_a_whole_is_drawn_first():
+    chosen = Strategy(candidates=8, pairs=0.0, wholes=1.0, mutated=0.0)
+    novel, alike = (play(Steering(Letters(), 1, strategy=how), 64, lambda *_: []) for how in (chosen, UNIFORM))
+    wholes = [len({frozenset(case.features) for case, _ in drawn}) for drawn in (novel, alike)]
+    assert wholes[0] > 1.1 * wholes[1]  # of 28
+
+
 def test_the_same_seed_draws_the_same_whatever_comes_first():
     one = play(Steering(Letters(), 7), 160, fresh_from("c"))
     other = play(Steering(Letters(), 7), 160, fresh_from("c"), order=lambda group: -group[0])

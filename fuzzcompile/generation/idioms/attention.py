@@ -13,19 +13,19 @@ from fuzzcompile.generation.registry import attention_idiom
 from fuzzcompile.generation.spec import Attention, Mask, MaskKind, Returns
 
 
-@attention_idiom(weight=30)
+@attention_idiom(weight=30, plain=10)
 def attention_mul(pen: Pen) -> Attention:
     """softmax(q @ kᵀ * s) @ v: SDPA patterns 2 and 4, with heads permuted 28."""
     return Attention("attention_mul")
 
 
-@attention_idiom(weight=30)
+@attention_idiom(weight=30, plain=12)
 def attention_div(pen: Pen) -> Attention:
     """softmax(q @ kᵀ / s) @ v: SDPA patterns 1 and 3, with heads permuted 11 and 12."""
     return Attention("attention_div")
 
 
-@attention_idiom(weight=25)
+@attention_idiom(weight=25, plain=20)
 def attention_masked(pen: Pen) -> Attention:
     """softmax(q @ kᵀ / s + mask) @ v, a mask of float32 at times: SDPA patterns 5, 6, with heads permuted 14, 16."""
     mask = _mask(pen)
@@ -33,7 +33,7 @@ def attention_masked(pen: Pen) -> Attention:
     return Attention("attention_masked", mask=replace(mask, dtype="float32") if wide else mask)
 
 
-@attention_idiom(weight=25)
+@attention_idiom(weight=25, plain=2)
 def attention_sdpa(pen: Pen) -> Attention:
     """F.scaled_dot_product_attention with each of its arguments: plain, causal, a mask, a scale of its own."""
     kind = pen.weighted([("plain", 4), ("causal", 3), ("mask", 3)])
@@ -46,44 +46,44 @@ def attention_sdpa(pen: Pen) -> Attention:
     return Attention("attention_sdpa", mask=Mask(mask.kind, mask.shape, dtype, inside=mask.inside), form=attention.form)
 
 
-@attention_idiom(weight=15, layouts=("heads_last",))
+@attention_idiom(weight=15, plain=10, layouts=("heads_last",))
 def attention_sdpa_math(pen: Pen) -> Attention:
     """F.scaled_dot_product_attention under the MATH backend, which is decomposed: SDPA patterns 29 and 30."""
     mask = _mask(pen) if pen.chance(50) else None
     return Attention("attention_sdpa_math", mask=mask, form=(("scaled", False), ("math", True)))
 
 
-@attention_idiom(weight=20, layouts=("heads_last",))
+@attention_idiom(weight=20, plain=10, layouts=("heads_last",))
 def attention_safe(pen: Pen) -> Attention:
     """SDPA's own maths written out, scale split between query and key, safe softmax: SDPA patterns 29 and 30."""
     return Attention("attention_safe", mask=Mask() if pen.chance(50) else None)
 
 
-@attention_idiom(weight=25, layouts=("heads_last",))
+@attention_idiom(weight=25, plain=8, layouts=("heads_last",))
 def attention_upcast(pen: Pen) -> Attention:
     """Scores divided, softmax in float32, weights cast back or down to float16: SDPA patterns 7 and 8."""
     return Attention("attention_upcast", form=(("narrow", pen.chance(50)),))
 
 
-@attention_idiom(weight=25, layouts=("heads_last",))
+@attention_idiom(weight=25, plain=8, layouts=("heads_last",))
 def attention_query_scaled(pen: Pen) -> Attention:
     """The query divided before the product, softmax in float32: SDPA patterns 9 and 10."""
     return Attention("attention_query_scaled", form=(("narrow", pen.chance(50)),))
 
 
-@attention_idiom(weight=15, layouts=("flat",))
+@attention_idiom(weight=15, plain=3, layouts=("flat",))
 def attention_bmm(pen: Pen) -> Attention:
     """bmm(dropout(softmax(bmm(q, kᵀ))), v) over three dimensions and without a scale: SDPA pattern 13."""
     return Attention("attention_bmm")
 
 
-@attention_idiom(weight=20, layouts=("heads_last",))
+@attention_idiom(weight=20, plain=8, layouts=("heads_last",))
 def attention_keys_filled(pen: Pen) -> Attention:
     """A (B, S) mask of ones and zeros, viewed, expanded and filled with −inf: SDPA patterns 15, 17 and 20."""
     return Attention("attention_keys_filled", form=(("early", pen.chance(50)),))
 
 
-@attention_idiom(weight=25, layouts=("heads_last", "heads_first"))
+@attention_idiom(weight=25, plain=9, layouts=("heads_last", "heads_first"))
 def attention_where(pen: Pen) -> Attention:
     """where(mask, scores / full(s), finfo.min), with an additive mask as well or keys returned: patterns 18 and 19."""
     biased = pen.chance(50)
@@ -93,7 +93,7 @@ def attention_where(pen: Pen) -> Attention:
     return Attention("attention_where", mask=mask, returns="" if biased else "keys", form=(("biased", biased),))
 
 
-@attention_idiom(weight=60, layouts=("heads_last",))
+@attention_idiom(weight=60, plain=40, layouts=("heads_last",))
 def attention_unscaled(pen: Pen) -> Attention:
     """No scale, softmax in float32, keys and values returned for a cache or not: SDPA patterns 21 to 23, 25 to 27."""
     rounded = pen.chance(50)
@@ -105,7 +105,7 @@ def attention_unscaled(pen: Pen) -> Attention:
     return Attention("attention_unscaled", mask=mask, returns=returns, form=(("rounded", rounded),))
 
 
-@attention_idiom(weight=15, layouts=("heads_first",))
+@attention_idiom(weight=15, plain=3, layouts=("heads_first",))
 def attention_heads_folded(pen: Pen) -> Attention:
     """Heads folded into the batch for bmm, unfolded for an additive mask: SDPA pattern 24."""
     return Attention("attention_heads_folded", mask=Mask(dtype="float32" if pen.chance(60) else "model"))
