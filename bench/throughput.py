@@ -7,9 +7,10 @@
 and one run; judged in full, from generation to storage; screened. It prints medians, our own share of the full run,
 and how many times as fast a screen is. Cases with a bug are left out of the share: attributing them is the purpose.
 
-``campaign`` runs the campaign itself on an empty corpus and kernel cache and prints cases per minute over time, and the
-memory of the workers at equal ages. ``--blocks`` draws single blocks in eval mode only, else the default mix; what was
-drawn is printed. Wall times mean something on an idle machine only; processor times are beside them.
+``campaign`` runs the campaign itself on an empty corpus and kernel cache, and prints cases per minute over time and the
+memory of the workers at equal ages. The rate is given over all time and over the time in which workers judge, because
+findings of a new corpus are minimised first of all. ``--blocks`` draws single blocks in eval mode, else the default
+mix; what was drawn is printed. Wall times mean something on an idle machine only; processor times are beside them.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ from torch._inductor.utils import fresh_cache
 
 from fuzzcompile.campaign.budget import Budget, clock
 from fuzzcompile.campaign.drawing import Drawn, Generator
-from fuzzcompile.campaign.engine import CampaignSettings
 from fuzzcompile.campaign.events import CaseJudged, Event, Started, Tick
 from fuzzcompile.campaign.local import run_campaign
 from fuzzcompile.campaign.pool import Limits, available_cpus
+from fuzzcompile.campaign.settings import CampaignSettings
 from fuzzcompile.case import load_case
 from fuzzcompile.corpus import CaseRecord, Coverage, Store
 from fuzzcompile.execution import runs
@@ -204,6 +205,7 @@ class _Watch:
     def __init__(self) -> None:
         self.start = 0.0
         self.judged: list[float] = []
+        self.seconds: list[float] = []
         self.memory: dict[int, list[tuple[float, int]]] = {}
         self.own: list[tuple[float, int]] = []
         self._process = psutil.Process()
@@ -222,6 +224,7 @@ class _Watch:
             self.start = now
         elif isinstance(event, CaseJudged):
             self.judged.append(now - self.start)
+            self.seconds.append(event.seconds)
         elif isinstance(event, Tick) and now - self._sampled > 1.0:
             self._sampled = now
             self.own.append((now - self.start, self._process.memory_info().rss))
@@ -260,6 +263,9 @@ def measure_campaign(minutes: float, workers: int, mix: Any, *, blocks: bool, se
     tally = summary.tally
     print(f"{mix}, {workers} workers, {'single eval blocks' if blocks else 'default mix'}: {tally.cases} cases in "
           f"{clock(tally.seconds)}, {tally.cases_per_minute:.1f}/min, {tally.screened} screened")  # fmt: skip
+    judging = 60.0 * workers * len(watch.seconds) / sum(watch.seconds)
+    print(f"{judging:.1f}/min while workers judge, {100 * sum(watch.seconds) / tally.seconds / workers:.0f} % of their "
+          f"time; the rest is minimising and starting")  # fmt: skip
     print(f"verdicts: {dict(tally.verdicts)}; findings: {tally.findings}\nmix: {drawn}")
     _print_growth(watch, minutes)
 

@@ -7,19 +7,15 @@ stored before they are announced.
 from __future__ import annotations
 
 import itertools
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Generator as Yielding
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
-from dataclasses import dataclass, field
-from pathlib import Path
+from concurrent.futures import Executor, Future
 from typing import Any
 
-from fuzzcompile.campaign.budget import Budget
 from fuzzcompile.campaign.drafts import write_draft
-from fuzzcompile.campaign.drawing import Drawn, Generator, Source
+from fuzzcompile.campaign.drawing import Drawn, Generator
 from fuzzcompile.campaign.events import (
     CaseJudged,
     Event,
@@ -33,17 +29,17 @@ from fuzzcompile.campaign.events import (
     Trouble,
     WorkerActivity,
 )
+from fuzzcompile.campaign.jobs import Job, Jobs
 from fuzzcompile.campaign.minimising import keep
-from fuzzcompile.campaign.pool import ATTRIBUTION_SHARE
-from fuzzcompile.campaign.steering import UNIFORM, Mix, Outcome, Steering, Strategy, items_of
+from fuzzcompile.campaign.settings import CampaignSettings
+from fuzzcompile.campaign.steering import Outcome, Steering, items_of
 from fuzzcompile.corpus import CaseRecord, Coverage, Finding, Recorded, Store, public_id, severity
 from fuzzcompile.errors import EnvironmentUnfit, FuzzcompileError
 from fuzzcompile.execution.pool import WorkerFailed, WorkerStartFailed, WorkerStopped, WorkerTimeout
-from fuzzcompile.generation import Profile
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.report import unjudged, worker_failure
 from fuzzcompile.reporting.verdict import name_of
-from fuzzcompile.work import Judged, JudgeTask, ShrinkTask, Shrunk, judge_file, left_behind, shrink
+from fuzzcompile.work import Judged, Shrunk, left_behind
 
 _TICK = 0.5
 # A finding that comes up just before the end of the budget still gets this long to be made small.
@@ -55,63 +51,6 @@ _MOST_OTHERS = 2
 _REPEATED = 2000
 # Stages whose coverage is one of rewrites.
 _REWRITES = ("pre_grad", "joint_graph", "freezing", "post_grad", "partition")
-
-
-@dataclass(frozen=True)
-class CampaignSettings:
-    """What a campaign is asked to do.
-
-    ``source`` is what cases are drawn from (None: the generator under ``profile``), ``mix`` at which speeds they are
-    judged, ``strategy`` how their stream is steered.
-    """
-
-    budget: Budget
-    seed: int
-    profile: Profile
-    device: str
-    workers: int
-    torch: str
-    vetoes: tuple[str, ...] = ()
-    plants: tuple[str, ...] = ()
-    case_seconds: float = 180.0
-    max_findings: int | None = None
-    shrink_seconds: float = 120.0
-    drafts: Path = Path("reports/drafts")
-    mix: Mix = "mixed"
-    strategy: Strategy = field(default_factory=Strategy)
-    source: Source | None = None
-
-    @property
-    def stream(self) -> str:
-        """Key of the seeded sequence of cases, under which judged indices are remembered."""
-        drawn = self.drawn_from.name
-        source = f" {drawn}" if drawn else ""
-        how = "" if self.mix == "mixed" else f" {self.mix}-only"
-        steered = " unsteered" if self.strategy == UNIFORM else ""
-        vetoes = "".join(f" veto={name}" for name in sorted(self.vetoes))
-        plants = "".join(f" plant={name}" for name in sorted(self.plants))
-        device = self.device.split(":")[0]
-        return f"seed={self.seed} torch={self.torch} device={device}{source}{how}{steered}{vetoes}{plants}"
-
-    @property
-    def drawn_from(self) -> Source:
-        """Where the cases come from."""
-        return self.source if self.source is not None else Generator(self.profile)
-
-
-@dataclass
-class _Job:
-    """Something under way on a worker."""
-
-    case: Drawn
-    index: int | None
-    path: Path
-    marker: Path
-    started: float = field(default_factory=time.monotonic)
-    retry: bool = False
-    shrinks: str | None = None
-    severity: int = 0
-    screen: bool = False
 
 
 class Engine:
@@ -129,7 +68,6 @@ class Engine:
     ) -> None:
         self.settings = settings
         self.store = store
-        self.executor = executor
         self.environment = environment
         self.campaign = campaign
         self.describe_workers = describe_workers
@@ -142,7 +80,7 @@ class Engine:
         self.screened = 0
         self._steering = self._steered()
         self._left: set[str] = set()  # findings whose minimising failed: each further hit would fail as well
-        self._jobs: dict[Future[Any], _Job] = {}
+        self._jobs = Jobs(settings, executor)
         self._start = time.monotonic()
         self._beat = self._start
         self._submitted = 0
@@ -170,14 +108,13 @@ class Engine:
             len(known),
         )
         indices = (index for index in itertools.count() if index not in known)
-        with tempfile.TemporaryDirectory(prefix="fuzzcompile-") as folder:
+        with self._jobs:
             while True:
-                self._fill(indices, Path(folder))
+                self._fill(indices)
                 if not self._jobs:
                     break
-                done, _ = wait(self._jobs, timeout=_TICK, return_when=FIRST_COMPLETED)
-                for future in done:
-                    yield from self._settle(future, self._jobs.pop(future), Path(folder))
+                for future, job in self._jobs.ended(_TICK):
+                    yield from self._settle(future, job)
                 self._heartbeat()
                 yield Tick(self.tally(), self.describe_workers())
 
@@ -206,7 +143,7 @@ class Engine:
 
     # -- giving out work --------------------------------------------------------------------------
 
-    def _fill(self, indices: Iterator[int], folder: Path) -> None:
+    def _fill(self, indices: Iterator[int]) -> None:
         repeated = 0
         while len(self._jobs) < self.settings.workers and self._wants_more():
             if repeated > _REPEATED:
@@ -215,12 +152,12 @@ class Engine:
             index = next(indices)
             case, screen = self._steering.at(index)
             if self.store.has_source(case.sha256, self.settings.stream) or any(
-                job.case.sha256 == case.sha256 for job in self._jobs.values()
+                job.case.sha256 == case.sha256 for job in self._jobs
             ):
                 repeated += 1
                 continue  # another index drew the same program: it has been judged
             self._submitted += 1
-            self._judge(case, index, folder, screen=screen)
+            self._judge(case, index, screen=screen)
 
     def _steered(self) -> Steering:
         """The stream's steering, which goes on where earlier campaigns on this corpus left it."""
@@ -248,50 +185,16 @@ class Engine:
             return float("inf")
         return self.settings.budget.seconds - (time.monotonic() - self._start)
 
-    def _judge(
-        self, case: Drawn, index: int | None, folder: Path, *, retry: bool = False, screen: bool = False
-    ) -> None:
-        path = folder / f"case_{case.sha256[:12]}.py"
-        path.write_text(case.source, encoding="utf-8")
-        marker = path.with_suffix(f".{'again' if retry else 'eager'}")
-        task = JudgeTask(
-            str(path),
-            self.settings.vetoes,
-            str(marker),
-            tuple(sorted(self._known)),
-            ATTRIBUTION_SHARE * self.settings.case_seconds,
-            screen=screen,
-        )
-        label = f"judge #{index}" if index is not None else "judge a by-catch"
-        future = self._submit(judge_file, task, label)
-        self._jobs[future] = _Job(case, index, path, marker, retry=retry, screen=screen)
+    def _judge(self, case: Drawn, index: int | None, *, retry: bool = False, screen: bool = False) -> None:
+        self._jobs.judge(case, index, self._known, retry=retry, screen=screen)
 
-    def _shrink(self, finding: str, job: _Job, report: Mapping[str, Any]) -> None:
+    def _shrink(self, finding: str, job: Job, report: Mapping[str, Any]) -> None:
         seconds = min(self.settings.shrink_seconds, max(self._remaining(), _MIN_SHRINK_SECONDS))
-        choices = job.case.choices or None
-        task = ShrinkTask(
-            job.case.source,
-            dict(report),
-            choices,
-            self.settings.profile,
-            seconds,
-            vetoes=self.settings.vetoes,
-        )
-        future = self._submit(shrink, task, f"minimise {finding}", limit=seconds + 240.0)
-        self._jobs[future] = _Job(job.case, job.index, job.path, job.marker, shrinks=finding, severity=severity(report))
-
-    def _submit(
-        self, function: Callable[[Any], Any], task: Any, label: str, *, limit: float | None = None
-    ) -> Future[Any]:
-        schedule = getattr(self.executor, "schedule", None)
-        if schedule is None:
-            return self.executor.submit(function, task)
-        future: Future[Any] = schedule(function, (task,), label=label, time_limit=limit)
-        return future
+        self._jobs.shrink(finding, job, report, seconds)
 
     # -- taking results ---------------------------------------------------------------------------
 
-    def _settle(self, future: Future[Any], job: _Job, folder: Path) -> Iterator[Event]:
+    def _settle(self, future: Future[Any], job: Job) -> Iterator[Event]:
         try:
             result = future.result()
         except WorkerStartFailed as error:
@@ -299,27 +202,27 @@ class Engine:
         except WorkerStopped:
             return
         except WorkerFailed as error:
-            yield from self._lost(error, job, folder)
+            yield from self._lost(error, job)
         except Exception as error:
             yield from self._raised(error, job)
         else:
             if isinstance(result, Shrunk):
-                yield from self._reduced(result, job, folder)
+                yield from self._reduced(result, job)
             else:
                 yield from self._judged(result, job)
 
-    def _judged(self, result: Judged, job: _Job) -> Iterator[Event]:
+    def _judged(self, result: Judged, job: Job) -> Iterator[Event]:
         stored = self._record(job, result.report, result)
         yield CaseJudged(
             job.index if job.index is not None else -1,
             result.report["verdict"],
-            time.monotonic() - job.started,
+            job.seconds,
             public_id(stored.finding_id) if stored.finding_id is not None else None,
         )
         if stored.finding_id is not None:
             yield from self._announce(stored, result.report, job)
 
-    def _announce(self, stored: Recorded, report: Mapping[str, Any], job: _Job) -> Iterator[Event]:
+    def _announce(self, stored: Recorded, report: Mapping[str, Any], job: Job) -> Iterator[Event]:
         finding = public_id(stored.finding_id or 0)
         self.hit.add(finding)
         if _is_proved(report["culprit"]):
@@ -336,10 +239,10 @@ class Engine:
     def _shown(self, finding: str) -> int:
         """Severity of the face that the finding's reproducers show, those under way included."""
         best = self.store.best_reproducer(finding)
-        under_way = [other.severity for other in self._jobs.values() if other.shrinks == finding]
+        under_way = [other.severity for other in self._jobs if other.shrinks == finding]
         return max([severity(best.report if best is not None else None), *under_way])
 
-    def _reduced(self, result: Shrunk, job: _Job, folder: Path) -> Iterator[Event]:
+    def _reduced(self, result: Shrunk, job: Job) -> Iterator[Event]:
         finding = job.shrinks or ""
         keep(self.store, finding, result)
         draft: str | None = None
@@ -360,14 +263,14 @@ class Engine:
         )
         for other in result.others:
             if self._remaining() > 0 and not self.store.has_source(other.sha256):
-                self._judge(Generator(self.settings.profile).drawn(other, "reduction"), None, folder)
+                self._judge(Generator(self.settings.profile).drawn(other, "reduction"), None)
         drawn = {other.source for other in result.others}
         for source in [one for one in result.other_sources if one not in drawn][:_MOST_OTHERS]:
             met = Drawn(source, "reduction")
             if self._remaining() > 0 and not self.store.has_source(met.sha256):
-                self._judge(met, None, folder)
+                self._judge(met, None)
 
-    def _lost(self, error: WorkerFailed, job: _Job, folder: Path) -> Iterator[Event]:
+    def _lost(self, error: WorkerFailed, job: Job) -> Iterator[Event]:
         """The worker crashed, hung or grew: that is the case's verdict, believed if it comes twice."""
         if job.shrinks is not None:
             self._left.add(job.shrinks)
@@ -386,13 +289,13 @@ class Engine:
             report |= {"is_bug": False, "signature": None}
             report["detail"] += "; seen once" if compiling else "; before eager had finished"
         stored = self._record(job, report, None)
-        yield CaseJudged(job.index if job.index is not None else -1, str(verdict), time.monotonic() - job.started)
+        yield CaseJudged(job.index if job.index is not None else -1, str(verdict), job.seconds)
         if stored.finding_id is not None:
             yield from self._announce(stored, report, job)
         elif compiling and not job.retry and self._remaining() > 0:
-            self._judge(job.case, job.index, folder, retry=True, screen=job.screen)
+            self._judge(job.case, job.index, retry=True, screen=job.screen)
 
-    def _raised(self, error: Exception, job: _Job) -> Iterator[Event]:
+    def _raised(self, error: Exception, job: Job) -> Iterator[Event]:
         """Our own failure, or a case that nothing can be said of: stored, and the campaign goes on."""
         text = " ".join(str(error).split())[:300]
         if job.shrinks is not None:
@@ -406,7 +309,7 @@ class Engine:
 
     # -- the corpus -------------------------------------------------------------------------------
 
-    def _record(self, job: _Job, report: Mapping[str, Any], result: Judged | None) -> Recorded:
+    def _record(self, job: Job, report: Mapping[str, Any], result: Judged | None) -> Recorded:
         coverage = [
             Coverage(c.stage, c.pass_name or "", c.rewrite, c.outcome, c.count)  # type: ignore[arg-type]
             for c in (result.coverage if result is not None else ())
@@ -438,7 +341,7 @@ class Engine:
             screened=screened,
         )
 
-    def _learn(self, job: _Job, report: Mapping[str, Any], coverage: Sequence[Coverage]) -> None:
+    def _learn(self, job: Job, report: Mapping[str, Any], coverage: Sequence[Coverage]) -> None:
         """Tell the steering what a place in the stream brought."""
         if job.index is None:
             return

@@ -11,9 +11,10 @@ from types import FrameType
 
 from fuzzcompile import __version__
 from fuzzcompile.campaign.drawing import Variations
-from fuzzcompile.campaign.engine import CampaignSettings, Engine
+from fuzzcompile.campaign.engine import Engine
 from fuzzcompile.campaign.events import Finished
 from fuzzcompile.campaign.pool import Limits, activity, open_pool
+from fuzzcompile.campaign.settings import CampaignSettings
 from fuzzcompile.campaign.terminal import Handler
 from fuzzcompile.corpus import Campaign, Store
 from fuzzcompile.errors import CaseError, EnvironmentUnfit

@@ -74,10 +74,10 @@ def run(
     from rich.console import Console
 
     from fuzzcompile.campaign.budget import Budget
-    from fuzzcompile.campaign.engine import CampaignSettings
     from fuzzcompile.campaign.local import run_campaign, survey_case
     from fuzzcompile.campaign.pool import Limits, default_workers
     from fuzzcompile.campaign.profiles import for_this_torch
+    from fuzzcompile.campaign.settings import CampaignSettings
     from fuzzcompile.campaign.steering import UNIFORM, Strategy
     from fuzzcompile.campaign.terminal import print_summary, progress_handler
     from fuzzcompile.case import source_hash

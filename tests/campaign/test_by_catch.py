@@ -12,7 +12,8 @@ import torch
 from fuzzcompile.campaign.budget import Budget
 from fuzzcompile.campaign.by_catch import store_by_catch
 from fuzzcompile.campaign.drawing import Drawn
-from fuzzcompile.campaign.engine import CampaignSettings, Engine
+from fuzzcompile.campaign.engine import Engine
+from fuzzcompile.campaign.settings import CampaignSettings
 from fuzzcompile.corpus import Campaign, Store
 from fuzzcompile.generation import Profile
 from fuzzcompile.work import Judged, ShrinkTask, Shrunk

@@ -12,7 +12,8 @@ import pytest
 
 from fuzzcompile.campaign.budget import Budget
 from fuzzcompile.campaign.drawing import Drawn
-from fuzzcompile.campaign.engine import CampaignSettings, Engine
+from fuzzcompile.campaign.engine import Engine
+from fuzzcompile.campaign.settings import CampaignSettings
 from fuzzcompile.campaign.steering import UNIFORM, Strategy
 from fuzzcompile.corpus import Campaign, Store
 from fuzzcompile.generation import Profile

@@ -1,0 +1,53 @@
+"""What a campaign is asked to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fuzzcompile.campaign.budget import Budget
+from fuzzcompile.campaign.drawing import Generator, Source
+from fuzzcompile.campaign.steering import UNIFORM, Mix, Strategy
+from fuzzcompile.generation import Profile
+
+
+@dataclass(frozen=True)
+class CampaignSettings:
+    """What a campaign is asked to do.
+
+    ``source`` is what cases are drawn from (None: the generator under ``profile``), ``mix`` at which speeds they are
+    judged, ``strategy`` how their stream is steered.
+    """
+
+    budget: Budget
+    seed: int
+    profile: Profile
+    device: str
+    workers: int
+    torch: str
+    vetoes: tuple[str, ...] = ()
+    plants: tuple[str, ...] = ()
+    case_seconds: float = 180.0
+    max_findings: int | None = None
+    shrink_seconds: float = 120.0
+    drafts: Path = Path("reports/drafts")
+    mix: Mix = "mixed"
+    strategy: Strategy = field(default_factory=Strategy)
+    source: Source | None = None
+
+    @property
+    def stream(self) -> str:
+        """Key of the seeded sequence of cases, under which judged indices are remembered."""
+        drawn = self.drawn_from.name
+        source = f" {drawn}" if drawn else ""
+        how = "" if self.mix == "mixed" else f" {self.mix}-only"
+        steered = " unsteered" if self.strategy == UNIFORM else ""
+        vetoes = "".join(f" veto={name}" for name in sorted(self.vetoes))
+        plants = "".join(f" plant={name}" for name in sorted(self.plants))
+        device = self.device.split(":")[0]
+        return f"seed={self.seed} torch={self.torch} device={device}{source}{how}{steered}{vetoes}{plants}"
+
+    @property
+    def drawn_from(self) -> Source:
+        """Where the cases come from."""
+        return self.source if self.source is not None else Generator(self.profile)
