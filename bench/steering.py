@@ -41,6 +41,7 @@ STRATEGIES = {
     "bandit of 8": Strategy(candidates=8, mutated=0.0),
     "mutation": Strategy(candidates=1, pairs=0.0, mutated=0.5, climbing=0.0),
     "climbing": Strategy(candidates=1, pairs=0.0, mutated=0.5, climbing=0.5),
+    "thriftless": Strategy(thrift=0.0),
     "default": Strategy(),
 }
 
@@ -60,6 +61,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--only", nargs="*", choices=tuple(STRATEGIES), default=tuple(STRATEGIES))
     given = parser.parse_args()
     prepare(WorkerSetup((), 1))
@@ -70,7 +72,7 @@ def main() -> None:
         for name in given.only:
             runs = [
                 _run(Steering(source, seed, "screen", STRATEGIES[name]), given.seconds, Path(folder), known)
-                for seed in range(given.seeds)
+                for seed in range(given.first, given.first + given.seeds)
             ]
             medians = [statistics.median(column) for column in zip(*runs, strict=True)]
             each = "; ".join(f"{cases}/{reached}/{families}" for cases, reached, families in runs)

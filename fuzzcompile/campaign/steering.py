@@ -11,6 +11,7 @@ same cases whatever worker is faster, unless one case takes as long as a block o
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
@@ -39,8 +40,8 @@ _MEMORY = 0.9
 _MOST_PARENTS = 128
 # For each candidate that is wanted so many are drawn, until one is of the right kind.
 _TRIES = 3
-# What a case costs whatever it is made of, in features.
-_BASE_FEATURES = 4
+# What any case costs beside what grows with its source, in characters.
+_BASE_LENGTH = 500
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Strategy:
         wholes: how much it counts that exactly these features were never judged.
         mutated: share of the places that vary the recipe of an earlier case.
         climbing: share of these that start from the case whose rewrites moved float64 most without being a bug.
-        cheap: share of the cases judged in full that are the most promising of the shorter half of their candidates.
+        thrift: 0 where candidates are compared by promise alone, 1 by promise for what judging them costs.
     """
 
     candidates: int = 4
@@ -61,10 +62,10 @@ class Strategy:
     wholes: float = 0.5
     mutated: float = 0.1
     climbing: float = 0.25
-    cheap: float = 0.75
+    thrift: float = 1.0
 
 
-UNIFORM = Strategy(candidates=1, pairs=0.0, wholes=0.0, mutated=0.0, climbing=0.0, cheap=0.0)
+UNIFORM = Strategy(candidates=1, pairs=0.0, wholes=0.0, mutated=0.0, climbing=0.0)
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ class Steering:
         screen = self._screens(rng)
         mutated = rng.random() < self.strategy.mutated
         drawn = self._mutated(rng) if mutated else None
-        return drawn or self._chosen(index, rng, cheap=not screen and rng.random() < self.strategy.cheap), screen
+        return drawn or self._chosen(index, rng), screen
 
     def learn(self, index: int, outcome: Outcome) -> None:
         """Note what judging the case at a place brought."""
@@ -154,10 +155,8 @@ class Steering:
         drawn = rng.random()  # drawn in every mix, so that the same cases follow
         return drawn >= self.full_share
 
-    def _chosen(self, index: int, rng: random.Random, *, cheap: bool) -> Drawn:
+    def _chosen(self, index: int, rng: random.Random) -> Drawn:
         candidates = self._candidates(index)
-        if cheap:  # the time of a full compile goes into what is generated, which grows with the program
-            candidates = sorted(candidates, key=lambda one: len(one.source))[: (len(candidates) + 1) // 2]
         if len(candidates) == 1:
             return candidates[0]
         names = sorted({name for candidate in candidates for name in candidate.features})
@@ -175,12 +174,13 @@ class Steering:
     def _score(self, candidate: Drawn, promise: dict[str, float]) -> float:
         if not candidate.features:
             return 0.0
-        # Not the mean: of few features it is far from the middle by chance, and small cases would be taken for it.
-        mean = sum(promise[name] for name in candidate.features) / (len(candidate.features) + _BASE_FEATURES)
+        mean = sum(promise[name] for name in candidate.features) / len(candidate.features)
         pairs = _pairs_of(candidate.features)
         untried = sum(pair not in self._pairs for pair in pairs) / len(pairs) if pairs else 0.0
         whole = frozenset(candidate.features) not in self._wholes
-        return mean + self.strategy.pairs * untried + self.strategy.wholes * whole
+        # Tracing, rewriting and generating all take time that grows with the program (measured: about in proportion).
+        cost = math.pow(_BASE_LENGTH + len(candidate.source), self.strategy.thrift)
+        return (mean + self.strategy.pairs * untried + self.strategy.wholes * whole) / cost
 
     def _sample(self, known: _Yield, rng: random.Random) -> float:
         return rng.betavariate(1.0 + known.brought, 1.0 + known.tried - known.brought)

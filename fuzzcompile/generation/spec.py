@@ -214,6 +214,7 @@ class CaseSpec:
             self.backward and "backward",
             self.block and ("stack" if self.block.layers > 1 else "block"),
             self.plain and "plain",
+            attention and f"layout_{attention.layout}",
             mask and f"mask_{mask.kind}",
             mask and mask.dtype != "model" and f"mask_of_{mask.dtype}",
             *((attention and [f"form_{name}" for name, chosen in attention.form if chosen]) or ()),

@@ -18,7 +18,7 @@ from fuzzcompile.generation.idioms import idiom, idioms
 from fuzzcompile.generation.near_misses import apply_near_misses
 from fuzzcompile.generation.profile import Profile
 from fuzzcompile.generation.registry import Role
-from fuzzcompile.generation.spec import Attention, Block, CaseSpec, Compile, Dims, Layout, Part, Placement
+from fuzzcompile.generation.spec import Attention, Block, CaseSpec, Compile, Dims, Layout, Mask, Part, Placement
 from fuzzcompile.generation.toggles import TOGGLES
 
 _SEQUENCES = tuple(range(2, 17))
@@ -26,7 +26,7 @@ _HEADS = (1, 2, 3, 4, 6, 8)
 _HEAD_DIMS = (2, 3, 4, 8, 16)
 _DTYPE_WEIGHTS = {"float32": 2, "bfloat16": 1, "float16": 1}
 # In how many per cent of the cases there is a plain attention, without a near miss.
-_PLAIN = 35
+_PLAIN = 40
 _MODES = (("max-autotune-no-cudagraphs", 2), ("max-autotune", 1), ("reduce-overhead", 2))
 
 
@@ -79,11 +79,14 @@ def _plain(pen: Pen, profile: Profile) -> CaseSpec:
     Its neighbours with near misses are only as good as the knowledge that the plain one is rewritten.
     """
     attention = _form(pen, {idiom.name: idiom.plain for idiom in idioms("attention")})
+    mask = attention.mask
+    if mask is not None and mask.use == "add" and mask.dtype != "bool":  # to a rewrite one bias is like another
+        attention = replace(attention, mask=Mask(shape="key" if mask.shape == "key" else "square", dtype=mask.dtype))
     dims = _dims(pen, replace(profile, near_misses=False))
     layouts: list[tuple[Layout, int]] = [("heads_last", 60), ("heads_first", 40)]
     layout = pen.weighted(layouts)
     training = pen.chance(60) and profile.training
-    drops, own_stream = pen.chance(60), pen.chance(80)
+    drops, own_stream = pen.chance(60), pen.chance(90)
     toggles = ("own_random_stream",) if training and drops and own_stream else ()
     return CaseSpec(
         attention=replace(attention, layout=layout, dropout=0.1 if training and drops else None),

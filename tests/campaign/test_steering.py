@@ -66,6 +66,24 @@ def test_a_well_that_has_run_dry_is_left():
 
 
 @dataclass(frozen=True)
+class LongAndShort(Letters):
+    """Every other candidate is as good as the one before it and ten thousand characters longer."""
+
+    def at(self, seed: int, index: int, candidate: int = 0) -> Drawn:
+        drawn = super().at(seed, index, candidate // 2)
+        return replace(drawn, source=drawn.source + "#" * 10_000) if candidate % 2 == 0 else drawn
+
+
+def test_of_two_that_promise_as_much_the_cheaper_one_is_drawn():
+    thrifty, careless = (
+        play(Steering(LongAndShort(), 1, strategy=Strategy(mutated=0.0, thrift=thrift)), 64, fresh_from("c"))
+        for thrift in (1.0, 0.0)
+    )
+    long = [sum(len(case.source) > 10_000 for case, _ in drawn) for drawn in (thrifty, careless)]
+    assert long[0] == 0 < long[1]
+
+
+@dataclass(frozen=True)
 class TwoKinds(Letters):
     """Every other place offers a plain case first; plain cases have fewer letters."""
 
