@@ -35,12 +35,13 @@ from fuzzcompile.work import WorkerSetup, prepare
 
 STRATEGIES = {
     "uniform": UNIFORM,
-    "bandit": Strategy(candidates=4, pairs=0.0, wholes=0.0, mutated=0.0),
-    "pairs": Strategy(candidates=4, wholes=0.0, mutated=0.0),
+    "bandit": Strategy(candidates=4, pairs=0.0, wholes=0.0, kinds=0.0, mutated=0.0),
+    "pairs": Strategy(candidates=4, wholes=0.0, kinds=0.0, mutated=0.0),
     "wholes": Strategy(candidates=4, mutated=0.0),
     "bandit of 8": Strategy(candidates=8, mutated=0.0),
     "mutation": Strategy(candidates=1, pairs=0.0, mutated=0.5, climbing=0.0),
     "climbing": Strategy(candidates=1, pairs=0.0, mutated=0.5, climbing=0.5),
+    "drawn kinds": Strategy(kinds=0.0),
     "thriftless": Strategy(thrift=0.0),
     "default": Strategy(),
 }

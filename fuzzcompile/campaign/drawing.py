@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -22,7 +22,7 @@ class Drawn:
 
     ``features`` name what a campaign can prefer: idioms, operators, choices. ``choices`` are the recipe of a generated
     case (empty for one that cannot be drawn again), ``spec`` is what the corpus keeps of it. Only cases of one ``kind``
-    compete for a place in the stream, so that the source decides how many there are of each.
+    compete for a place in the stream.
     """
 
     source: str
@@ -32,12 +32,21 @@ class Drawn:
     spec: Mapping[str, Any] | None = None
     idioms: tuple[str, ...] = ()
     near_misses: tuple[str, ...] = ()
-    kind: str = ""
 
     @cached_property
     def sha256(self) -> str:
         """Names the source."""
         return hashlib.sha256(self.source.encode()).hexdigest()
+
+    @property
+    def kind(self) -> str:
+        """See `kind_of`."""
+        return kind_of(self.features)
+
+
+def kind_of(features: Collection[str]) -> str:
+    """The kind of case that has these features: ``plain`` or, for all others, empty."""
+    return "plain" if "plain" in features else ""
 
 
 class Source(Protocol):
@@ -95,7 +104,6 @@ class Generator:
             {"profile": self.profile, "case": case.spec.to_json()},
             tuple(case.spec.idioms),
             tuple(case.spec.near_misses),
-            kind="plain attention" if case.spec.plain else "",
         )
 
 

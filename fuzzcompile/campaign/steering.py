@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fuzzcompile.campaign.drawing import Drawn, Source
+from fuzzcompile.campaign.drawing import Drawn, Source, kind_of
 from fuzzcompile.corpus import Seed, StreamRun
 
 Mix = Literal["mixed", "screen", "full"]
@@ -40,8 +40,8 @@ _MEMORY = 0.9
 _MOST_PARENTS = 128
 # For each candidate that is wanted so many are drawn, until one is of the right kind.
 _TRIES = 3
-# What any case costs beside what grows with its source, in characters.
-_BASE_LENGTH = 500
+# What any case costs beside what grows with its source, and what cases cost on average, in characters.
+_BASE_LENGTH, _MEAN_LENGTH = 500, 1500
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ class Strategy:
         candidates: how many cases are drawn for a place, of which the most promising is judged.
         pairs: how much pairs of features count that were never judged together.
         wholes: how much it counts that exactly these features were never judged.
+        kinds: share of the places whose kind of case follows what each kind brings for its cost, not what is drawn.
         mutated: share of the places that vary the recipe of an earlier case.
         climbing: share of these that start from the case whose rewrites moved float64 most without being a bug.
         thrift: 0 where candidates are compared by promise alone, 1 by promise for what judging them costs.
@@ -60,12 +61,13 @@ class Strategy:
     candidates: int = 4
     pairs: float = 0.5
     wholes: float = 0.5
+    kinds: float = 0.5
     mutated: float = 0.1
     climbing: float = 0.25
     thrift: float = 1.0
 
 
-UNIFORM = Strategy(candidates=1, pairs=0.0, wholes=0.0, mutated=0.0, climbing=0.0)
+UNIFORM = Strategy(candidates=1, pairs=0.0, wholes=0.0, kinds=0.0, mutated=0.0, climbing=0.0)
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,7 @@ class Steering:
     seen: set[Item] = field(default_factory=set)
     _features: defaultdict[str, _Yield] = field(default_factory=lambda: defaultdict(_Yield))
     _speeds: dict[bool, _Yield] = field(default_factory=lambda: {True: _Yield(), False: _Yield()})
+    _kinds: defaultdict[str, _Yield] = field(default_factory=lambda: defaultdict(_Yield))
     _pairs: set[tuple[str, str]] = field(default_factory=set)
     _wholes: set[frozenset[str]] = field(default_factory=set)
     _parents: list[Parent] = field(default_factory=list)
@@ -124,6 +127,7 @@ class Steering:
             worth = float(run.firsts) + (_WORTH[FINDING] if run.finding else 0.0)
             self._credit(run.features, bool(worth))
             self._count_speed(run.screened, worth)
+            self._count_kind(kind_of(run.features), min(worth, _WORTH[FINDING]))
         self._block = block
         self._parents += [Parent(seed.choices, float(seed.firsts), seed.float64_step or 0.0) for seed in seeds]
 
@@ -156,7 +160,7 @@ class Steering:
         return drawn >= self.full_share
 
     def _chosen(self, index: int, rng: random.Random) -> Drawn:
-        candidates = self._candidates(index)
+        candidates = self._candidates(index, rng)
         if len(candidates) == 1:
             return candidates[0]
         names = sorted({name for candidate in candidates for name in candidate.features})
@@ -164,12 +168,21 @@ class Steering:
         promise = {name: self._sample(self._features[name], rng) for name in names}
         return max(candidates, key=lambda candidate: self._score(candidate, promise))
 
-    def _candidates(self, index: int) -> list[Drawn]:
-        """Cases that compete for a place: of the kind of the first that is drawn for it."""
-        first = self.source.at(self.seed, index)
-        most = self.strategy.candidates
-        others = (self.source.at(self.seed, index, number) for number in range(1, (most - 1) * _TRIES + 1))
-        return [first, *itertools.islice((other for other in others if other.kind == first.kind), most - 1)]
+    def _candidates(self, index: int, rng: random.Random) -> list[Drawn]:
+        """Cases that compete for a place, all of one kind: else a score over features decides how many there are."""
+        most, wanted = self.strategy.candidates, self._kind(rng)
+        drawn = (self.source.at(self.seed, index, number) for number in range((most - 1) * _TRIES + 1))
+        first = next(drawn)
+        kind = first.kind if wanted is None else wanted
+        alike = (one for one in itertools.chain([first], drawn) if one.kind == kind)
+        return list(itertools.islice(alike, most)) or [first]
+
+    def _kind(self, rng: random.Random) -> str | None:
+        """The kind of case for a place; None is any."""
+        if rng.random() >= self.strategy.kinds or len(self._kinds) < 2:
+            return None
+        kinds = sorted(self._kinds)
+        return rng.choices(kinds, [self._rate(self._kinds[kind]) for kind in kinds])[0]
 
     def _score(self, candidate: Drawn, promise: dict[str, float]) -> float:
         if not candidate.features:
@@ -178,8 +191,7 @@ class Steering:
         pairs = _pairs_of(candidate.features)
         untried = sum(pair not in self._pairs for pair in pairs) / len(pairs) if pairs else 0.0
         whole = frozenset(candidate.features) not in self._wholes
-        # Tracing, rewriting and generating all take time that grows with the program (measured: about in proportion).
-        cost = math.pow(_BASE_LENGTH + len(candidate.source), self.strategy.thrift)
+        cost = math.pow(_cost(candidate.source), self.strategy.thrift)
         return (mean + self.strategy.pairs * untried + self.strategy.wholes * whole) / cost
 
     def _sample(self, known: _Yield, rng: random.Random) -> float:
@@ -215,6 +227,8 @@ class Steering:
         self._credit(outcome.drawn.features, bool(early))
         worth = sum(_WORTH.get(stage, 1.0) for stage, _, _ in new)
         self._count_speed(outcome.screened, worth)
+        best = max((_WORTH.get(stage, 1.0) for stage, _, _ in early), default=0.0)
+        self._count_kind(outcome.drawn.kind, best, _cost(outcome.drawn.source))
         step = 0.0 if outcome.is_bug else outcome.float64_step or 0.0
         if new and outcome.drawn.choices:
             self._parents.append(Parent(outcome.drawn.choices, worth, step))
@@ -231,14 +245,23 @@ class Steering:
         self._speeds[screened].tried += 1
         self._speeds[screened].brought += worth
 
+    def _count_kind(self, kind: str, worth: float, cost: float = 1.0) -> None:
+        self._kinds[kind].tried += cost
+        self._kinds[kind].brought += worth
+
     def _forget(self) -> None:
-        for known in (*self._features.values(), *self._speeds.values()):
+        for known in (*self._features.values(), *self._speeds.values(), *self._kinds.values()):
             known.tried *= _MEMORY
             known.brought *= _MEMORY
 
     @staticmethod
     def _rate(known: _Yield) -> float:
         return (known.brought + 1.0) / (known.tried + 1.0)
+
+
+def _cost(source: str) -> float:
+    """What judging a case takes, about 1: tracing, rewriting and generating grow in proportion with the program."""
+    return (_BASE_LENGTH + len(source)) / _MEAN_LENGTH
 
 
 def mutate(choices: bytes, other: bytes, rng: random.Random) -> bytes:

@@ -91,13 +91,23 @@ class TwoKinds(Letters):
         drawn = super().at(seed, index, candidate)
         if (index + candidate) % 2:
             return drawn
-        return replace(drawn, features=drawn.features[:1], kind="plain")
+        return replace(drawn, features=(*drawn.features[:1], "plain"))
 
 
 def test_the_source_decides_how_many_there_are_of_each_kind():
-    drawn = play(Steering(TwoKinds(), 1, strategy=Strategy(mutated=0.0)), 160, fresh_from("c"))
+    drawn = play(Steering(TwoKinds(), 1, strategy=Strategy(mutated=0.0, kinds=0.0)), 160, fresh_from("c"))
     assert [case.kind for case, _ in drawn] == ["plain", ""] * 80
     assert sum("c" in case.features for case, _ in drawn[1::2]) > 30  # and they still compete among themselves
+
+
+def test_the_kind_that_brings_more_is_drawn_more_often_until_it_is_dry():
+    def plain_until_then(index: int, case: Drawn) -> list[str]:
+        return [f"rule {index}"] if case.kind == "plain" and index < 320 else []
+
+    drawn = play(Steering(TwoKinds(), 1, strategy=Strategy(mutated=0.0)), 960, plain_until_then)
+    flowing, dry = (sum(case.kind == "plain" for case, _ in drawn[begin : begin + 160]) for begin in (160, 800))
+    assert flowing > 110  # a quarter is half of what the source draws
+    assert 60 < dry < 100
 
 
 def test_what_was_never_judged_as_a_whole_is_drawn_first():
