@@ -70,11 +70,22 @@ def _filled(placeholders: Sequence[fx.Node], named: dict[str, Any]) -> Sequence[
     generator = torch.Generator().manual_seed(_STAND_IN_SEED)
     try:
         return [
-            named[str(node.target)] if str(node.target) in named else _stand_in(node, generator)
+            _as_traced(node, named[str(node.target)]) if str(node.target) in named else _stand_in(node, generator)
             for node in placeholders
         ]
     except (TypeError, ValueError, RuntimeError):  # a size without a value, a kind of input that we do not know
         return None
+
+
+def _as_traced(node: fx.Node, value: Any) -> Any:
+    """A captured value in the dtype that the graph was traced with.
+
+    Where a rewrite gave an output another dtype, its tangent came in that dtype too; the graph before takes none such.
+    """
+    traced = node.meta.get("val")
+    if not (isinstance(traced, torch.Tensor) and isinstance(value, torch.Tensor)) or not value.is_floating_point():
+        return value
+    return value.to(traced.dtype) if traced.is_floating_point() else value
 
 
 def _stand_in(node: fx.Node, generator: torch.Generator) -> Any:

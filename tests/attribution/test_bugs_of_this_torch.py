@@ -61,3 +61,29 @@ def test_a_pattern_whose_handler_calls_a_pass_is_named(write_case: Callable[...,
     culprit = report["culprit"]
     assert (culprit["stage"], culprit["rewrite"]) == ("pre_grad", "unbind_cat_to_view")
     assert culprit["necessary"] is True
+
+
+# _sfdp_pattern_8 takes weights that are cast down to float16 for weights cast back to the query's float32. The output's
+# dtype changes, and with it that of the tangent which the compiled program gets.
+CAST_DOWN = """
+import torch
+
+BACKWARD = True
+
+def program(q, k, v):
+    q, k, v = (x.permute(0, 2, 1, 3) for x in (q, k, v))
+    weights = (q @ k.transpose(-2, -1) / 2.8284).float().softmax(-1).to(torch.float16)
+    return weights @ v.to(weights.dtype)
+
+def make():
+    torch.manual_seed(0)
+    return program, tuple(torch.randn(2, 5, 4, 8, requires_grad=True) for _ in range(3))
+"""
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="what this pattern does hangs on the torch")
+def test_a_rewrite_that_changes_the_dtype_of_a_trained_output_is_named(write_case: Callable[..., Path]):
+    report = triage(load_case(write_case(CAST_DOWN)), torch.device("cpu")).to_json()
+    assert report["verdict"] == "metadata"
+    assert report["culprit"]["rewrite"] == "_sfdp_pattern_8_training"
+    assert report["culprit"]["necessary"] is True
