@@ -108,7 +108,7 @@ class Steering:
     strategy: Strategy = field(default_factory=Strategy)
     seen: set[Item] = field(default_factory=set)
     _features: defaultdict[str, _Yield] = field(default_factory=lambda: defaultdict(_Yield))
-    _speeds: dict[bool, _Yield] = field(default_factory=lambda: {True: _Yield(), False: _Yield()})
+    _speeds: defaultdict[tuple[str, bool], _Yield] = field(default_factory=lambda: defaultdict(_Yield))
     _kinds: defaultdict[str, _Yield] = field(default_factory=lambda: defaultdict(_Yield))
     _pairs: set[tuple[str, str]] = field(default_factory=set)
     _wholes: set[frozenset[str]] = field(default_factory=set)
@@ -126,8 +126,9 @@ class Steering:
                 self._forget()
             worth = float(run.firsts) + (_WORTH[FINDING] if run.finding else 0.0)
             self._credit(run.features, bool(worth))
-            self._count_speed(run.screened, worth)
-            self._count_kind(kind_of(run.features), min(worth, _WORTH[FINDING]))
+            kind = kind_of(run.features)
+            self._count_speed(kind, run.screened, worth)
+            self._count_kind(kind, min(worth, _WORTH[FINDING]))
         self._block = block
         self._parents += [Parent(seed.choices, float(seed.firsts), seed.float64_step or 0.0) for seed in seeds]
 
@@ -135,29 +136,24 @@ class Steering:
         """The case for a place in the stream, and whether it is to be screened first."""
         self._take_in(index)
         rng = random.Random(f"fuzzcompile steering {self.seed} {index}")
-        screen = self._screens(rng)
+        full = rng.random()  # drawn in every mix, so that the same cases follow
         mutated = rng.random() < self.strategy.mutated
-        drawn = self._mutated(rng) if mutated else None
-        return drawn or self._chosen(index, rng), screen
+        drawn = (self._mutated(rng) if mutated else None) or self._chosen(index, rng)
+        return drawn, full >= self.full_share(drawn.kind)
 
     def learn(self, index: int, outcome: Outcome) -> None:
         """Note what judging the case at a place brought."""
         self._waiting[index] = outcome
 
-    @property
-    def full_share(self) -> float:
-        """Share of the cases that code is generated for at once."""
+    def full_share(self, kind: str = "") -> float:
+        """Share of the cases of a kind that code is generated for at once."""
         if self.mix != "mixed":
             return float(self.mix == "full")
-        full, screen = (self._rate(self._speeds[screened]) for screened in (False, True))
+        full, screen = (self._rate(self._speeds[kind, screened]) for screened in (False, True))
         share = full / FULL_COST / (full / FULL_COST + screen)
         return min(_MOST_FULL, max(_LEAST_FULL, share))
 
     # -- drawing ----------------------------------------------------------------------------------
-
-    def _screens(self, rng: random.Random) -> bool:
-        drawn = rng.random()  # drawn in every mix, so that the same cases follow
-        return drawn >= self.full_share
 
     def _chosen(self, index: int, rng: random.Random) -> Drawn:
         candidates = self._candidates(index, rng)
@@ -226,7 +222,7 @@ class Steering:
         early = [item for item in new if item[0] not in _BEHIND]
         self._credit(outcome.drawn.features, bool(early))
         worth = sum(_WORTH.get(stage, 1.0) for stage, _, _ in new)
-        self._count_speed(outcome.screened, worth)
+        self._count_speed(outcome.drawn.kind, outcome.screened, worth)
         best = max((_WORTH.get(stage, 1.0) for stage, _, _ in early), default=0.0)
         self._count_kind(outcome.drawn.kind, best, _cost(outcome.drawn.source))
         step = 0.0 if outcome.is_bug else outcome.float64_step or 0.0
@@ -241,9 +237,9 @@ class Steering:
         self._pairs |= _pairs_of(features)
         self._wholes.add(frozenset(features))
 
-    def _count_speed(self, screened: bool, worth: float) -> None:
-        self._speeds[screened].tried += 1
-        self._speeds[screened].brought += worth
+    def _count_speed(self, kind: str, screened: bool, worth: float) -> None:
+        self._speeds[kind, screened].tried += 1
+        self._speeds[kind, screened].brought += worth
 
     def _count_kind(self, kind: str, worth: float, cost: float = 1.0) -> None:
         self._kinds[kind].tried += cost

@@ -25,6 +25,8 @@ _SEQUENCES = tuple(range(2, 17))
 _HEADS = (1, 2, 3, 4, 6, 8)
 _HEAD_DIMS = (2, 3, 4, 8, 16)
 _DTYPE_WEIGHTS = {"float32": 2, "bfloat16": 1, "float16": 1}
+# The patterns that cast look for float32 and float16; to the others bfloat16 is like float16.
+_PLAIN_WEIGHTS = {"float32": 5, "bfloat16": 1, "float16": 5}
 # In how many per cent of the cases there is a plain attention, without a near miss.
 _PLAIN = 40
 _MODES = (("max-autotune-no-cudagraphs", 2), ("max-autotune", 1), ("reduce-overhead", 2))
@@ -91,7 +93,7 @@ def _plain(pen: Pen, profile: Profile) -> CaseSpec:
     return CaseSpec(
         attention=replace(attention, layout=layout, dropout=0.1 if training and drops else None),
         dims=replace(dims, batch=1) if pen.chance(40) and profile.near_misses else dims,
-        dtype=pen.weighted([(dtype, _DTYPE_WEIGHTS[dtype]) for dtype in profile.dtypes]),
+        dtype=pen.weighted([(dtype, _PLAIN_WEIGHTS[dtype]) for dtype in profile.dtypes]),
         training=training,
         backward=training,
         compile=Compile(toggles=tuple(name for name in toggles if pen.weights.get(name, 100))),

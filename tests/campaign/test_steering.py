@@ -152,7 +152,7 @@ def test_the_speeds(mix, screened):
 def test_the_faster_speed_is_given_more_where_both_bring_as_much():
     steering = Steering(Letters(), 1)
     play(steering, 320, lambda index, case: [f"rule {index}"])
-    assert steering.full_share < 0.2
+    assert steering.full_share() < 0.2
 
     def only_full(index: int, case: Drawn) -> list[str]:
         return [f"rule {index} {n}" for n in range(40)] if not shown[index][1] else []
@@ -162,7 +162,7 @@ def test_the_faster_speed_is_given_more_where_both_bring_as_much():
         for index in range(begin, begin + 4):
             shown[index] = other.at(index)
             other.learn(index, outcome(*shown[index], *only_full(index, shown[index][0])))
-    assert other.full_share > 0.7
+    assert other.full_share() > 0.7
 
 
 def test_an_interrupted_stream_goes_on_with_what_it_had_learned():

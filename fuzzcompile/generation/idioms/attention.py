@@ -46,7 +46,7 @@ def attention_sdpa(pen: Pen) -> Attention:
     return Attention("attention_sdpa", mask=Mask(mask.kind, mask.shape, dtype, inside=mask.inside), form=attention.form)
 
 
-@attention_idiom(weight=15, plain=10, layouts=("heads_last",))
+@attention_idiom(weight=15, plain=9, layouts=("heads_last",))
 def attention_sdpa_math(pen: Pen) -> Attention:
     """F.scaled_dot_product_attention under the MATH backend, which is decomposed: SDPA patterns 29 and 30."""
     mask = _mask(pen) if pen.chance(50) else None
@@ -59,13 +59,13 @@ def attention_safe(pen: Pen) -> Attention:
     return Attention("attention_safe", mask=Mask() if pen.chance(50) else None)
 
 
-@attention_idiom(weight=25, plain=8, layouts=("heads_last",))
+@attention_idiom(weight=25, plain=11, layouts=("heads_last",))
 def attention_upcast(pen: Pen) -> Attention:
     """Scores divided, softmax in float32, weights cast back or down to float16: SDPA patterns 7 and 8."""
     return Attention("attention_upcast", form=(("narrow", pen.chance(50)),))
 
 
-@attention_idiom(weight=25, plain=8, layouts=("heads_last",))
+@attention_idiom(weight=25, plain=11, layouts=("heads_last",))
 def attention_query_scaled(pen: Pen) -> Attention:
     """The query divided before the product, softmax in float32: SDPA patterns 9 and 10."""
     return Attention("attention_query_scaled", form=(("narrow", pen.chance(50)),))
@@ -77,13 +77,13 @@ def attention_bmm(pen: Pen) -> Attention:
     return Attention("attention_bmm")
 
 
-@attention_idiom(weight=20, plain=8, layouts=("heads_last",))
+@attention_idiom(weight=20, plain=11, layouts=("heads_last",))
 def attention_keys_filled(pen: Pen) -> Attention:
     """A (B, S) mask of ones and zeros, viewed, expanded and filled with −inf: SDPA patterns 15, 17 and 20."""
     return Attention("attention_keys_filled", form=(("early", pen.chance(50)),))
 
 
-@attention_idiom(weight=25, plain=9, layouts=("heads_last", "heads_first"))
+@attention_idiom(weight=25, plain=13, layouts=("heads_last", "heads_first"))
 def attention_where(pen: Pen) -> Attention:
     """where(mask, scores / full(s), finfo.min), with an additive mask as well or keys returned: patterns 18 and 19."""
     biased = pen.chance(50)
@@ -105,7 +105,7 @@ def attention_unscaled(pen: Pen) -> Attention:
     return Attention("attention_unscaled", mask=mask, returns=returns, form=(("rounded", rounded),))
 
 
-@attention_idiom(weight=15, plain=3, layouts=("heads_first",))
+@attention_idiom(weight=15, plain=4, layouts=("heads_first",))
 def attention_heads_folded(pen: Pen) -> Attention:
     """Heads folded into the batch for bmm, unfolded for an additive mask: SDPA pattern 24."""
     return Attention("attention_heads_folded", mask=Mask(dtype="float32" if pen.chance(60) else "model"))
