@@ -88,4 +88,4 @@ def generator_version() -> str:
 
 
 # Raised where the order or the meaning of draws changes while the registered names stay the same.
-_GRAMMAR = 6
+_GRAMMAR = 7

@@ -81,9 +81,10 @@ def _plain(pen: Pen, profile: Profile) -> CaseSpec:
     Its neighbours with near misses are only as good as the knowledge that the plain one is rewritten.
     """
     attention = _form(pen, {idiom.name: idiom.plain for idiom in idioms("attention")})
-    mask = attention.mask
+    mask, wide = attention.mask, pen.chance(35)
     if mask is not None and mask.use == "add" and mask.dtype != "bool":  # to a rewrite one bias is like another
-        attention = replace(attention, mask=Mask(shape="key" if mask.shape == "key" else "square", dtype=mask.dtype))
+        dtype = "float32" if wide and attention.idiom == "attention_masked" else mask.dtype
+        attention = replace(attention, mask=Mask(shape="key" if mask.shape == "key" else "square", dtype=dtype))
     dims = _dims(pen, replace(profile, near_misses=False))
     layouts: list[tuple[Layout, int]] = [("heads_last", 60), ("heads_first", 40)]
     layout = pen.weighted(layouts)

@@ -25,7 +25,7 @@ def attention_div(pen: Pen) -> Attention:
     return Attention("attention_div")
 
 
-@attention_idiom(weight=25, plain=20)
+@attention_idiom(weight=25, plain=26)
 def attention_masked(pen: Pen) -> Attention:
     """softmax(q @ kᵀ / s + mask) @ v, a mask of float32 at times: SDPA patterns 5, 6, with heads permuted 14, 16."""
     mask = _mask(pen)
@@ -83,7 +83,7 @@ def attention_keys_filled(pen: Pen) -> Attention:
     return Attention("attention_keys_filled", form=(("early", pen.chance(50)),))
 
 
-@attention_idiom(weight=25, plain=13, layouts=("heads_last", "heads_first"))
+@attention_idiom(weight=25, plain=18, layouts=("heads_last", "heads_first"))
 def attention_where(pen: Pen) -> Attention:
     """where(mask, scores / full(s), finfo.min), with an additive mask as well or keys returned: patterns 18 and 19."""
     biased = pen.chance(50)
