@@ -263,9 +263,9 @@ def measure_campaign(minutes: float, workers: int, mix: Any, *, blocks: bool, se
     tally = summary.tally
     print(f"{mix}, {workers} workers, {'single eval blocks' if blocks else 'default mix'}: {tally.cases} cases in "
           f"{clock(tally.seconds)}, {tally.cases_per_minute:.1f}/min, {tally.screened} screened")  # fmt: skip
-    judging = 60.0 * workers * len(watch.seconds) / sum(watch.seconds)
-    print(f"{judging:.1f}/min while workers judge, {100 * sum(watch.seconds) / tally.seconds / workers:.0f} % of their "
-          f"time; the rest is minimising and starting")  # fmt: skip
+    judging = sum(watch.seconds) / workers
+    print(f"{60.0 * len(watch.seconds) / judging:.1f}/min while workers judge, "
+          f"{100 * judging / tally.seconds:.0f} % of their time; the rest is minimising and starting")  # fmt: skip
     print(f"verdicts: {dict(tally.verdicts)}; findings: {tally.findings}\nmix: {drawn}")
     _print_growth(watch, minutes)
 

@@ -6,7 +6,6 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -42,7 +41,7 @@ class Job:
         return time.monotonic() - self.started
 
 
-class Jobs(AbstractContextManager["Jobs"]):
+class Jobs:
     """Gives work to an executor and hands back what has ended. Case files lie in a folder that goes with the block."""
 
     def __init__(self, settings: CampaignSettings, executor: Executor) -> None:

@@ -97,6 +97,16 @@ class _Yield:
     tried: float = 0.0
     brought: float = 0.0
 
+    @property
+    def rate(self) -> float:
+        """What a try brings; what is not known yet brings one."""
+        return (self.brought + 1.0) / (self.tried + 1.0)
+
+    def count(self, brought: float, tried: float = 1.0) -> None:
+        """Add what tries brought."""
+        self.tried += tried
+        self.brought += brought
+
 
 @dataclass
 class Steering:
@@ -127,8 +137,8 @@ class Steering:
             worth = float(run.firsts) + (_WORTH[FINDING] if run.finding else 0.0)
             self._credit(run.features, bool(worth))
             kind = kind_of(run.features)
-            self._count_speed(kind, run.screened, worth)
-            self._count_kind(kind, min(worth, _WORTH[FINDING]))
+            self._speeds[kind, run.screened].count(worth)
+            self._kinds[kind].count(min(worth, _WORTH[FINDING]))
         self._block = block
         self._parents += [Parent(seed.choices, float(seed.firsts), seed.float64_step or 0.0) for seed in seeds]
 
@@ -149,7 +159,7 @@ class Steering:
         """Share of the cases of a kind that code is generated for at once."""
         if self.mix != "mixed":
             return float(self.mix == "full")
-        full, screen = (self._rate(self._speeds[kind, screened]) for screened in (False, True))
+        full, screen = (self._speeds[kind, screened].rate for screened in (False, True))
         share = full / FULL_COST / (full / FULL_COST + screen)
         return min(_MOST_FULL, max(_LEAST_FULL, share))
 
@@ -178,7 +188,7 @@ class Steering:
         if rng.random() >= self.strategy.kinds or len(self._kinds) < 2:
             return None
         kinds = sorted(self._kinds)
-        return rng.choices(kinds, [self._rate(self._kinds[kind]) for kind in kinds])[0]
+        return rng.choices(kinds, [self._kinds[kind].rate for kind in kinds])[0]
 
     def _score(self, candidate: Drawn, promise: dict[str, float]) -> float:
         if not candidate.features:
@@ -222,9 +232,9 @@ class Steering:
         early = [item for item in new if item[0] not in _BEHIND]
         self._credit(outcome.drawn.features, bool(early))
         worth = sum(_WORTH.get(stage, 1.0) for stage, _, _ in new)
-        self._count_speed(outcome.drawn.kind, outcome.screened, worth)
+        self._speeds[outcome.drawn.kind, outcome.screened].count(worth)
         best = max((_WORTH.get(stage, 1.0) for stage, _, _ in early), default=0.0)
-        self._count_kind(outcome.drawn.kind, best, _cost(outcome.drawn.source))
+        self._kinds[outcome.drawn.kind].count(best, _cost(outcome.drawn.source))
         step = 0.0 if outcome.is_bug else outcome.float64_step or 0.0
         if new and outcome.drawn.choices:
             self._parents.append(Parent(outcome.drawn.choices, worth, step))
@@ -232,27 +242,14 @@ class Steering:
 
     def _credit(self, features: Sequence[str], brought: bool) -> None:
         for name in features:
-            self._features[name].tried += 1
-            self._features[name].brought += brought
+            self._features[name].count(brought)
         self._pairs |= _pairs_of(features)
         self._wholes.add(frozenset(features))
-
-    def _count_speed(self, kind: str, screened: bool, worth: float) -> None:
-        self._speeds[kind, screened].tried += 1
-        self._speeds[kind, screened].brought += worth
-
-    def _count_kind(self, kind: str, worth: float, cost: float = 1.0) -> None:
-        self._kinds[kind].tried += cost
-        self._kinds[kind].brought += worth
 
     def _forget(self) -> None:
         for known in (*self._features.values(), *self._speeds.values(), *self._kinds.values()):
             known.tried *= _MEMORY
             known.brought *= _MEMORY
-
-    @staticmethod
-    def _rate(known: _Yield) -> float:
-        return (known.brought + 1.0) / (known.tried + 1.0)
 
 
 def _cost(source: str) -> float:

@@ -6,7 +6,7 @@ float32, eval, no near miss. Shrinking therefore ends at one attention over q, k
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -80,7 +80,7 @@ def _plain(pen: Pen, profile: Profile) -> CaseSpec:
 
     Its neighbours with near misses are only as good as the knowledge that the plain one is rewritten.
     """
-    attention = _form(pen, {idiom.name: idiom.plain for idiom in idioms("attention")})
+    attention = _form(pen, [(idiom.name, idiom.plain) for idiom in idioms("attention")])
     mask, wide = attention.mask, pen.chance(35)
     if mask is not None and mask.use == "add" and mask.dtype != "bool":  # to a rewrite one bias is like another
         dtype = "float32" if wide and attention.idiom == "attention_masked" else mask.dtype
@@ -101,9 +101,9 @@ def _plain(pen: Pen, profile: Profile) -> CaseSpec:
     )
 
 
-def _form(pen: Pen, weights: Mapping[str, int]) -> Attention:
+def _form(pen: Pen, weights: Sequence[tuple[str, int]]) -> Attention:
     """An attention with the choices that only its idiom has."""
-    form = idiom(pen.named(list(weights.items()))).draw_attention
+    form = idiom(pen.named(weights)).draw_attention
     assert form is not None, "an attention idiom draws its own parameters"
     return form(pen)
 
@@ -148,7 +148,7 @@ def _layer(pen: Pen) -> Part | None:
 
 
 def _attention(pen: Pen, *, within: bool) -> Attention:
-    attention = _form(pen, {idiom.name: idiom.weight for idiom in idioms("attention")})
+    attention = _form(pen, [(idiom.name, idiom.weight) for idiom in idioms("attention")])
     projection = _name(pen, "projection", percent=85 if within else 40)
     layouts: list[tuple[Layout, int]] = [("heads_first", 45), ("heads_last", 45), ("flat", 10)]
     layout = pen.weighted(layouts)
