@@ -7,33 +7,9 @@ import io
 from pathlib import Path
 
 import pytest
+from calling import PLANT, SUBTRACTS
 
 from fuzzcompile.cli import main
-
-# The negation of every subtraction: a wrong rewrite that no torch has.
-PLANT = """
-import torch
-from torch._inductor.fx_passes import joint_graph
-from torch._inductor.pattern_matcher import CallFunction, KeywordArg, register_graph_pattern
-
-@register_graph_pattern(
-    CallFunction(torch.ops.aten.sub.Tensor, KeywordArg("a"), KeywordArg("b")),
-    pass_dict=joint_graph.pass_patterns[1],
-)
-def planted_sub(match, a, b):
-    with match.graph.inserting_before(match.output_node()):
-        new = match.graph.call_function(torch.ops.aten.add.Tensor, (a, b))
-        new.meta.update(match.output_node().meta)
-        match.output_node().replace_all_uses_with(new)
-        match.graph.erase_node(match.output_node())
-"""
-CASE = """
-import torch
-
-def make():
-    torch.manual_seed(0)
-    return (lambda a, b: (a - b) * 2), (torch.randn(3, 4), torch.randn(3, 4))
-"""
 
 
 def call(*arguments: object) -> tuple[int, str, str]:
@@ -49,7 +25,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, str, Path]:
     """Status and output of one call that writes both, and the folder that it wrote into."""
     folder = tmp_path_factory.mktemp("proof")
     case, plant = folder / "case.py", folder / "plant.py"
-    case.write_text(CASE, encoding="utf-8")
+    case.write_text(SUBTRACTS, encoding="utf-8")
     plant.write_text(PLANT, encoding="utf-8")
     html, ledger = folder / "out.html", folder / "deep" / "ledger"
     status, out, _ = call("bisect", case, "--plant", plant, "--html", html, "--dump-ledger", ledger)
@@ -85,7 +61,7 @@ def test_the_ledger_is_there_as_text(written):
 def test_places_that_cannot_be_written_are_said_before_anything_is_compiled(option, tmp_path):
     (tmp_path / "file").write_text("")
     case = tmp_path / "case.py"
-    case.write_text(CASE, encoding="utf-8")
+    case.write_text(SUBTRACTS, encoding="utf-8")
     status, out, err = call("bisect", case, option, tmp_path / "file" / "below")
     assert status == 2 and out == ""
     assert err.startswith("fuzzcompile: Cannot write") and option in err and err.count("\n") == 1
@@ -94,7 +70,7 @@ def test_places_that_cannot_be_written_are_said_before_anything_is_compiled(opti
 def test_a_folder_that_holds_something_is_not_written_into(tmp_path):
     (tmp_path / "mine.txt").write_text("keep")
     case = tmp_path / "case.py"
-    case.write_text(CASE, encoding="utf-8")
+    case.write_text(SUBTRACTS, encoding="utf-8")
     status, _, err = call("bisect", case, "--dump-ledger", tmp_path)
     assert status == 2 and "is not empty" in err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["case.py", "mine.txt"]
