@@ -38,6 +38,10 @@ __all__ = [
     "shrink",
 ]
 
+# When garbage is looked for everywhere: after a case of so many seconds, or so many collections that were not.
+_LONG = 2.0
+_SHORT_COLLECTIONS = 32
+
 
 @dataclass(frozen=True)
 class WorkerSetup:
@@ -112,9 +116,20 @@ def calm_collector() -> None:
     gc.set_threshold(100_000, 50, 100)
 
 
+def _collect_garbage(seconds: float) -> None:
+    """Collect what a case has left that took so many ``seconds``.
+
+    Going through everything takes longer with each case, for the compiler's caches grow. So after a short case only
+    what is new is gone through, and everything after a long one, or when that was long ago.
+    """
+    everything = seconds > _LONG or gc.get_count()[2] >= _SHORT_COLLECTIONS
+    gc.collect(2 if everything else 1)
+
+
 def judge_file(task: JudgeTask) -> Judged:
     """Judge one case file on this worker's device."""
-    deadline = None if task.seconds is None else time.monotonic() + task.seconds
+    start = time.monotonic()
+    deadline = None if task.seconds is None else start + task.seconds
     device = torch.device(current_device())
     with isolated():
         case = load(Path(task.path), device, call=task.call, module=task.module)
@@ -135,7 +150,7 @@ def judge_file(task: JudgeTask) -> Judged:
             on_verdict=lambda found: _mark(task.marker, json.dumps(found.to_json())),
             on_ledger=lambda ledger: _dump(task.dump, ledger),
         )
-    gc.collect()
+    _collect_garbage(time.monotonic() - start)
     return Judged(report.to_json(), report.coverage, report.screened)
 
 

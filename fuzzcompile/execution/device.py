@@ -61,7 +61,10 @@ def seed_everything(seed: int) -> None:
     """Seed Python's, NumPy's and torch's generators, those of all GPUs among them."""
     random.seed(seed)
     numpy.random.seed(seed % 2**32)  # NumPy's legacy generator, which is the one that scripts use
-    torch.manual_seed(seed)
+    if _cuda_count():
+        torch.manual_seed(seed)
+    else:  # torch.manual_seed keeps three formatted stacks for devices that may come, some 20 times a case
+        torch.default_generator.manual_seed(seed)
 
 
 @dataclass(frozen=True)
