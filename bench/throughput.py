@@ -9,8 +9,8 @@ and how many times as fast a screen is. Cases with a bug are left out of the sha
 
 ``campaign`` runs the campaign itself on an empty corpus and kernel cache, and prints cases per minute over time and the
 memory of the workers at equal ages. The rate is given over all time and over the time in which workers judge, because
-findings of a new corpus are minimised first of all. ``--blocks`` draws single blocks in eval mode, else the default
-mix; what was drawn is printed. Wall times mean something on an idle machine only; processor times are beside them.
+findings of a new corpus are minimised first of all. ``--blocks`` draws single blocks in eval mode under the compiler's
+defaults, else the default mix; what was drawn is printed. Wall times mean something on an idle machine only; processor times are beside them.
 """
 
 from __future__ import annotations
@@ -177,20 +177,21 @@ def _mix(drawn: Sequence[Drawn]) -> str:
 
 @dataclass(frozen=True)
 class _Blocks:
-    """Single blocks in eval mode: what the generator draws, passed over until it is one."""
+    """Single blocks in eval mode under the compiler's defaults: what the generator draws, until it is one."""
 
     generator: Generator = field(default_factory=Generator)
     name: str = "eval-blocks"
     profile: None = None
 
     def at(self, seed: int, index: int, candidate: int = 0) -> Drawn:
-        """The next single block in eval mode."""
+        """The next such block."""
         number = 0
         while True:
             drawn = self.generator.at(seed, index * 1000 + number, candidate)
             spec: Any = (drawn.spec or {}).get("case") or {}
             block = spec.get("block") or {}
-            if block and block.get("layers", 1) == 1 and not spec.get("training") and not spec.get("backward"):
+            trained = spec.get("training") or spec.get("backward")
+            if block and block["layers"] == 1 and not trained and not any(spec["compile"].values()):
                 return drawn
             number += 1
 
