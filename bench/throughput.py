@@ -8,9 +8,10 @@ and one run; judged in full, from generation to storage; screened. It prints med
 and how many times as fast a screen is. Cases with a bug are left out of the share: attributing them is the purpose.
 
 ``campaign`` runs the campaign itself on an empty corpus and kernel cache, and prints cases per minute over time and the
-memory of the workers at equal ages. The rate is given over all time and over the time in which workers judge, because
-findings of a new corpus are minimised first of all. ``--blocks`` draws single blocks in eval mode under the compiler's
-defaults, else the default mix; what was drawn is printed. Wall times mean something on an idle machine only; processor times are beside them.
+memory of the workers at equal ages. The rate is given over all time, over the time in which workers judge (findings of
+a new corpus are minimised first of all), and over the time that went into cases which a screen was enough for.
+``--blocks`` draws single blocks in eval mode under the compiler's defaults, else the default mix; what was drawn is
+printed. Wall times mean something on an idle machine only; processor times are beside them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -205,8 +206,8 @@ class _Watch:
 
     def __init__(self) -> None:
         self.start = 0.0
-        self.judged: list[float] = []
-        self.seconds: list[float] = []
+        self.judged: list[tuple[float, int]] = []
+        self.seconds: dict[int, float] = {}
         self.memory: dict[int, list[tuple[float, int]]] = {}
         self.own: list[tuple[float, int]] = []
         self._process = psutil.Process()
@@ -224,8 +225,8 @@ class _Watch:
         if isinstance(event, Started):
             self.start = now
         elif isinstance(event, CaseJudged):
-            self.judged.append(now - self.start)
-            self.seconds.append(event.seconds)
+            self.judged.append((now - self.start, event.index))
+            self.seconds[event.index] = event.seconds
         elif isinstance(event, Tick) and now - self._sampled > 1.0:
             self._sampled = now
             self.own.append((now - self.start, self._process.memory_info().rss))
@@ -264,18 +265,25 @@ def measure_campaign(minutes: float, workers: int, mix: Any, *, blocks: bool, se
     tally = summary.tally
     print(f"{mix}, {workers} workers, {'single eval blocks' if blocks else 'default mix'}: {tally.cases} cases in "
           f"{clock(tally.seconds)}, {tally.cases_per_minute:.1f}/min, {tally.screened} screened")  # fmt: skip
-    judging = sum(watch.seconds) / workers
+    judging = sum(watch.seconds.values()) / workers
     print(f"{60.0 * len(watch.seconds) / judging:.1f}/min while workers judge, "
           f"{100 * judging / tally.seconds:.0f} % of their time; the rest is minimising and starting")  # fmt: skip
+    screened = {run.index: watch.seconds[run.index] for run in stored if run.screened and run.index in watch.seconds}
+    if screened:
+        took = sum(screened.values()) / workers
+        print(f"{60.0 * len(screened) / took:.1f}/min of cases that were only screened, "
+              f"{100 * took / judging:.0f} % of judging; the rest is proving bugs")  # fmt: skip
     print(f"verdicts: {dict(tally.verdicts)}; findings: {tally.findings}\nmix: {drawn}")
-    _print_growth(watch, minutes)
+    _print_growth(watch, screened, minutes)
 
 
-def _print_growth(watch: _Watch, minutes: float) -> None:
+def _print_growth(watch: _Watch, screened: Mapping[int, float], minutes: float) -> None:
     window = max(60.0, 60.0 * minutes / 6)
     for begin in (window * number for number in range(max(1, round(60.0 * minutes / window)))):
-        count = sum(begin <= at < begin + window for at in watch.judged)
-        print(f"  from {clock(begin)}: {60.0 * count / window:6.1f} cases/min")
+        inside = [index for at, index in watch.judged if begin <= at < begin + window]
+        took = [screened[index] for index in inside if index in screened]
+        median = f"{statistics.median(took):5.2f} s" if took else "-"
+        print(f"  from {clock(begin)}: {60.0 * len(inside) / window:6.1f} cases/min; a screen took {median} (median)")
     ages = []
     for samples in watch.memory.values():
         at_age = [size for age, size in samples if abs(age - _AGE) < 2.0]
