@@ -29,7 +29,7 @@ def compare_floats(
     allowed = metrics.allowance(exact, one, samples, one.dtype)
     error_eager, error_compiled = metrics.distance(one, exact), metrics.distance(other, exact)
     scale = max(metrics.rms(exact), smallest_scale)
-    broken = _unexplained_nonfinite(one, other, exact, samples)
+    broken = _unexplained_nonfinite(one, other, exact, samples, scale)
     # What is exactly zero is left over where numbers of that scale cancel, with their rounding.
     bound = allowed.bound.clamp_(min=_CANCELLED * torch.finfo(one.dtype).eps * smallest_scale)
     excess = metrics.excess(error_compiled, bound)
@@ -90,15 +90,21 @@ def _is_wild(
 
 
 def _unexplained_nonfinite(
-    one: torch.Tensor, other: torch.Tensor, exact: torch.Tensor, samples: list[torch.Tensor]
+    one: torch.Tensor, other: torch.Tensor, exact: torch.Tensor, samples: list[torch.Tensor], scale: float
 ) -> torch.Tensor:
-    """Where compiled is NaN or infinite (or not) in a way that neither eager, a perturbed run nor the reference is."""
+    """Where compiled is NaN or infinite (or not) in a way that neither eager, a perturbed run nor the reference is.
+
+    Not where eager or a perturbed run has no digit right itself, though the reference is finite: on either side of
+    a discontinuity (0 to the power of what is rounded to zero) anything may stand, and an infinity is no news.
+    """
     broken = torch.zeros(one.shape, dtype=torch.bool)
     for place, (wide, *others) in metrics.pieces(other, one, exact, *samples):
         kinds = _kind(wide)
         if bool(kinds.any()) or not bool(torch.isfinite(others[0]).all()):
             held = others[1].to(one.dtype)  # as the program's own dtype holds what float64 gives
             explained = [kinds == _kind(run) for run in (*others, held)]
+            limit = _NO_DIGITS * others[1].abs().clamp(min=scale)
+            explained += [(run - others[1]).abs() > limit for run in (others[0], *others[2:])]
             broken.view(-1)[place] = ~torch.stack(explained).any(0)
     return broken
 

@@ -72,6 +72,14 @@ def test_an_overflow_that_eager_makes_nan_of_may_be_infinite():
         assert compare(eager, other, exact, ()).finding == expected
 
 
+def test_an_infinity_is_no_news_where_eager_has_no_digit_right():
+    # 0 to the power of what eager rounds to zero, float64 does not, and the compiler rounds to below zero.
+    exact = output(torch.tensor([0.0, 2.0], dtype=torch.float64))
+    compiled = output(torch.tensor([torch.inf, 2.0]))
+    for eager, expected in (([1.0, 2.0], "wild"), ([0.0, 2.0], "nonfinite"), ([1e-6, 2.0], "nonfinite")):
+        assert compare(output(torch.tensor(eager)), compiled, exact, ()).finding == expected
+
+
 def test_a_change_of_type_is_a_finding():
     assert finding(3, 3.0) == "dtype"
     assert finding(3, 4) == "integer"
