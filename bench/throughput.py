@@ -121,10 +121,11 @@ def measure_costs(cases: int, seed: int) -> None:
         own = [getattr(f, what) / getattr(p, what) - 1 for p, f in zip(plain, full, strict=True)]
         total = sum(getattr(f, what) for f in full) / sum(getattr(p, what) for p in plain) - 1
         faster = [getattr(f, what) / getattr(s, what) for f, s in zip(full, screen, strict=True)]
+        middle = _median(full, what) / _median(screen, what)
         print(
             f"{what:9}: our own work in full mode {100 * statistics.median(own):.0f} % (median), "
-            f"{100 * total:.0f} % of all; a screen is {_median(full, what) / _median(screen, what):.1f} times as fast as "
-            f"full at the median of the mix (median of the cases' own ratios: {statistics.median(faster):.1f})"
+            f"{100 * total:.0f} % of all; a screen is {middle:.1f} times as fast as full "
+            f"at the median of the mix (median of the cases' own ratios: {statistics.median(faster):.1f})"
         )
 
 
