@@ -152,7 +152,12 @@ def test_an_interrupted_triage_leaves_nothing_behind(number, write_case, tmp_pat
         tmp_path / "out.xml",
     ]
     with subprocess.Popen(
-        command, env=os.environ | {"TMPDIR": str(temporary)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        env=os.environ | {"TMPDIR": str(temporary)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored by what runs in the background
     ) as running:
         while not started.exists():
             assert running.poll() is None
