@@ -141,6 +141,7 @@ def test_most_cases_are_screened_and_what_was_reached_is_shown(generated):
     assert any(row["fired"] for row in json.loads(done.stdout)["stages"])
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_cases(generated, tmp_path):
     folder, _ = generated
     run(tmp_path, "--budget", "2c", "--workers", "1")
@@ -232,5 +233,5 @@ def test_a_killed_worker_costs_its_case_only_and_a_killed_campaign_nothing_store
         assert store.integrity() == "ok" and store.campaigns()[0].ended is None
         assert store.counters().by_verdict.get("crash", 0) >= 1
     wait_for(lambda: not any(child.is_running() for child in children), 20)
-    again = run(tmp_path, "--budget", "1c", "--workers", "1")
+    again = run(tmp_path, "--budget", "1c", "--workers", "1", "--from", "slow.py")
     assert again["cases"] >= 1 and judged(tmp_path) >= stored + 1
