@@ -98,13 +98,13 @@ def _unexplained_nonfinite(
     a discontinuity (0 to the power of what is rounded to zero) anything may stand, and an infinity is no news.
     """
     broken = torch.zeros(one.shape, dtype=torch.bool)
-    for place, (wide, *others) in metrics.pieces(other, one, exact, *samples):
-        kinds = _kind(wide)
-        if bool(kinds.any()) or not bool(torch.isfinite(others[0]).all()):
-            held = others[1].to(one.dtype)  # as the program's own dtype holds what float64 gives
-            explained = [kinds == _kind(run) for run in (*others, held)]
-            limit = _NO_DIGITS * others[1].abs().clamp(min=scale)
-            explained += [(run - others[1]).abs() > limit for run in (others[0], *others[2:])]
+    for place, (compiled, reference, *runs) in metrics.pieces(other, exact, one, *samples):
+        kinds = _kind(compiled)
+        if bool(kinds.any()) or not bool(torch.isfinite(runs[0]).all()):
+            held = reference.to(one.dtype)  # as the program's own dtype holds what float64 gives
+            explained = [kinds == _kind(run) for run in (reference, held, *runs)]
+            limit = _NO_DIGITS * reference.abs().clamp(min=scale)
+            explained += [(run - reference).abs() > limit for run in runs]
             broken.view(-1)[place] = ~torch.stack(explained).any(0)
     return broken
 

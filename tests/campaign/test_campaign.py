@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from interrupting import heed_interrupts
 
 from fuzzcompile.campaign.budget import Budget, clock
 from fuzzcompile.corpus import CorpusError, Store
@@ -31,11 +32,6 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
         text=True,
         preexec_fn=heed_interrupts,
     )
-
-
-def heed_interrupts() -> None:
-    """What a shell starts in the background ignores SIGINT, and its children inherit that."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def run(folder: Path, *arguments: str) -> dict:

@@ -17,7 +17,7 @@ def make():
     torch.manual_seed(0)
     return nn.Linear(4, 4).eval(), (torch.randn(2, 4),)
 """
-# The negation of every addition: a wrong rewrite that no torch has.
+# Adds where the program subtracts: a wrong rewrite that no torch has.
 PLANT = """
 import torch
 from torch._inductor.fx_passes import joint_graph
@@ -44,6 +44,7 @@ def make():
 
 
 def call(*arguments: object) -> int:
+    """The exit status of the command."""
     with pytest.raises(SystemExit) as ending:
         main([str(argument) for argument in arguments])
     return int(ending.value.code or 0)

@@ -12,6 +12,7 @@ import time
 import psutil
 import pytest
 from calling import CLEAN, KNOWN, PLANT, SUBTRACTS, call, sentence
+from interrupting import heed_interrupts
 
 # Makes whatever is compiled crash, hang or grow, after eager has run.
 CRASHING = "import os, torch._inductor.fx_passes.post_grad as p\np.remove_noop_ops = lambda graph: os.abort()\n"
@@ -157,7 +158,7 @@ def test_an_interrupted_triage_leaves_nothing_behind(number, write_case, tmp_pat
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored by what runs in the background
+        preexec_fn=heed_interrupts,
     ) as running:
         while not started.exists():
             assert running.poll() is None

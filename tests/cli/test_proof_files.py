@@ -6,18 +6,17 @@ import contextlib
 import io
 from pathlib import Path
 
+import calling
 import pytest
 from calling import PLANT, SUBTRACTS
-
-from fuzzcompile.cli import main
 
 
 def call(*arguments: object) -> tuple[int, str, str]:
     """Exit status, standard output and standard error."""
     out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as ending:
-        main([str(argument) for argument in arguments])
-    return int(ending.value.code or 0), out.getvalue(), err.getvalue()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = calling.call(*arguments)
+    return status, out.getvalue(), err.getvalue()
 
 
 @pytest.fixture(scope="module")
