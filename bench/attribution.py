@@ -33,14 +33,14 @@ from plants.public import issues
 from torch._inductor.compiler_bisector import BisectionResult, CompilerBisector
 
 from fuzzcompile.case import load_case
+from fuzzcompile.compiler.hooks import initialise_patterns
+from fuzzcompile.compiler.session import Compilation
+from fuzzcompile.compiler.settings import compile_in_process, drop_broken_kernels
 from fuzzcompile.execution.device import Numerics
 from fuzzcompile.execution.environment import describe
-from fuzzcompile.experiments import Experiments
-from fuzzcompile.inductor.hooks import initialise_patterns
-from fuzzcompile.inductor.session import Compilation
-from fuzzcompile.inductor.settings import compile_in_process, drop_broken_kernels
-from fuzzcompile.report import Report
-from fuzzcompile.triage import triage
+from fuzzcompile.judging.report import Report
+from fuzzcompile.judging.triage import triage
+from fuzzcompile.trials.compiles import Experiments
 
 CPU = torch.device("cpu")
 _BEFORE = ("dynamo", "functionalization", "decomposition", "fake_tensor", "partition")

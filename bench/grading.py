@@ -10,7 +10,7 @@ from plants import Expected
 from torch._inductor.compiler_bisector import BisectionResult
 
 from fuzzcompile.attribution.culprit import Attribution
-from fuzzcompile.inductor.labels import base_name
+from fuzzcompile.compiler.labels import base_name
 
 Grade = Literal["right", "coarse", "wrong", "none"]
 # What CompilerBisector's backends and groups say of a stage, where they find nothing within.

@@ -19,12 +19,12 @@ import torch
 
 from fuzzcompile.attribution.steps import ReplayCount, steps_of
 from fuzzcompile.case import Case, load_case
+from fuzzcompile.compiler.hooks import initialise_patterns
+from fuzzcompile.compiler.ledger import Ledger
+from fuzzcompile.compiler.session import Compilation, compiling, plainly
 from fuzzcompile.execution import runs
 from fuzzcompile.execution.building import build
 from fuzzcompile.execution.environment import describe
-from fuzzcompile.inductor.hooks import initialise_patterns
-from fuzzcompile.inductor.ledger import Ledger
-from fuzzcompile.inductor.session import Compilation, compiling, plainly
 
 _KNOWN = Path(__file__).parent.parent / "tests" / "known_issues"
 _DEFAULT = (_KNOWN / "issue_179575.py", _KNOWN / "issue_195320.py")

@@ -30,20 +30,20 @@ from typing import Any
 
 import torch
 
-from fuzzcompile.campaign.minimising import drawn_as
+from fuzzcompile.capture.loading import defines_make
+from fuzzcompile.commands.minimize import drawn_as
 from fuzzcompile.corpus import Store
 from fuzzcompile.execution.environment import describe
 from fuzzcompile.generation import Profile
-from fuzzcompile.loading import defines_make
+from fuzzcompile.judging.probe import Target
 from fuzzcompile.oracle.verdicts import Verdict
-from fuzzcompile.probing import Target
 from fuzzcompile.reduction.jobs import same_bug
 from fuzzcompile.reduction.minimiser import minimise
 from fuzzcompile.reduction.scripts.sources import case_part
 from fuzzcompile.reduction.search import Budget
 from fuzzcompile.reduction.writing import model_lines
-from fuzzcompile.shrinking import LocalTools, job_of, judge_source
-from fuzzcompile.work import WorkerSetup, prepare
+from fuzzcompile.worker.judge import WorkerSetup, prepare
+from fuzzcompile.worker.shrink import LocalTools, job_of, judge_source
 
 ROOT = Path(__file__).parent.parent
 CPU = torch.device("cpu")
@@ -140,7 +140,7 @@ def _is_constant(node: ast.AST) -> bool:
 _DRIVER = """
 import sys
 import torch
-from fuzzcompile.loading import load
+from fuzzcompile.capture.loading import load
 from pathlib import Path
 from fuzzcompile.execution.building import build
 from fuzzcompile.execution.runs import observe

@@ -53,13 +53,16 @@ def of_cases(tree: Path, kept: Path) -> dict[str, Answer]:
     """The answers of ``triage --json`` on all case files, by path."""
     files = sorted(str(path.relative_to(ROOT)) for pattern in CASES for path in ROOT.glob(pattern))
     if not kept.exists():
-        command = [sys.executable, "-m", "fuzzcompile", "triage", "--json", "--device", "cpu", *files]
-        found = subprocess.run(command, cwd=ROOT, env=_importing(tree), capture_output=True, text=True, check=False)
+        command = [sys.executable, "-m", "fuzzcompile", "triage", "--json", "--device", "cpu"]
+        command += [str(ROOT / name) for name in files]
+        found = subprocess.run(command, cwd=tree, env=_importing(tree), capture_output=True, text=True, check=False)
         kept.write_text(found.stdout, encoding="utf-8")
         kept.with_suffix(".log").write_text(found.stderr, encoding="utf-8")
     answered = [json.loads(line) for line in kept.read_text(encoding="utf-8").splitlines()]
     if len(answered) != len(files):
-        raise SystemExit(f"{len(answered)} answers to {len(files)} files; see {kept.with_suffix('.log')}, delete {kept}.")
+        raise SystemExit(
+            f"{len(answered)} answers to {len(files)} files; see {kept.with_suffix('.log')}, delete {kept}."
+        )
     return dict(zip(files, map(_of_report, answered), strict=True))
 
 
@@ -75,9 +78,12 @@ def of_plants(tree: Path, kept: Path) -> dict[str, Answer]:
         command = [sys.executable, "bench/attribution.py", "--no-bisector", "--json", str(kept)]
         subprocess.run(command, cwd=tree, env=_importing(tree), stdout=subprocess.DEVNULL, check=True)
     rows = json.loads(kept.read_text(encoding="utf-8"))["rows"]
-    return {
-        row["name"]: Answer(row["ours"]["verdict"], row["ours"]["said"], row["ours"]["necessary"]) for row in rows
-    }
+    return {row["name"]: Answer(row["ours"]["verdict"], row["ours"]["said"], row["ours"]["necessary"]) for row in rows}
+
+
+def answers(tree: Path, folder: Path, name: str) -> dict[str, Answer]:
+    """All answers of one tree, kept under its name."""
+    return {**of_cases(tree, folder / f"{name}-cases.jsonl"), **of_plants(tree, folder / f"{name}-plants.json")}
 
 
 def _importing(tree: Path) -> dict[str, str]:
@@ -121,7 +127,10 @@ def main() -> None:
         ["git", "rev-parse", "--short", given.against], cwd=ROOT, check=True, capture_output=True, text=True
     ).stdout.strip()
     with checked_out(revision) as tree:
-        before = {**of_cases(tree, folder / f"{revision}-cases.jsonl"), **of_plants(tree, folder / f"{revision}-plants.json")}
+        before = {
+            **of_cases(tree, folder / f"{revision}-cases.jsonl"),
+            **of_plants(tree, folder / f"{revision}-plants.json"),
+        }
     after = {**of_cases(ROOT, folder / "here-cases.jsonl"), **of_plants(ROOT, folder / "here-plants.json")}
     rows, alike = table(before, after)
     same = sum(row.endswith("| same |") for row in rows)

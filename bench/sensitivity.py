@@ -25,11 +25,11 @@ from plants import before, behind, planting
 from torch._inductor.fx_passes import post_grad
 
 from fuzzcompile.case import load_case
+from fuzzcompile.compiler.same import torch_same
 from fuzzcompile.execution.environment import describe
-from fuzzcompile.experiments import Experiments
-from fuzzcompile.inductor.same import torch_same
-from fuzzcompile.report import Report
-from fuzzcompile.triage import triage
+from fuzzcompile.judging.report import Report
+from fuzzcompile.judging.triage import triage
+from fuzzcompile.trials.compiles import Experiments
 
 aten = torch.ops.aten
 _CASE = """

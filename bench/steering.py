@@ -25,13 +25,13 @@ from fuzzcompile.campaign.drawing import Drawn, Generator
 from fuzzcompile.campaign.profiles import for_this_torch
 from fuzzcompile.campaign.steering import UNIFORM, Item, Outcome, Steering, Strategy, items_of
 from fuzzcompile.case import load_case
-from fuzzcompile.deciding import decide
-from fuzzcompile.experiments import Experiments
+from fuzzcompile.compiler.labels import family_of
+from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.generation import Profile
-from fuzzcompile.inductor.labels import family_of
-from fuzzcompile.inductor.session import Compilation
-from fuzzcompile.isolation import isolated
-from fuzzcompile.work import WorkerSetup, prepare
+from fuzzcompile.judging.decision import decide
+from fuzzcompile.trials.compiles import Experiments
+from fuzzcompile.worker.isolation import isolated
+from fuzzcompile.worker.judge import WorkerSetup, prepare
 
 STRATEGIES = {
     "uniform": UNIFORM,

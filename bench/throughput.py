@@ -40,13 +40,13 @@ from fuzzcompile.campaign.local import run_campaign
 from fuzzcompile.campaign.pool import Limits, available_cpus
 from fuzzcompile.campaign.settings import CampaignSettings
 from fuzzcompile.case import load_case
+from fuzzcompile.compiler.session import plainly
 from fuzzcompile.corpus import CaseRecord, Coverage, Store
 from fuzzcompile.execution import runs
 from fuzzcompile.execution.building import build
 from fuzzcompile.execution.environment import describe
 from fuzzcompile.generation import Profile
-from fuzzcompile.inductor.session import plainly
-from fuzzcompile.work import Judged, JudgeTask, WorkerSetup, judge_file, prepare
+from fuzzcompile.worker.judge import Judged, JudgeTask, WorkerSetup, judge_file, prepare
 
 _DEVICE = torch.device("cpu")
 _AGE = 45.0  # seconds of a worker's life at which its memory is compared

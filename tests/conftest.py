@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from fuzzcompile.case import load_case
+from fuzzcompile.compiler.settings import compile_in_process, drop_broken_kernels
 from fuzzcompile.execution.device import Numerics
-from fuzzcompile.inductor.settings import compile_in_process, drop_broken_kernels
-from fuzzcompile.triage import triage
+from fuzzcompile.judging.triage import triage
 
 KNOWN_ISSUES = Path(__file__).parent / "known_issues"
 

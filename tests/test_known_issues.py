@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fuzzcompile.inductor.labels import base_name
+from fuzzcompile.compiler.labels import base_name
 
 KNOWN = Path(__file__).parent / "known_issues"
 CASES = sorted(KNOWN.glob("issue_*.py"))

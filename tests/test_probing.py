@@ -12,8 +12,8 @@ from behind_plants import aten
 
 from fuzzcompile.attribution.suspecting import Suspect
 from fuzzcompile.case import load_case
+from fuzzcompile.judging.probe import Probe, Target, probe
 from fuzzcompile.oracle.verdicts import Verdict
-from fuzzcompile.probing import Probe, Target, probe
 
 KNOWN = Path(__file__).parent / "known_issues"
 CPU = torch.device("cpu")

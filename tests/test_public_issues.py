@@ -13,7 +13,7 @@ import pytest
 import torch
 from test_known_issues import expected
 
-from fuzzcompile.campaign.triaging import Answer, triage_files
+from fuzzcompile.commands.triage import Answer, triage_files
 from fuzzcompile.oracle.verdicts import Verdict
 
 FOLDER = Path(__file__).parent / "public_issues"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 
+from fuzzcompile.judging.report import finite, normalised, worker_failure
 from fuzzcompile.oracle.verdicts import Verdict
-from fuzzcompile.report import finite, normalised, worker_failure
 
 
 def test_what_json_lacks_is_null_and_named_beside_it():

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import nn
 
+from fuzzcompile.capture.loading import load
+from fuzzcompile.capture.submodules import submodule_case
 from fuzzcompile.case import Arguments, load_case
 from fuzzcompile.cli import main
 from fuzzcompile.errors import CaseError
 from fuzzcompile.execution.building import build
 from fuzzcompile.execution.runs import run_eager, run_float64
-from fuzzcompile.loading import load
-from fuzzcompile.submodules import submodule_case
 
 CPU = torch.device("cpu")
 MODEL = """

@@ -11,7 +11,7 @@ import torch
 from torch._inductor import lowering
 
 from fuzzcompile.case import load_case
-from fuzzcompile.triage import triage
+from fuzzcompile.judging.triage import triage
 
 OVERWRITTEN = """
 import torch

@@ -9,7 +9,7 @@ from torch._inductor.fx_passes import post_grad
 
 from fuzzcompile.case import load_case
 from fuzzcompile.errors import UsageError
-from fuzzcompile.triage import triage
+from fuzzcompile.judging.triage import triage
 
 CPU = torch.device("cpu")
 MODE = "max-autotune-no-cudagraphs"

@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from torch._inductor.fx_passes import post_grad
 
 from fuzzcompile.case import load_case
+from fuzzcompile.compiler.hooks import initialise_patterns
+from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.execution.observation import Observation, Value
-from fuzzcompile.experiments import Experiments
-from fuzzcompile.inductor.hooks import initialise_patterns
-from fuzzcompile.inductor.session import Compilation
+from fuzzcompile.judging.triage import triage
 from fuzzcompile.oracle import streams
-from fuzzcompile.triage import triage
+from fuzzcompile.trials.compiles import Experiments
 
 CPU = torch.device("cpu")
 HEAD = "import random\nimport numpy\nimport torch\nimport torch.nn.functional as F\nfrom torch import nn\n"

@@ -9,8 +9,8 @@ from torch._inductor.codegen import cpp
 from torch._inductor.fx_passes import joint_graph
 
 from fuzzcompile.case import load_case
-from fuzzcompile.report import Report
-from fuzzcompile.triage import triage
+from fuzzcompile.judging.report import Report
+from fuzzcompile.judging.triage import triage
 
 SINE = """
 import torch

@@ -10,7 +10,7 @@ import torch
 from torch._inductor.fx_passes import post_grad
 
 from fuzzcompile.case import load_case
-from fuzzcompile.triage import triage
+from fuzzcompile.judging.triage import triage
 
 CPU = torch.device("cpu")
 SOURCE = """

@@ -13,10 +13,10 @@ from torch.utils import _pytree as pytree
 
 from fuzzcompile.attribution.steps import ReplayCount, Step, steps_of
 from fuzzcompile.case import CompileSettings
+from fuzzcompile.compiler.hooks import initialise_patterns
+from fuzzcompile.compiler.ledger import Ledger, Rewrite
+from fuzzcompile.compiler.session import Compilation, compiling
 from fuzzcompile.execution.device import seed_everything
-from fuzzcompile.inductor.hooks import initialise_patterns
-from fuzzcompile.inductor.ledger import Ledger, Rewrite
-from fuzzcompile.inductor.session import Compilation, compiling
 
 SEED = 5
 DEFAULT = CompileSettings()

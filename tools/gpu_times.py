@@ -17,11 +17,11 @@ from pathlib import Path
 
 from fuzzcompile.attribution.steps import ReplayCount, steps_of
 from fuzzcompile.case import load_case
+from fuzzcompile.compiler.hooks import initialise_patterns
+from fuzzcompile.compiler.settings import compile_in_process
 from fuzzcompile.errors import FuzzcompileError
 from fuzzcompile.execution.device import Numerics, resolve
-from fuzzcompile.experiments import Experiments
-from fuzzcompile.inductor.hooks import initialise_patterns
-from fuzzcompile.inductor.settings import compile_in_process
+from fuzzcompile.trials.compiles import Experiments
 
 _CASE = """
 import torch

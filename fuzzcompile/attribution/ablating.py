@@ -11,10 +11,10 @@ from typing import Literal
 from fuzzcompile.attribution.borders import borders_of
 from fuzzcompile.attribution.culprit import Ablation
 from fuzzcompile.attribution.steps import ReplayCount, Step, steps_of, suspects_of
-from fuzzcompile.experiments import Experiments, Trial
-from fuzzcompile.inductor.session import Compilation
+from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.oracle.judgement import error_of
 from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.trials.compiles import Experiments, Trial
 
 # What shows the bug: wrong values (or an error) as they are; a float64 step, in replay or before the graph passes
 # (border), where the values are within rounding; or values beyond rounding but within default tolerances that float64

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fuzzcompile.attribution.steps import Step
-from fuzzcompile.experiments import Experiments, Trial
-from fuzzcompile.inductor.catalogue import Known, known_to
-from fuzzcompile.inductor.labels import base_name, vetoes
-from fuzzcompile.inductor.ledger import Label, Ledger
-from fuzzcompile.inductor.settings import MISSING, setting
+from fuzzcompile.compiler.catalogue import Known, known_to
+from fuzzcompile.compiler.labels import base_name, vetoes
+from fuzzcompile.compiler.ledger import Label, Ledger
+from fuzzcompile.compiler.settings import MISSING, setting
+from fuzzcompile.trials.compiles import Experiments, Trial
 
 _OPTION = re.compile(r"^'(?P<name>\w+)' in config\.(?P<entry>\w+_fusion_options)$")
 _FLAG = re.compile(r"^(?P<no>not )?config\.(?P<entry>[\w.]+)$")

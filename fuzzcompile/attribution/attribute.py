@@ -13,10 +13,10 @@ from fuzzcompile.attribution.culprit import Attribution, Culprit
 from fuzzcompile.attribution.proving import MAX_SUSPECTS, Prover, failing_rewrite
 from fuzzcompile.attribution.steps import ReplayCount, Step
 from fuzzcompile.attribution.workaround import find_workaround, workaround_by
-from fuzzcompile.experiments import Experiments, Trial
-from fuzzcompile.inductor.labels import backend_label
-from fuzzcompile.inductor.ledger import Label
-from fuzzcompile.inductor.refusing import MANDATORY
+from fuzzcompile.compiler.labels import backend_label
+from fuzzcompile.compiler.ledger import Label
+from fuzzcompile.compiler.refusing import MANDATORY
+from fuzzcompile.trials.compiles import Experiments, Trial
 
 _UNKNOWN = "unknown"
 _UPSTREAM = (

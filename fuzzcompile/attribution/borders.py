@@ -19,10 +19,10 @@ from fuzzcompile.attribution.before.operators import check_operators
 from fuzzcompile.attribution.culprit import Culprit
 from fuzzcompile.attribution.inputs import inputs_of, placeholders_of
 from fuzzcompile.attribution.steps import SEMANTIC_STEP, ReplayCount, epsilon
-from fuzzcompile.inductor.decompositions import family_of_operator
-from fuzzcompile.inductor.labels import location
-from fuzzcompile.inductor.ledger import Frame, GraphRecord, Ledger
-from fuzzcompile.inductor.replay import Replayed, Values, differentiate, random_calls, replay, values_of
+from fuzzcompile.compiler.decompositions import family_of_operator
+from fuzzcompile.compiler.labels import location
+from fuzzcompile.compiler.ledger import Frame, GraphRecord, Ledger
+from fuzzcompile.compiler.replay import Replayed, Values, differentiate, random_calls, replay, values_of
 from fuzzcompile.oracle import metrics
 
 # A step must be this many times what one ulp of float64 per operator does to the result: programs that amplify

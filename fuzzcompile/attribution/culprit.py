@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fuzzcompile.attribution.steps import Step
-from fuzzcompile.inductor.graphtext import changed_nodes, difference, user_lines
-from fuzzcompile.inductor.labels import family_of
-from fuzzcompile.inductor.ledger import Label
+from fuzzcompile.compiler.graphtext import changed_nodes, difference, user_lines
+from fuzzcompile.compiler.labels import family_of
+from fuzzcompile.compiler.ledger import Label
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fuzzcompile.inductor.ledger import Call, Frame, GraphRecord, Snapshot
+from fuzzcompile.compiler.ledger import Call, Frame, GraphRecord, Snapshot
 
 _STAND_IN_SEED = 3
 

@@ -10,11 +10,11 @@ from dataclasses import replace
 from fuzzcompile.attribution.ablating import Ablator, OutOfTime
 from fuzzcompile.attribution.culprit import Attribution, Culprit
 from fuzzcompile.attribution.steps import Form, Step, steps_of, suspects_of
-from fuzzcompile.experiments import Trial
-from fuzzcompile.inductor.labels import base_name, family_of, vetoes
-from fuzzcompile.inductor.ledger import Label
-from fuzzcompile.inductor.refusing import MANDATORY
+from fuzzcompile.compiler.labels import base_name, family_of, vetoes
+from fuzzcompile.compiler.ledger import Label
+from fuzzcompile.compiler.refusing import MANDATORY
 from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.trials.compiles import Trial
 
 # Suspects that are tried one by one.
 MAX_SUSPECTS = 4

@@ -10,13 +10,13 @@ from typing import Any, Literal
 import torch
 
 from fuzzcompile.attribution.inputs import inputs_of, placeholders_of
+from fuzzcompile.compiler.ledger import Frame, GraphRecord, Label, Ledger, Rewrite, Snapshot
+from fuzzcompile.compiler.recorder import CAPTURED_CALLS
+from fuzzcompile.compiler.refusing import MANDATORY
+from fuzzcompile.compiler.replay import NotReplayable, Replayed, random_calls, replay
 from fuzzcompile.execution.exhaustion import first_line
 from fuzzcompile.execution.memory import aliases
 from fuzzcompile.execution.tensors import significant_strides, storages
-from fuzzcompile.inductor.ledger import Frame, GraphRecord, Label, Ledger, Rewrite, Snapshot
-from fuzzcompile.inductor.recorder import CAPTURED_CALLS
-from fuzzcompile.inductor.refusing import MANDATORY
-from fuzzcompile.inductor.replay import NotReplayable, Replayed, random_calls, replay
 from fuzzcompile.oracle import metrics
 
 # A rewrite may fold constants in the program's own precision; a float64 step beyond that changes meaning.

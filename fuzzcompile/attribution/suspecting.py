@@ -22,14 +22,14 @@ from fuzzcompile.attribution.borders import borders_of
 from fuzzcompile.attribution.culprit import Culprit
 from fuzzcompile.attribution.proving import failing_rewrite, forms_shown
 from fuzzcompile.attribution.steps import ReplayCount, Step, suspects_of
-from fuzzcompile.experiments import Experiments, Trial
-from fuzzcompile.inductor.decompositions import family_of_operator
-from fuzzcompile.inductor.generated.codegen_operators import code_operators
-from fuzzcompile.inductor.generated.lowered import Lowered
-from fuzzcompile.inductor.generated.operators import operator_of
-from fuzzcompile.inductor.labels import family_of
-from fuzzcompile.inductor.ledger import Label
+from fuzzcompile.compiler.decompositions import family_of_operator
+from fuzzcompile.compiler.kernels.codegen_operators import code_operators
+from fuzzcompile.compiler.kernels.lowered import Lowered
+from fuzzcompile.compiler.kernels.operators import operator_of
+from fuzzcompile.compiler.labels import family_of
+from fuzzcompile.compiler.ledger import Label
 from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.trials.compiles import Experiments, Trial
 
 GRAPHS = ("pre_grad", "joint_graph", "freezing", "post_grad")
 BEFORE = ("dynamo", "functionalization", "decomposition", "fake_tensor", "partition")

@@ -9,9 +9,9 @@ from typing import Any
 
 from fuzzcompile.attribution.ablating import Ablator, OutOfTime
 from fuzzcompile.attribution.culprit import Culprit, Workaround
-from fuzzcompile.inductor.session import Compilation
-from fuzzcompile.inductor.settings import MISSING, setting
-from fuzzcompile.inductor.sources import captured_functions
+from fuzzcompile.compiler.session import Compilation
+from fuzzcompile.compiler.settings import MISSING, setting
+from fuzzcompile.compiler.sources import captured_functions
 from fuzzcompile.oracle.judgement import error_of
 
 _GRAPH_STAGES = ("pre_grad", "joint_graph", "post_grad", "freezing")

@@ -14,7 +14,6 @@ from collections.abc import Generator as Yielding
 from concurrent.futures import Executor, Future
 from typing import Any
 
-from fuzzcompile.campaign.drafts import write_draft
 from fuzzcompile.campaign.drawing import Drawn, Generator
 from fuzzcompile.campaign.events import (
     CaseJudged,
@@ -30,16 +29,17 @@ from fuzzcompile.campaign.events import (
     WorkerActivity,
 )
 from fuzzcompile.campaign.jobs import Job, Jobs
-from fuzzcompile.campaign.minimising import keep
 from fuzzcompile.campaign.settings import CampaignSettings
 from fuzzcompile.campaign.steering import Outcome, Steering, items_of
+from fuzzcompile.commands.drafts import write_draft
+from fuzzcompile.commands.minimize import keep
 from fuzzcompile.corpus import CaseRecord, Coverage, Finding, Recorded, Store, public_id, severity
 from fuzzcompile.errors import EnvironmentUnfit, FuzzcompileError
 from fuzzcompile.execution.pool import WorkerFailed, WorkerStartFailed, WorkerStopped, WorkerTimeout
+from fuzzcompile.judging.report import unjudged, worker_failure
 from fuzzcompile.oracle.verdicts import Verdict
-from fuzzcompile.report import unjudged, worker_failure
 from fuzzcompile.reporting.verdict import name_of
-from fuzzcompile.work import Judged, Shrunk, left_behind
+from fuzzcompile.worker.judge import Judged, Shrunk, left_behind
 
 _TICK = 0.5
 # A finding that comes up just before the end of the budget still gets this long to be made small.

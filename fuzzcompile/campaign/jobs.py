@@ -15,7 +15,7 @@ from fuzzcompile.campaign.drawing import Drawn
 from fuzzcompile.campaign.pool import ATTRIBUTION_SHARE
 from fuzzcompile.campaign.settings import CampaignSettings
 from fuzzcompile.corpus import severity
-from fuzzcompile.work import JudgeTask, ShrinkTask, judge_file, shrink
+from fuzzcompile.worker.judge import JudgeTask, ShrinkTask, judge_file, shrink
 
 # What making a finding small may take beyond its time, to confirm what it came to.
 _CONFIRMING_SECONDS = 240.0

@@ -11,7 +11,7 @@ from pathlib import Path
 from fuzzcompile.campaign.events import WorkerActivity
 from fuzzcompile.execution.device import assign, resolve
 from fuzzcompile.execution.pool import WorkerPool
-from fuzzcompile.work import WorkerSetup, prepare
+from fuzzcompile.worker.judge import WorkerSetup, prepare
 
 # Enough for the cases that we draw, small enough that one that grows does not take the machine down.
 DEFAULT_MEMORY = 8 * 2**30

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from fuzzcompile.compiler.options import unknown_options
 from fuzzcompile.generation import Profile
 from fuzzcompile.generation.toggles import TOGGLES
-from fuzzcompile.inductor.options import unknown_options
 
 
 def for_this_torch(profile: Profile) -> Profile:

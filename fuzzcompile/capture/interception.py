@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from fuzzcompile.case import Arguments
-from fuzzcompile.inductor.entry import replaced_optimize
+from fuzzcompile.compiler.entry import replaced_optimize
 
 # Arguments of torch.compile that say how one call is compiled.
 _SETTINGS = ("backend", "mode", "options", "dynamic", "fullgraph")

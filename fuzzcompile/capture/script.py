@@ -24,13 +24,13 @@ from fuzzcompile.capture.process import silenced_output
 from fuzzcompile.capture.retarget import cuda_imitated, retargeted
 from fuzzcompile.capture.world import World
 from fuzzcompile.case import Arguments, Case, CompileSettings
+from fuzzcompile.compiler.entry import changed_configs, compiler_configs, reset_compiler
+from fuzzcompile.compiler.settings import preserved_config
 from fuzzcompile.errors import CaseError
 from fuzzcompile.execution.building import RUN_SEED, placed_input
 from fuzzcompile.execution.device import seed_everything
 from fuzzcompile.execution.reachable import Reached, global_names, is_user_file
 from fuzzcompile.execution.tensors import StorageCopier, tensor_leaves
-from fuzzcompile.inductor.entry import changed_configs, compiler_configs, reset_compiler
-from fuzzcompile.inductor.settings import preserved_config
 
 # Earlier calls of the same callable with other shapes are part of the case, as recompiles depend on them.
 _MAX_HISTORY = 8

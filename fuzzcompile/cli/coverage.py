@@ -14,8 +14,8 @@ from fuzzcompile.cli import options
 if TYPE_CHECKING:
     import torch
 
-    from fuzzcompile.campaign.attention import AttentionCoverage
-    from fuzzcompile.campaign.coverage import CoverageTable, Stretch
+    from fuzzcompile.commands.attention import AttentionCoverage
+    from fuzzcompile.commands.coverage import CoverageTable, Stretch
 
 _COLUMNS = ("stage", "kind", "known", "fired", "refused only", "called only", "unreachable", "off", "never", "reached")
 # Of these there are hundreds: their names are shown where their stage is asked for.
@@ -61,7 +61,7 @@ def coverage(
     present settings, or never matched; then these last by name. Operators that are called where others are lowered
     stand apart. "reached" is the share of what has no reason against it.
     """
-    from fuzzcompile.campaign.coverage import coverage_of
+    from fuzzcompile.commands.coverage import coverage_of
     from fuzzcompile.errors import UsageError
     from fuzzcompile.execution.device import resolve
 
@@ -103,7 +103,7 @@ def _seconds(within: str) -> float:
 
 def _attention(device: torch.device, table: CoverageTable) -> tuple[AttentionCoverage | None, str | None]:
     """The SDPA patterns, or the sentence that says why they cannot be told."""
-    from fuzzcompile.campaign.attention import attention_coverage
+    from fuzzcompile.commands.attention import attention_coverage
     from fuzzcompile.errors import EnvironmentUnfit
 
     def progress(done: int, total: int) -> None:
@@ -118,7 +118,7 @@ def _attention(device: torch.device, table: CoverageTable) -> tuple[AttentionCov
 
 
 def _write(path: Path, table: CoverageTable, patterns: AttentionCoverage | None, missing: str | None) -> None:
-    from fuzzcompile.campaign.coverage_report import report_of
+    from fuzzcompile.commands.coverage_report import report_of
     from fuzzcompile.errors import UsageError
 
     try:

@@ -19,7 +19,7 @@ def doctor(device: str, location: str | None, as_json: bool) -> int:
     Looks at torch, devices, SDPA backends, the C++ compiler, the internals that fuzzcompile holds on to and
     the corpus, and compiles a small program.
     """
-    from fuzzcompile.campaign.fitness import examine
+    from fuzzcompile.commands.doctor import examine
 
     checks = examine(device, location)
     if as_json:

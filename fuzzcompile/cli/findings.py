@@ -62,11 +62,11 @@ def minimize(
     the best so far; what was learned is kept in OUT.state until a search is finished, for --resume.
     """
     from fuzzcompile.campaign.budget import Budget
-    from fuzzcompile.campaign.by_catch import store_by_catch
-    from fuzzcompile.campaign.minimising import keep as keep_reproducer
-    from fuzzcompile.campaign.minimising import minimise, subject_of_file, subject_of_finding, subject_of_state
     from fuzzcompile.campaign.pool import Limits
+    from fuzzcompile.campaign.secondary import store_by_catch
     from fuzzcompile.cli.minimising import INTERRUPTED, ProgressLine, conclusion
+    from fuzzcompile.commands.minimize import keep as keep_reproducer
+    from fuzzcompile.commands.minimize import minimise, subject_of_file, subject_of_finding, subject_of_state
 
     seconds = Budget.parse(budget).seconds
     if seconds is None:
@@ -135,13 +135,13 @@ def minimize(
 @options.corpus
 def issue(target: str, device: str, location: str | None) -> int:
     """Print the draft of a GitHub issue, in Markdown, for a finding or a case file."""
-    from fuzzcompile.campaign.drafts import draft_of, draft_of_report
+    from fuzzcompile.commands.drafts import draft_of, draft_of_report
 
     with _existing(location) as store:
         if not Path(target).is_file():
             click.echo(draft_of(_needed(store, target), target))
             return 0
-    from fuzzcompile.campaign.minimising import minimise, subject_of_file
+    from fuzzcompile.commands.minimize import minimise, subject_of_file
 
     subject = subject_of_file(Path(target), None, device=device)
     if subject is None:

@@ -13,7 +13,7 @@ import click
 
 if TYPE_CHECKING:
     from fuzzcompile.reduction.search import Progress
-    from fuzzcompile.shrinking import Shrunk
+    from fuzzcompile.worker.shrink import Shrunk
 
 # What a shell makes of a program that Ctrl-C ended.
 INTERRUPTED = 130

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import click
 
 from fuzzcompile.cli import options
-from fuzzcompile.stages import STAGES
+from fuzzcompile.stage_names import STAGES
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from fuzzcompile.campaign.passes import Listed, Listing
+    from fuzzcompile.commands.passes import Listed, Listing
 
 # Of these there are hundreds: they are listed where their stage is asked for.
 _MANY = ("decomposition", "lowering")
@@ -36,7 +36,7 @@ def passes(stage: str | None, never: bool, device: str, location: str | None, as
     fired, or matched and was refused by its own check, in the corpus. Operators with a decomposition or a lowering of
     Inductor's own are counted, and listed with --stage or --json.
     """
-    from fuzzcompile.campaign.passes import list_passes
+    from fuzzcompile.commands.passes import list_passes
     from fuzzcompile.execution.device import resolve
 
     listing = list_passes(resolve(device), location)

@@ -81,7 +81,7 @@ def _triage(
     from rich.console import Console
 
     from fuzzcompile.campaign.pool import Limits
-    from fuzzcompile.campaign.triaging import Answer, Question, case_files, overall_status, triage_files
+    from fuzzcompile.commands.triage import Answer, Question, case_files, overall_status, triage_files
     from fuzzcompile.reporting import files as named
     from fuzzcompile.reporting.baseline import Baseline
     from fuzzcompile.reporting.junit import check_writable, write_junit

@@ -10,7 +10,7 @@ from fuzzcompile.templating import environment
 
 
 def coverage_page(facts: Mapping[str, Any]) -> str:
-    """The report in Markdown, of the plain facts that :mod:`fuzzcompile.campaign.coverage_report` gathers."""
+    """The report in Markdown, of the plain facts that :mod:`fuzzcompile.commands.coverage_report` gathers."""
     template = environment().get_template("reports/coverage.md.j2")
     return template.render(
         facts, versions=versions({**facts["environment"], "torch": facts["torch"]}), percent=_percent

@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
+from fuzzcompile.capture.loading import defines_make
 from fuzzcompile.case import Case, load_case, read_source
+from fuzzcompile.compiler.options import unknown_options
 from fuzzcompile.errors import CaseError
 from fuzzcompile.execution import runs
 from fuzzcompile.execution.building import Program, build
 from fuzzcompile.execution.device import seed_everything
 from fuzzcompile.generation.toggles import TOGGLES
-from fuzzcompile.inductor.options import unknown_options
-from fuzzcompile.loading import defines_make
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 _MOST_SIZES = 8

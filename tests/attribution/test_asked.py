@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from fuzzcompile.case import load_case
-from fuzzcompile.report import Report
-from fuzzcompile.triage import triage
+from fuzzcompile.judging.report import Report
+from fuzzcompile.judging.triage import triage
 
 SOURCE = """
 import torch

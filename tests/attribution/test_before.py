@@ -21,10 +21,10 @@ from fuzzcompile.attribution.before.search import before_the_graphs
 from fuzzcompile.attribution.culprit import Attribution
 from fuzzcompile.attribution.steps import ReplayCount
 from fuzzcompile.case import load_case
-from fuzzcompile.experiments import Experiments, Trial
-from fuzzcompile.inductor.hooks import initialise_patterns
+from fuzzcompile.compiler.hooks import initialise_patterns
+from fuzzcompile.judging.triage import triage
 from fuzzcompile.oracle.verdicts import Verdict
-from fuzzcompile.triage import triage
+from fuzzcompile.trials.compiles import Experiments, Trial
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")

@@ -18,9 +18,9 @@ from fuzzcompile.attribution.behind.search import behind_the_graphs
 from fuzzcompile.attribution.culprit import Attribution
 from fuzzcompile.attribution.steps import ReplayCount
 from fuzzcompile.case import load_case
-from fuzzcompile.experiments import Experiments
-from fuzzcompile.inductor.hooks import initialise_patterns
-from fuzzcompile.inductor.session import Compilation
+from fuzzcompile.compiler.hooks import initialise_patterns
+from fuzzcompile.compiler.session import Compilation
+from fuzzcompile.trials.compiles import Experiments
 
 CPU = torch.device("cpu")
 MOST_COMPILES = 8

@@ -14,10 +14,10 @@ from torch._inductor import decomposition
 from fuzzcompile.attribution.borders import Border, borders_of
 from fuzzcompile.attribution.steps import ReplayCount
 from fuzzcompile.case import load_case
-from fuzzcompile.experiments import Experiments
-from fuzzcompile.inductor.session import Compilation
+from fuzzcompile.compiler.session import Compilation
+from fuzzcompile.judging.triage import triage
 from fuzzcompile.oracle.verdicts import Verdict
-from fuzzcompile.triage import triage
+from fuzzcompile.trials.compiles import Experiments
 
 aten = torch.ops.aten
 CASE = """

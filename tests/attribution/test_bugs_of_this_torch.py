@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fuzzcompile.case import load_case
-from fuzzcompile.triage import triage
+from fuzzcompile.judging.triage import triage
 
 # torch's own fusion of dropouts forgets p and training.
 SOURCE = """

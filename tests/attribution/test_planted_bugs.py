@@ -15,10 +15,10 @@ from fuzzcompile.attribution.attribute import Attributor
 from fuzzcompile.attribution.culprit import Attribution
 from fuzzcompile.attribution.steps import ReplayCount, steps_of
 from fuzzcompile.case import load_case
-from fuzzcompile.experiments import Experiments, Trial
-from fuzzcompile.inductor.hooks import initialise_patterns
-from fuzzcompile.inductor.session import Compilation
+from fuzzcompile.compiler.hooks import initialise_patterns
+from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.trials.compiles import Experiments, Trial
 
 CPU = torch.device("cpu")
 REPLAYABLE = [plant for plant in PLANTS.values() if plant.replayable]

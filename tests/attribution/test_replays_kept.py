@@ -7,8 +7,8 @@ import torch
 from torch import fx
 
 from fuzzcompile.attribution import steps
-from fuzzcompile.inductor.ledger import GraphRecord, Label, Rewrite, take_snapshot
-from fuzzcompile.inductor.replay import replay
+from fuzzcompile.compiler.ledger import GraphRecord, Label, Rewrite, take_snapshot
+from fuzzcompile.compiler.replay import replay
 
 
 def module(program) -> fx.GraphModule:

@@ -17,10 +17,10 @@ from fuzzcompile.attribution.culprit import Attribution, Culprit, Workaround
 from fuzzcompile.attribution.steps import ReplayCount, steps_of
 from fuzzcompile.attribution.workaround import find_workaround
 from fuzzcompile.case import load_case
-from fuzzcompile.experiments import Experiments
-from fuzzcompile.inductor.hooks import initialise_patterns
-from fuzzcompile.inductor.session import Compilation
-from fuzzcompile.triage import triage
+from fuzzcompile.compiler.hooks import initialise_patterns
+from fuzzcompile.compiler.session import Compilation
+from fuzzcompile.judging.triage import triage
+from fuzzcompile.trials.compiles import Experiments
 
 CPU = torch.device("cpu")
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from fuzzcompile.campaign.budget import Budget
-from fuzzcompile.campaign.by_catch import store_by_catch
 from fuzzcompile.campaign.drawing import Drawn
 from fuzzcompile.campaign.engine import Engine
+from fuzzcompile.campaign.secondary import store_by_catch
 from fuzzcompile.campaign.settings import CampaignSettings
 from fuzzcompile.corpus import Campaign, Store
 from fuzzcompile.generation import Profile
-from fuzzcompile.work import Judged, ShrinkTask, Shrunk
+from fuzzcompile.worker.judge import Judged, ShrinkTask, Shrunk
 
 KNOWN = Path(__file__).parent.parent / "known_issues"
 TORCH = "2.13.0"

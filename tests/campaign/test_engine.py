@@ -17,8 +17,8 @@ from fuzzcompile.campaign.settings import CampaignSettings
 from fuzzcompile.campaign.steering import UNIFORM, Strategy
 from fuzzcompile.corpus import Campaign, Store
 from fuzzcompile.generation import Profile
-from fuzzcompile.report import CoverageCount
-from fuzzcompile.work import Judged, JudgeTask
+from fuzzcompile.judging.report import CoverageCount
+from fuzzcompile.worker.judge import Judged, JudgeTask
 
 TORCH = "2.13.0"
 

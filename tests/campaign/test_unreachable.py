@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch._inductor import config
 
-from fuzzcompile.campaign.unreachable import REASONS, reason_for
+from fuzzcompile.commands.unreachable import REASONS, reason_for
+from fuzzcompile.compiler.catalogue import Known, known_to
 from fuzzcompile.generation.toggles import TOGGLES
-from fuzzcompile.inductor.catalogue import Known, known_to
 
 pytestmark = pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="reasons were checked in torch 2.13")
 
@@ -52,7 +52,7 @@ def test_what_needs_a_gpu_has_no_reason_on_one(rules):
 def test_a_setting_that_the_generator_switches_on_is_no_reason(rules, monkeypatch):
     (row,) = [row for row in rules if row.name == "b2b_gemm_handler"]
     assert reason_for(row, "cpu") is not None
-    from fuzzcompile.campaign import unreachable
+    from fuzzcompile.commands import unreachable
 
     monkeypatch.setattr(unreachable, "_switched_on", lambda: frozenset({"b2b_gemm_pass"}))
     assert reason_for(row, "cpu") is None

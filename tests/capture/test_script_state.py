@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from fuzzcompile.capture.loading import load
 from fuzzcompile.case import Case
 from fuzzcompile.execution.building import build
 from fuzzcompile.execution.runs import run_eager
-from fuzzcompile.loading import load
-from fuzzcompile.triage import CannotJudge, triage
-from fuzzcompile.work import isolated
+from fuzzcompile.judging.triage import CannotJudge, triage
+from fuzzcompile.worker.judge import isolated
 
 CPU = torch.device("cpu")
 Loader = Callable[[str], Case]

@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import nn
 
+from fuzzcompile.capture.loading import load
 from fuzzcompile.case import Arguments, Case
 from fuzzcompile.errors import CaseError
 from fuzzcompile.execution.building import build
 from fuzzcompile.execution.runs import observe, run_eager, run_float64
-from fuzzcompile.loading import load
-from fuzzcompile.work import isolated
+from fuzzcompile.worker.judge import isolated
 
 CPU = torch.device("cpu")
 Loader = Callable[..., Case]

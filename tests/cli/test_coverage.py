@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from fuzzcompile.campaign import attention
 from fuzzcompile.cli import main
+from fuzzcompile.commands import attention
+from fuzzcompile.compiler import sdpa_patterns
 from fuzzcompile.corpus import CaseRecord, Coverage, Store
-from fuzzcompile.inductor import sdpa_patterns
 
 VARIANT = "_inference" if torch.__version__ >= "2.12" else ""
 REPORT: dict[str, Any] = {

@@ -18,7 +18,7 @@ from torch._inductor import config
 from fuzzcompile.cli import main
 from fuzzcompile.cli.passes import passes
 from fuzzcompile.corpus import CaseRecord, Coverage, Store
-from fuzzcompile.stages import STAGES
+from fuzzcompile.stage_names import STAGES
 
 # torch 2.11 knows patterns by the function that they search for, without what variant they are.
 VARIANT = "_inference" if torch.__version__ >= "2.12" else ""

@@ -16,10 +16,10 @@ from planted import ERROR, PLANTED
 from watching import apart, eager, watch
 
 from fuzzcompile.case import CompileSettings
-from fuzzcompile.inductor import conformance, hooks, plain
-from fuzzcompile.inductor.hooks import HOOKS, initialise_patterns
-from fuzzcompile.inductor.labels import base_name, entry_label
-from fuzzcompile.inductor.session import Compilation, compiling
+from fuzzcompile.compiler import conformance, hooks, plain
+from fuzzcompile.compiler.hooks import HOOKS, initialise_patterns
+from fuzzcompile.compiler.labels import base_name, entry_label
+from fuzzcompile.compiler.session import Compilation, compiling
 
 ROUNDING = 1e-5
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from fuzzcompile.case import load_case
-from fuzzcompile.inductor import hooks
-from fuzzcompile.triage import triage
+from fuzzcompile.compiler import hooks
+from fuzzcompile.judging.triage import triage
 
 FROZEN = """
 import torch

@@ -10,7 +10,7 @@ import torch
 
 from fuzzcompile.case import load_case
 from fuzzcompile.execution import runs
-from fuzzcompile.triage import triage
+from fuzzcompile.judging.triage import triage
 
 CPU = torch.device("cpu")
 SOURCE = """

@@ -13,13 +13,13 @@ import torch
 from each_idiom import pen
 
 from fuzzcompile.case import load_case
+from fuzzcompile.compiler.hooks import initialise_patterns
+from fuzzcompile.compiler.session import Compilation, compiling
 from fuzzcompile.execution.runs import grad_mode
 from fuzzcompile.generation import CaseSpec, render
 from fuzzcompile.generation.fitting import fitted
 from fuzzcompile.generation.idioms import Idiom, idiom, idioms
 from fuzzcompile.generation.spec import Dims
-from fuzzcompile.inductor.hooks import initialise_patterns
-from fuzzcompile.inductor.session import Compilation, compiling
 
 # Of the patterns of torch 2.13 this one never fires: without dropout, which alone it is registered for, 15 takes its
 # place.

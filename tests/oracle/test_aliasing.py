@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from seeing import judged, normal, seen
 
 from fuzzcompile.case import Case, CompileSettings
+from fuzzcompile.compiler.hooks import initialise_patterns
 from fuzzcompile.execution.observation import Observation, Value
-from fuzzcompile.experiments import Experiments
-from fuzzcompile.inductor.hooks import initialise_patterns
 from fuzzcompile.oracle.judgement import Judgement
 from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.trials.compiles import Experiments
 
 CPU = torch.device("cpu")
 

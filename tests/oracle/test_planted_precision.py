@@ -12,7 +12,7 @@ import torch
 from torch._inductor import lowering
 
 from fuzzcompile.case import load_case
-from fuzzcompile.triage import triage
+from fuzzcompile.judging.triage import triage
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")

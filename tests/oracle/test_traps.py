@@ -14,12 +14,12 @@ from seeing import judged, normal, rounded_runs, seen, wide
 from torch import nn
 
 from fuzzcompile.case import Case, CompileSettings
+from fuzzcompile.compiler.hooks import initialise_patterns
 from fuzzcompile.execution.observation import Failure, Observation
-from fuzzcompile.experiments import Experiments
-from fuzzcompile.inductor.hooks import initialise_patterns
 from fuzzcompile.oracle.judgement import Judgement
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.oracle.warned import changed_warnings
+from fuzzcompile.trials.compiles import Experiments
 
 CPU = torch.device("cpu")
 F32, BF16 = torch.float32, torch.bfloat16

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from fuzzcompile.campaign.minimising import Subject, read_state, write_state
+from fuzzcompile.commands.minimize import Subject, read_state, write_state
 from fuzzcompile.errors import UsageError
 from fuzzcompile.generation import Profile
-from fuzzcompile.probing import Target
+from fuzzcompile.judging.probe import Target
+from fuzzcompile.judging.triage import triage
 from fuzzcompile.reduction import concluding
 from fuzzcompile.reduction.concluding import find_neighbour
 from fuzzcompile.reduction.jobs import Job, Outcome, same_bug
@@ -23,8 +24,7 @@ from fuzzcompile.reduction.reproducer import Confirmation
 from fuzzcompile.reduction.scripts.sources import case_part
 from fuzzcompile.reduction.search import Budget, Probed, Progress, Tally
 from fuzzcompile.reduction.writing import Written, model_lines
-from fuzzcompile.shrinking import LocalTools, capture_programs, job_of
-from fuzzcompile.triage import triage
+from fuzzcompile.worker.shrink import LocalTools, capture_programs, job_of
 
 KNOWN = Path(__file__).parent.parent / "known_issues"
 BURIED = Path(__file__).parent.parent.parent / "bench" / "buried"
@@ -83,8 +83,8 @@ def test_what_eager_refuses_and_compiled_accepts_is_minimised_too(triaged, monke
 @pytest.mark.slow
 @pytest.mark.parametrize("path", sorted(BURIED.glob("*.py")), ids=lambda path: path.stem)
 def test_buried_bugs_are_dug_out(path, triaged):
-    from fuzzcompile.isolation import isolated
-    from fuzzcompile.loading import load
+    from fuzzcompile.capture.loading import load
+    from fuzzcompile.worker.isolation import isolated
 
     with isolated():
         report = triage(load(path, CPU), CPU).to_json()

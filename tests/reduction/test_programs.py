@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from fuzzcompile.case import load_case
-from fuzzcompile.inductor.graphs import capture_functional, capture_graphs
+from fuzzcompile.compiler.graphs import capture_functional, capture_graphs
 from fuzzcompile.reduction.evaluating import evaluate
 from fuzzcompile.reduction.filling import input_expression
 from fuzzcompile.reduction.program import Input, Program, Ref, Statement

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import fx
 
+from fuzzcompile.compiler.ledger import Snapshot
+from fuzzcompile.compiler.replay import replay
 from fuzzcompile.execution.float64 import Float64Mode
-from fuzzcompile.inductor.ledger import Snapshot
-from fuzzcompile.inductor.replay import replay
 from fuzzcompile.reference import fused_attention
 from fuzzcompile.reference.sdpa_math import sdpa_math
 

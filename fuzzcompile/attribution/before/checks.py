@@ -9,9 +9,9 @@ import torch
 
 from fuzzcompile.attribution.before.operators import Checked
 from fuzzcompile.attribution.culprit import Culprit
+from fuzzcompile.compiler.decompositions import family_of_operator, functional_form, operator_name
 from fuzzcompile.execution.exhaustion import first_line
-from fuzzcompile.experiments import Trial
-from fuzzcompile.inductor.decompositions import family_of_operator, functional_form, operator_name
+from fuzzcompile.trials.compiles import Trial
 
 
 def unchecked_operator(trial: Trial, captured: Sequence[Checked], program: Checked) -> Culprit | None:

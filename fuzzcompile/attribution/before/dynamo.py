@@ -15,14 +15,14 @@ from fuzzcompile.attribution.before.lines import program_lines
 from fuzzcompile.attribution.culprit import Attribution, Culprit
 from fuzzcompile.attribution.inputs import inputs_of
 from fuzzcompile.attribution.steps import ReplayCount
+from fuzzcompile.compiler.capturing import handler_of
+from fuzzcompile.compiler.functional import run_plainly
+from fuzzcompile.compiler.labels import location, source_of
+from fuzzcompile.compiler.replay import random_calls
 from fuzzcompile.execution import runs
 from fuzzcompile.execution.building import build
-from fuzzcompile.experiments import Experiments, Trial
-from fuzzcompile.inductor.capturing import handler_of
-from fuzzcompile.inductor.functional import run_plainly
-from fuzzcompile.inductor.labels import location, source_of
-from fuzzcompile.inductor.replay import random_calls
 from fuzzcompile.oracle import metrics
+from fuzzcompile.trials.compiles import Experiments, Trial
 
 # The same kernels on the same values: what differs by more than this many units in the last place is another call.
 _ULPS = 100.0

@@ -10,12 +10,12 @@ import torch
 
 from fuzzcompile.attribution.culprit import Culprit
 from fuzzcompile.attribution.steps import SEMANTIC_STEP
+from fuzzcompile.compiler.applications import Application, Outcome, Place
+from fuzzcompile.compiler.decompositions import family_of_operator, operator_name
+from fuzzcompile.compiler.fake import fake_function
+from fuzzcompile.compiler.labels import source_of
 from fuzzcompile.execution.exhaustion import first_line
 from fuzzcompile.execution.tensors import significant_strides
-from fuzzcompile.inductor.applications import Application, Outcome, Place
-from fuzzcompile.inductor.decompositions import family_of_operator, operator_name
-from fuzzcompile.inductor.fake import fake_function
-from fuzzcompile.inductor.labels import source_of
 from fuzzcompile.oracle import metrics
 
 # What is the matter: "check" that the kernel raises and the other way does not, "raises" the reverse.

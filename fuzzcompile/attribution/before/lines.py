@@ -19,7 +19,7 @@ _BETWEEN = (
     "torch/_refs/",
     "torch/_prims",
     "/attribution/before/",
-    "/inductor/crossref.py",
+    "/compiler/crossref.py",
 )
 _OURS = Path(__file__).parents[2].as_posix()
 

@@ -11,11 +11,11 @@ from torch import fx
 from fuzzcompile.attribution.culprit import Culprit
 from fuzzcompile.attribution.inputs import inputs_of
 from fuzzcompile.attribution.steps import ReplayCount
-from fuzzcompile.inductor.decompositions import family_of_operator, operator_name
-from fuzzcompile.inductor.fake import fake_function
-from fuzzcompile.inductor.functional import run_plainly
-from fuzzcompile.inductor.labels import location, source_of
-from fuzzcompile.inductor.ledger import Frame, GraphRecord, Ledger, Snapshot
+from fuzzcompile.compiler.decompositions import family_of_operator, operator_name
+from fuzzcompile.compiler.fake import fake_function
+from fuzzcompile.compiler.functional import run_plainly
+from fuzzcompile.compiler.labels import location, source_of
+from fuzzcompile.compiler.ledger import Frame, GraphRecord, Ledger, Snapshot
 
 
 def metadata_faults(ledger: Ledger, count: ReplayCount, *, strides: bool = True) -> list[Culprit]:

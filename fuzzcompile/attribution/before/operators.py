@@ -12,14 +12,14 @@ from fuzzcompile.attribution.before.faults import Fault, fault_of
 from fuzzcompile.attribution.before.lines import program_lines
 from fuzzcompile.attribution.inputs import inputs_of, placeholders_of
 from fuzzcompile.attribution.steps import ReplayCount
+from fuzzcompile.compiler.applications import Application
+from fuzzcompile.compiler.crossref import Watched, watch_operators, watch_program
+from fuzzcompile.compiler.decompositions import configured
+from fuzzcompile.compiler.ledger import Frame, Ledger
+from fuzzcompile.compiler.recorder import CAPTURED_CALLS
 from fuzzcompile.execution import runs
 from fuzzcompile.execution.building import build
-from fuzzcompile.experiments import Experiments
-from fuzzcompile.inductor.applications import Application
-from fuzzcompile.inductor.crossref import Watched, watch_operators, watch_program
-from fuzzcompile.inductor.decompositions import configured
-from fuzzcompile.inductor.ledger import Frame, Ledger
-from fuzzcompile.inductor.recorder import CAPTURED_CALLS
+from fuzzcompile.trials.compiles import Experiments
 
 _DEFAULT = {"fallback_random": True}
 

@@ -15,11 +15,11 @@ from fuzzcompile.attribution.before.metadata import metadata_faults
 from fuzzcompile.attribution.before.operators import Checked, check_operators, check_program
 from fuzzcompile.attribution.before.stages import functionalization_fault, partition_fault
 from fuzzcompile.attribution.culprit import Attribution, Culprit
-from fuzzcompile.experiments import Trial
-from fuzzcompile.inductor.decompositions import can_take_out
-from fuzzcompile.inductor.partitioning import plain_partitioning
-from fuzzcompile.inductor.session import Compilation
+from fuzzcompile.compiler.decompositions import can_take_out
+from fuzzcompile.compiler.partitioning import plain_partitioning
+from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.trials.compiles import Trial
 
 _MAX_SUSPECTS = 4
 _REMOVABLE = ("decomposition", "fake_tensor")

@@ -11,17 +11,17 @@ from torch import fx
 from fuzzcompile.attribution.culprit import Culprit
 from fuzzcompile.attribution.inputs import inputs_of, placeholders_of
 from fuzzcompile.attribution.steps import SEMANTIC_STEP, ReplayCount
+from fuzzcompile.compiler.decompositions import family_of_operator, operator_name
+from fuzzcompile.compiler.functional import NodeRun, run_functionally, run_plainly
+from fuzzcompile.compiler.labels import location, source_of
+from fuzzcompile.compiler.ledger import Frame, GraphRecord, Snapshot
+from fuzzcompile.compiler.partitioning import partitioner
+from fuzzcompile.compiler.recorder import CAPTURED_CALLS
+from fuzzcompile.compiler.replay import random_calls, replay, values_of
 from fuzzcompile.execution.memory import aliases
 from fuzzcompile.execution.tensors import significant_strides
-from fuzzcompile.experiments import Trial
-from fuzzcompile.inductor.decompositions import family_of_operator, operator_name
-from fuzzcompile.inductor.functional import NodeRun, run_functionally, run_plainly
-from fuzzcompile.inductor.labels import location, source_of
-from fuzzcompile.inductor.ledger import Frame, GraphRecord, Snapshot
-from fuzzcompile.inductor.partitioning import partitioner
-from fuzzcompile.inductor.recorder import CAPTURED_CALLS
-from fuzzcompile.inductor.replay import random_calls, replay, values_of
 from fuzzcompile.oracle import metrics
+from fuzzcompile.trials.compiles import Trial
 
 # -- functionalization ------------------------------------------------------------------------------
 

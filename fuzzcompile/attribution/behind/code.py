@@ -11,10 +11,10 @@ from fuzzcompile.attribution.behind.culprits import kernel_culprit, kernel_detai
 from fuzzcompile.attribution.behind.values import examined
 from fuzzcompile.attribution.behind.wrong import WrongKernel
 from fuzzcompile.attribution.culprit import Attribution, Culprit
-from fuzzcompile.inductor.generated.codegen_operators import LOOPS, code_operators, code_source, is_vectorised
-from fuzzcompile.inductor.generated.control import EVERYTHING, Control
-from fuzzcompile.inductor.generated.fused import dependences
-from fuzzcompile.inductor.generated.operators import operator_of
+from fuzzcompile.compiler.kernels.codegen_operators import LOOPS, code_operators, code_source, is_vectorised
+from fuzzcompile.compiler.kernels.control import EVERYTHING, Control
+from fuzzcompile.compiler.kernels.fused import dependences
+from fuzzcompile.compiler.kernels.operators import operator_of
 
 # What a kernel's operators give when each has a kernel of its own; "unknown" where that does not run.
 Alone = Literal["right", "wrong", "unknown"]

@@ -7,9 +7,9 @@ from typing import Any
 
 from fuzzcompile.attribution.behind.wrong import WrongKernel, WrongOperator, WrongOutput
 from fuzzcompile.attribution.culprit import Culprit
-from fuzzcompile.inductor.decompositions import family_of_operator
-from fuzzcompile.inductor.generated.lowered import Kernel, Lowered
-from fuzzcompile.inductor.generated.operators import lowering_source, operator_of
+from fuzzcompile.compiler.decompositions import family_of_operator
+from fuzzcompile.compiler.kernels.lowered import Kernel, Lowered
+from fuzzcompile.compiler.kernels.operators import lowering_source, operator_of
 from fuzzcompile.oracle.comparison import Comparison
 
 _LINES = 80

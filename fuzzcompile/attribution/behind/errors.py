@@ -8,12 +8,12 @@ from fuzzcompile.attribution.ablating import Ablator
 from fuzzcompile.attribution.behind.code import bisected, named_code
 from fuzzcompile.attribution.behind.culprits import kernel_details, kernel_of, site_of
 from fuzzcompile.attribution.culprit import Attribution, Culprit
-from fuzzcompile.experiments import Trial
-from fuzzcompile.inductor.decompositions import family_of_operator
-from fuzzcompile.inductor.generated.codegen_operators import LOOPS, code_operators, is_vectorised
-from fuzzcompile.inductor.generated.control import EVERYTHING, Control
-from fuzzcompile.inductor.generated.lowered import Failed, Lowered
-from fuzzcompile.inductor.generated.operators import lowering_source, operator_of
+from fuzzcompile.compiler.decompositions import family_of_operator
+from fuzzcompile.compiler.kernels.codegen_operators import LOOPS, code_operators, is_vectorised
+from fuzzcompile.compiler.kernels.control import EVERYTHING, Control
+from fuzzcompile.compiler.kernels.lowered import Failed, Lowered
+from fuzzcompile.compiler.kernels.operators import lowering_source, operator_of
+from fuzzcompile.trials.compiles import Trial
 
 # Where loops are built from the IR: by the lowering, or later when the scheduler asks for them.
 _ALWAYS_LOWERING = ("torch/_inductor/index_propagation.py", "torch/_inductor/lowering.py")

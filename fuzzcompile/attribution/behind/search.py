@@ -1,6 +1,6 @@
 """Behind the graph passes: which lowering, kernel or operator of generated code is at fault, and the proof.
 
-One compile is watched (:mod:`fuzzcompile.inductor.generated.kernels`) and its values compared
+One compile is watched (:mod:`fuzzcompile.compiler.kernels.kernels`) and its values compared
 (:mod:`fuzzcompile.attribution.behind.values`); further ones prove what that names: the operator computed by ATen, the
 vectorised code done in scalars, the buffers not fused.
 """
@@ -17,10 +17,10 @@ from fuzzcompile.attribution.behind.errors import error_behind
 from fuzzcompile.attribution.behind.values import Examined, examined
 from fuzzcompile.attribution.behind.wrong import WrongKernel, WrongOperator
 from fuzzcompile.attribution.culprit import Attribution, Culprit
-from fuzzcompile.experiments import Trial
-from fuzzcompile.inductor.generated.control import Control
-from fuzzcompile.inductor.generated.operators import can_fall_back, operator_of
+from fuzzcompile.compiler.kernels.control import Control
+from fuzzcompile.compiler.kernels.operators import can_fall_back, operator_of
 from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.trials.compiles import Trial
 
 _MAX_OPERATORS = 3
 

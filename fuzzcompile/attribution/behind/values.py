@@ -25,11 +25,11 @@ from fuzzcompile.attribution.behind.wrong import (
 )
 from fuzzcompile.attribution.inputs import inputs_of
 from fuzzcompile.attribution.steps import SEMANTIC_STEP, ReplayCount
-from fuzzcompile.inductor.generated.evaluated import Evaluated, nodes_by_buffer
-from fuzzcompile.inductor.generated.loops import NotEvaluable
-from fuzzcompile.inductor.generated.lowered import GraphCall, Lowered
-from fuzzcompile.inductor.ledger import Ledger
-from fuzzcompile.inductor.replay import Values, random_calls, replay, values_of
+from fuzzcompile.compiler.kernels.evaluated import Evaluated, nodes_by_buffer
+from fuzzcompile.compiler.kernels.loops import NotEvaluable
+from fuzzcompile.compiler.kernels.lowered import GraphCall, Lowered
+from fuzzcompile.compiler.ledger import Ledger
+from fuzzcompile.compiler.replay import Values, random_calls, replay, values_of
 from fuzzcompile.oracle import metrics
 from fuzzcompile.oracle.comparison import Comparison
 

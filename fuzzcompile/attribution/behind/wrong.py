@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
+from fuzzcompile.compiler.kernels.lowered import Kernel, Lowered, Overwritten
 from fuzzcompile.execution.observation import Value
 from fuzzcompile.execution.tensors import significant_strides
-from fuzzcompile.inductor.generated.lowered import Kernel, Lowered, Overwritten
 from fuzzcompile.oracle import metrics
 from fuzzcompile.oracle.comparison import Comparison, compare
 

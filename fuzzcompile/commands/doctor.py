@@ -1,0 +1,102 @@
+"""Whether a campaign can run on this machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from fuzzcompile.compiler import conformance
+from fuzzcompile.compiler.hooks import HOOKS
+from fuzzcompile.corpus import Store
+from fuzzcompile.errors import FuzzcompileError
+from fuzzcompile.execution.device import resolve
+from fuzzcompile.execution.environment import cxx_compiler, describe, sdpa_backends
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at; ``needed`` tells whether a campaign needs it."""
+
+    name: str
+    fine: bool
+    found: str
+    advice: str = ""
+    needed: bool = True
+
+
+def examine(device_option: str, corpus: str | None) -> list[Check]:
+    """All checks, in the order in which they are worth reading."""
+    return list(_checks(device_option, corpus))
+
+
+def _checks(device_option: str, corpus: str | None) -> Iterator[Check]:
+    yield _torch()
+    try:
+        device = resolve(device_option)
+    except FuzzcompileError as error:
+        yield Check("device", False, str(error), "Choose another --device.")
+        device = torch.device("cpu")
+    facts = describe(device)
+    yield Check("device", True, f"{device}: {facts.get('device_name') or facts.get('cpu') or device.type}")
+    if device.type == "cuda":
+        yield Check("driver", facts.get("driver") is not None, str(facts.get("driver")), needed=False)
+    backends = sdpa_backends(device)
+    yield Check("SDPA backends", bool(backends), ", ".join(backends) or "none", needed=False)
+    compiler = cxx_compiler()
+    yield Check(
+        "C++ compiler",
+        compiler is not None,
+        str(facts.get("cxx") or compiler or "none"),
+        "Install g++ (for example `apt-get install g++`) or point CXX at a C++ compiler.",
+        needed=device.type == "cpu",
+    )
+    yield _hooks()
+    yield _corpus(corpus)
+    yield _compiles(device)
+
+
+def _torch() -> Check:
+    found = f"{torch.__version__} (git {str(torch.version.git_version)[:10]})"
+    advice = "fuzzcompile knows torch 2.11 to 2.15; install one of these if attribution fails."
+    return Check("torch", conformance.is_known(), found, advice, needed=False)
+
+
+def _hooks() -> Check:
+    """Tries every hook on small planted rewrites."""
+    failed = conformance.probe()
+    found = f"{len(HOOKS) - len(failed)} of {len(HOOKS)} hold on planted rewrites"
+    if failed:
+        found += "; failed: " + ", ".join(f"{name} ({why})" for name, why in failed.items())
+    return Check(
+        "Inductor hooks",
+        not failed,
+        found,
+        "This torch's internals are not those that fuzzcompile knows: what these hooks see is not recorded.",
+        needed=len(failed) == len(HOOKS),
+    )
+
+
+def _corpus(location: str | None) -> Check:
+    try:
+        with Store.open(location) as store:
+            counters = store.counters()
+            return Check("corpus", True, f"{store.location}: {counters.cases} cases, {counters.findings} findings")
+    except FuzzcompileError as error:
+        return Check("corpus", False, str(error), "Choose another place with --corpus.")
+
+
+def _compiles(device: torch.device) -> Check:
+    def small(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x * 2 + 1, -1)
+
+    x = torch.arange(64.0, device=device).reshape(8, 8)
+    start = time.perf_counter()
+    try:
+        right = torch.allclose(torch.compile(small)(x), small(x))
+    except Exception as error:
+        text = " ".join(str(error).split())[:160]
+        return Check("torch.compile", False, f"{type(error).__name__}: {text}", "Mend the compiler toolchain.")
+    return Check("torch.compile", right, f"a small program compiles in {time.perf_counter() - start:.1f} s")

@@ -1,0 +1,250 @@
+"""Triage of case files in worker processes, in the order given."""
+
+from __future__ import annotations
+
+import glob
+import tempfile
+from collections.abc import Generator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fuzzcompile.campaign.pool import ATTRIBUTION_SHARE, Limits, open_pool
+from fuzzcompile.capture.loading import defines_make
+from fuzzcompile.case import read_source
+from fuzzcompile.errors import CaseError, EnvironmentUnfit, FuzzcompileError
+from fuzzcompile.execution.device import resolve
+from fuzzcompile.execution.pool import (
+    RemoteError,
+    WorkerCrashed,
+    WorkerFailed,
+    WorkerOutOfMemory,
+    WorkerPool,
+    WorkerStartFailed,
+    WorkerTimeout,
+)
+from fuzzcompile.judging.report import SCHEMA, worker_failure
+from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.plants import check_plants
+from fuzzcompile.reporting.baseline import Baseline
+from fuzzcompile.reporting.junit import Entry
+from fuzzcompile.trials.compiles import check_against
+from fuzzcompile.worker.judge import Judged, JudgeTask, judge_file, left_behind
+
+# Code for one thread is generated in another way than for several: a user's program is compiled for several.
+_THREADS = 2
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of each file; all but ``thorough`` is as in :class:`JudgeTask`.
+
+    ``thorough`` asks for all the evidence that a person wants to see.
+    """
+
+    against: str = "eager"
+    call: int | None = None
+    module: str | None = None
+    thorough: bool = False
+    dump: str | None = None
+    suspects: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What triage has to say of one file: a report (contract form), or an error.
+
+    ``known`` says whether a bug is in the baseline (None without a baseline, or without a bug).
+    """
+
+    path: Path
+    report: dict[str, Any] | None
+    error: str | None = None
+    status: int = 0
+    known: bool | None = None
+    seconds: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """The report, or where there is none an object that says why (``verdict`` null)."""
+        if self.report is not None:
+            return self.report if self.known is None else {**self.report, "known": self.known}
+        return {
+            "schema": SCHEMA,
+            "case": self.path.stem,
+            "verdict": None,
+            "is_bug": False,
+            "error": self.error,
+        }
+
+    def to_junit(self) -> Entry:
+        """The same as a test case of a continuous integration."""
+        return Entry(self.path, self.report, self.error, bool(self.known), self.seconds)
+
+    def held_against(self, baseline: Baseline | None) -> Answer:
+        """The answer with ``known`` set: a bug that is in the baseline is none for the exit status."""
+        if baseline is None or self.report is None or not self.report["is_bug"]:
+            return self
+        known = baseline.knows(self.report)
+        return replace(self, known=known, status=0 if known else self.status)
+
+
+def case_files(paths: Sequence[Path]) -> list[Path]:
+    """The files that ``paths`` name: files as they are, folders and globs as their Python files in order.
+
+    Raises:
+        CaseError: a path names nothing.
+    """
+    files: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            found = sorted(p for p in path.glob("*.py") if not p.name.startswith("_"))
+        elif path.exists():
+            found = [path]
+        else:
+            found = sorted(Path(name) for name in glob.glob(str(path)) if name.endswith(".py"))  # noqa: PTH207
+        if not found:
+            raise CaseError(f"{path} names no case: give a Python file, a folder of them, or a glob.")
+        files += found
+    return files
+
+
+def triage_files(
+    files: Sequence[Path],
+    *,
+    device: str = "auto",
+    question: Question | None = None,
+    vetoes: tuple[str, ...] = (),
+    plants: Sequence[Path] = (),
+    limits: Limits | None = None,
+    workers: int = 1,
+    baseline: Baseline | None = None,
+) -> Generator[Answer, None, None]:
+    """Judge the files and yield an answer for each, in order.
+
+    Raises:
+        UsageError: a plant cannot be used, or there is nothing of the name that is to be compared with.
+        EnvironmentUnfit: there is no such device, or no worker can be started.
+    """
+    check_plants(plants)
+    limits, question = limits or Limits(), question or Question()
+    check_against(question.against)
+    resolved = str(resolve(device))
+    with (
+        tempfile.TemporaryDirectory(prefix="fuzzcompile-") as folder,
+        open_pool(device, workers, plants=plants, limits=limits, least_threads=_THREADS) as pool,
+    ):
+        tasks = [
+            JudgeTask(
+                str(path),
+                vetoes,
+                str(Path(folder) / f"{number}.eager"),
+                seconds=ATTRIBUTION_SHARE * limits.seconds,
+                against=question.against,
+                call=question.call,
+                module=question.module,
+                thorough=question.thorough,
+                dump=question.dump,
+                suspects=question.suspects,
+                memory=limits.memory,
+            )
+            for number, path in enumerate(files)
+        ]
+        futures = [_submit(pool, task) for task in tasks]
+        for task, future in zip(tasks, futures, strict=True):
+            yield _answer(pool, task, future, resolved).held_against(baseline)
+
+
+def _submit(pool: WorkerPool, task: JudgeTask) -> Future[Judged]:
+    path = Path(task.path)
+    # What a script does to its process (operators it registers, functions it patches) cannot be undone.
+    return pool.schedule(judge_file, (task,), label=f"judge {path.name}", spends=not _is_case_file(path))
+
+
+def _is_case_file(path: Path) -> bool:
+    try:
+        return defines_make(read_source(path))
+    except CaseError:
+        return True  # nothing of it will be run
+
+
+def _answer(pool: WorkerPool, task: JudgeTask, future: Future[Judged], device: str, *, again: bool = False) -> Answer:
+    path = Path(task.path)
+    try:
+        report = future.result().report
+    except FuzzcompileError as error:
+        return Answer(path, None, _one_line(error), error.exit_status)
+    except WorkerStartFailed as error:
+        raise EnvironmentUnfit(f"No worker can be started: {error}. Run `fuzzcompile doctor`.") from error
+    except WorkerFailed as error:
+        return _lost(pool, task, error, device, again=again)
+    except MemoryError as error:
+        return _unjudged(
+            path, f"memory ran out ({_one_line(error)}); give it more memory, or judge a part with --module"
+        )
+    except RemoteError as error:
+        return _unjudged(path, f"it raises {_one_line(error).rstrip(': ')}; mend the file")
+    except Exception as error:
+        return _unjudged(path, f"{type(error).__name__}: {_one_line(error)}; report it to the fuzzcompile developers")
+    seconds = report["cost"]["seconds"]
+    return Answer(path, report, status=1 if report["is_bug"] else 0, seconds=seconds)
+
+
+def _lost(pool: WorkerPool, task: JudgeTask, error: WorkerFailed, device: str, *, again: bool) -> Answer:
+    """What to make of a worker's loss: it is the compiler's doing only once eager had finished."""
+    path, marker = Path(task.path), Path(task.marker or "")
+    eager_done, found = left_behind(marker)
+    if found is not None:
+        found["detail"] = f"{found['detail']}; what came after the verdict {error}".lstrip("; ")
+        return Answer(path, found, status=1 if found["is_bug"] else 0, seconds=found["cost"]["seconds"])
+    if not eager_done:
+        return _unjudged(path, _before_compiling(error))
+    if isinstance(error, WorkerCrashed) and error.exit_code is None:
+        return _unjudged(path, _before_compiling(error))
+    if isinstance(error, WorkerOutOfMemory):  # our own copies weigh as well: nobody is to blame
+        return _unjudged(path, f"{_memory_used(error)} once it was compiled; {_MORE_MEMORY}")
+    if not again:  # a crash or time-out is believed when it comes twice
+        marker.unlink()
+        return _answer(pool, task, _submit(pool, task), device, again=True)
+    timed_out = isinstance(error, WorkerTimeout)
+    verdict = Verdict.TIMEOUT if timed_out else Verdict.CRASH
+    report = worker_failure(path.stem, torch.__version__, device, verdict, str(error)).to_json()
+    return Answer(path, report, status=1, seconds=error.seconds if isinstance(error, WorkerTimeout) else 0.0)
+
+
+def _unjudged(path: Path, why: str) -> Answer:
+    return Answer(path, None, f"{path} could not be judged: {why}.", 3)
+
+
+_MORE_MEMORY = "raise --max-memory, or judge a part with --module"
+
+
+def _before_compiling(error: WorkerFailed) -> str:
+    """What went wrong before anything was compiled, and what to do."""
+    if isinstance(error, WorkerTimeout):
+        return f"it was {error}, before anything was compiled; raise --timeout, or mend the file"
+    if isinstance(error, WorkerOutOfMemory):
+        return f"{_memory_used(error)} before anything was compiled; {_MORE_MEMORY}"
+    if isinstance(error, WorkerCrashed) and error.exit_code is None:
+        return "it closes files of its process that are not its own; mend the file"
+    if isinstance(error, WorkerCrashed) and error.signal_name is None:
+        return f"it ends its process (exit status {error.exit_code}) before anything is compiled; mend the file"
+    if isinstance(error, WorkerCrashed):
+        return f"its process is ended by {error.signal_name} before anything is compiled; mend the file"
+    return f"{error}; run it again"
+
+
+def _memory_used(error: WorkerOutOfMemory) -> str:
+    seen, limit = error.seen / 2**30, error.limit / 2**30
+    return f"it used {seen:.1f} GiB of memory, of which --max-memory allows {limit:.1f} GiB,"
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:600]
+
+
+def overall_status(answers: Sequence[Answer]) -> int:
+    """3 if any file could not be judged, else 2 if any is no case, else 1 if any is a bug, else 0."""
+    return max((answer.status for answer in answers), default=0)

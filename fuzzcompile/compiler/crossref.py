@@ -1,0 +1,304 @@
+"""Every operator of a graph, run beside what the compiler takes in its place, on the program's real values.
+
+Dynamo's graph is run eagerly, with autograd where the program has gradients, and with Python's dispatcher in force, as
+AOTAutograd traces it. Each ATen operator is computed several times on copies of its arguments: by its kernel, by its
+decomposition, and on fake tensors. Decompositions call operators that are decomposed in turn: each is looked at on its
+own, inside a decomposition that otherwise runs on kernels, so that the innermost one that is wrong stands out.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from fuzzcompile.compiler.applications import (
+    Application,
+    Outcome,
+    Place,
+    aliases_of,
+    outcome_of,
+    python_dispatcher,
+    same_stream,
+)
+from fuzzcompile.compiler.decompositions import decomposition_of, decomposition_table, dispatcher_kernels
+from fuzzcompile.compiler.fake import FakeRuns
+from fuzzcompile.compiler.functional import transforms_left
+from fuzzcompile.compiler.labels import location
+from fuzzcompile.compiler.ledger import Snapshot
+from fuzzcompile.compiler.replay import _Replayer
+from fuzzcompile.execution.device import seed_everything
+from fuzzcompile.execution.tensors import copy_tree, with_memory, without_values
+
+_SEED = 11
+# Decompositions within decompositions are followed so far down.
+_MAX_DEPTH = 4
+
+
+Judge = Callable[[Application], None]
+
+
+@dataclass
+class Watched:
+    """How far the run came: the operator that raised, if one did, and with what.
+
+    ``trouble`` is what kept operators from being looked at; ``writes`` tells whether an operator of the graph writes to
+    its arguments.
+    """
+
+    raised: Exception | None = None
+    operator: Any | None = None
+    place: Place | None = None
+    trouble: list[str] = field(default_factory=list)
+    writes: bool = False
+
+
+def watch_operators(
+    snapshot: Snapshot,
+    inputs: Sequence[Any],
+    judge: Judge,
+    *,
+    tangents: Sequence[Any] | None = None,
+    seconds: float = 20.0,
+) -> Watched:
+    """Run a torch-level graph and have ``judge`` see every operator beside what the compiler takes in its place.
+
+    Args:
+        snapshot: dynamo's graph.
+        inputs: values of its placeholders, in order; copied before the run.
+        judge: called with each :class:`Application`, in the order of execution, inner ones first.
+        tangents: gradients of the outputs that require one; None for a graph without a backward pass. Where they do
+            not fit the outputs, ones of their shapes stand in.
+        seconds: after so long, the rest runs unwatched.
+    """
+    crossref = _Crossref(judge, time.monotonic() + seconds)
+    arguments = copy_tree(list(inputs))
+    seed_everything(_SEED)
+    interpreter = _Interpreter(snapshot, crossref)
+    try:
+        with (
+            torch.set_grad_enabled(tangents is not None),
+            transforms_left(),
+            _watched_kernels(crossref),
+            python_dispatcher(True),
+            crossref,
+        ):
+            results = pytree.tree_leaves(interpreter.run(*arguments))
+            if tangents is not None:
+                crossref.backward = True
+                _differentiate(results, tangents)
+    except (KeyboardInterrupt, MemoryError):
+        raise
+    except Exception as error:
+        crossref.watched.raised = crossref.watched.raised or error
+    return crossref.watched
+
+
+def watch_program(
+    run: Callable[[], Any], judge: Judge, where: Callable[[], str | None], *, seconds: float = 20.0
+) -> Watched:
+    """As :func:`watch_operators`, for a program of which there is no graph, because its capture failed.
+
+    ``run`` runs it in eager mode, and ``where`` tells the line that is under way.
+    """
+    crossref = _Crossref(judge, time.monotonic() + seconds, where)
+    with transforms_left(), _watched_kernels(crossref), python_dispatcher(True), crossref:
+        run()
+    return crossref.watched
+
+
+def _differentiate(results: Sequence[Any], tangents: Sequence[Any]) -> None:
+    outputs = [out for out in results if isinstance(out, torch.Tensor) and out.requires_grad]
+    if not outputs:
+        return
+    fitting = len(outputs) == len(tangents) and all(
+        isinstance(tangent, torch.Tensor) and tangent.shape == out.shape
+        for out, tangent in zip(outputs, tangents, strict=False)
+    )
+    given = [tangent.to(out.dtype) for out, tangent in zip(outputs, tangents, strict=True)] if fitting else None
+    torch.autograd.backward(outputs, given or [torch.ones_like(out) for out in outputs])
+
+
+class _Interpreter(_Replayer):
+    """Tells the watcher which node runs, and which gradients belong to it."""
+
+    def __init__(self, snapshot: Snapshot, crossref: _Crossref) -> None:
+        super().__init__(snapshot)
+        self._crossref = crossref
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Run one node."""
+        self._crossref.enter(n)
+        return super().run_node(n)
+
+
+class _Crossref(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self, judge: Judge, deadline: float, where: Callable[[], str | None] | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._where = where
+        self.watched = Watched()
+        self.backward = False
+        self._judge, self._deadline = judge, deadline
+        self._table = decomposition_table()
+        self._fake = FakeRuns()
+        self._node: fx.Node | None = None
+        self._starts: list[int] = []
+        self._nodes: list[fx.Node] = []
+        self._inside: tuple[str, ...] = ()
+        self._ordinals: Counter[tuple[str, str | None]] = Counter()
+
+    def enter(self, node: fx.Node) -> None:
+        """What runs from now on belongs to ``node``, and so do the gradients of what it makes."""
+        self._node = node
+        self._starts.append(_sequence_number())
+        self._nodes.append(node)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        args, kwargs = pytree.tree_map(with_memory, (args, kwargs or {}))
+        place = self._place(func)
+        if not self._inside and func._schema.is_mutable:
+            self.watched.writes = True
+        self._look(func, args, kwargs, place)
+        try:
+            return func(*args, **kwargs)
+        except Exception as error:
+            if not self._inside and self.watched.operator is None:
+                self.watched.operator, self.watched.place, self.watched.raised = func, place, error
+            raise
+
+    def _look(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place) -> None:
+        if not isinstance(func, torch._ops.OpOverload):
+            return
+        if without_values(args, kwargs):
+            return
+        if time.monotonic() > self._deadline:
+            self.watched.trouble.append(f"{func}: out of time")
+            return
+        try:
+            found = decomposition_of(func, self._table)
+            operator = func if found is None else found[0]
+            taken = {argument.name for argument in operator._schema.arguments}
+            kwargs = {name: value for name, value in kwargs.items() if name in taken}
+            wanted = found is not None or self._fake.unseen(operator, args, kwargs)
+            if not wanted:
+                return
+            with same_stream(operator) as draws, python_dispatcher(False):
+                kernel = outcome_of(operator, args, kwargs)
+                if found is not None and len(self._inside) < _MAX_DEPTH:
+                    self._compare(operator, found[1], args, kwargs, place, kernel, draws, "decomposition")
+                if self._fake.unseen(operator, args, kwargs):
+                    fake = self._fake.run(operator, args, kwargs)
+                    if fake is not None:
+                        other = Outcome(
+                            fake.results, fake.arguments, aliases_of(fake.results, fake.arguments), fake.error
+                        )
+                        given = copy_tree((args, dict(kwargs)))
+                        self._judge(Application(operator, "fake", None, place, kernel, other, draws, given))
+        except (KeyboardInterrupt, MemoryError):
+            raise
+        except Exception as error:  # an operator that cannot be copied or compared says nothing
+            self.watched.trouble.append(f"{func}: {type(error).__name__}: {error}"[:300])
+
+    def _compare(
+        self,
+        operator: Any,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        place: Place,
+        kernel: Outcome,
+        draws: bool,
+        way: str,
+    ) -> None:
+        around, self._inside = self._inside, (*self._inside, str(operator))
+        try:
+            if draws:
+                seed_everything(_SEED)
+            # Inside, operators come here again: a decomposition runs on kernels, and each of its parts is looked at.
+            watching = self if way == "decomposition" else None
+            other = outcome_of(function, args, kwargs, dispatcher=True, inside=watching)
+        finally:
+            self._inside = around
+        if other.results == (NotImplemented,):
+            return
+        given = copy_tree((args, dict(kwargs)))
+        self._judge(Application(operator, way, function, place, kernel, other, draws, given))
+
+    def look_at_kernel(
+        self, operator: Any, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Compare a decomposition of the dispatcher with the operator in C++."""
+        if len(self._inside) >= _MAX_DEPTH or time.monotonic() > self._deadline:
+            return
+        try:
+            place = self._place(operator)
+            with _disable_current_modes(), same_stream(operator) as draws, torch.no_grad():
+                with python_dispatcher(False):
+                    own = outcome_of(operator, args, kwargs)
+                self._compare(operator, kernel, args, kwargs, place, own, draws, "dispatcher")
+        except (KeyboardInterrupt, MemoryError):
+            raise
+        except Exception as error:
+            self.watched.trouble.append(f"{operator}: {type(error).__name__}: {error}"[:300])
+
+    def _place(self, func: Any) -> Place:
+        node, backward = self._node, False
+        running = torch._C._current_autograd_node()
+        if self.backward or running is not None:
+            backward = True
+            node = self._node_of(running)
+        where = location([node]) if node is not None else None
+        if self._where is not None and not backward:
+            where = self._where()
+        key = (str(func), where)
+        if not self._inside:
+            self._ordinals[key] += 1
+        return Place(
+            node.name if node is not None else None, where, max(1, self._ordinals[key]), backward, self._inside
+        )
+
+    def _node_of(self, running: Any) -> fx.Node | None:
+        """The node of the forward pass whose gradient is computed."""
+        if running is None:
+            return None
+        index = bisect.bisect_right(self._starts, running._sequence_nr()) - 1
+        return self._nodes[index] if 0 <= index < len(self._nodes) else None
+
+
+@contextlib.contextmanager
+def _watched_kernels(crossref: _Crossref) -> Iterator[None]:
+    """Show the watcher every decomposition of the dispatcher that runs."""
+    kernels = dispatcher_kernels()
+
+    def watched(operator: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            crossref.look_at_kernel(operator, kernel, args, kwargs)
+            return kernel(*args, **kwargs)
+
+        return run
+
+    try:
+        for operator, key, kernel in kernels:
+            operator.py_kernels[key] = watched(operator, kernel)
+            operator._dispatch_cache.clear()
+        yield
+    finally:
+        for operator, key, kernel in kernels:
+            operator.py_kernels[key] = kernel
+            operator._dispatch_cache.clear()
+
+
+def _sequence_number() -> int:
+    number = getattr(torch.autograd, "_get_sequence_nr", None)
+    return int(number()) if number is not None else 0

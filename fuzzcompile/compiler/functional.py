@@ -1,0 +1,155 @@
+"""Dynamo's graph with its in-place writes made functional, as AOTAutograd does it, on real values."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from fuzzcompile.compiler.ledger import Snapshot
+from fuzzcompile.compiler.replay import _Replayer
+from fuzzcompile.execution.device import seed_everything
+from fuzzcompile.execution.float64 import Float64Mode
+from fuzzcompile.execution.tensors import copy_tree
+
+_SEED = 11
+
+
+@dataclass
+class NodeRun:
+    """One run of a graph: values of its nodes by name, as they were when each had run, its outputs and inputs after.
+
+    ``operators`` are the ATen operators that each node called. ``error`` ended the run, if it did not come to its end.
+    """
+
+    values: dict[str, Any] = field(default_factory=dict)
+    outputs: list[Any] = field(default_factory=list)
+    inputs: list[Any] = field(default_factory=list)
+    operators: dict[str, list[Any]] = field(default_factory=dict)
+    error: BaseException | None = None
+
+
+def run_plainly(snapshot: Snapshot, inputs: Sequence[Any], *, double: bool) -> NodeRun:
+    """Run a torch-level graph as eager mode does, in float64 if ``double``."""
+    return _run(snapshot, inputs, double, functional=False, by_node=True)
+
+
+def run_functionally(
+    snapshot: Snapshot, inputs: Sequence[Any], *, double: bool, by_node: bool = False
+) -> NodeRun | None:
+    """Run a torch-level graph without in-place writes; None where this torch cannot be asked to.
+
+    With ``by_node`` the values of nodes are kept. Reading them brings views up to date that functionalization would
+    regenerate later, which may hide what is wrong with that.
+    """
+    try:
+        importlib.import_module("torch._functorch._aot_autograd.functional_utils").to_fun  # noqa: B018
+        importlib.import_module("torch._subclasses.functional_tensor").FunctionalTensorMode  # noqa: B018
+    except (ImportError, AttributeError):
+        return None
+    return _run(snapshot, inputs, double, functional=True, by_node=by_node)
+
+
+def _run(snapshot: Snapshot, inputs: Sequence[Any], double: bool, *, functional: bool, by_node: bool) -> NodeRun:
+    arguments = copy_tree(list(inputs), double=double)
+    seed_everything(_SEED)
+    found = NodeRun()
+    wrap: Callable[[Any], Any] = _same
+    plain: Callable[[Any], Any] = _same
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(transforms_left())
+        if functional:
+            tools = importlib.import_module("torch._functorch._aot_autograd.functional_utils")
+            mode = importlib.import_module("torch._subclasses.functional_tensor").FunctionalTensorMode
+            wrap, plain = tools.to_fun, tools.from_fun
+            stack.enter_context(mode())
+        if double:
+            stack.enter_context(Float64Mode(keep_casts=False))
+        heard = stack.enter_context(_Heard(found))
+        keep = _kept(plain) if by_node else None
+        try:
+            given = [wrap(argument) for argument in arguments]
+            results = pytree.tree_leaves(_Interpreter(snapshot, heard, found, keep).run(*given))
+            found.outputs = [_detached(plain(result)) for result in results]
+            found.inputs = [_detached(plain(value)) for value in given]
+        except (KeyboardInterrupt, MemoryError):
+            raise
+        except Exception as error:
+            found.error = error
+    return found
+
+
+@contextlib.contextmanager
+def transforms_left() -> Iterator[None]:
+    """Leave the transforms (vmap, grad) that a graph entered in the block and, because it raised, did not leave."""
+    functorch = getattr(torch._C, "_functorch", None)
+    stack = getattr(functorch, "get_interpreter_stack", None)
+
+    def depth() -> int:
+        return len(stack() or ()) if stack is not None else 0
+
+    before = depth()
+    try:
+        yield
+    finally:
+        while depth() > before:
+            functorch.pop_dynamic_layer_stack()  # type: ignore[union-attr]
+
+
+class _Heard(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Writes down the operators that each node calls."""
+
+    def __init__(self, found: NodeRun) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.node = ""
+        self._found = found
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self._found.operators.setdefault(self.node, []).append(func)
+        return func(*args, **(kwargs or {}))
+
+
+class _Interpreter(_Replayer):
+    def __init__(self, snapshot: Snapshot, heard: _Heard, found: NodeRun, keep: Callable[[Any], Any] | None) -> None:
+        super().__init__(snapshot)
+        self._heard, self._found, self._kept = heard, found, keep
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Run one node and keep its value."""
+        self._heard.node = n.name
+        value = super().run_node(n)
+        if self._kept is not None and n.op != "output":
+            self._heard.node = ""
+            self._found.values[n.name] = self._kept(value)
+        return value
+
+
+def _kept(plain: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def copy(value: Any) -> Any:
+        """A copy with the same strides: later in-place writes must not reach it."""
+        read = plain(value)
+        if not isinstance(read, torch.Tensor) or read.layout != torch.strided:
+            return None
+        with _disable_current_modes(), contextlib.suppress(NotImplementedError, RuntimeError):
+            return copy_tree(read.detach())
+        return None  # inside a transform (vmap, grad) it is no tensor with values of its own
+
+    return copy
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+def _same(value: Any) -> Any:
+    return value

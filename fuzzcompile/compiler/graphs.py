@@ -1,0 +1,90 @@
+"""Dynamo's graphs of a program, with the inputs that they really get."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from fuzzcompile.case import Case
+from fuzzcompile.compiler.session import Compilation, compiling
+from fuzzcompile.execution.building import build
+from fuzzcompile.execution.runs import observe
+from fuzzcompile.execution.tensors import copy_tree
+
+
+@dataclass(frozen=True)
+class CapturedGraph:
+    """One graph of dynamo at the level of torch's own functions, as it was first called.
+
+    ``inputs`` are copies of what its placeholders got, in order; ``parameters`` says which of them are parameters.
+    ``grad`` is whether gradients were recorded then.
+    """
+
+    module: fx.GraphModule
+    inputs: list[Any]
+    parameters: tuple[bool, ...]
+    grad: bool
+
+
+def capture_graphs(case: Case, device: torch.device, *, dynamic: bool | None = False) -> list[CapturedGraph]:
+    """Run the case with a backend that only watches: every graph that was called, in the order of the calls.
+
+    Args:
+        case: the case; its program runs eagerly, graph by graph.
+        device: where to run it.
+        dynamic: as ``torch.compile`` takes it; False captures each shape as it is.
+
+    Raises:
+        CaseError: ``make()`` fails.
+    """
+    seen: list[CapturedGraph] = []
+
+    def backend(module: fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
+        called = False
+
+        def run(*inputs: Any) -> Any:
+            nonlocal called
+            if not called:
+                called = True
+                held = tuple(isinstance(value, torch.nn.Parameter) for value in inputs)
+                seen.append(CapturedGraph(module, copy_tree(list(inputs)), held, torch.is_grad_enabled()))
+            return module(*inputs)
+
+        return run
+
+    settings = replace(case.settings, backend=backend, options={}, mode=None, dynamic=dynamic)
+    with compiling(settings, Compilation(record=False)) as session:
+        program = build(case, device)
+        observe(case, program, session.compile(program.model), describe_failure=session.describe_failure)
+    return seen
+
+
+def capture_functional(case: Case, device: torch.device) -> list[CapturedGraph]:
+    """The graphs that AOTAutograd hands on where no gradients are recorded, in ATen operators, with their inputs.
+
+    Transforms of functions (``vmap``, ``grad``) and higher-order operators that dynamo's graphs hold are worked out in
+    them. Sizes are as symbolic as the case asks for.
+
+    Raises:
+        CaseError: ``make()`` fails.
+    """
+    with compiling(case.settings, Compilation(screen=True)) as session:
+        program = build(case, device)
+        observe(case, program, session.compile(program.model), describe_failure=session.describe_failure)
+    found = []
+    for frame in session.ledger.frames:
+        record = frame.record("joint_graph")
+        if record is None or record.direction == "joint" or not record.snapshots:
+            continue
+        snapshot = record.snapshots[0]
+        wanted = sum(node.op == "placeholder" for node in snapshot.graph.nodes)
+        calls = [call.inputs for call in (*frame.forward_calls, *frame.dynamo_calls) if len(call.inputs) == wanted]
+        if calls:
+            held = tuple(isinstance(value, torch.nn.Parameter) for value in calls[0])
+            module = fx.GraphModule(dict(snapshot.attributes), snapshot.graph)
+            found.append(CapturedGraph(module, list(calls[0]), held, grad=False))
+    return found

@@ -1,0 +1,130 @@
+"""What the wrapper of a watched compile calls: before and after every kernel, and once the graph returned.
+
+Nothing here may raise into the program that is watched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from fuzzcompile.compiler.kernels.lowered import KEPT_BYTES, GraphCall, Lowered, Overwritten
+from fuzzcompile.compiler.recorder import CAPTURED_CALLS
+
+_watched: dict[int, Lowered] = {}
+_keys = itertools.count(1)
+
+
+def register(lowered: Lowered) -> int:
+    """A key under which the generated wrapper calls back."""
+    key = next(_keys)
+    _watched[key] = lowered
+    return key
+
+
+def forget(key: int) -> None:
+    """Watch that graph no more."""
+    _watched.pop(key, None)
+
+
+def callback(key: int, function: str, number: int) -> str:
+    """A line of a generated wrapper that calls ``before_kernel`` or ``after_kernel`` here."""
+    package, _, rest = __name__.partition(".")
+    return f"__import__('{package}.{rest}').{rest}.{function}({key}, {number}, locals())"
+
+
+def before_kernel(key: int, number: int, variables: dict[str, Any]) -> None:
+    """Kernel ``number`` of graph ``key`` is about to be called: its arguments should hold what was written to them."""
+    call = _call(key, starts=number == 0)
+    if call is None:
+        return
+    call.running = number
+    with _guarded(key):
+        for name in _watched[key].kernels[number].reads:
+            value, last = variables.get(name), call.last.get(name)
+            if last is not None and isinstance(value, torch.Tensor) and not _same_bits(value, last[1]):
+                call.overwritten.append(Overwritten(name, last[0], number))
+                del call.last[name]
+
+
+def after_kernel(key: int, number: int, variables: dict[str, Any]) -> None:
+    """Kernel ``number`` of graph ``key`` returned: keep what it wrote."""
+    call = _call(key, starts=False)
+    if call is None:
+        return
+    call.running = None
+    with _guarded(key):
+        lowered = _watched[key]
+        renamed = getattr(lowered.scheduler, "mutation_real_name", {})
+        for name in lowered.kernels[number].writes:
+            variable = renamed.get(name, name)
+            value = variables.get(variable)
+            if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+                continue
+            call.kept += value.untyped_storage().nbytes()
+            if call.kept > KEPT_BYTES:
+                continue
+            kept = value.detach().clone()
+            call.written[number, name] = kept
+            call.last[variable] = number, kept
+
+
+def at_return(key: int, inputs: Sequence[Any], outputs: Any) -> None:
+    """Graph ``key`` returned."""
+    call = _call(key, starts=False)
+    if call is None:
+        return
+    call.last.clear()
+    with _guarded(key):
+        lowered = _watched[key]
+        listed = outputs if isinstance(outputs, (tuple, list)) else [outputs]
+        call.outputs = [one.detach().clone() if isinstance(one, torch.Tensor) else one for one in listed]
+        names = list(lowered.graph.graph_inputs)
+        mutated = {names.index(name) for name in lowered.graph.mutated_inputs if name in names}
+        for place in _written_inputs(lowered) | mutated:
+            if isinstance(inputs[place], torch.Tensor):
+                call.inputs_after[place] = inputs[place].detach().clone()
+
+
+def _written_inputs(lowered: Lowered) -> set[int]:
+    """Positions of the inputs that the graph writes to, whatever became of that in the lowering."""
+    inputs = [node for node in lowered.snapshot.graph.nodes if node.op == "placeholder"]
+    return {
+        place
+        for place, node in enumerate(inputs)
+        for user in node.users
+        if user.op == "call_function" and "copy_" in str(user.target) and user.args[:1] == (node,)
+    }
+
+
+def _call(key: int, *, starts: bool) -> GraphCall | None:
+    """The execution under way; None where no more are watched."""
+    lowered = _watched.get(key)
+    if lowered is None:
+        return None
+    over = not lowered.calls or lowered.calls[-1].outputs is not None or (starts and bool(lowered.calls[-1].written))
+    if over:
+        if len(lowered.calls) > CAPTURED_CALLS:
+            return None
+        lowered.calls.append(GraphCall())
+    return lowered.calls[-1] if len(lowered.calls) <= CAPTURED_CALLS else None
+
+
+def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return True  # another view of it
+    return bool(((one == other) | ((one != one) & (other != other))).all())
+
+
+@contextlib.contextmanager
+def _guarded(key: int) -> Iterator[None]:
+    try:
+        yield
+    except Exception:  # the program that is watched goes on
+        lowered = _watched.get(key)
+        if lowered is not None and lowered.calls:
+            lowered.calls[-1].kept = KEPT_BYTES

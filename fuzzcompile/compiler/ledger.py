@@ -1,0 +1,244 @@
+"""The ledger: every rewrite of one compile, in order, with the graphs between them."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import fx
+
+from fuzzcompile.compiler.copies import GraphCopy, Row, State, resolve
+
+if TYPE_CHECKING:
+    from fuzzcompile.compiler.kernels.lowered import Lowered
+
+Stage = Literal["pre_grad", "joint_graph", "freezing", "post_grad"]
+Direction = Literal["forward", "backward", "joint", "inference"]
+
+
+@dataclass(frozen=True)
+class Label:
+    """The stable name of a rewrite rule: it means the same in the next compile and the next process."""
+
+    stage: str
+    pass_name: str | None
+    rewrite: str
+    source: str | None = None
+    line: int | None = None
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where in the user's program a rewrite applied: ``file:line``, and which match of it there."""
+
+    location: str
+    ordinal: int
+
+    def __str__(self) -> str:
+        return f"{self.location} #{self.ordinal}"
+
+
+@dataclass(frozen=True)
+class Opaque:
+    """What a lowering pattern replaced, kept so that its opaque node can still be replayed."""
+
+    graph: fx.Graph
+    attributes: Mapping[str, Any]
+    inputs: tuple[int, ...]  # positions among the flattened match arguments
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A graph as it stood between two rewrites; ``attributes`` holds what its get_attr nodes name.
+
+    ``copied`` is the graph, or what it is built from when somebody looks at it: most snapshots are never replayed.
+    """
+
+    copied: fx.Graph | GraphCopy
+    attributes: Mapping[str, Any]
+    opaque: Mapping[int, Opaque]
+
+    @functools.cached_property
+    def graph(self) -> fx.Graph:
+        """The graph, sorted."""
+        return self.copied if isinstance(self.copied, fx.Graph) else self.copied.build()
+
+    @property
+    def calls(self) -> list[str]:
+        """The operators called, as readable names, in order."""
+        return [str(node.target) for node in self.graph.nodes if node.op.startswith("call")]
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """One application of one rule to one graph: from ``snapshots[before]`` to ``snapshots[after]``."""
+
+    label: Label
+    nodes: tuple[str, ...]
+    site: Site | None
+    before: int
+    after: int
+
+
+@dataclass
+class GraphRecord:
+    """All that happened to one graph in one stage."""
+
+    stage: Stage
+    direction: Direction
+    snapshots: list[Snapshot] = field(default_factory=list)
+    rewrites: list[Rewrite] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Partition:
+    """How a joint graph (the last snapshot of ``joint``) was cut into a forward and a backward graph, and by what."""
+
+    label: Label
+    joint: GraphRecord
+    forward: Snapshot
+    backward: Snapshot
+
+
+@dataclass
+class Call:
+    """One execution of a compiled graph: its real inputs, as they were before the call."""
+
+    inputs: list[Any]
+
+
+@dataclass
+class Frame:
+    """One call of the backend by dynamo: one captured graph and all that was made of it.
+
+    ``parameters`` are those that dynamo left inside its graph, as it does where they will be frozen.
+    """
+
+    index: int
+    records: list[GraphRecord] = field(default_factory=list)
+    dynamo_calls: list[Call] = field(default_factory=list)
+    forward_calls: list[Call] = field(default_factory=list)
+    backward_calls: list[Call] = field(default_factory=list)
+    parameters: list[torch.Tensor] = field(default_factory=list)
+    partitions: list[Partition] = field(default_factory=list)
+
+    def record(self, stage: str, direction: str | None = None) -> GraphRecord | None:
+        """The record of a stage (and direction), or None where the stage did not run."""
+        for record in self.records:
+            if record.stage == stage and direction in (None, record.direction):
+                return record
+        return None
+
+
+Outcome = Literal["fired", "refused", "vetoed"]
+
+
+@dataclass(frozen=True)
+class Reached:
+    """Something else than a rewrite that a compile used: a decomposition, a lowering, a shape of fused kernel.
+
+    ``outcome`` is ``fired``, or ``fallback`` for an operator that is not lowered but called.
+    """
+
+    stage: str
+    name: str
+    outcome: Literal["fired", "fallback"]
+
+
+@dataclass
+class Ledger:
+    """What one compile did. ``coverage`` counts rules by what became of their matches.
+
+    ``inside`` tells in which pass of the user's own a pattern was applied. ``unreplayed`` are rules that worked on
+    something else than a graph, so that no replay can judge them. ``graphs`` counts what dynamo captured, for
+    whatever backend, and ``graph_breaks`` says why it stopped. ``lowered`` holds what is behind the graph passes, where
+    that was watched. ``reached`` counts decompositions, lowerings and kernels of a recorded compile.
+    """
+
+    frames: list[Frame] = field(default_factory=list)
+    coverage: Counter[tuple[Label, Outcome]] = field(default_factory=Counter)
+    inside: dict[Label, Label] = field(default_factory=dict)
+    unreplayed: list[Label] = field(default_factory=list)
+    graphs: int = 0
+    graph_breaks: tuple[str, ...] = ()
+    failed_in: Label | None = None
+    trouble: list[str] = field(default_factory=list)
+    unwatched: list[str] = field(default_factory=list)
+    lowered: list[Lowered] = field(default_factory=list)
+    reached: Counter[Reached] = field(default_factory=Counter)
+
+    def rewrites(self) -> list[tuple[Frame, GraphRecord, Rewrite]]:
+        """All rewrites of all frames, in the order in which they happened."""
+        return [
+            (frame, record, rewrite) for frame in self.frames for record in frame.records for rewrite in record.rewrites
+        ]
+
+
+Keep = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def take_snapshot(
+    module: fx.GraphModule, opaque: Mapping[int, Opaque], keep: Keep = dict, state: State | None = None
+) -> Snapshot:
+    """Copy a graph; the live one is never sorted or touched.
+
+    Submodules (bodies of higher-order operators) are copied with their graphs. ``keep`` copies what the graph names
+    in its module; without it, tensors are shared. ``state`` is the graph as it stands, where that is known.
+    """
+    state = state or State(module)
+    return Snapshot(GraphCopy(state.nodes, state.rows), _attributes(state, keep), dict(opaque))
+
+
+def sub_graph(nodes: list[fx.Node], rows: Mapping[fx.Node, Row], output: fx.Node) -> tuple[fx.Graph, list[fx.Node]]:
+    """The matched ``nodes``, which held ``rows``, as a graph of their own, and the outer nodes that feed it."""
+    inside = set(nodes)
+    graph = fx.Graph()
+    mapping: dict[fx.Node, fx.Node] = {}
+    feeds: list[fx.Node] = []
+
+    def copied(source: fx.Node) -> fx.Node:
+        if source not in mapping:
+            assert source not in inside, "a match is not in the order of its graph"
+            mapping[source] = graph.placeholder(f"feed_{len(feeds)}")
+            feeds.append(source)
+        return mapping[source]
+
+    for node in (node for node in rows if node in inside):
+        target, args, kwargs, name = rows[node]
+        new_args, new_kwargs = fx.node.map_arg(args, copied), fx.node.map_arg(kwargs, copied)
+        mapping[node] = graph.create_node(node.op, target, new_args, new_kwargs, name, node.type)
+    graph.output(mapping[output])
+    return graph, feeds
+
+
+def is_handler(target: object) -> bool:
+    """Whether a node's target is the Python handler (a ``functools.partial``) of a lowering pattern."""
+    return isinstance(target, functools.partial)
+
+
+def attributes_of(graph: fx.Graph, module: torch.nn.Module, keep: Keep = dict) -> dict[str, Any]:
+    """What the get_attr and call_module nodes of ``graph`` name in ``module``."""
+    names = [str(node.target) for node in graph.nodes if node.op in ("get_attr", "call_module")]
+    found = {name: resolve(module, name) for name in names}
+    return keep(
+        {name: _copied_module(State(value), keep) if _is_graph(value) else value for name, value in found.items()}
+    )
+
+
+def _attributes(state: State, keep: Keep) -> dict[str, Any]:
+    children = iter(state.children)
+    return keep(
+        {name: _copied_module(next(children), keep) if _is_graph(value) else value for name, value in state.held}
+    )
+
+
+def _copied_module(state: State, keep: Keep) -> fx.GraphModule:
+    return fx.GraphModule(_attributes(state, keep), GraphCopy(state.nodes, state.rows).build())
+
+
+def _is_graph(value: object) -> bool:
+    return isinstance(value, fx.GraphModule)

@@ -1,0 +1,183 @@
+"""Functions of torch that change a graph and are run as no observed pass: found by their first parameter.
+
+Inductor calls some of its passes straight (``quant_lift_up(gm)``, ``constant_fold(gm)``). Any function or callable
+object that a module of passes knows by name, and that takes a graph first, is replaced for the time of a compile. While
+no observed pass is under way, what it does to the graph that the stage works on is booked under its name: the innermost
+such function is the one that changed it. So a torch whose passes are others is read too.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import inspect
+import sys
+import textwrap
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import fx
+
+from fuzzcompile.compiler import labels
+from fuzzcompile.compiler.ledger import Label
+from fuzzcompile.compiler.recorder import Recorder
+
+_PACKAGE = "torch._inductor.fx_passes"
+_FURTHER = ("torch._inductor.freezing", "torch._inductor.constant_folding")
+_GRAPHS = ("graph", "gm", "graph_module", "g", "mod", "module", "fx_g")
+_KINDS = ("Graph", "GraphModule")
+# The stages themselves, and what reads, measures or annotates graphs and is called too often to be watched for nothing.
+_STAGES = ("pre_grad_passes", "joint_graph_passes", "post_grad_passes")
+_READ = (
+    *("build", "can_", "check", "collect", "compute", "count", "decide", "estimate", "extract", "fake_tensor_prop"),
+    *("fetch", "find", "gather", "get", "greedy", "has_", "identify", "is_", "lint", "log", "make_graph_view", "mark_"),
+    *("print", "save", "shape_prop", "should", "spmd_check"),
+)
+# Works on a graph by a rule that is its second argument, which gives it its name; also inside an observed pass.
+_BY_RULE = ("apply_group_batch_fusion",)
+
+
+@contextlib.contextmanager
+def watched(recorder: Recorder) -> Iterator[None]:
+    """Replace all such functions for the time of the block."""
+    kept = []
+    try:
+        for module, name in _places():
+            function = vars(module).get(name)
+            if callable(function):
+                kept.append((module, name, function))
+                setattr(module, name, _watching(recorder, name, function))
+        yield
+    finally:
+        for module, name, function in reversed(kept):
+            setattr(module, name, function)
+
+
+def plain_passes() -> list[str]:
+    """Names of the functions that are watched, of the modules loaded so far."""
+    return sorted({name for _, name in _places()})
+
+
+def _places() -> list[tuple[types.ModuleType, str]]:
+    return _places_in(_modules(len(sys.modules)))
+
+
+@functools.lru_cache(maxsize=1)
+def _modules(loaded: int) -> tuple[types.ModuleType, ...]:
+    """The modules that hold passes; looked for anew when as many as ``loaded`` are others."""
+    return tuple(
+        module
+        for name, module in list(sys.modules.items())
+        if isinstance(module, types.ModuleType) and (name.startswith(_PACKAGE) or name in _FURTHER)
+    )
+
+
+@functools.lru_cache(maxsize=4)
+def _places_in(modules: tuple[types.ModuleType, ...]) -> list[tuple[types.ModuleType, str]]:
+    return [
+        (module, name)
+        for module in modules
+        for name, value in list(vars(module).items())
+        if _changes_graphs(name, value)
+    ]
+
+
+def _changes_graphs(name: str, value: Any) -> bool:
+    """Whether ``value`` takes a graph first and gives back nothing, a number or a graph."""
+    if name in _STAGES or name.lstrip("_").startswith(_READ):
+        return False
+    own = isinstance(value, types.FunctionType)
+    if not own and not type(value).__module__.startswith(_PACKAGE):
+        return False
+    function = value if own else vars(type(value)).get("__call__")
+    if not isinstance(function, types.FunctionType) or not function.__module__.startswith("torch."):
+        return False
+    parameters = function.__code__.co_varnames[: function.__code__.co_argcount][0 if own else 1 :]
+    if not parameters:
+        return False
+    hints = function.__annotations__
+    if len(parameters) > 1 and (
+        parameters[1].rstrip("s").endswith("node") or _plain_name(hints.get(parameters[1])) == "Node"
+    ):
+        return False  # edits a node on behalf of a pass
+    takes = parameters[0] in _GRAPHS or _plain_name(hints.get(parameters[0])) in _KINDS
+    return takes and _plain_name(hints.get("return")) in ("", "None", "NoneType", "int", "bool", *_KINDS)
+
+
+def _plain_name(hint: Any) -> str:
+    """``Graph`` for an annotation ``torch.fx.Graph``, given as text or as a class."""
+    text = "" if hint is None else hint if isinstance(hint, str) else getattr(hint, "__name__", str(hint))
+    return text.rsplit(".", 1)[-1]
+
+
+def _watching(recorder: Recorder, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    by_rule = name in _BY_RULE
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not args or not recorder.owns(args[0]) or (recorder.in_observed_pass and not by_rule):
+            return function(*args, **kwargs)
+        label = _label(recorder, type(args[1]).__name__ if by_rule and len(args) > 1 else name, function)
+        if recorder.refuses_plain(label, lambda: _without(function, args[0]) is not _CANNOT):
+            return _without(function, args[0])
+        if by_rule:
+            recorder.note_surrounding(label)
+        with recorder.whole_pass(label, plain=not by_rule):
+            result = function(*args, **kwargs)
+            recorder.handed_on(args[0], result)
+        recorder.announce(label, args[0], result)
+        return result
+
+    return call
+
+
+def _label(recorder: Recorder, name: str, function: Callable[..., Any]) -> Label:
+    source, line = labels.source_of(function if hasattr(function, "__code__") else type(function).__call__)
+    return Label(recorder.stage_name, recorder.pass_name if recorder.in_observed_pass else name, name, source, line)
+
+
+class _Cannot:
+    """No result is known that stands for a run that changed nothing."""
+
+
+_CANNOT = _Cannot()
+
+
+@functools.lru_cache(maxsize=256)
+def _result_kind(function: Callable[..., Any]) -> str:
+    """What a function gives back: ``nothing``, ``number``, ``graph`` (its first argument) or ``unknown``."""
+    plain = function if isinstance(function, types.FunctionType) else type(function).__call__
+    hint = _plain_name(getattr(plain, "__annotations__", {}).get("return"))
+    if hint:
+        return {"int": "number", "bool": "number", **dict.fromkeys(_KINDS, "graph")}.get(hint, "nothing")
+    if isinstance(plain, types.FunctionType) and getattr(plain, "__annotations__", {}).get("return", 0) is None:
+        return "nothing"
+    try:
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(plain))).body
+    except (OSError, TypeError, SyntaxError, ValueError):
+        return "unknown"
+    returned = [node.value for node in _own_nodes(tree) if isinstance(node, ast.Return) and node.value is not None]
+    first = next(iter(inspect.signature(function).parameters), "")
+    if all(isinstance(value, ast.Constant) and value.value is None for value in returned):
+        return "nothing"
+    if all(isinstance(value, ast.Name) and value.id == first for value in returned):
+        return "graph"
+    if all(isinstance(value, ast.Name) and "count" in value.id for value in returned):
+        return "number"
+    return "unknown"
+
+
+def _own_nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a function without those of functions inside it."""
+    for child in ast.iter_child_nodes(tree):
+        if not isinstance(child, (ast.FunctionDef, ast.Lambda, ast.ClassDef)):
+            yield child
+            yield from _own_nodes(child)
+
+
+def _without(function: Callable[..., Any], graph: fx.Graph | fx.GraphModule) -> Any:
+    """What ``function`` gives back where it changes nothing."""
+    kind = _result_kind(function)
+    return {"nothing": None, "number": 0, "graph": graph}.get(kind, _CANNOT)

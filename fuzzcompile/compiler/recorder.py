@@ -1,0 +1,303 @@
+"""Follows one compile through Inductor's stages and writes the ledger; refuses vetoed rewrites."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._python_dispatch import _disable_current_modes
+
+from fuzzcompile.compiler import labels
+from fuzzcompile.compiler.blaming import Blaming
+from fuzzcompile.compiler.copies import State
+from fuzzcompile.compiler.ledger import (
+    Call,
+    Direction,
+    Frame,
+    GraphRecord,
+    Label,
+    Opaque,
+    Partition,
+    Rewrite,
+    Site,
+    Stage,
+    take_snapshot,
+)
+from fuzzcompile.compiler.matched import is_plain, lowered_match
+from fuzzcompile.compiler.refusing import MANDATORY as MANDATORY
+from fuzzcompile.execution.tensors import KnownCopies, copy_tree, storages
+
+# Calls of one compiled graph whose inputs are kept: the first ones always, later ones while they take little memory.
+CAPTURED_CALLS = 8
+_ALWAYS_CAPTURED = 2
+_CAPTURED_BYTES = 64 * 2**20
+_OUTSIDE = "outside any pass"
+
+
+@dataclass
+class _OpenStage:
+    """A stage under way: the graph that the user will run, and the (sub)graph that is worked on now."""
+
+    record: GraphRecord
+    top: fx.GraphModule
+    current: fx.GraphModule
+    mark: State | None = None
+
+
+@dataclass
+class Recorder(Blaming):
+    """State of one instrumented compile.
+
+    Nothing here may raise into the compile that it watches: what goes wrong in the watching is noted in
+    ``ledger.trouble``.
+    """
+
+    snapshots: bool = True
+    screen: bool = False
+    capturing: bool = True
+    frame: Frame | None = None
+    direction: Direction = "inference"
+    _stages: list[_OpenStage] = field(default_factory=list)
+    _passes: list[Label] = field(default_factory=list)
+    # Patterns whose handlers run, the innermost last, with how many passes were under way when they began.
+    _applied: list[tuple[int, Label, tuple[str, ...], Site | None]] = field(default_factory=list)
+    _observed: int = 0  # how many of these are observed passes, or the user's
+    _announced: Label | None = None  # made another graph, which its caller will put in the place of this one
+    _opaque: dict[int, Opaque] = field(default_factory=dict)
+    _ordinals: Counter[tuple[str, str]] = field(default_factory=Counter)
+    _captured: dict[int, int] = field(default_factory=dict)  # bytes of the copies of inputs, by address
+    _known: KnownCopies = field(default_factory=dict)  # parameters are inputs of every graph and of every call
+
+    @property
+    def opaque(self) -> dict[int, Opaque]:
+        """What the lowering patterns replaced, by the identity of the handler that stands there now."""
+        return self._opaque
+
+    # -- stages ---------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def stage(self, stage: Stage, module: fx.GraphModule) -> Iterator[Callable[[fx.GraphModule], None]]:
+        """A stage works on ``module``; the yielded function takes the graph that the stage returns."""
+        nested = bool(self._stages) and self._stages[-1].record.stage == stage
+        if nested:
+            outer = self._stages[-1].current
+            self._stages[-1].current = module
+            try:
+                with self.blame(Label(stage, None, stage)):
+                    yield lambda result: None
+            finally:
+                self._changed(None, (), None)
+                self._stages[-1].current = outer
+            return
+        record = GraphRecord(stage, self.direction)
+        if self.frame is not None:
+            self.frame.records.append(record)
+        opened = _OpenStage(record, module, module)
+        self._stages.append(opened)
+        self._mark(opened)
+
+        def finish(result: fx.GraphModule) -> None:
+            opened.top = opened.current = result
+            self._changed(None, (), None)
+
+        try:
+            with self.blame(Label(stage, None, stage)):
+                yield finish
+        finally:
+            self._stages.pop()
+
+    def owns(self, graph: Any) -> bool:
+        """Whether ``graph`` is the one that the present stage works on (not a pattern being traced)."""
+        if not self._stages:
+            return False
+        current = self._stages[-1].current
+        return graph is current or graph is current.graph
+
+    # -- passes and patterns --------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def whole_pass(self, label: Label, *, plain: bool = False) -> Iterator[None]:
+        """A pass runs; what it changes beyond the patterns inside it is its own rewrite.
+
+        ``plain`` is a function that Inductor calls straight, and that may call others: the innermost is at work.
+        """
+        self._changed(None, (), None)
+        if self._passes and self._passes[-1] != label:
+            self.ledger.inside[label] = self._passes[-1]
+        self._passes.append(label)
+        self._observed += not plain
+        try:
+            with self.blame(label):
+                yield
+        finally:
+            self._observed -= not plain
+            self._passes.pop()
+            self._changed(label, (), None)
+
+    @property
+    def in_pass(self) -> bool:
+        """Whether a pass is under way."""
+        return bool(self._passes)
+
+    @property
+    def in_observed_pass(self) -> bool:
+        """Whether an observed pass is under way, to which everything in it belongs."""
+        return self._observed > 0
+
+    def note_surrounding(self, label: Label) -> None:
+        """Remember the pass under way as one without which ``label`` would not be applied."""
+        if self._passes:
+            self.ledger.inside[label] = self._passes[-1]
+
+    def handed_on(self, graph: Any, result: Any) -> None:
+        """A pass was given the stage's ``graph`` and gave back ``result``, with which the stage goes on."""
+        opened = self._stages[-1] if self._stages else None
+        if opened is None or not isinstance(result, fx.GraphModule) or graph is not opened.current or result is graph:
+            return
+        if opened.top is opened.current:
+            opened.top = result
+        opened.current = result
+
+    def announce(self, label: Label, graph: Any, result: Any) -> None:
+        """A function gave back another ``fx.Graph`` than it was given: the next change is of its making."""
+        if isinstance(result, fx.Graph) and result is not graph:
+            self._announced = label
+
+    def begin_again(self) -> None:
+        """The graph's inputs became others: what follows is recorded apart, to be replayed on those inputs."""
+        if self._stages:
+            opened = self._stages[-1]
+            opened.record = GraphRecord(opened.record.stage, opened.record.direction)
+            if self.frame is not None:
+                self.frame.records.append(opened.record)
+            self._mark(opened)
+
+    def between(self) -> None:
+        """Book what was changed up to now."""
+        self._changed(None, (), None)
+
+    @property
+    def stage_name(self) -> str:
+        """Name of the stage under way."""
+        return self._stages[-1].record.stage if self._stages else "runtime"
+
+    @property
+    def pass_name(self) -> str | None:
+        """Name of the innermost pass under way: of a user's own, the setting that it was given as."""
+        return (self._passes[-1].pass_name or self._passes[-1].rewrite) if self._passes else None
+
+    def apply_pattern(self, label: Label, match: Any, node: fx.Node, apply: Callable[[], None]) -> None:
+        """Apply a pattern's rewrite and record what it did to the graph."""
+        self._changed(None, (), None)
+        if self._passes and self._passes[-1].rewrite != self._passes[-1].pass_name:
+            self.note_surrounding(label)
+        nodes = [n for n in match.nodes if isinstance(n, fx.Node)]
+        names, site = tuple(n.name for n in nodes), self._site(label, nodes)
+        before, module = self._stages[-1].mark if self._stages else None, node.graph.owning_module
+        self._applied.append((len(self._passes), label, names, site))
+        try:
+            with self.blame(label):
+                apply()
+        finally:
+            self._applied.pop()
+        if before is not None and module is not None and (self.snapshots or self.screen):
+            with self._guarded():
+                self._opaque.update(lowered_match(before, match, nodes, node, module, self._constants))
+        self.count(label, "fired")
+        self._changed(label, names, site)
+
+    def apply_unreplayed(self, label: Label, apply: Callable[[], Any]) -> Any:
+        """Run a rule that works on something else than a graph: it can be refused, and not replayed."""
+        with self.blame(label):
+            result = apply()
+        self.ledger.unreplayed.append(label)
+        self.count(label, "fired")
+        return result
+
+    def partitioned(self, label: Label, graphs: Any) -> None:
+        """A partitioner cut the joint graph as it stands into ``graphs``, forward and backward."""
+        self.count(label, "fired")
+        if self.frame is None or not self.snapshots:
+            return
+        joint = [
+            record for record in self.frame.records if (record.stage, record.direction) == ("joint_graph", "joint")
+        ]
+        if not joint or not joint[-1].snapshots:
+            return
+        with self._guarded():
+            forward, backward = (take_snapshot(graph, self._opaque, self._constants) for graph in graphs)
+            self.frame.partitions.append(Partition(label, joint[-1], forward, backward))
+
+    def capture(self, calls: list[Call], inputs: Sequence[Any]) -> None:
+        """Keep copies of the inputs of the first calls of a compiled graph."""
+        room = len(calls) < _ALWAYS_CAPTURED or sum(self._captured.values()) < _CAPTURED_BYTES
+        if self.capturing and room and len(calls) < CAPTURED_CALLS:
+            with self._guarded():
+                calls.append(Call(copy_tree(list(inputs), known=self._known)))
+                self._captured.update(storages(calls[-1].inputs))
+
+    def capture_parameters(self, frame: Frame, parameters: Sequence[torch.Tensor]) -> None:
+        """Keep copies of the parameters that a frame's graph holds itself."""
+        if self.capturing:
+            with self._guarded(), _disable_current_modes():
+                frame.parameters.extend(copy_tree(list(parameters), known=self._known))
+
+    # -- private --------------------------------------------------------------------------------
+
+    def _mark(self, opened: _OpenStage) -> None:
+        with self._guarded():
+            opened.mark = State(opened.top)
+            if self.snapshots:
+                opened.record.snapshots.append(take_snapshot(opened.top, self._opaque, self._constants, opened.mark))
+
+    def _changed(self, label: Label | None, nodes: tuple[str, ...], site: Site | None) -> None:
+        """If the graph is not as it was at the last mark, write the rewrite down under ``label``."""
+        if not self._stages:
+            return
+        opened = self._stages[-1]
+        with self._guarded():
+            now = State(opened.top)
+            if opened.mark is not None and now.is_same(opened.mark):
+                return
+            opened.mark = now
+            record = opened.record
+            if label is None and self._applied and self._applied[-1][0] == len(self._passes):
+                _, label, nodes, site = self._applied[-1]  # its handler goes on to call a pass
+            elif label is None:
+                label = self._passes[-1] if self._passes else Label(record.stage, None, _OUTSIDE)
+                label = self._announced or label
+            self._announced = None
+            if self.snapshots:
+                record.snapshots.append(take_snapshot(opened.top, self._opaque, self._constants, now))
+            last = len(record.snapshots) - 1
+            record.rewrites.append(Rewrite(label, nodes, site, max(last - 1, 0), last))
+            if not nodes:
+                self.count(label, "fired")
+
+    def _site(self, label: Label, nodes: list[fx.Node]) -> Site | None:
+        site: Site | None = None
+        with self._guarded():
+            where = labels.location(nodes)
+            if where is not None:
+                key = (labels.family_of(label.rewrite), where)
+                self._ordinals[key] += 1
+                site = Site(where, self._ordinals[key])
+        return site
+
+    def _constants(self, attributes: dict[str, Any]) -> dict[str, Any]:
+        """What a graph holds itself, as it is now: a program that is run in place changes its frozen parameters."""
+        plain = {name: value for name, value in attributes.items() if is_plain(value)}
+        with _disable_current_modes():
+            return {**attributes, **copy_tree(plain, known=self._known)}
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self.ledger.trouble.append(f"{type(error).__name__}: {error}"[:300])

@@ -1,0 +1,226 @@
+"""Replay: running a snapshot of the compiler's graph eagerly, on the real inputs of the program."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from fuzzcompile.compiler.ledger import Opaque, Snapshot, is_handler
+from fuzzcompile.execution.device import seed_everything
+from fuzzcompile.execution.float64 import Float64Mode
+from fuzzcompile.execution.noise import UlpNoise
+from fuzzcompile.execution.tensors import copy_tree
+
+_REPLAY_SEED = 11
+# Random operators of a graph: two graphs that draw differently cannot be compared value by value.
+_RANDOM = (
+    "rand",
+    "bernoulli",
+    "dropout",
+    "multinomial",
+    "normal_",
+    "philox",
+    "uniform",
+    "exponential",
+    "inductor_seed",
+)
+
+
+class NotReplayable(Exception):
+    """The graph holds a lowering whose operators are not known: it says nothing about the program."""
+
+
+class Replayed:
+    """Result of a replay: outputs and inputs as they are afterwards, or the error that ended it.
+
+    Inputs that the graph did not write to are the captured tensors themselves, and so are outputs that are views of
+    these (in their own dtype, in float64 too): copies of every parameter for every snapshot would be the largest part
+    of the memory that a triage takes.
+    """
+
+    def __init__(self, outputs: list[Any], inputs: list[Any], error: BaseException | None = None) -> None:
+        self.outputs = outputs
+        self.inputs = inputs
+        self.error = error
+
+
+def replay(snapshot: Snapshot, inputs: Sequence[Any], *, double: bool, noise_seed: int | None = None) -> Replayed:
+    """Run ``snapshot`` on copies of ``inputs``, natively or (``double``) in float64.
+
+    Args:
+        snapshot: a graph at ATen level or at torch level.
+        inputs: values of its placeholders, in order; copied storage by storage before the run.
+        double: cast inputs, constants and every named low-precision dtype to float64.
+        noise_seed: move every operator's result by up to one ulp.
+    """
+    arguments = copy_tree(list(inputs), double=double)
+    versions = [_version(argument) for argument in arguments]
+    seed_everything(_REPLAY_SEED)
+    interpreter = _Replayer(snapshot)
+    try:
+        with torch.no_grad(), _modes(double, noise_seed):
+            result = interpreter.run(*arguments)
+    except (KeyboardInterrupt, MemoryError):
+        raise
+    except Exception as error:
+        return Replayed([], [], error)
+    after = [
+        copied if _version(copied) != version else given
+        for copied, given, version in zip(arguments, inputs, versions, strict=True)
+    ]
+    given = _Given(
+        (copied, captured) for copied, captured, left in zip(arguments, inputs, after, strict=True) if left is captured
+    )
+    return Replayed([given.instead_of(output) for output in pytree.tree_leaves(result)], after)
+
+
+class _Given:
+    """Storages of arguments that a graph did not write to, and the captured tensors that they are copies of."""
+
+    def __init__(self, pairs: Iterable[tuple[Any, Any]]) -> None:
+        self._captured = {
+            (copied.untyped_storage().data_ptr(), copied.dtype): captured
+            for copied, captured in pairs
+            if _is_strided(copied) and _is_strided(captured)
+        }
+
+    def instead_of(self, output: Any) -> Any:
+        """The view of a captured tensor that ``output`` is, if it is one of an argument."""
+        if not _is_strided(output) or not output.numel():
+            return output
+        captured = self._captured.get((output.untyped_storage().data_ptr(), output.dtype))
+        if captured is None:
+            return output
+        return captured.detach().as_strided(output.size(), output.stride(), output.storage_offset())
+
+
+def _is_strided(value: Any) -> bool:
+    """Whether ``value`` is a tensor whose elements are those of its storage, as they are."""
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.is_quantized:
+        return False
+    return not value.is_nested and not value.is_conj() and not value.is_neg()
+
+
+Values = dict[str, Any]
+
+
+def values_of(
+    snapshot: Snapshot, inputs: Sequence[Any], *, double: bool = True, noise_seed: int | None = None
+) -> Values:
+    """The value of every node in float64 (or natively), by node name, as far as the graph runs."""
+    seed_everything(_REPLAY_SEED)
+    interpreter = _Replayer(snapshot, keep=True)
+    arguments = copy_tree(list(inputs), double=double)  # not under noise, which would move what is copied
+    with torch.no_grad(), _modes(double, noise_seed), contextlib.suppress(Exception):
+        interpreter.run(*arguments)
+    return interpreter.values
+
+
+def differentiate(
+    snapshot: Snapshot, inputs: Sequence[Any], tangents: Sequence[Any], *, noise_seed: int | None = None
+) -> list[Any] | None:
+    """Gradients of a torch-level graph in float64, by autograd, one per input (None for those without).
+
+    Args:
+        snapshot: a graph at torch level.
+        inputs: values of its placeholders; those that require gradients are differentiated.
+        tangents: gradients of the outputs that require one, in order.
+        noise_seed: move every operator's result by up to one ulp.
+
+    Returns:
+        The gradients, or None if the graph cannot be differentiated so.
+    """
+    arguments = copy_tree(list(inputs), double=True)
+    seed_everything(_REPLAY_SEED)
+    try:
+        with torch.enable_grad(), _modes(True, noise_seed):
+            results = pytree.tree_leaves(_Replayer(snapshot).run(*arguments))
+            outputs = [out for out in results if isinstance(out, torch.Tensor) and out.requires_grad]
+            if len(outputs) != len(tangents):
+                return None
+            torch.autograd.backward(
+                outputs, [tangent.to(out.dtype) for out, tangent in zip(outputs, tangents, strict=True)]
+            )
+    except (KeyboardInterrupt, MemoryError):
+        raise
+    except Exception:
+        return None
+    return [argument.grad if isinstance(argument, torch.Tensor) else None for argument in arguments]
+
+
+@contextlib.contextmanager
+def _modes(double: bool, noise_seed: int | None) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        if double:
+            stack.enter_context(Float64Mode(keep_casts=False))
+        if noise_seed is not None:
+            stack.enter_context(UlpNoise(noise_seed))
+        yield
+
+
+def interpret(snapshot: Snapshot, inputs: Sequence[Any]) -> Any:
+    """Run ``snapshot`` on ``inputs`` themselves, which it may mutate, as a compiled graph would."""
+    with torch.no_grad():
+        return _Replayer(snapshot).run(*inputs)
+
+
+def random_calls(snapshot: Snapshot) -> list[str]:
+    """The random operators of the graph, in order: graphs with the same ones draw the same numbers."""
+    return [call for call in snapshot.calls if any(word in call for word in _RANDOM)]
+
+
+def _version(value: Any) -> int:
+    """Counts the in-place writes to a tensor."""
+    return value._version if isinstance(value, torch.Tensor) and not value.is_inference() else 0
+
+
+class _Replayer(fx.Interpreter):
+    """Interprets a snapshot; a lowering pattern's opaque node runs what the pattern replaced."""
+
+    def __init__(self, snapshot: Snapshot, *, keep: bool = False) -> None:
+        root = nn.Module()
+        for path, value in snapshot.attributes.items():
+            _place(root, path, value)
+        super().__init__(root, graph=snapshot.graph)
+        self._opaque = snapshot.opaque
+        self._keep = keep
+        self.values: Values = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Run one node; its value is kept where that was asked for."""
+        value = super().run_node(n)
+        if self._keep:
+            # A later in-place write must not reach it.
+            self.values[n.name] = value.detach().clone() if isinstance(value, torch.Tensor) else value
+        return value
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        opaque = self._opaque.get(id(target))
+        if opaque is not None:
+            return _run_opaque(opaque, args, kwargs)
+        if is_handler(target):
+            raise NotReplayable(f"{target} is a lowering")
+        return super().call_function(target, args, kwargs)
+
+
+def _run_opaque(opaque: Opaque, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    flat = pytree.tree_leaves((args, kwargs))
+    inner = Snapshot(opaque.graph, opaque.attributes, {})
+    return _Replayer(inner).run(*(flat[position] for position in opaque.inputs))
+
+
+def _place(root: nn.Module, path: str, value: Any) -> None:
+    *parents, leaf = path.split(".")
+    for part in parents:
+        if not hasattr(root, part):
+            root.add_module(part, nn.Module())
+        root = getattr(root, part)
+    if isinstance(value, nn.Module):
+        root.add_module(leaf, value)
+    else:
+        object.__setattr__(root, leaf, value)

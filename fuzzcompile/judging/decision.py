@@ -1,0 +1,233 @@
+"""From what the runs showed to a decision: the judge's verdict, refined by float64, emulated casts and repetition."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from fuzzcompile.attribution.ablating import Evidence, changes_meaning
+from fuzzcompile.attribution.borders import Border, borders_of
+from fuzzcompile.attribution.steps import SEMANTIC_STEP, ReplayCount, Step, steps_of
+from fuzzcompile.oracle import streams
+from fuzzcompile.oracle.evidence import Comparison
+from fuzzcompile.oracle.judgement import GROSS, Judgement, same_bits, wrong_values
+from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.trials.compiles import Experiments, Trial
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A verdict that stands, and what shows it; ``border`` is the change of meaning before the graph passes."""
+
+    verdict: Verdict
+    confidence: str
+    detail: str = ""
+    evidence: Evidence = "values"
+    border: Border | None = None
+
+
+def decide(experiments: Experiments, trial: Trial, steps: Sequence[Step]) -> Decision:
+    """The judge's verdict, refined by what float64 and emulated casts say."""
+    first = trial.judgement
+    if first.verdict is Verdict.COMPILE_ERROR and _backward_raises_alike(experiments, trial):
+        return Decision(
+            Verdict.INVALID,
+            first.confidence,
+            "eager raises this as well, in backward, which the compiler traces ahead of time; compile under no_grad",
+        )
+    semantic = [] if experiments.compares_modes else changes_meaning(steps)
+    if first.casts_dropped and not first.verdict.is_bug and not semantic:
+        return _decide_casts(experiments, first)
+    if first.verdict in (Verdict.ROUNDING, Verdict.EQUAL):
+        return _within_rounding(experiments, trial, semantic)
+    if first.verdict is Verdict.UNSTABLE and experiments.has_low_precision_casts and _emulation_repairs(experiments):
+        return Decision(
+            Verdict.PRECISION_CASTS,
+            first.confidence,
+            "low-precision casts in the program, which overflow, are elided; equal under emulate_precision_casts",
+        )
+    if trial.sampled is not None:  # random values: float64 draws others
+        return Decision(first.verdict, first.confidence, first.detail)
+    far = first.verdict in (Verdict.MISCOMPILE, Verdict.WRONG_GRADIENT) and all(
+        c.finding != "integer" for c in first.comparisons
+    )
+    if far and not semantic:
+        return _decide_precision(experiments, first)
+    return Decision(first.verdict, first.confidence, first.detail)
+
+
+def _backward_raises_alike(experiments: Experiments, trial: Trial) -> bool:
+    """Whether what compiling raised is what eager raises once somebody asks for the gradients."""
+    failed, eager = trial.observation.failure, experiments.backward_failure
+    if failed is None or eager is None or failed.type_name != eager.type_name:
+        return False
+    return failed.message.partition(":")[0] == eager.message.partition(":")[0]
+
+
+def _within_rounding(experiments: Experiments, trial: Trial, semantic: Sequence[Step]) -> Decision:
+    """Values that rounding explains natively: what float64 says of the graphs, the program and its casts."""
+    first = trial.judgement
+    if semantic:
+        return Decision(
+            wrong_values(first),
+            first.confidence,
+            f"within rounding natively, but {semantic[0].label.rewrite} moves the float64 result by "
+            f"{semantic[0].float64:.1e} of its size",
+            evidence="replay",
+        )
+    border = None if first.verdict is Verdict.EQUAL else _border(experiments, trial)
+    if border is not None:
+        what = f"the decomposition of {border.operator}" if border.operator else "a decomposition"
+        return Decision(
+            wrong_values(first),
+            first.confidence,
+            f"within rounding natively, but {what} moves a float64 "
+            f"{'gradient' if border.gradient else 'result'} by {border.step:.1e} of its size",
+            evidence="border",
+            border=border,
+        )
+    if trial.sampled is None and first.suspicious and survives_float64(experiments):
+        return Decision(
+            wrong_values(first),
+            "low",
+            "small, but it survives when the program is compiled in float64",
+            evidence="suspicion",
+        )
+    if _elided_casts_show(experiments, first):
+        return Decision(Verdict.PRECISION_CASTS, first.confidence, _ELIDED)
+    return Decision(first.verdict, first.confidence)
+
+
+def _border(experiments: Experiments, trial: Trial) -> Border | None:
+    """The largest change of meaning between dynamo's graphs and those that the passes get."""
+    if experiments.compares_modes:
+        return None
+    found = borders_of(trial.ledger, ReplayCount())
+    return max(found, key=lambda border: border.step, default=None)
+
+
+def _decide_casts(experiments: Experiments, first: Judgement) -> Decision:
+    """Right only without the user's casts: their verdict, if emulating the casts makes it right with them."""
+    if not _emulation_repairs(experiments):
+        return Decision(Verdict.ROUNDING, "low", "compiled keeps more precision than the program asks for")
+    return Decision(Verdict.PRECISION_CASTS, first.confidence, _ELIDED)
+
+
+_ELIDED = "low-precision casts in the program are elided; equal under emulate_precision_casts"
+
+
+def _elided_casts_show(experiments: Experiments, first: Judgement) -> bool:
+    """Whether a user would see the casts of the program missing: beyond default tolerances, and within them if kept."""
+    if not experiments.has_low_precision_casts or all(c.within_default_tolerance for c in first.comparisons):
+        return False
+    return _emulation_repairs(experiments, closely=True)
+
+
+def _emulation_repairs(experiments: Experiments, *, closely: bool = False) -> bool:
+    """Whether eager and compiled agree under ``emulate_precision_casts``, with the user's casts as they are.
+
+    ``closely``: within default tolerances.
+    """
+    how = replace(experiments.how, record=False, config={"emulate_precision_casts": True})
+    emulated = experiments.trial(how).judgement
+    benign = emulated.verdict in (Verdict.EQUAL, Verdict.ROUNDING)
+    close = not closely or all(c.within_default_tolerance for c in emulated.comparisons)
+    return benign and close and not emulated.suspicious and not emulated.casts_dropped
+
+
+def _decide_precision(experiments: Experiments, first: Judgement) -> Decision:
+    """Wrong values that no rewrite explains: lost precision, if they are right when compiled in float64."""
+    worst = max((c.relative_error for c in first.suspicious), default=0.0)
+    gross = worst > GROSS or any(_off_by_whole(c) for c in first.suspicious)
+    # Where it stays in float64, or nobody can tell, precision is not what is lacking.
+    if gross or _is_float64(experiments) or survives_float64(experiments) is not False:
+        return Decision(first.verdict, first.confidence, first.detail)
+    return Decision(
+        Verdict.PRECISION_LOSS,
+        first.confidence,
+        "far from float64 where eager is not; gone when compiled in float64",
+    )
+
+
+def _is_float64(experiments: Experiments) -> bool:
+    """Whether the program computes in float64 as it is: there is no higher precision to look in."""
+    floating = [v.value.dtype for v in experiments.eager.values if v.is_tensor and v.value.is_floating_point()]
+    return bool(floating) and set(floating) == {torch.float64}
+
+
+def _off_by_whole(comparison: Comparison) -> bool:
+    """Whether the worst element is a whole number in all runs, and another one when compiled: no lack of precision."""
+    values = [comparison.at.get(run) for run in ("eager", "compiled", "float64")]
+    return all(value is not None and float(value).is_integer() for value in values) and values[0] != values[1]
+
+
+def survives_float64(experiments: Experiments) -> bool | None:
+    """Whether the divergence is there, beyond rounding, when the program itself is compiled in float64.
+
+    None if it cannot be run there, or draws other numbers when compiled. One compile, made once.
+    """
+    judged = experiments.in_float64
+    if judged is None:
+        return None
+    return any(
+        c.finding in ("integer", "nonfinite")
+        or (c.finding == "far" and not c.by_norm and c.relative_error > SEMANTIC_STEP)
+        for c in judged.comparisons
+    )
+
+
+def confirmed(experiments: Experiments, trial: Trial, decision: Decision) -> Decision:
+    """A finding is believed after it came twice."""
+    record = decision.evidence in ("replay", "border")
+    second = experiments.trial(replace(experiments.how, record=record, timed=True))
+    if decision.evidence == "border":
+        again = _border(experiments, second) is not None
+    elif decision.evidence == "replay":
+        again = bool(changes_meaning(steps_of(second.ledger, ReplayCount())))
+    else:
+        again = second.judgement.verdict.is_bug or bool(second.judgement.suspicious)
+    if again or same_bits(trial.observation, second.observation):
+        return decision
+    return Decision(
+        Verdict.NONDETERMINISTIC,
+        "low",
+        f"{decision.verdict} in the first compile, {second.judgement.verdict} in the second",
+    )
+
+
+def survival(experiments: Experiments, trial: Trial, decision: Decision, *, ask: bool) -> bool | None:
+    """What the report says of float64: a compile of its own only if asked for, and if values are apart at all."""
+    values = decision.verdict.kind == "values" or any(
+        not c.within_default_tolerance for c in trial.judgement.comparisons
+    )
+    if trial.sampled is not None or trial.observation.failure is not None or not values:
+        return None
+    if not same_bits(experiments.eager, experiments.again):
+        return None  # what eager itself does not repeat differs in float64 as well
+    return survives_float64(experiments) if ask or experiments.knows_float64 else None
+
+
+def randomness(experiments: Experiments, trial: Trial, *, own_stream: Trial | None = None) -> str | None:
+    """How a program that draws random numbers was judged; None if it draws none.
+
+    ``own_stream`` is the compile in which the compiler drew from a stream of its own, if there was one.
+    """
+    if not experiments.draws:
+        return None
+    drawn = " and ".join(experiments.draws)
+    if trial is own_stream:
+        text = f"the compiler's own stream (fallback_random=False), not {drawn}'s: {_SAMPLED}"
+    elif trial.sampled is not None:
+        text = f"random stream not aligned (compiled draws from {drawn} in another way than eager): {_SAMPLED}"
+    else:
+        text = f"draws from {drawn}; compiled draws the same numbers"
+    if not experiments.reference.failure and not experiments.reference_draws_alike:
+        text += "; the float64 run draws others, so that eager stands in for the reference"
+    if own_stream is not None and own_stream is not trial:
+        text += "; with the compiler's own stream (fallback_random=False) no difference either"
+    return text
+
+
+_SAMPLED = f"judged on support, mean, RMS, range and the gradient's mask over {streams.SEEDS} seeds"

@@ -1,0 +1,353 @@
+"""Triage: judge one case, and attribute what is wrong with it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from fuzzcompile.attribution.asked import ask
+from fuzzcompile.attribution.attribute import Attributor
+from fuzzcompile.attribution.culprit import Attribution, Culprit
+from fuzzcompile.attribution.proving import failing_rewrite, forms_shown
+from fuzzcompile.attribution.steps import ReplayCount, Step, steps_of, suspects_of
+from fuzzcompile.case import Case
+from fuzzcompile.compiler.conformance import probe_unknown_torch
+from fuzzcompile.compiler.hooks import initialise_patterns
+from fuzzcompile.compiler.ledger import Ledger
+from fuzzcompile.compiler.same import torch_same
+from fuzzcompile.compiler.session import Compilation
+from fuzzcompile.errors import EnvironmentUnfit
+from fuzzcompile.execution.observation import Observation
+from fuzzcompile.judging.decision import Decision, confirmed, decide, randomness, survival
+from fuzzcompile.judging.report import Cost, CoverageCount, Report
+from fuzzcompile.oracle.comparison import Comparison, compare
+from fuzzcompile.oracle.judgement import same_bits
+from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.oracle.warned import changed_warnings
+from fuzzcompile.trials.compiles import Experiments, Trial
+
+
+class CannotJudge(EnvironmentUnfit):
+    """The case ran, but nothing can be said of it (exit status 3)."""
+
+
+def triage(
+    case: Case,
+    device: torch.device,
+    *,
+    against: str = "eager",
+    vetoes: Sequence[str] = (),
+    known: Collection[tuple[str, str]] = (),
+    deadline: float | None = None,
+    thorough: bool = False,
+    screen: bool = False,
+    suspects: Sequence[str] = (),
+    on_eager: Callable[[], None] = lambda: None,
+    on_verdict: Callable[[Report], None] = lambda report: None,
+    on_ledger: Callable[[Ledger], None] = lambda ledger: None,
+) -> Report:
+    """Judge ``case`` on ``device``, in this process.
+
+    Args:
+        case: the loaded case.
+        device: where to run it.
+        against: what compiled is compared with (:class:`~fuzzcompile.trials.compiles.Experiments`).
+        vetoes: rewrites that are refused throughout, by name.
+        known: signatures, each with the kind of its verdict, that need no further proof: a bug whose first
+            suspect has one of them is a hit of it, and ``necessary`` stays None.
+        deadline: value of ``time.monotonic()`` after which attribution begins no further compile.
+        thorough: spend further compiles on evidence: the program in float64 where values are apart, the compiler's own
+            random stream where it draws random numbers, and, of a bug, what each backend shows.
+        screen: look at the case without generating code first, and in full only if that shows a bug that is not
+            ``known``. Otherwise the report is that of the screen (``screened``): all graphs are checked, and no kernel.
+        suspects: names of rewrites of which the report is to tell what became (:mod:`~fuzzcompile.attribution.asked`).
+        on_eager: called once all eager runs are done, before anything is compiled: a crash or time-out after
+            that is the compiler's.
+        on_verdict: called with the report as soon as there is a verdict, and again with further evidence, before
+            anything is attributed.
+        on_ledger: called with what the judged compile did to its graphs, before anything is attributed.
+
+    Raises:
+        CaseError: ``make()`` fails.
+        CannotJudge: the case asks for ``FULLGRAPH`` and cannot be captured in one graph, nothing of it is
+            compiled, or the machine lacks what compiling needs.
+    """
+    started = time.perf_counter()
+    initialise_patterns(device)
+    probe_unknown_torch()
+    experiments = Experiments(case, device, Compilation(vetoes=tuple(vetoes)), against=against)
+    looking = _quick(experiments) if screen else experiments
+    looking.run_eager()
+    _refuse_lasting_state(experiments)
+    on_eager()
+    if screen:
+        found = _screened(looking, known, started)
+        if found is not None:
+            on_verdict(found)
+            return found
+    trial = experiments.trial()
+    _refuse_unsupported(case, trial)
+    _refuse_unfit(case, trial)
+    answer = _decided(experiments, trial, ReplayCount(), started)
+    on_verdict(answer.report())
+    if thorough and not _late(deadline):
+        answer = _looked_at_again(answer, deadline)
+        on_verdict(answer.report())
+    on_ledger(answer.trial.ledger)
+    report = answer.report(answer.attribution(known, deadline, thorough=thorough))
+    return replace(report, asked=tuple(ask(experiments, answer.trial, answer.steps, name) for name in suspects))
+
+
+def _quick(experiments: Experiments) -> Experiments:
+    """The same experiments for a compile without code generation; what eager and float64 give is run once for both."""
+    if not experiments.eager.failure:
+        _ = experiments.reference
+    return experiments.under(replace(experiments.how, screen=True), quick=True)
+
+
+def _screened(looking: Experiments, known: Collection[tuple[str, str]], started: float) -> Report | None:
+    """The report of a compile without code generation; None if it shows a bug, which a full compile has to show.
+
+    A hit of what is known needs no full compile.
+    """
+    trial = looking.trial()
+    if trial.observation.failure is None:
+        _refuse_unfit(looking.case, trial)
+    count = ReplayCount()
+    steps = steps_of(trial.ledger, count)
+    decision = decide(looking, trial, steps)
+    hit = _known_culprit(trial, steps, decision.verdict, known)
+    if decision.verdict.is_bug and hit is None:
+        return None
+    detail = "; ".join(part for part in (decision.detail, "screened: every rewrite, no generated code") if part)
+    answer = _Answer(looking, trial, steps, replace(decision, detail=detail), count, started)
+    attribution = Attribution(hit, changed_bits=_changed_bits(steps))
+    return replace(answer.report(attribution), screened=True)
+
+
+def _late(deadline: float | None) -> bool:
+    return deadline is not None and time.monotonic() > deadline
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """A decision on one trial, with all that a report on it takes."""
+
+    experiments: Experiments
+    trial: Trial
+    steps: Sequence[Step]
+    decision: Decision
+    count: ReplayCount
+    started: float
+    own_stream: Trial | None = None
+    survives: bool | None = None
+
+    def report(self, attribution: Attribution | None = None) -> Report:
+        """The report as it stands; without an attribution, one that names no culprit."""
+        return replace(
+            _report(self, attribution or self._unproved()),
+            cost=Cost(
+                self.experiments.compiles,
+                self.count.replays,
+                time.perf_counter() - self.started,
+                self.experiments.screens,
+            ),
+            survives_float64=self.survives,
+            randomness=randomness(self.experiments, self.trial, own_stream=self.own_stream),
+        )
+
+    def attribution(
+        self, known: Collection[tuple[str, str]], deadline: float | None, *, thorough: bool = False
+    ) -> Attribution:
+        """The culprit, proved unless its signature is known."""
+        verdict, unproved = self.decision.verdict, self._unproved()
+        if not verdict.is_bug or verdict is Verdict.NONDETERMINISTIC:
+            return unproved
+        hit = _known_culprit(self.trial, self.steps, verdict, known)
+        if hit is not None:
+            return replace(unproved, culprit=hit)
+        attributor = Attributor(
+            self.experiments,
+            self.trial,
+            self.steps,
+            self.count,
+            evidence=self.decision.evidence,
+            deadline=deadline,
+            thorough=thorough,
+        )
+        return replace(attributor.run(), changed_bits=unproved.changed_bits)
+
+    def _unproved(self) -> Attribution:
+        return Attribution(changed_bits=_changed_bits(self.steps))
+
+
+def _decided(experiments: Experiments, trial: Trial, count: ReplayCount, started: float) -> _Answer:
+    steps = steps_of(trial.ledger, count)
+    decision = decide(experiments, trial, steps)
+    if decision.verdict.is_bug:
+        decision = confirmed(experiments, trial, decision)
+    survives = survival(experiments, trial, decision, ask=False)
+    return _Answer(experiments, trial, steps, decision, count, started, survives=survives)
+
+
+def _looked_at_again(answer: _Answer, deadline: float | None) -> _Answer:
+    """The answer with further evidence: the compiler's own random stream, and the program compiled in float64."""
+    experiments, trial = answer.experiments, answer.trial
+    benign = not answer.decision.verdict.is_bug and trial.observation.failure is None
+    if benign and experiments.depends_on_seeds:
+        # Other rewrites fire where the compiler need not follow eager's random numbers.
+        other = experiments.under(replace(experiments.how, fallback_random=False))
+        found = _decided(other, other.trial(), answer.count, answer.started)
+        answer = replace(found if found.decision.verdict.is_bug else answer, own_stream=found.trial)
+    ask = not _late(deadline)
+    return replace(answer, survives=survival(answer.experiments, answer.trial, answer.decision, ask=ask))
+
+
+def _report(answer: _Answer, attribution: Attribution) -> Report:
+    experiments, trial, steps, decision = answer.experiments, answer.trial, answer.steps, answer.decision
+    case, device = experiments.case, experiments.device
+    return Report(
+        case=case.name,
+        torch=torch.__version__,
+        device=str(device),
+        verdict=decision.verdict,
+        confidence=_confidence(decision, attribution),
+        detail=decision.detail,
+        comparisons=_with_torch_same(experiments, trial),
+        eager_deterministic=_deterministic(experiments),
+        float64_step=_largest_step(steps, decision),
+        failure=trial.observation.failure,
+        attribution=attribution,
+        coverage=_coverage(trial),
+        against=experiments.against,
+        threads=torch.get_num_threads(),
+        graphs=len(trial.ledger.frames) or trial.ledger.graphs,
+        # Of a program that was never captured, dynamo lists errors and no breaks.
+        graph_breaks=trial.ledger.graph_breaks if trial.ledger.graphs else (),
+        warnings=changed_warnings(experiments.eager, trial.observation),
+        notes=(*experiments.case.notes, *(f"not watched: {hook}" for hook in trial.ledger.unwatched)),
+    )
+
+
+def _largest_step(steps: Sequence[Step], decision: Decision) -> float | None:
+    """The largest change of a float64 result by a rewrite, or by a decomposition where that decided."""
+    found = [step.float64 for step in steps if step.float64 is not None and not step.random]
+    return max([*found, *([decision.border.step] if decision.border is not None else [])], default=None)
+
+
+# -- what cannot be judged -----------------------------------------------------------------------
+
+
+def _refuse_lasting_state(experiments: Experiments) -> None:
+    """A script's callable that does something else the second time keeps state that could not be set back."""
+    case, eager, again = experiments.case, experiments.eager, experiments.again
+    if case.state is None or eager.failure or experiments.draws:
+        return
+    moved = again.failure is not None or eager.structure != again.structure
+    if not moved:
+        pairs = zip(eager.values, again.values, strict=False)
+        compared = [compare(one, other, None, ()) for one, other in pairs if one.name == other.name]
+        moved = any(not c.within_default_tolerance or c.finding in ("integer", "shape", "dtype") for c in compared)
+    if moved:
+        raise CannotJudge(
+            f"{case.name} does not do the same twice in eager mode: it keeps state that cannot be set back, or depends "
+            "on something outside; write it as a case with make(), which builds its state anew."
+        )
+
+
+def _refuse_unsupported(case: Case, trial: Trial) -> None:
+    failure = trial.observation.failure
+    if failure is not None and failure.unsupported and case.settings.fullgraph:
+        raise CannotJudge(
+            f"{case.name} asks for FULLGRAPH, which dynamo cannot honour: {failure.message}; "
+            "remove FULLGRAPH or the graph break."
+        )
+
+
+def _known_culprit(
+    trial: Trial, steps: Sequence[Step], verdict: Verdict, known: Collection[tuple[str, str]]
+) -> Culprit | None:
+    """The first suspect, if what it would be reported as is known already."""
+    if not known or not verdict.is_bug:
+        return None
+    suspects = suspects_of(steps, forms_shown(trial))
+    failing = failing_rewrite(trial)
+    if failing is not None:
+        suspect = Culprit.from_label(failing, confidence="low")
+    elif suspects:
+        suspect = Culprit.from_step(suspects[0], confidence="low")
+    else:
+        return None
+    return suspect if (suspect.signature, verdict.kind) in known else None
+
+
+def _refuse_unfit(case: Case, trial: Trial) -> None:
+    """An error of the machine is no error of the compiler; a program that was not compiled is not clean."""
+    failure = trial.observation.failure
+    if failure is None and not trial.ledger.frames and not trial.ledger.graphs:
+        why = "; ".join(trial.ledger.graph_breaks)
+        raise CannotJudge(
+            f"Nothing of {case.name} is compiled: dynamo captures no graph of it{f' ({why})' if why else ''}."
+        )
+    if failure is None:
+        return
+    if failure.type_name in _MACHINE_ERRORS or any(text in failure.message for text in _MACHINE_MESSAGES):
+        raise CannotJudge(
+            f"{case.name} cannot be compiled on this machine ({failure}); `fuzzcompile doctor` says what is missing."
+        )
+
+
+_MACHINE_ERRORS = ("InvalidCxxCompiler", "TritonMissing", "OutOfMemoryError")
+_MACHINE_MESSAGES = ("No space left on device", "Cannot find a working triton installation", "out of memory")
+
+
+# -- the rest of the report -------------------------------------------------------------------------
+
+
+def _confidence(decision: Decision, attribution: Attribution) -> str:
+    culprit = attribution.culprit
+    if culprit is not None and (culprit.confidence == "low" or not culprit.necessary):
+        return "low"
+    return decision.confidence
+
+
+def _changed_bits(steps: Sequence[Step]) -> list[Culprit]:
+    return [Culprit.from_step(step) for step in steps if step.changed_bits and not step.random]
+
+
+def _deterministic(experiments: Experiments) -> bool:
+    return bool(experiments.eager.failure) or same_bits(experiments.eager, experiments.again)
+
+
+def _with_torch_same(experiments: Experiments, trial: Trial) -> tuple[Comparison, ...]:
+    if not trial.judgement.comparisons or experiments.reference.failure:
+        return trial.judgement.comparisons
+    runs = (experiments.baseline, trial.observation, experiments.reference)
+    random = trial.sampled or ()
+    return tuple(c if c.name in random else _same(c, *runs) for c in trial.judgement.comparisons)
+
+
+def _same(comparison: Comparison, eager: Observation, compiled: Observation, reference: Observation) -> Comparison:
+    if comparison.finding == "same":
+        return replace(comparison, torch_same=True)
+    values = [run.named().get(comparison.name) for run in (eager, compiled, reference)]
+    tensors = [v.value for v in values if v is not None and isinstance(v.value, torch.Tensor)]
+    if len(tensors) != 3 or len({t.shape for t in tensors}) > 1 or not tensors[0].numel():
+        return comparison
+    try:
+        return replace(comparison, torch_same=torch_same(*tensors))
+    except (AssertionError, RuntimeError, TypeError):  # it asserts on dtypes and types it does not know
+        return comparison
+
+
+def _coverage(trial: Trial) -> tuple[CoverageCount, ...]:
+    return tuple(
+        CoverageCount(label.stage, label.pass_name, label.rewrite, outcome, count)
+        for (label, outcome), count in trial.ledger.coverage.items()
+    ) + tuple(
+        CoverageCount(reached.stage, None, reached.name, reached.outcome, count)
+        for reached, count in trial.ledger.reached.items()
+    )

@@ -1,0 +1,1 @@
+"""The runs and compiles that a verdict rests on, each made once."""

@@ -1,0 +1,33 @@
+"""What a case sets for the whole process, set back after it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+from fuzzcompile.capture import preserved_process
+from fuzzcompile.compiler.settings import preserved_config
+from fuzzcompile.execution.device import Numerics
+
+
+@contextlib.contextmanager
+def isolated() -> Iterator[None]:
+    """What a case sets for the whole process is set back after it: the next case must not see it."""
+    threads, dtype, grad = torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    try:
+        with preserved_config(), preserved_process():
+            yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_default_dtype(dtype)
+        torch.set_default_device(None)
+        torch.set_grad_enabled(grad)
+        for device in ("cpu", "cuda"):
+            torch.set_autocast_enabled(device, False)
+        torch.autograd.set_detect_anomaly(False)
+        torch.compiler.set_stance("default")
+        torch.use_deterministic_algorithms(deterministic)
+        Numerics().apply()

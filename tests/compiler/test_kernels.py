@@ -1,0 +1,188 @@
+"""What is kept of a compile behind the graph passes: its IR evaluates to the right values, its kernels wrote them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import programs
+import pytest
+import sympy
+import torch
+from watching import eager, run
+
+from fuzzcompile.attribution.behind.values import examined
+from fuzzcompile.attribution.steps import ReplayCount
+from fuzzcompile.case import CompileSettings
+from fuzzcompile.compiler.hooks import initialise_patterns
+from fuzzcompile.compiler.kernels.control import Control
+from fuzzcompile.compiler.kernels.evaluated import Evaluated
+from fuzzcompile.compiler.kernels.fused import dependences
+from fuzzcompile.compiler.kernels.raised import raised_at
+from fuzzcompile.compiler.kernels.statements import Statement, complaint, refused_operators
+from fuzzcompile.compiler.session import Compilation, compiling
+
+
+def everything():
+    """Reductions, indexing, concatenation, casts, integers, masks, and writes to an input."""
+
+    def program(x, y, rows):
+        scores = torch.softmax(x @ y.T, -1)
+        picked = torch.gather(scores, 1, rows) + scores.argmax(-1, keepdim=True)
+        joined = torch.cat([picked, torch.where(x > 0, x.exp(), y.abs().sqrt())], 1)
+        table = y[rows % 3].to(torch.bfloat16).float().var(-1)
+        x.add_(joined[:, :1])
+        return joined.cumsum(1), table, joined.amax(0), (rows // 3).sum(), x.flip(0) * 2
+
+    x, y = programs.tensors((4, 9), (4, 9))
+    return program, (x, y, torch.tensor([[0, 1], [3, 2], [1, 1], [2, 0]]))
+
+
+def watched(program, *, backward: bool = False, calls: int = 1, dynamic: bool | None = None, **how):
+    function, inputs = program
+    initialise_patterns(torch.device("cpu"))
+    with compiling(CompileSettings(dynamic=dynamic), Compilation(kernels=True, **how)) as session:
+        results = run(session.compile(function), function, *[inputs] * calls, backward=backward)
+    return session.ledger, results
+
+
+CLEAN = {
+    "block": lambda: watched(programs.block()),
+    "block trained": lambda: watched(programs.block(training=True), backward=True),
+    "dropout": lambda: watched(programs.block(training=True, dropout=0.5), backward=True),
+    "everything": lambda: watched(everything()),
+    "symbolic sizes": lambda: watched(programs.sine_and_exponential(), dynamic=True),
+}
+
+
+SLOW = ("block", "block trained")  # the others have all that these have
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in CLEAN],
+)
+def clean(request):
+    ledger, results = CLEAN[request.param]()
+    return ledger, results, examined(ledger, ReplayCount())
+
+
+def test_nothing_is_wrong_with_a_clean_program(clean):
+    ledger, _, looks = clean
+    assert looks
+    assert not ledger.trouble
+    for look in looks:
+        assert look.first_refused() is None
+        assert look.wrong_operators() == []
+        assert look.as_run.wrong_kernels() == []
+        assert look.wrong_outputs() == []
+
+
+def test_what_is_fused_keeps_its_dependences(clean):
+    for look in clean[2]:
+        fused = [kernel for kernel in look.lowered.kernels if not kernel.extern]
+        assert fused
+        assert "broken" not in [dependences(look.lowered, kernel.scheduled) for kernel in fused]
+
+
+def test_most_of_it_was_looked_at(clean):
+    for look in clean[2]:
+        nodes = [name for name in look.lowered.labels if isinstance(look.exact.get(name), torch.Tensor)]
+        followed = [name for name in nodes if torch.is_tensor(value_of(look.exact_ir, name))]
+        assert len(followed) >= 0.9 * len(nodes)
+        assert look.call.written
+
+
+def value_of(ir: Evaluated, name: str):
+    try:
+        return ir.node(name)
+    except Exception:
+        return None
+
+
+def test_kernels_know_their_operators_and_source(clean):
+    for look in clean[2]:
+        fused = [kernel for kernel in look.lowered.kernels if not kernel.extern]
+        for kernel in fused:
+            assert kernel.nodes
+            assert set(kernel.nodes) <= set(look.lowered.labels)
+            assert 'extern "C"' in look.lowered.sources[kernel.name]
+
+
+def test_watching_changes_no_bit():
+    function, inputs = programs.block()
+    with compiling(CompileSettings(), Compilation(record=False)) as session:
+        plain = run(session.compile(function), function, inputs)
+    _, seen = watched(programs.block())
+    assert all(torch.equal(one, other) for one, other in zip(plain, seen, strict=True))
+
+
+def test_an_operator_falls_back_by_label():
+    function, inputs = programs.sine_and_exponential()
+    ledger, results = watched((function, inputs), control=Control(fallbacks=("aten.exp.default",)))
+    (graph,) = ledger.lowered
+    assert {kernel.nodes[-1] for kernel in graph.kernels if kernel.extern} == {"exp"}
+    assert torch.allclose(results[0], eager(function, inputs)[0])
+
+
+def test_nothing_is_fused_where_everything_stays_apart():
+    ledger, _ = watched(programs.sine_and_exponential(), control=Control(realised=("*",), apart=("*",), separate=True))
+    (graph,) = ledger.lowered
+    assert [kernel.nodes for kernel in graph.kernels] == [("sin",), ("exp",), ("mul",), ("add",)]
+
+
+def test_an_operator_of_vectors_is_done_in_scalars():
+    function, inputs = programs.exponential()
+    source = {}
+    for names in ((), ("exp",), ("sub",)):
+        ledger, results = watched((function, [i.repeat(4, 4) for i in inputs]), control=Control(scalarised=names))
+        (source[names],) = ledger.lowered[0].sources.values()
+        assert torch.allclose(results[0], eager(function, [i.repeat(4, 4) for i in inputs])[0])
+    assert "std::exp" not in source[()]
+    assert "std::exp" in source[("exp",)]
+    assert "tmpbuf" in source[("sub",)]
+
+
+def test_an_error_is_placed_where_the_compiler_raised_it():
+    from torch._inductor.index_propagation import SymPyOps, TypedExpr
+
+    nothing, one = (TypedExpr(sympy.Float(value), torch.float32) for value in ("nan", "1"))
+    try:
+        SymPyOps.maximum(nothing, one)
+    except ValueError as raised:
+        error = raised
+    try:
+        raise RuntimeError("told again") from error
+    except RuntimeError as outer:
+        source, line, function = raised_at(outer)
+    assert (source, function) == ("torch/_inductor/index_propagation.py", "maximum")
+    assert "Max(" in (Path(torch.__file__).parents[1] / source).read_text().splitlines()[line - 1]
+    assert raised_at(ValueError("never raised")) == (None, None, None)
+
+
+GCC = """/tmp/k.main.cpp: In function 'void kernel(const float*, float*)':
+/tmp/k.main.cpp:{line}: error: {error}
+   {number} | {statement}
+      |      ^~~~
+"""
+
+
+@pytest.mark.parametrize(
+    ("statement", "operators"),
+    [
+        ("auto tmp2 = tmp1.no_such_function();", ("sin",)),
+        ("    auto tmp2 = tmp0 * tmp1;", ("mul",)),  # one name, in two loops
+        ("auto at_Half_tmp_acc1_vec = at::vec::convert<at::Half>(tmp_acc1_vec);", ("reduction:sum",)),
+        ("return tmp1.pow(3);", ("pow",)),
+        ("int nothing;", ()),
+    ],
+)
+def test_a_refused_statement_leads_to_its_operator(statement, operators):
+    statements = [
+        Statement("tmp2", "tmp1.no_such_function()", "sin"),
+        Statement("tmp2", "tmp0 * tmp1", "mul"),
+        Statement("tmp3", "[&]\n{\n    return tmp1.pow(3);\n}()", "pow"),
+        Statement("tmp_acc1", "reduction (torch.float32, 'sum', tmp2)", "reduction:sum"),
+    ]
+    message = GCC.format(line="93:26", number=93, error="it is wrong", statement=statement)
+    assert refused_operators(statements, message) == operators
+    assert complaint(message) == "it is wrong"
