@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from fuzzcompile.attribution.ablating import Ablator, Evidence, OutOfTime, changes_meaning
 from fuzzcompile.attribution.before.search import before_the_graphs, operators_at_fault, operators_checked
-from fuzzcompile.attribution.behind.search import behind_the_graphs
 from fuzzcompile.attribution.culprit import Attribution, Culprit
 from fuzzcompile.attribution.proving import MAX_SUSPECTS, Prover, failing_rewrite
 from fuzzcompile.attribution.steps import ReplayCount, Step
@@ -16,6 +15,7 @@ from fuzzcompile.attribution.workaround import find_workaround, workaround_by
 from fuzzcompile.compiler.labels import backend_label
 from fuzzcompile.compiler.ledger import Label
 from fuzzcompile.compiler.refusing import MANDATORY
+from fuzzcompile.stages.kernels.search import behind_the_graphs
 from fuzzcompile.trials.compiles import Experiments, Trial
 
 _UNKNOWN = "unknown"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar, cast
 
 from fuzzcompile.attribution.steps import ReplayCount, Step
 from fuzzcompile.trials.compiles import Experiments, Trial
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -26,3 +29,10 @@ class Divergence:
     steps: Sequence[Step]
     count: ReplayCount
     seconds: float = 20.0
+    _computed: dict[object, object] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    def once(self, compute: Callable[[Divergence], Result]) -> Result:
+        """The result of ``compute``, which runs the first time only: several stages ask for it."""
+        if compute not in self._computed:
+            self._computed[compute] = compute(self)
+        return cast("Result", self._computed[compute])

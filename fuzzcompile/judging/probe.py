@@ -175,5 +175,6 @@ def _suspects(looks: str | None, experiments: Experiments, trial: Trial, steps: 
     rewrites = rewrites_suspected(trial, steps)
     if looks is None or (rewrites and changes_a_graph(steps)):
         return rewrites
-    around = kernels_suspected(trial) if looks in BEHIND else operators_suspected(looks, experiments, trial)
+    behind = looks in BEHIND
+    around = kernels_suspected(experiments, trial) if behind else operators_suspected(looks, experiments, trial)
     return [*around, *rewrites]
