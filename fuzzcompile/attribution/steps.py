@@ -17,23 +17,20 @@ from fuzzcompile.compiler.replay import NotReplayable, Replayed, random_calls, r
 from fuzzcompile.execution.exhaustion import first_line
 from fuzzcompile.execution.memory import aliases
 from fuzzcompile.execution.tensors import significant_strides, storages
-from fuzzcompile.oracle import metrics
+from fuzzcompile.oracle import change, metrics
+from fuzzcompile.stage_names import FREEZING, JOINT_GRAPH, POST_GRAD
 
-# A rewrite may fold constants in the program's own precision; a float64 step beyond that changes meaning.
-SEMANTIC_STEP = 4 * torch.finfo(torch.float32).eps
 # Results that shrink by more than this when computed in float64 are zero by symmetry, with nothing but
 # rounding in them; so are those this much smaller than their graph's usual results. They are measured on the
 # scale of the usual results: on their own, rounding alone moves them by 100 %.
 _SHRINKS = 1e-6
 _VANISHING = 1e-11
-# A step is one of meaning if it is so many times what float64's own rounding does.
-_NOISE64_FACTOR = 100.0
 # A small result is one where native precision gives it to within so much of its size.
 _DIGITS = 0.01
-_AFTER_CAPTURE = ("joint_graph", "freezing", "post_grad")
+_AFTER_CAPTURE = (JOINT_GRAPH, FREEZING, POST_GRAD)
 _CONSTANTS = (torch.ops.aten.full.default, torch.ops.aten.scalar_tensor.default)
-# A native step within this many times the graph's own rounding error is rounding.
-_NATIVE_FACTOR = 6.0
+# A native step below this is rounding, whatever the graph's own rounding error: 8 ulp of float32.
+_NATIVE_LEAST = 1e-6
 # Results of replays are kept for later comparisons up to this size, and those of two graphs (native, float64) always.
 _KEPT_BYTES = 256 * 2**20
 _FEWEST_KEPT = 4
@@ -89,7 +86,7 @@ class Step:
     @property
     def moves_float64(self) -> bool:
         """Whether the float64 result moved by more than rounding, that of float64 where a program amplifies it."""
-        return self.float64 is not None and self.float64 > max(SEMANTIC_STEP, _NOISE64_FACTOR * self.float64_noise)
+        return self.float64 is not None and change.changes_meaning(self.float64, self.float64_noise)
 
     @property
     def is_opaque(self) -> bool:
@@ -105,7 +102,7 @@ class Step:
         """Whether the native result moved farther than the graph's own rounding explains."""
         if self.random or self.native is None:
             return False
-        return self.native > max(_NATIVE_FACTOR * self.native_noise, 1e-6)
+        return self.native > max(change.NATIVE * self.native_noise, _NATIVE_LEAST)
 
 
 @dataclass
@@ -130,6 +127,11 @@ def suspects_of(steps: Sequence[Step], shown: Collection[Form] = ()) -> list[Ste
     rest = [step for step in steps if step not in semantic and step not in native]
     form = [step for step in rest if any(getattr(step, name) for name in shown)]
     return [step for step in (*semantic, *native, *form) if step.label.rewrite not in MANDATORY]
+
+
+def changing_meaning(steps: Sequence[Step]) -> list[Step]:
+    """Steps whose values in float64 prove that a rewrite changed what the graph computes."""
+    return [step for step in suspects_of(steps) if not step.random and step.moves_float64]
 
 
 def _frame_steps(frame: Frame, count: ReplayCount) -> Iterator[Step]:
@@ -251,7 +253,7 @@ def _step(frame: int, record: GraphRecord, rewrite: Rewrite, runs: _Runs) -> Ste
     native, noise = _relative(one, other, units), _relative(exact_one, one, units)
     step = _relative(exact_one, exact_other, units)
     amplified = 0.0
-    if step is not None and step > SEMANTIC_STEP:
+    if step is not None and step > change.SEMANTIC_STEP:
         amplified = _relative(exact_one, runs.perturbed(before), units) or 0.0
     return Step(
         frame,
@@ -286,44 +288,37 @@ def _relative(one: Replayed, other: Replayed, units: Sequence[float] = ()) -> fl
     """
     if one.error is not None or other.error is not None or len(one.outputs) != len(other.outputs):
         return None
-    worst = 0.0
-    smallest = itertools.chain(units, itertools.repeat(0.0))
-    for a, b, least in zip(_results(one), _results(other), smallest, strict=False):
-        if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor) or a.shape != b.shape:
-            continue
-        change = metrics.farthest(a, b)
-        if change:
-            unit = max(_size(a), _size(b), least)
-            worst = max(worst, change / unit if unit else change)
-    return worst
+    return change.largest_change(_results(one), _results(other), units)
 
 
 def _units(native: Replayed, exact: Replayed) -> list[float]:
     """A smallest unit for each result: the size of the usual outputs for those that are zero by symmetry."""
     if native.error is not None or exact.error is not None:
         return []
-    sizes = sorted(size for size in map(_size, exact.outputs) if size)
+    sizes = sorted(size for size in map(change.size_of, exact.outputs) if size)
     usual = sizes[(len(sizes) - 1) // 2] if sizes else 0.0
     return [
-        0.0 if _has_digits(one, other) or _size(other) > max(_SHRINKS * _size(one), _VANISHING * usual) else usual
+        0.0 if _has_scale(one, other, usual) else usual
         for one, other in zip(_results(native), _results(exact), strict=True)
     ]
 
 
+def _has_scale(native: Any, exact: Any, usual: float) -> bool:
+    """Whether a result has a scale of its own, and is not zero by symmetry."""
+    least = max(_SHRINKS * change.size_of(native), _VANISHING * usual)
+    return _has_digits(native, exact) or change.size_of(exact) > least
+
+
 def _has_digits(native: Any, exact: Any) -> bool:
     """Whether both precisions give the same small numbers: they are a result of that scale, and no zero."""
-    size = _size(exact)
-    if not size or not isinstance(native, torch.Tensor) or native.shape != exact.shape:
+    size = change.size_of(exact)
+    if not size or not change.comparable(native, exact):
         return False
     return metrics.farthest(native, exact) <= _DIGITS * size
 
 
 def _results(run: Replayed) -> list[Any]:
     return [*run.outputs, *run.inputs]
-
-
-def _size(value: Any) -> float:
-    return metrics.rms(value) if isinstance(value, torch.Tensor) else 0.0
 
 
 def epsilon(run: Replayed) -> float:

@@ -8,15 +8,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fuzzcompile.attribution.asked import Asked
 from fuzzcompile.attribution.culprit import Attribution
 from fuzzcompile.execution.observation import Failure
+from fuzzcompile.judging.asked import Asked
 from fuzzcompile.oracle.comparison import Comparison
 from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.stage_names import GRAPH_STAGES, PARTITION
 
 SCHEMA = 1
 _MATCHED = ("fired", "refused", "vetoed")
-_REWRITING = ("pre_grad", "joint_graph", "partition", "freezing", "post_grad")
+_REWRITING = (*GRAPH_STAGES, PARTITION)
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ import torch
 from planting import PLANTS, Plant
 from torch._inductor.fx_passes import joint_graph, post_grad
 
-from fuzzcompile.attribution.attribute import Attributor
 from fuzzcompile.attribution.culprit import Attribution
 from fuzzcompile.attribution.steps import ReplayCount, steps_of
 from fuzzcompile.case import load_case
 from fuzzcompile.compiler.hooks import initialise_patterns
 from fuzzcompile.compiler.session import Compilation
+from fuzzcompile.judging.attribute import Attributor
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.trials.compiles import Experiments, Trial
 

@@ -14,20 +14,20 @@ from typing import Any
 import torch
 from torch import fx
 
-from fuzzcompile.attribution.before.faults import Fault
-from fuzzcompile.attribution.before.operators import check_operators
 from fuzzcompile.attribution.culprit import Culprit
+from fuzzcompile.attribution.evidence import Evidence
 from fuzzcompile.attribution.inputs import inputs_of, placeholders_of
-from fuzzcompile.attribution.steps import SEMANTIC_STEP, ReplayCount, epsilon
+from fuzzcompile.attribution.steps import ReplayCount, epsilon
 from fuzzcompile.compiler.decompositions import family_of_operator
 from fuzzcompile.compiler.labels import location
 from fuzzcompile.compiler.ledger import Frame, GraphRecord, Ledger
 from fuzzcompile.compiler.replay import Replayed, Values, differentiate, random_calls, replay, values_of
-from fuzzcompile.oracle import metrics
+from fuzzcompile.oracle import change
+from fuzzcompile.stage_names import DECOMPOSITION, JOINT_GRAPH, PRE_GRAD
+from fuzzcompile.stages.operators.faults import Fault
+from fuzzcompile.stages.operators.side_by_side import check_operators
+from fuzzcompile.trials.compiles import Trial
 
-# A step must be this many times what one ulp of float64 per operator does to the result: programs that amplify
-# rounding, or round and compare, amplify float64's as well.
-_NOISE_FACTOR = 100.0
 _CONSTANTS = 2.0
 # Changes below so many ulps of the program's own dtype may be hidden there by rounding.
 _HIDDEN = 100.0
@@ -40,7 +40,7 @@ _VANISHING = 1e-6
 
 
 @dataclass(frozen=True)
-class Border:
+class Boundary:
     """A change of meaning before the graph passes.
 
     ``step`` is the largest float64 change of an output or gradient in units of its RMS size. ``fault`` is the ATen
@@ -62,7 +62,7 @@ class Border:
             return replace(self.fault.culprit(confidence="low"), step=self.step)
         name = self.operator
         return Culprit(
-            "decomposition",
+            DECOMPOSITION,
             None,
             name,
             name or "unknown",
@@ -73,14 +73,22 @@ class Border:
         )
 
 
-def borders_of(ledger: Ledger, count: ReplayCount) -> list[Border]:
+def _shows_boundary(trial: Trial, count: ReplayCount) -> bool:
+    return bool(boundaries_of(trial.ledger, count))
+
+
+BOUNDARY = Evidence("boundary", _shows_boundary, replays=True)
+"""A float64 result that moves between dynamo's graph and the passes, where native values are within rounding."""
+
+
+def boundaries_of(ledger: Ledger, count: ReplayCount) -> list[Boundary]:
     """The frames whose meaning changed between dynamo's graph and the first graph of Inductor's passes."""
-    found = (_border(frame, count) for frame in ledger.frames)
-    return [border for border in found if border is not None]
+    boundaries = (_boundary(frame, count) for frame in ledger.frames)
+    return [boundary for boundary in boundaries if boundary is not None]
 
 
-def _border(frame: Frame, count: ReplayCount) -> Border | None:
-    early, late = frame.record("pre_grad"), frame.record("joint_graph")
+def _boundary(frame: Frame, count: ReplayCount) -> Boundary | None:
+    early, late = frame.record(PRE_GRAD), frame.record(JOINT_GRAPH)
     if early is None or late is None or not early.snapshots or not late.snapshots or not frame.dynamo_calls:
         return None
     if any(word in call for call in early.snapshots[-1].calls for word in _NOT_REPLAYED):
@@ -96,23 +104,25 @@ def _border(frame: Frame, count: ReplayCount) -> Border | None:
     joint = late.direction == "joint"
     if len(one.outputs) != len(other.outputs) and not joint:
         return None
-    step = _change(one.outputs, other.outputs)
-    if step > SEMANTIC_STEP:
+    step = _step(one.outputs, other.outputs)
+    if step > change.SEMANTIC_STEP:
         native = _natively(early, given, count)
         if _shows(native, late, inputs, step, count) and step > _explained(early, given, one.outputs, native, count):
-            return _named(frame, count, step, gradient=False) or Border(
+            return _named(frame, count, step, gradient=False) or Boundary(
                 frame.index, step, False, *_operator(early, late, given, inputs, count)
             )
     if not joint:
         return None
     step = _gradient_step(early, late, given, inputs, other.outputs, count)
-    if step > SEMANTIC_STEP and step > _explained(early, given, one.outputs, _natively(early, given, count), count):
-        return _named(frame, count, step, gradient=True) or Border(frame.index, step, True, None, (), None)
+    if step <= change.SEMANTIC_STEP:
+        return None
+    if step > _explained(early, given, one.outputs, _natively(early, given, count), count):
+        return _named(frame, count, step, gradient=True) or Boundary(frame.index, step, True, None, (), None)
     return None
 
 
-def _named(frame: Frame, count: ReplayCount, step: float, *, gradient: bool) -> Border | None:
-    """The border with the first ATen operator whose decomposition gives other values by itself; None without one."""
+def _named(frame: Frame, count: ReplayCount, step: float, *, gradient: bool) -> Boundary | None:
+    """The boundary with the first ATen operator whose decomposition gives other values by itself; None without one."""
     checked = check_operators(Ledger(frames=[frame]), count)
     faults = [f for one in checked for f in one.faults if f.proved and f.kind in ("values", "mutation")]
     faults.sort(key=lambda fault: fault.place.backward != gradient)
@@ -121,7 +131,7 @@ def _named(frame: Frame, count: ReplayCount, step: float, *, gradient: bool) -> 
     fault = faults[0]
     nodes = (fault.place.node,) if fault.place.node else ()
     name = family_of_operator(fault.operator)
-    return Border(frame.index, step, gradient, name, nodes, fault.place.location, fault)
+    return Boundary(frame.index, step, gradient, name, nodes, fault.place.location, fault)
 
 
 def _natively(early: GraphRecord, given: Sequence[Any], count: ReplayCount) -> Replayed:
@@ -140,7 +150,7 @@ def _shows(native: Replayed, late: GraphRecord, inputs: Sequence[Any], step: flo
     other = replay(late.snapshots[0], inputs, double=False)
     if native.error is not None or other.error is not None:
         return True
-    return step < _HIDDEN * (epsilon(native) or _EPS) or _change(native.outputs, other.outputs) > step / 10
+    return step < _HIDDEN * (epsilon(native) or _EPS) or _step(native.outputs, other.outputs) > step / 10
 
 
 def _mutates(before: Sequence[Any], after: Sequence[Any]) -> bool:
@@ -157,9 +167,9 @@ def _explained(
     """
     count.replays += len(_NOISE_SEEDS)
     noisy = [replay(early.snapshots[-1], given, double=True, noise_seed=seed) for seed in _NOISE_SEEDS]
-    noise = max((_change(outputs, run.outputs) for run in noisy if run.error is None), default=0.0)
-    rounding = 0.0 if native.error is not None else _change(outputs, native.outputs)
-    return max(_NOISE_FACTOR * noise, _CONSTANTS * rounding * min(1.0, _EPS / (epsilon(native) or _EPS)))
+    noise = max((_step(outputs, run.outputs) for run in noisy if run.error is None), default=0.0)
+    rounding = 0.0 if native.error is not None else _step(outputs, native.outputs)
+    return max(change.AMPLIFIED * noise, _CONSTANTS * rounding * min(1.0, _EPS / (epsilon(native) or _EPS)))
 
 
 def _gradient_step(
@@ -180,13 +190,13 @@ def _gradient_step(
     gradients = differentiate(early.snapshots[-1], given, tangents)
     if gradients is None:
         return 0.0
-    step = _change(gradients, joint[-len(primals) :], together=True)
-    if step <= SEMANTIC_STEP:
+    step = _step(gradients, joint[-len(primals) :], together=True)
+    if step <= change.SEMANTIC_STEP:
         return 0.0
     count.replays += 1
     moved = differentiate(early.snapshots[-1], given, tangents, noise_seed=_NOISE_SEEDS[0])
-    noise = _change(gradients, moved, together=True) if moved is not None else 0.0
-    return step if step > _NOISE_FACTOR * noise else 0.0
+    noise = _step(gradients, moved, together=True) if moved is not None else 0.0
+    return step if step > change.AMPLIFIED * noise else 0.0
 
 
 def _alike(one: Any, other: Any) -> bool:
@@ -195,22 +205,12 @@ def _alike(one: Any, other: Any) -> bool:
     return one.shape == other.shape and one.dtype == other.dtype
 
 
-def _change(ones: Sequence[Any], others: Sequence[Any], *, together: bool = False) -> float:
-    """Largest change in units of the tensor's RMS size; ``together``: none is taken to be much below the usual."""
-    pairs = [(a, b) for a, b in zip(ones, others, strict=False) if _comparable(a, b)]
-    sizes = [metrics.rms(a) for a, _ in pairs]
+def _step(before: Sequence[object], after: Sequence[object], *, together: bool = False) -> float:
+    """The largest change; ``together``: values much smaller than the usual one are measured on its scale."""
+    sizes = [change.size_of(value) for value in before]
     positive = sorted(size for size in sizes if size)
-    usual = positive[(len(positive) - 1) // 2] if positive else 0.0
-    worst = 0.0
-    for (a, b), size in zip(pairs, sizes, strict=True):
-        change = metrics.farthest(a, b)
-        unit = usual if together and size < _VANISHING * usual else size
-        worst = max(worst, change / unit if unit else change)
-    return worst
-
-
-def _comparable(one: Any, other: Any) -> bool:
-    return isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and one.shape == other.shape
+    usual = positive[(len(positive) - 1) // 2] if together and positive else 0.0
+    return change.largest_change(before, after, [usual if size < _VANISHING * usual else 0.0 for size in sizes])
 
 
 def _operator(
@@ -241,4 +241,4 @@ def _last_made(late: GraphRecord) -> dict[str, fx.Node]:
 
 def _differ(ones: Values, others: Values, node: fx.Node, result: fx.Node) -> bool:
     one, other = ones.get(node.name), others.get(result.name)
-    return _comparable(one, other) and _change([one], [other]) > SEMANTIC_STEP
+    return change.comparable(one, other) and change.relative_change(one, other) > change.SEMANTIC_STEP

@@ -9,22 +9,18 @@ from typing import Any, Literal
 import torch
 
 from fuzzcompile.attribution.culprit import Culprit
-from fuzzcompile.attribution.steps import SEMANTIC_STEP
 from fuzzcompile.compiler.applications import Application, Outcome, Place
 from fuzzcompile.compiler.decompositions import family_of_operator, operator_name
 from fuzzcompile.compiler.fake import fake_function
 from fuzzcompile.compiler.labels import source_of
 from fuzzcompile.execution.exhaustion import first_line
 from fuzzcompile.execution.tensors import significant_strides
-from fuzzcompile.oracle import metrics
+from fuzzcompile.oracle import change, metrics
+from fuzzcompile.stage_names import DECOMPOSITION, FAKE_TENSOR, FUNCTIONALIZATION
 
 # What is the matter: "check" that the kernel raises and the other way does not, "raises" the reverse.
 Kind = Literal["values", "dtype", "shape", "device", "stride", "alias", "mutation", "check", "raises"]
-# A float64 step must be this many times what one ulp of float64 in the arguments does.
-_NOISE_FACTOR = 100.0
 _NOISE_SEEDS = (1, 2)
-# Native results may be so many times farther from float64 than the kernel's own.
-_NATIVE_FACTOR = 6.0
 
 
 @dataclass(frozen=True)
@@ -116,7 +112,7 @@ def _fault(
     if application.way == "fake":
         function = fake_function(application.operator)
     source, line = source_of(function) if function is not None else (None, None)
-    stage = "fake_tensor" if application.way == "fake" else "decomposition"
+    stage = FAKE_TENSOR if application.way == "fake" else DECOMPOSITION
     name = operator_name(application.operator)
     return Fault(stage, application.way, name, kind, application.place, proved, step, expected, got, source, line)
 
@@ -129,7 +125,7 @@ def _undeclared_write(application: Application) -> Fault | None:
     for index, (before, after) in enumerate(application.arguments_around()):
         if before.shape == after.shape and not torch.equal(before.nan_to_num(), after.nan_to_num()):
             fault = _fault(application, "mutation", f"argument {index} as it was", f"argument {index} written to")
-            return replace(fault, stage="functionalization")
+            return replace(fault, stage=FUNCTIONALIZATION)
     return None
 
 
@@ -181,13 +177,13 @@ def _aliases(outcome: Outcome) -> str:
 
 def _mutation(application: Application) -> Fault | None:
     """Arguments that one way writes to and the other does not, or differently."""
-    step = _change(application.kernel.arguments, application.other.arguments)
+    step = change.largest_change(application.kernel.arguments, application.other.arguments)
     if not step:
         return None
     if application.operator._schema.is_mutable:
         exact = application.exact()
-        step = step if exact is None else _change(exact[0].arguments, exact[1].arguments)
-        if step <= SEMANTIC_STEP:
+        step = step if exact is None else change.largest_change(exact[0].arguments, exact[1].arguments)
+        if step <= change.SEMANTIC_STEP:
             return None
     return _fault(application, "mutation", "arguments as the kernel leaves them", f"off by {step:.1e}", step=step)
 
@@ -196,11 +192,11 @@ def _values(application: Application) -> Fault | None:
     kernel, other = application.kernel, application.other
     if application.draws or "empty" in application.operator._schema.name:
         return None  # they may draw other numbers, or the same ones in another order; what was not written is anything
-    native = _change(kernel.results, other.results)
+    native = change.largest_change(kernel.results, other.results)
     exact = application.exact()
     if exact is not None:
-        step = _change(exact[0].results, exact[1].results)
-        if step > SEMANTIC_STEP and step > _NOISE_FACTOR * _noise(application, exact):
+        step = change.largest_change(exact[0].results, exact[1].results)
+        if step > change.SEMANTIC_STEP and change.changes_meaning(step, _noise(application, exact)):
             return _fault(application, "values", *_worst(*exact), step=step)
     if not native:
         return None
@@ -218,7 +214,8 @@ def _noise(application: Application, exact: tuple[Outcome, Outcome]) -> float:
         moved = application.exact(noise=seed)
         if moved is None:
             continue
-        most = max(most, _change(exact[0].results, moved[0].results), _change(exact[1].results, moved[1].results))
+        moves = (change.largest_change(at.results, after.results) for at, after in zip(exact, moved, strict=True))
+        most = max(most, *moves)
     return most
 
 
@@ -226,36 +223,19 @@ def _far(kernel: Outcome, other: Outcome, exact: Outcome | None) -> bool:
     """Whether a native result is farther from float64 than the kernel's, beyond what its dtype's tolerance allows."""
     truths = exact.results if exact is not None else kernel.results
     for one, two, truth in zip(kernel.results, other.results, truths, strict=False):
-        if not _comparable(one, two) or not _comparable(one, truth) or one.dtype != two.dtype:
+        if not change.comparable(one, two) or not change.comparable(one, truth) or one.dtype != two.dtype:
             continue
         apart = metrics.farthest(two, truth)
-        if apart > _NATIVE_FACTOR * metrics.farthest(one, truth) and not metrics.within_default_tolerance(two, one):
+        if apart > change.NATIVE * metrics.farthest(one, truth) and not metrics.within_default_tolerance(two, one):
             return True
     return False
-
-
-def _change(ones: Sequence[Any], others: Sequence[Any]) -> float:
-    """Largest change of a tensor in units of its RMS size."""
-    worst = 0.0
-    for one, other in zip(ones, others, strict=False):
-        if not _comparable(one, other):
-            continue
-        change = metrics.farthest(one, other)
-        if change:
-            size = max(metrics.rms(one), metrics.rms(other))
-            worst = max(worst, change / size if size else change)
-    return worst
-
-
-def _comparable(one: Any, other: Any) -> bool:
-    return isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and one.shape == other.shape
 
 
 def _worst(one: Outcome, other: Outcome) -> tuple[str, str]:
     """The element that differs most, as it is in both."""
     most, told = -1.0, ("", "")
     for index, (a, b) in enumerate(zip(one.results, other.results, strict=False)):
-        if not _comparable(a, b) or not a.numel():
+        if not change.comparable(a, b) or not a.numel():
             continue
         apart = metrics.distance(a, b)
         if float(apart.max()) > most:

@@ -10,22 +10,30 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from fuzzcompile import stage_names
 from fuzzcompile.attribution.ablating import Ablator
-from fuzzcompile.attribution.before.lines import program_lines
 from fuzzcompile.attribution.culprit import Attribution, Culprit
+from fuzzcompile.attribution.divergence import Divergence
 from fuzzcompile.attribution.inputs import inputs_of
 from fuzzcompile.attribution.steps import ReplayCount
 from fuzzcompile.compiler.capturing import handler_of
 from fuzzcompile.compiler.functional import run_plainly
 from fuzzcompile.compiler.labels import location, source_of
 from fuzzcompile.compiler.replay import random_calls
+from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.execution import runs
 from fuzzcompile.execution.building import build
-from fuzzcompile.oracle import metrics
+from fuzzcompile.oracle.change import relative_change
+from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.stages.base import Stage, Suspect, Without
+from fuzzcompile.stages.operators.lines import program_lines
+from fuzzcompile.stages.operators.stage import culprit_of
+from fuzzcompile.stages.operators.suspected import lost_checks_suspected
 from fuzzcompile.trials.compiles import Experiments, Trial
 
 # The same kernels on the same values: what differs by more than this many units in the last place is another call.
 _ULPS = 100.0
+__watches_calls__ = True  # its frames stand between a call and the program that makes it
 _KEPT_BYTES = 256 * 2**20
 
 
@@ -45,52 +53,71 @@ class _Call:
         return self.name.startswith("__i") or self.name == "__setitem__" or (self.name.endswith("_") and not dunder)
 
 
-def dynamo_fault(ablator: Ablator) -> Attribution | None:
-    """The first call of the program that gives something else in dynamo's graph; None if none does.
+@dataclass(frozen=True)
+class _Differing:
+    """The first call of the program that gives something else in dynamo's graph, and the nodes it became (if any)."""
 
-    Found by running the program in eager mode and the captured graphs, and matching their values line by line; shown
-    by a compile that only captures, and proved by one that breaks the graph at the call.
+    call: _Call
+    nodes: tuple[str, ...]
 
-    Raises:
-        OutOfTime: no compile may be begun any more.
+
+class Dynamo(Stage):
+    """The capture: a call of the program that is another one, or none, in dynamo's graph.
+
+    Found by running the program in eager mode and the captured graphs, and matching their values line by line.
     """
-    found = _differing_call(ablator.experiments, ablator.trial, ablator.count)
-    if found is None:
-        return None
-    call, nodes = found
-    captured = replace(ablator.how, backend="eager", record=False)
-    if ablator.attempt(captured, "backend=eager")[1]:
-        return None
-    broken = replace(ablator.how, disallowed=(*ablator.how.disallowed, call.function))
-    repaired = ablator.attempt(broken, f"graph break at {call.name}")[1]
-    source, line = source_of(handler_of(call.function, call.name))
-    culprit = Culprit(
-        "dynamo",
-        None,
-        call.name,
-        call.name,
-        nodes=nodes,
-        source=source,
-        line=line,
-        site=call.line,
-        necessary=True if repaired else None,
-        confidence="high" if repaired else "low",
-        details={"kind": "values" if nodes else "lost", "call": call.name},
-    )
-    return Attribution(culprit)
+
+    name = stage_names.DYNAMO
+    component = "dynamo"
+
+    def suspects(self, divergence: Divergence) -> list[Suspect]:
+        """The first call that gives something else, or whose check was lost."""
+        if divergence.verdict is Verdict.ACCEPTS_INVALID:
+            return [lost for lost in divergence.once(lost_checks_suspected) if lost.stage == self.name]
+        if not divergence.is_of_values and divergence.verdict not in (Verdict.METADATA, Verdict.ALIASING):
+            return []
+        differing = divergence.once(_differing_call)
+        if differing is None:
+            return []
+        return [Suspect(self.name, differing.call.name, finding=differing)]
+
+    def without(self, suspect: Suspect, how: Compilation) -> Without | None:
+        """A compile that breaks the graph at the call."""
+        if not isinstance(suspect.finding, _Differing):
+            return None
+        call = suspect.finding.call
+        return Without(f"graph break at {call.name}", replace(how, disallowed=(*how.disallowed, call.function)))
+
+    def prove(self, ablator: Ablator, suspects: Sequence[Suspect]) -> Attribution | None:
+        """Shown by a compile that only captures, proved by one that breaks the graph at the call."""
+        if not suspects or ablator.attempt(captured_only(ablator.how), "backend=eager")[1]:
+            return None
+        suspect = suspects[0]
+        without = self.without(suspect, ablator.how)
+        if without is not None and ablator.attempt(without.how, without.toggle)[1]:
+            return Attribution(replace(self.culprit(suspect), necessary=True))
+        return Attribution(replace(self.culprit(suspect), confidence="low"))
+
+    def culprit(self, suspect: Suspect) -> Culprit:
+        """The call, with the variable class of dynamo that handles it."""
+        if not isinstance(suspect.finding, _Differing):
+            return culprit_of(suspect)
+        call, nodes = suspect.finding.call, suspect.finding.nodes
+        source, line = source_of(handler_of(call.function, call.name))
+        details = {"kind": "values" if nodes else "lost", "call": call.name}
+        return Culprit(self.name, None, call.name, call.name, nodes, source, line, site=call.line, details=details)
 
 
-def differing_call(experiments: Experiments, trial: Trial, count: ReplayCount) -> str | None:
-    """The name of that call, as one compile shows it; None if no call differs."""
-    found = _differing_call(experiments, trial, count)
-    return None if found is None else found[0].name
+def captured_only(how: Compilation) -> Compilation:
+    """The same compile with nothing behind dynamo: its graphs run as they were captured."""
+    return replace(how, backend="eager", record=False)
 
 
-def _differing_call(experiments: Experiments, trial: Trial, count: ReplayCount) -> tuple[_Call, tuple[str, ...]] | None:
-    captured = _captured(trial, count)
+def _differing_call(divergence: Divergence) -> _Differing | None:
+    captured = _captured(divergence.trial, divergence.count)
     if not captured:
         return None
-    calls = _calls(experiments)
+    calls = _calls(divergence.experiments)
     at: dict[str, list[_Call]] = defaultdict(list)
     for call in calls:
         at[call.line].append(call)
@@ -108,8 +135,8 @@ def _differing_call(experiments: Experiments, trial: Trial, count: ReplayCount) 
             node, value = there[-1]
         else:
             continue
-        if _differ(call.value, value):
-            return (lost, ()) if lost is not None else (call, (node,))
+        if _is_another(call.value, value):
+            return _Differing(lost, ()) if lost is not None else _Differing(call, (node,))
     return None
 
 
@@ -120,7 +147,7 @@ def _captured(trial: Trial, count: ReplayCount) -> dict[str, list[tuple[str, Any
     """
     found: dict[str, list[tuple[str, Any]]] = defaultdict(list)
     for frame in trial.ledger.frames:
-        record = frame.record("pre_grad")
+        record = frame.record(stage_names.PRE_GRAD)
         if record is None or not record.snapshots or not frame.dynamo_calls:
             continue
         snapshot = record.snapshots[0]
@@ -139,15 +166,14 @@ def _captured(trial: Trial, count: ReplayCount) -> dict[str, list[tuple[str, Any
     return found
 
 
-def _differ(one: Any, other: Any) -> bool:
-    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+def _is_another(eager: torch.Tensor | None, captured: object) -> bool:
+    """Whether the same kernel on the same values could not have given both."""
+    if eager is None or not isinstance(captured, torch.Tensor):
         return False
-    if one.shape != other.shape or one.dtype != other.dtype:
+    if eager.shape != captured.shape or eager.dtype != captured.dtype:
         return True
-    change = metrics.farthest(one, other)
-    if not one.is_floating_point():
-        return bool(change)
-    return change > _ULPS * torch.finfo(one.dtype).eps * max(metrics.rms(one), metrics.rms(other))
+    moved = relative_change(eager, captured)
+    return bool(moved) if not eager.is_floating_point() else moved > _ULPS * torch.finfo(eager.dtype).eps
 
 
 # -- the calls of the program -------------------------------------------------------------------------

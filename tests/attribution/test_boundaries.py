@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch._inductor import decomposition
 
-from fuzzcompile.attribution.borders import Border, borders_of
 from fuzzcompile.attribution.steps import ReplayCount
 from fuzzcompile.case import load_case
 from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.judging.triage import triage
 from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.stages.operators.boundary import Boundary, boundaries_of
 from fuzzcompile.trials.compiles import Experiments
 
 aten = torch.ops.aten
@@ -63,13 +63,13 @@ def off(operator: Any, error: float) -> Iterator[None]:
         decomposition.decompositions[operator] = original
 
 
-def borders(folder: Path, dtype: str, *, backward: bool = False) -> list[Border]:
+def borders(folder: Path, dtype: str, *, backward: bool = False) -> list[Boundary]:
     path = folder / "case.py"
     path.write_text(CASE.format(dtype=dtype, backward=backward))
     experiments = Experiments(load_case(path), torch.device("cpu"))
     trial = experiments.trial(Compilation(screen=True))
     assert trial.ledger.frames
-    return borders_of(trial.ledger, ReplayCount())
+    return boundaries_of(trial.ledger, ReplayCount())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -88,7 +88,7 @@ def test_a_wrong_decomposition_is_seen_and_named(tmp_path: Path, dtype: str, err
     assert found.site == "case.py:16"
     culprit = found.culprit()
     assert (culprit.rewrite, culprit.site) == ("aten.gelu.default", "case.py:16 #1")
-    assert culprit.signature == "decomposition:test_borders.py:gelu"
+    assert culprit.signature == "decomposition:test_boundaries.py:gelu"
 
 
 @pytest.mark.parametrize("operator", [aten.gelu_backward.default, aten.native_layer_norm_backward.default])

@@ -1,4 +1,4 @@
-"""Programs that raise in eager mode and not when compiled: the operator that raises, and where nobody does."""
+"""Programs that raise in eager mode and not when compiled: the operator that raises, and where no check is made."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
-from fuzzcompile.attribution.before.operators import Checked
 from fuzzcompile.attribution.culprit import Culprit
 from fuzzcompile.compiler.decompositions import family_of_operator, functional_form, operator_name
 from fuzzcompile.execution.exhaustion import first_line
+from fuzzcompile.stage_names import DYNAMO, FUNCTIONALIZATION, JOINT_GRAPH, LOWERING
+from fuzzcompile.stages.operators.side_by_side import Checked
 from fuzzcompile.trials.compiles import Trial
 
 
@@ -22,7 +23,7 @@ def unchecked_operator(trial: Trial, captured: Sequence[Checked], program: Check
     have it (``dynamo``). ``captured`` are dynamo's graphs, run operator by operator, and ``program`` the whole program.
 
     Returns:
-        None if no operator raises: the program does itself.
+        None if no operator raises: the program itself does.
     """
     raising = next((one for one in captured if one.watched.raised is not None and one.watched.operator), None)
     found = raising or program
@@ -30,7 +31,7 @@ def unchecked_operator(trial: Trial, captured: Sequence[Checked], program: Check
     if operator is None or place is None:
         return None
     traced = raising is not None and _is_traced(trial, raising, operator)
-    stage = "dynamo" if raising is None else "lowering" if traced else "functionalization"
+    stage = DYNAMO if raising is None else LOWERING if traced else FUNCTIONALIZATION
     name = operator_name(operator)
     return Culprit(
         stage,
@@ -52,7 +53,7 @@ def _is_traced(trial: Trial, checked: Checked, operator: Any) -> bool:
     """Whether the operator, or what is made of it, is in the first graph that the passes got."""
     if checked.frame is None:
         return False
-    record = checked.frame.record("joint_graph")
+    record = checked.frame.record(JOINT_GRAPH)
     if record is None or not record.snapshots:
         return True
     wanted = (operator, functional_form(operator))

@@ -16,6 +16,7 @@ from fuzzcompile.compiler.fake import fake_function
 from fuzzcompile.compiler.functional import run_plainly
 from fuzzcompile.compiler.labels import location, source_of
 from fuzzcompile.compiler.ledger import Frame, GraphRecord, Ledger, Snapshot
+from fuzzcompile.stage_names import FAKE_TENSOR, JOINT_GRAPH, PRE_GRAD
 
 
 def metadata_faults(ledger: Ledger, count: ReplayCount, *, strides: bool = True) -> list[Culprit]:
@@ -27,7 +28,7 @@ def metadata_faults(ledger: Ledger, count: ReplayCount, *, strides: bool = True)
     found: list[Culprit] = []
     for frame in ledger.frames:
         for record in frame.records:
-            if record.stage == "pre_grad" or not record.snapshots:
+            if record.stage == PRE_GRAD or not record.snapshots:
                 continue
             culprit = _fault(frame, record, count, strides)
             if culprit is not None:
@@ -42,7 +43,7 @@ def _fault(frame: Frame, record: GraphRecord, count: ReplayCount, strides: bool)
     # Strides are propagated anew before lowering: what passes write there is not read.
     last = _wrong_node(record.snapshots[-1], inputs, count, strides=False)
     first = _wrong_node(record.snapshots[0], inputs, count, strides)
-    if first is not None and record.stage == "joint_graph":
+    if first is not None and record.stage == JOINT_GRAPH:
         return _of_fake_tensors(*first)
     if last is None or first is not None:
         return None
@@ -63,7 +64,7 @@ def _of_fake_tensors(node: fx.Node, expected: str, got: str) -> Culprit:
     function = fake_function(node.target) if isinstance(node.target, torch._ops.OpOverload) else None
     source, line = source_of(function) if function is not None else (None, None)
     return Culprit(
-        "fake_tensor",
+        FAKE_TENSOR,
         None,
         name,
         family_of_operator(name),

@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fuzzcompile.attribution.before.faults import Fault, fault_of
-from fuzzcompile.attribution.before.lines import program_lines
 from fuzzcompile.attribution.inputs import inputs_of, placeholders_of
 from fuzzcompile.attribution.steps import ReplayCount
 from fuzzcompile.compiler.applications import Application
@@ -19,8 +17,12 @@ from fuzzcompile.compiler.ledger import Frame, Ledger
 from fuzzcompile.compiler.recorder import CAPTURED_CALLS
 from fuzzcompile.execution import runs
 from fuzzcompile.execution.building import build
+from fuzzcompile.stage_names import JOINT_GRAPH, PRE_GRAD
+from fuzzcompile.stages.operators.faults import Fault, fault_of
+from fuzzcompile.stages.operators.lines import program_lines
 from fuzzcompile.trials.compiles import Experiments
 
+__watches_calls__ = True  # its frames stand between a call and the program that makes it
 _DEFAULT = {"fallback_random": True}
 
 
@@ -75,7 +77,7 @@ def check_program(
 
 def _check(frame: Frame, number: int, count: ReplayCount, seconds: float) -> Checked | None:
     """One captured call of a frame; None if there was no such call."""
-    record = frame.record("pre_grad")
+    record = frame.record(PRE_GRAD)
     if record is None or not record.snapshots:
         return None
     inputs = inputs_of(frame, record, number)
@@ -91,7 +93,7 @@ def _check(frame: Frame, number: int, count: ReplayCount, seconds: float) -> Che
 
 def _tangents(frame: Frame, number: int) -> Sequence[Any] | None:
     """The gradients that the backward pass got; none of them where it never ran, None where there is none."""
-    joint = frame.record("joint_graph", "joint")
+    joint = frame.record(JOINT_GRAPH, "joint")
     if joint is None or not joint.snapshots:
         return None
     inputs = inputs_of(frame, joint, number)
