@@ -7,40 +7,12 @@ from dataclasses import dataclass, field
 
 from fuzzcompile.compiler import labels
 from fuzzcompile.compiler.ledger import Label, Ledger, Outcome
+from fuzzcompile.facts import facts
 
 # Passes that later stages rely on: without them a graph cannot be lowered at all.
-MANDATORY = frozenset(
-    {
-        "stable_sort",
-        "remove_assert_ops",
-        "remove_profiler_ops",
-        "chain_random_ops_ordering",
-        "fix_auto_functionalized_dtype_views",
-        "decompose_triton_kernel_wrapper_functional",
-        "decompose_auto_functionalized",
-        "decompose_scan_to_while_loop",
-        "decompose_map_to_while_loop",
-        "fuse_seed_creation_pass",
-        "move_constructors_to_cuda",
-        "replace_random",
-        "replace_randint",
-        "stable_topological_sort",
-        "view_to_reshape",
-    }
-)
-# Functions that do nothing but run other passes, or that tidy up after them: left to run where only one rule is wanted.
+MANDATORY = facts().passes.mandatory
+# Functions whose name ends so only run other passes.
 _HOLDS_PASSES = "passes"
-_LEFT_TO_RUN = frozenset(
-    {
-        "canonicalize_quant_mapping",
-        "eliminate_dead_code",
-        "fuse_fx",
-        "mkldnn_fuse_fx",
-        "numpy_compat_normalization",
-        "recover_original_precision_folded_computation_ops",
-        "remove_redundant_views",
-    }
-)
 
 
 @dataclass
@@ -53,7 +25,7 @@ class Refusing:
 
     def refuses(self, label: Label) -> bool:
         """Whether this rewrite is vetoed, by name or because only others are wanted; counted if so."""
-        relied_on = label.rewrite in MANDATORY or label.rewrite in _LEFT_TO_RUN
+        relied_on = label.rewrite in MANDATORY | facts().passes.kept
         unwanted = self.only is not None and not relied_on and not labels.vetoes(label, self.only)
         if unwanted or labels.vetoes(label, self.vetoed):
             self.count(label, "vetoed")
