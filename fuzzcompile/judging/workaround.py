@@ -12,26 +12,14 @@ from fuzzcompile.attribution.culprit import Culprit, Workaround
 from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.compiler.settings import MISSING, setting
 from fuzzcompile.compiler.sources import captured_functions
+from fuzzcompile.facts import facts
 from fuzzcompile.oracle.judgement import error_of
 
 _GRAPH_STAGES = ("pre_grad", "joint_graph", "post_grad", "freezing")
 # Compiles that the search may spend; candidates that are screened first cost no compile until they help.
 _COMPILES = 4
 # Settings that switch off one pass, by the name of the pass or of its rule.
-_OWN_SETTING: Mapping[str, Mapping[str, Any]] = {
-    "reorder_for_locality": {"reorder_for_locality": False},
-    "constant_fold_uniform_value": {"joint_graph_constant_folding": False},
-    "constant_folding": {"joint_graph_constant_folding": False},
-    "pad_mm": {"shape_padding": False},
-    "permute_linear_fusion": {"permute_fusion": False},
-    "permute_matmul_fusion": {"permute_fusion": False},
-    "linear_permute_fusion": {"permute_fusion": False},
-    "b2b_gemm": {"b2b_gemm_pass": False},
-    "prepare_softmax": {"online_softmax": False},
-    "efficient_conv_bn_eval": {"efficient_conv_bn_eval_fx_passes": False},
-    "freeze": {"freezing": False},
-    "group_batch_fusion_passes": {"batch_fusion": False, "group_fusion": False},
-}
+_OWN_SETTING = facts().settings.switching_off
 _OF_STAGE: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "pre_grad": ({"split_cat_fx_passes": False}, {"pattern_matcher": False}, {"use_pre_grad_passes": False}),
     "joint_graph": ({"pattern_matcher": False}, {"use_joint_graph_passes": False}),

@@ -22,6 +22,7 @@ from fuzzcompile.compiler.decompositions import family_of_operator
 from fuzzcompile.compiler.labels import location
 from fuzzcompile.compiler.ledger import Frame, GraphRecord, Ledger
 from fuzzcompile.compiler.replay import Replayed, Values, differentiate, random_calls, replay, values_of
+from fuzzcompile.facts import facts
 from fuzzcompile.oracle import change
 from fuzzcompile.stage_names import DECOMPOSITION, JOINT_GRAPH, PRE_GRAD
 from fuzzcompile.stages.operators.faults import Fault
@@ -32,7 +33,7 @@ _CONSTANTS = 2.0
 # Changes below so many ulps of the program's own dtype may be hidden there by rounding.
 _HIDDEN = 100.0
 # Calls that give other values outside of the grad mode and the transforms that they were captured in.
-_NOT_REPLAYED = ("functorch", "autograd_grad", "_grad_", "_vmap_", "_jvp_")
+_NOT_REPLAYED = facts().operators.bound_to_capture
 _EPS = torch.finfo(torch.float32).eps
 _NOISE_SEEDS = (1, 2)
 # Gradients this much smaller than the usual ones are zero by symmetry, and measured on the scale of the usual.

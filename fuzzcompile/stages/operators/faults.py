@@ -15,6 +15,7 @@ from fuzzcompile.compiler.fake import fake_function
 from fuzzcompile.compiler.labels import source_of
 from fuzzcompile.execution.exhaustion import first_line
 from fuzzcompile.execution.tensors import significant_strides
+from fuzzcompile.facts import facts
 from fuzzcompile.oracle import change, metrics
 from fuzzcompile.stage_names import DECOMPOSITION, FAKE_TENSOR, FUNCTIONALIZATION
 
@@ -190,7 +191,7 @@ def _mutation(application: Application) -> Fault | None:
 
 def _values(application: Application) -> Fault | None:
     kernel, other = application.kernel, application.other
-    if application.draws or "empty" in application.operator._schema.name:
+    if application.draws or application.operator._schema.name.rpartition("::")[2] in facts().operators.uninitialised:
         return None  # they may draw other numbers, or the same ones in another order; what was not written is anything
     native = change.largest_change(kernel.results, other.results)
     exact = application.exact()
