@@ -11,6 +11,7 @@ from fuzzcompile.attribution.ablating import Ablator
 from fuzzcompile.attribution.culprit import Attribution, Culprit
 from fuzzcompile.attribution.divergence import Divergence
 from fuzzcompile.compiler.session import Compilation
+from fuzzcompile.facts import facts
 
 # Suspects of a stage that are compiled without, one by one.
 MAX_SUSPECTS = 4
@@ -78,9 +79,21 @@ class Stage(ABC):
         """
         return prove_in_turn(ablator, [(self, suspect) for suspect in suspects])
 
-    def workarounds(self, culprit: Culprit) -> Iterator[Mapping[str, object]]:
-        """Settings that may work around the culprit, the narrowest first; none is tried yet."""
+    def workarounds(self, culprit: Culprit, given: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
+        """Settings that may work around the culprit, the narrowest first; none is tried yet.
+
+        Args:
+            culprit: what is at fault in this stage.
+            given: the entries of ``torch._inductor.config`` that the case sets itself.
+        """
+        own = facts().settings.switching_off
+        yield from (own[name] for name in names_of(culprit) if name in own)
         yield from self.settings
+
+
+def names_of(culprit: Culprit) -> list[str]:
+    """The names that a setting may know a culprit by: its rule's, and its pass's."""
+    return [name for name in (culprit.rewrite, culprit.pass_name) if name]
 
 
 def prove_in_turn(ablator: Ablator, suspects: Sequence[tuple[Stage, Suspect]]) -> Attribution | None:

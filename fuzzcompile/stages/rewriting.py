@@ -6,6 +6,7 @@ look at all of them at once.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import IntEnum
 
@@ -18,7 +19,8 @@ from fuzzcompile.compiler.labels import family_of
 from fuzzcompile.compiler.ledger import Label
 from fuzzcompile.compiler.refusing import MANDATORY
 from fuzzcompile.compiler.session import Compilation
-from fuzzcompile.stages.base import MAX_SUSPECTS, Stage, Suspect, Without
+from fuzzcompile.facts import facts
+from fuzzcompile.stages.base import MAX_SUSPECTS, Stage, Suspect, Without, names_of
 
 
 class Ground(IntEnum):
@@ -106,6 +108,25 @@ class RewritingStage(Stage):
     def culprit(self, suspect: Suspect) -> Culprit:
         """The rewrite."""
         return culprit_of_rewrite(suspect)
+
+    def workarounds(self, culprit: Culprit, given: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
+        """Settings that switch off one pass, by the name of the pass or of its rule, before those of the stage."""
+        names = names_of(culprit)
+        own = facts().settings.switching_off
+        yield from (own[name] for name in names if name in own)
+        yield from _of_the_case(names, given)
+        if culprit.pass_name:
+            yield {"disabled_passes": culprit.pass_name}
+        yield from self.settings
+
+
+def _of_the_case(names: Sequence[str], given: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
+    """Entries of the case's own settings that name the pass, without it, or that give it (a user's own)."""
+    for key, value in given.items():
+        if key in names and callable(value):
+            yield {key: None}
+        if isinstance(value, Mapping) and any(name in value for name in names):
+            yield {key: {name: options for name, options in value.items() if name not in names}}
 
 
 def prove_rewrites(ablator: Ablator, divergence: Divergence, *, ground: Ground) -> Attribution | None:
