@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from fuzzcompile.attribution.culprit import Ablation
 from fuzzcompile.attribution.evidence import VALUES, Evidence
-from fuzzcompile.attribution.steps import ReplayCount
+from fuzzcompile.attribution.replays import ReplayCount
 from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.oracle.judgement import error_of
 from fuzzcompile.oracle.verdicts import Verdict

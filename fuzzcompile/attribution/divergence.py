@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from fuzzcompile.attribution.ablating import Ablator
-from fuzzcompile.attribution.steps import ReplayCount, Step
+from fuzzcompile.attribution.replays import ReplayCount
+from fuzzcompile.attribution.steps import Step
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.trials.compiles import Experiments, Trial
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fuzzcompile.attribution.steps import ReplayCount, changing_meaning, steps_of
+from fuzzcompile.attribution.replays import ReplayCount
+from fuzzcompile.attribution.steps import changing_meaning, steps_of
 from fuzzcompile.trials.compiles import Trial
 
 

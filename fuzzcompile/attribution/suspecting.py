@@ -8,7 +8,7 @@ from typing import Any
 from fuzzcompile.attribution.behind.errors import failure_of
 from fuzzcompile.attribution.behind.values import Examined, examined
 from fuzzcompile.attribution.behind.wrong import WrongKernel
-from fuzzcompile.attribution.steps import ReplayCount
+from fuzzcompile.attribution.replays import ReplayCount
 from fuzzcompile.compiler.decompositions import family_of_operator
 from fuzzcompile.compiler.kernels.codegen_operators import code_operators
 from fuzzcompile.compiler.kernels.lowered import Lowered

@@ -12,7 +12,8 @@ from fuzzcompile.attribution.culprit import Attribution, Culprit
 from fuzzcompile.attribution.divergence import Divergence
 from fuzzcompile.attribution.evidence import VALUES, Evidence
 from fuzzcompile.attribution.proving import Prover, failing_rewrite
-from fuzzcompile.attribution.steps import ReplayCount, Step, changing_meaning
+from fuzzcompile.attribution.replays import ReplayCount
+from fuzzcompile.attribution.steps import Step, changing_meaning
 from fuzzcompile.compiler.labels import backend_label
 from fuzzcompile.judging.workaround import find_workaround, workaround_by
 from fuzzcompile.stage_names import LOWERING, PRE_GRAD

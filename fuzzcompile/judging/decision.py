@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from fuzzcompile.attribution.evidence import REPLAY, SUSPICION, VALUES, Evidence
-from fuzzcompile.attribution.steps import ReplayCount, Step, changing_meaning
+from fuzzcompile.attribution.replays import ReplayCount
+from fuzzcompile.attribution.steps import Step, changing_meaning
 from fuzzcompile.oracle import streams
 from fuzzcompile.oracle.change import SEMANTIC_STEP
 from fuzzcompile.oracle.evidence import Comparison

@@ -9,7 +9,8 @@ from typing import Any, Literal
 import torch
 
 from fuzzcompile.attribution.divergence import Divergence
-from fuzzcompile.attribution.steps import ReplayCount, changing_meaning, steps_of, suspects_of
+from fuzzcompile.attribution.replays import ReplayCount
+from fuzzcompile.attribution.steps import changing_meaning, steps_of, suspects_of
 from fuzzcompile.attribution.suspecting import kernels_suspected
 from fuzzcompile.case import Case
 from fuzzcompile.compiler.hooks import initialise_patterns

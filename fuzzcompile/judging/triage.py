@@ -10,7 +10,8 @@ import torch
 
 from fuzzcompile.attribution.culprit import Attribution, Culprit
 from fuzzcompile.attribution.divergence import Divergence
-from fuzzcompile.attribution.steps import ReplayCount, Step, steps_of
+from fuzzcompile.attribution.replays import ReplayCount
+from fuzzcompile.attribution.steps import Step, steps_of
 from fuzzcompile.case import Case
 from fuzzcompile.compiler.conformance import probe_unknown_torch
 from fuzzcompile.compiler.hooks import initialise_patterns

@@ -15,7 +15,7 @@ from fuzzcompile.attribution.ablating import Ablator
 from fuzzcompile.attribution.culprit import Attribution, Culprit
 from fuzzcompile.attribution.divergence import Divergence
 from fuzzcompile.attribution.inputs import inputs_of
-from fuzzcompile.attribution.steps import ReplayCount
+from fuzzcompile.attribution.replays import ReplayCount
 from fuzzcompile.compiler.capturing import handler_of
 from fuzzcompile.compiler.functional import run_plainly
 from fuzzcompile.compiler.labels import location, source_of

@@ -15,7 +15,7 @@ from fuzzcompile.attribution.ablating import Ablator
 from fuzzcompile.attribution.culprit import Attribution, Culprit
 from fuzzcompile.attribution.divergence import Divergence
 from fuzzcompile.attribution.inputs import inputs_of
-from fuzzcompile.attribution.steps import ReplayCount
+from fuzzcompile.attribution.replays import ReplayCount
 from fuzzcompile.compiler.decompositions import family_of_operator, operator_name
 from fuzzcompile.compiler.functional import NodeRun, run_functionally, run_plainly
 from fuzzcompile.compiler.labels import location

@@ -14,7 +14,7 @@ from fuzzcompile.attribution.ablating import Ablator
 from fuzzcompile.attribution.culprit import Attribution, Culprit
 from fuzzcompile.attribution.divergence import Divergence
 from fuzzcompile.attribution.inputs import inputs_of, placeholders_of
-from fuzzcompile.attribution.steps import ReplayCount
+from fuzzcompile.attribution.replays import ReplayCount
 from fuzzcompile.compiler.labels import source_of
 from fuzzcompile.compiler.ledger import Frame, Snapshot
 from fuzzcompile.compiler.partitioning import partitioner, plain_partitioning

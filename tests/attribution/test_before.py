@@ -19,7 +19,8 @@ from torch._subclasses import fake_impls
 from fuzzcompile.attribution.ablating import Ablator
 from fuzzcompile.attribution.culprit import Attribution
 from fuzzcompile.attribution.divergence import Divergence
-from fuzzcompile.attribution.steps import ReplayCount, steps_of
+from fuzzcompile.attribution.replays import ReplayCount
+from fuzzcompile.attribution.steps import steps_of
 from fuzzcompile.case import load_case
 from fuzzcompile.compiler.hooks import initialise_patterns
 from fuzzcompile.judging.triage import triage

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch._inductor import decomposition
 
-from fuzzcompile.attribution.steps import ReplayCount
+from fuzzcompile.attribution.replays import ReplayCount
 from fuzzcompile.case import load_case
 from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.judging.triage import triage

@@ -13,7 +13,8 @@ from torch._inductor import lowering
 
 from fuzzcompile.attribution.ablating import Ablator
 from fuzzcompile.attribution.culprit import Attribution, Culprit, Workaround
-from fuzzcompile.attribution.steps import ReplayCount, steps_of
+from fuzzcompile.attribution.replays import ReplayCount
+from fuzzcompile.attribution.steps import steps_of
 from fuzzcompile.case import load_case
 from fuzzcompile.compiler.hooks import initialise_patterns
 from fuzzcompile.compiler.session import Compilation

@@ -14,7 +14,7 @@ from torch import nn
 from torch._inductor import compile_fx, decomposition, lowering
 from watching import watch
 
-from fuzzcompile.attribution.steps import ReplayCount
+from fuzzcompile.attribution.replays import ReplayCount
 from fuzzcompile.compiler.decompositions import (
     can_take_out,
     decomposition_table,

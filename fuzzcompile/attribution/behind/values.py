@@ -24,7 +24,7 @@ from fuzzcompile.attribution.behind.wrong import (
     relative_change,
 )
 from fuzzcompile.attribution.inputs import inputs_of
-from fuzzcompile.attribution.steps import ReplayCount
+from fuzzcompile.attribution.replays import ReplayCount
 from fuzzcompile.compiler.kernels.evaluated import Evaluated, nodes_by_buffer
 from fuzzcompile.compiler.kernels.loops import NotEvaluable
 from fuzzcompile.compiler.kernels.lowered import GraphCall, Lowered

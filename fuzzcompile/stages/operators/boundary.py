@@ -17,7 +17,7 @@ from torch import fx
 from fuzzcompile.attribution.culprit import Culprit
 from fuzzcompile.attribution.evidence import Evidence
 from fuzzcompile.attribution.inputs import inputs_of, placeholders_of
-from fuzzcompile.attribution.steps import ReplayCount, epsilon
+from fuzzcompile.attribution.replays import ReplayCount, epsilon
 from fuzzcompile.compiler.decompositions import family_of_operator
 from fuzzcompile.compiler.labels import location
 from fuzzcompile.compiler.ledger import Frame, GraphRecord, Ledger

@@ -10,7 +10,7 @@ from torch import fx
 
 from fuzzcompile.attribution.culprit import Culprit
 from fuzzcompile.attribution.inputs import inputs_of
-from fuzzcompile.attribution.steps import ReplayCount
+from fuzzcompile.attribution.replays import ReplayCount
 from fuzzcompile.compiler.decompositions import family_of_operator, operator_name
 from fuzzcompile.compiler.fake import fake_function
 from fuzzcompile.compiler.functional import run_plainly

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fuzzcompile.attribution.inputs import inputs_of, placeholders_of
-from fuzzcompile.attribution.steps import ReplayCount
+from fuzzcompile.attribution.replays import ReplayCount
 from fuzzcompile.compiler.applications import Application
 from fuzzcompile.compiler.crossref import Watched, watch_operators, watch_program
 from fuzzcompile.compiler.decompositions import configured
