@@ -138,8 +138,8 @@ def _over_calls(frame: Frame, record: GraphRecord, count: ReplayCount) -> list[S
         inputs = inputs_of(frame, record, number)
         if inputs is None:
             break
-        found = list(_record_steps(frame.index, record, inputs, count))
-        most = [max(same, key=_telling) for same in zip(most, found, strict=True)] if most else found
+        steps = list(_record_steps(frame.index, record, inputs, count))
+        most = [max(same, key=_telling) for same in zip(most, steps, strict=True)] if most else steps
         if any(step.is_semantic or step.moves_natively for step in most):
             break
     return most
@@ -194,27 +194,30 @@ def _boundary_steps(frame: Frame, count: ReplayCount) -> Iterator[Step]:
 def _step(frame: int, record: GraphRecord, rewrite: Rewrite, runs: Replays) -> Step:
     before, after = rewrite.before, rewrite.after
     random = random_calls(runs.snapshots[before]) != random_calls(runs.snapshots[after])
-    one, other = runs.at(before, double=False), runs.at(after, double=False)
-    exact_one, exact_other = runs.at(before, double=True), runs.at(after, double=True)
-    units = smallest_units(one, exact_one)
-    native, noise = change_between(one, other, units), change_between(exact_one, one, units)
-    step = change_between(exact_one, exact_other, units)
+    native_before, native_after = runs.at(before, double=False), runs.at(after, double=False)
+    exact_before, exact_after = runs.at(before, double=True), runs.at(after, double=True)
+    units = smallest_units(native_before, exact_before)
+    native, noise = (
+        change_between(native_before, native_after, units),
+        change_between(exact_before, native_before, units),
+    )
+    step = change_between(exact_before, exact_after, units)
     amplified = 0.0
     if step is not None and step > change.SEMANTIC_STEP:
-        amplified = change_between(exact_one, runs.perturbed(before), units) or 0.0
+        amplified = change_between(exact_before, runs.perturbed(before), units) or 0.0
     return Step(
         frame,
         record,
         rewrite,
         float64=step,
         native=native,
-        native_noise=epsilon(one) if noise is None else noise,
-        changed_bits=bool(native) or (one.error is None) != (other.error is None),
-        metadata=metadata_change(one, other),
-        stride=stride_change(one, other),
-        alias=alias_change(one, other),
-        raised=raised_by(other) if one.error is None else None,
-        silenced=raised_by(one) if other.error is None else None,
+        native_noise=epsilon(native_before) if noise is None else noise,
+        changed_bits=bool(native) or (native_before.error is None) != (native_after.error is None),
+        metadata=metadata_change(native_before, native_after),
+        stride=stride_change(native_before, native_after),
+        alias=alias_change(native_before, native_after),
+        raised=raised_by(native_after) if native_before.error is None else None,
+        silenced=raised_by(native_before) if native_after.error is None else None,
         random=random,
         float64_noise=amplified,
         folded=bool(constants_of(runs.snapshots[after]) - constants_of(runs.snapshots[before])),

@@ -48,27 +48,31 @@ def ask(experiments: Experiments, trial: Trial, steps: Sequence[Step], name: str
     if seen:
         moved = [step for step in steps if _means(step.label, name) and step.changed_bits]
         ran = any(_means(rewrite.label, name) for _, _, rewrite in trial.ledger.rewrites())
-        return Asked(name, ran, bool(moved), True, _told(seen, ran, moved))
-    known = [one for one in known_to(experiments.device) if one.kind in ("pass", "pattern") and _is_meant(one, name)]
+        return Asked(name, ran, bool(moved), True, _described(seen, ran, moved))
+    known = [
+        rewrite
+        for rewrite in known_to(experiments.device)
+        if rewrite.kind in ("pass", "pattern") and _is_meant(rewrite, name)
+    ]
     if not known:
         said = "no rewrite of this torch has that name; `fuzzcompile passes` lists them"
         return Asked(name, False, False, None, said)
-    if any(one.on is not False for one in known):
+    if any(rewrite.on is not False for rewrite in known):
         return Asked(name, False, False, True, "did not run: it is on, and found nothing to match")
     return Asked(name, False, False, False, "did not run: " + _when_on(experiments, known, name))
 
 
 def _when_on(experiments: Experiments, known: Sequence[Known], name: str) -> str:
-    conditions = list(dict.fromkeys(one.when for one in known if one.when))
+    conditions = list(dict.fromkeys(rewrite.when for rewrite in known if rewrite.when))
     said = f"it is off (runs if {' or '.join(conditions)})" if conditions else "it is off"
-    config = next((found for text in conditions if (found := _switched_on(text, experiments)) is not None), None)
+    config = next((entries for text in conditions if (entries := _switched_on(text, experiments)) is not None), None)
     if config is None:
         return said
     how = replace(experiments.how, config={**(experiments.how.config or {}), **config}, screen=True)
     ledger = experiments.trial(how).ledger
     seen = _outcomes(ledger, name)
     ran = any(_means(rewrite.label, name) for _, _, rewrite in ledger.rewrites())
-    return f"{said}; switched on, it {_told(seen, ran, []) if seen else 'finds nothing to match'}"
+    return f"{said}; switched on, it {_described(seen, ran, []) if seen else 'finds nothing to match'}"
 
 
 def _outcomes(ledger: Ledger, name: str) -> Counter[str]:
@@ -79,7 +83,7 @@ def _outcomes(ledger: Ledger, name: str) -> Counter[str]:
     return seen
 
 
-def _told(seen: Mapping[str, int], ran: bool, moved: Sequence[Step]) -> str:
+def _described(seen: Mapping[str, int], ran: bool, moved: Sequence[Step]) -> str:
     if moved:
         steps = [step.float64 for step in moved if step.float64 is not None]
         size = f"; the largest step in float64 is {max(steps):.1e} of the result's size" if steps else ""

@@ -145,7 +145,7 @@ def _captured(trial: Trial, count: ReplayCount) -> dict[str, list[tuple[str, Any
 
     A graph that comes back to a line of an earlier one was captured in another call of the program.
     """
-    found: dict[str, list[tuple[str, Any]]] = defaultdict(list)
+    values: dict[str, list[tuple[str, Any]]] = defaultdict(list)
     for frame in trial.ledger.frames:
         record = frame.record(stage_names.PRE_GRAD)
         if record is None or not record.snapshots or not frame.dynamo_calls:
@@ -156,14 +156,14 @@ def _captured(trial: Trial, count: ReplayCount) -> dict[str, list[tuple[str, Any
             return {}
         count.replays += 1
         run = run_plainly(snapshot, inputs, double=False)
-        here: dict[str, list[tuple[str, Any]]] = defaultdict(list)
+        values_here: dict[str, list[tuple[str, Any]]] = defaultdict(list)
         for node in snapshot.graph.nodes:
             where = location([node])
             if node.op.startswith("call") and where is not None and run.values.get(node.name) is not None:
-                here[where].append((node.name, run.values[node.name]))
-        if not found.keys() & here.keys():
-            found.update(here)
-    return found
+                values_here[where].append((node.name, run.values[node.name]))
+        if not values.keys() & values_here.keys():
+            values.update(values_here)
+    return values
 
 
 def _is_another(eager: torch.Tensor | None, captured: object) -> bool:

@@ -104,15 +104,15 @@ def _differing(plain: NodeRun, functional: NodeRun) -> tuple[str, float | None] 
         *((f"output {i}", a, b) for i, (a, b) in enumerate(zip(plain.outputs, functional.outputs, strict=False))),
         *((f"input {i}", a, b) for i, (a, b) in enumerate(zip(plain.inputs, functional.inputs, strict=False))),
     ]
-    for name, one, other in named:
-        step = _apart(one, other)
+    for name, value, functionally in named:
+        step = _apart(value, functionally)
         if step > SEMANTIC_STEP:
             return name, step if math.isfinite(step) else None
     before, after = _shared(plain), _shared(functional)
     for name in before:
         if before[name] != after.get(name) and name.startswith("output"):
             # AOTAutograd regenerates views of inputs after the call: only memory that outputs share is its graph's.
-            if any(other.startswith("input") for other in (*before[name], *after.get(name, ()))):
+            if any(owner.startswith("input") for owner in (*before[name], *after.get(name, ()))):
                 continue
             return name, None
     return None
@@ -134,12 +134,12 @@ def _first_differing(graph: fx.Graph, plain: NodeRun, functional: NodeRun) -> fx
     """The first node whose value differs or, if one before it has another layout, that one: it is read by memory."""
     laid_out: fx.Node | None = None
     for node in graph.nodes:
-        one, other = plain.values.get(node.name), functional.values.get(node.name)
-        if one is None or other is None:
+        value, functionally = plain.values.get(node.name), functional.values.get(node.name)
+        if value is None or functionally is None:
             continue
-        if _apart(one, other) > SEMANTIC_STEP:
+        if _apart(value, functionally) > SEMANTIC_STEP:
             return laid_out or node
-        if laid_out is None and significant_strides(one) != significant_strides(other):
+        if laid_out is None and significant_strides(value) != significant_strides(functionally):
             laid_out = node
     return laid_out
 
@@ -152,7 +152,7 @@ def _functional_culprit(
     if node is None or not _is_written(node, plain):
         # What reads another value is not at fault, but the write before it; the last, if only late views differ.
         earlier = list(graph.nodes)[: list(graph.nodes).index(node)] if node is not None else list(graph.nodes)
-        written = [other for other in earlier if _is_written(other, plain)]
+        written = [earlier_node for earlier_node in earlier if _is_written(earlier_node, plain)]
         node = written[-1] if written else node
     operators = plain.operators.get(node.name, []) if node is not None else []
     operator = next((op for op in operators if _writes(op)), operators[-1] if operators else None)

@@ -92,7 +92,7 @@ def _partitioned(frame: Frame, count: ReplayCount) -> Culprit | None:
     if after.error is not None:
         return None
     parted = [*before.outputs[:results], *after.outputs]
-    steps = [relative_change(one, other) for one, other in zip(once.outputs, parted, strict=True)]
+    steps = [relative_change(whole_value, value) for whole_value, value in zip(once.outputs, parted, strict=True)]
     step = max(steps, default=0.0)
     if step <= SEMANTIC_STEP:
         return None
@@ -113,8 +113,8 @@ def _partitioned(frame: Frame, count: ReplayCount) -> Culprit | None:
             "kind": "values",
             "differs": [
                 f"output {i}" if i < results else f"gradient {i - results}"
-                for i, one in enumerate(steps)
-                if one > SEMANTIC_STEP
+                for i, step in enumerate(steps)
+                if step > SEMANTIC_STEP
             ],
             "saved": wrong,
         },

@@ -98,26 +98,28 @@ def _boundary(frame: Frame, count: ReplayCount) -> Boundary | None:
     if inputs is None or random_calls(early.snapshots[-1]) or random_calls(late.snapshots[0]):
         return None
     count.replays += 2
-    one = replay(early.snapshots[-1], given, double=True)
-    other = replay(late.snapshots[0], inputs, double=True)
-    if one.error is not None or other.error is not None or _mutates(given, one.inputs):
+    early_run = replay(early.snapshots[-1], given, double=True)
+    late_run = replay(late.snapshots[0], inputs, double=True)
+    if early_run.error is not None or late_run.error is not None or _mutates(given, early_run.inputs):
         return None
     joint = late.direction == "joint"
-    if len(one.outputs) != len(other.outputs) and not joint:
+    if len(early_run.outputs) != len(late_run.outputs) and not joint:
         return None
-    step = _step(one.outputs, other.outputs)
+    step = _step(early_run.outputs, late_run.outputs)
     if step > change.SEMANTIC_STEP:
         native = _natively(early, given, count)
-        if _shows(native, late, inputs, step, count) and step > _explained(early, given, one.outputs, native, count):
+        if _shows(native, late, inputs, step, count) and step > _explained(
+            early, given, early_run.outputs, native, count
+        ):
             return _named(frame, count, step, gradient=False) or Boundary(
                 frame.index, step, False, *_operator(early, late, given, inputs, count)
             )
     if not joint:
         return None
-    step = _gradient_step(early, late, given, inputs, other.outputs, count)
+    step = _gradient_step(early, late, given, inputs, late_run.outputs, count)
     if step <= change.SEMANTIC_STEP:
         return None
-    if step > _explained(early, given, one.outputs, _natively(early, given, count), count):
+    if step > _explained(early, given, early_run.outputs, _natively(early, given, count), count):
         return _named(frame, count, step, gradient=True) or Boundary(frame.index, step, True, None, (), None)
     return None
 
@@ -125,7 +127,7 @@ def _boundary(frame: Frame, count: ReplayCount) -> Boundary | None:
 def _named(frame: Frame, count: ReplayCount, step: float, *, gradient: bool) -> Boundary | None:
     """The boundary with the first ATen operator whose decomposition gives other values by itself; None without one."""
     checked = check_operators(Ledger(frames=[frame]), count)
-    faults = [f for one in checked for f in one.faults if f.proved and f.kind in ("values", "mutation")]
+    faults = [f for graph in checked for f in graph.faults if f.proved and f.kind in ("values", "mutation")]
     faults.sort(key=lambda fault: fault.place.backward != gradient)
     if not faults:
         return None
@@ -148,15 +150,19 @@ def _shows(native: Replayed, late: GraphRecord, inputs: Sequence[Any], step: flo
     half tensor, and a copy of one that was doubled, into which later writes do not go.
     """
     count.replays += 1
-    other = replay(late.snapshots[0], inputs, double=False)
-    if native.error is not None or other.error is not None:
+    late_run = replay(late.snapshots[0], inputs, double=False)
+    if native.error is not None or late_run.error is not None:
         return True
-    return step < _HIDDEN * (epsilon(native) or _EPS) or _step(native.outputs, other.outputs) > step / 10
+    return step < _HIDDEN * (epsilon(native) or _EPS) or _step(native.outputs, late_run.outputs) > step / 10
 
 
 def _mutates(before: Sequence[Any], after: Sequence[Any]) -> bool:
     """Whether the graph wrote to an input: AOTAutograd then returns other outputs, and replay compares passes only."""
-    return any(one is not other for one, other in zip(before, after, strict=True) if isinstance(one, torch.Tensor))
+    return any(
+        value is not afterwards
+        for value, afterwards in zip(before, after, strict=True)
+        if isinstance(value, torch.Tensor)
+    )
 
 
 def _explained(
@@ -200,10 +206,10 @@ def _gradient_step(
     return step if step > change.AMPLIFIED * noise else 0.0
 
 
-def _alike(one: Any, other: Any) -> bool:
-    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
-        return type(one) is type(other)
-    return one.shape == other.shape and one.dtype == other.dtype
+def _alike(primal: Any, given: Any) -> bool:
+    if not isinstance(primal, torch.Tensor) or not isinstance(given, torch.Tensor):
+        return type(primal) is type(given)
+    return primal.shape == given.shape and primal.dtype == given.dtype
 
 
 def _step(before: Sequence[object], after: Sequence[object], *, together: bool = False) -> float:
@@ -219,11 +225,11 @@ def _operator(
 ) -> tuple[str | None, tuple[str, ...], str | None]:
     """The first torch-level operator whose value differs from that of what it became."""
     count.replays += 2
-    ones, others = values_of(early.snapshots[-1], given), values_of(late.snapshots[0], inputs)
+    early_values, late_values = values_of(early.snapshots[-1], given), values_of(late.snapshots[0], inputs)
     made = _last_made(late)
     for node in early.snapshots[-1].graph.nodes:
         result = made.get(node.name)
-        if result is None or not _differ(ones, others, node, result):
+        if result is None or not _differ(early_values, late_values, node, result):
             continue
         target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
         return target, (node.name,), location([node])
@@ -240,6 +246,6 @@ def _last_made(late: GraphRecord) -> dict[str, fx.Node]:
     return made
 
 
-def _differ(ones: Values, others: Values, node: fx.Node, result: fx.Node) -> bool:
-    one, other = ones.get(node.name), others.get(result.name)
-    return change.comparable(one, other) and change.relative_change(one, other) > change.SEMANTIC_STEP
+def _differ(early: Values, late: Values, node: fx.Node, result: fx.Node) -> bool:
+    value, traced = early.get(node.name), late.get(result.name)
+    return change.comparable(value, traced) and change.relative_change(value, traced) > change.SEMANTIC_STEP

@@ -76,27 +76,27 @@ class Fault:
 
 def fault_of(application: Application) -> Fault | None:
     """What is the matter with one application of an operator; None if nothing is."""
-    kernel, other = application.kernel, application.other
-    if kernel.error is not None or other.error is not None:
+    kernel, substitute = application.kernel, application.other
+    if kernel.error is not None or substitute.error is not None:
         return _error(application)
     if application.way == "fake" and (written := _undeclared_write(application)) is not None:
         return written
-    if len(kernel.results) != len(other.results):
-        return _fault(application, "shape", f"{len(kernel.results)} results", f"{len(other.results)} results")
-    for kind, told in (("shape", _shape), ("device", _device)):
-        difference = _difference(kernel, other, told)
+    if len(kernel.results) != len(substitute.results):
+        return _fault(application, "shape", f"{len(kernel.results)} results", f"{len(substitute.results)} results")
+    for kind, property_of in (("shape", _shape), ("device", _device)):
+        difference = _difference(kernel, substitute, property_of)
         if difference is not None:
             return _fault(application, kind, *difference)  # type: ignore[arg-type]
-    dtypes = _difference(kernel, other, _dtype)
+    dtypes = _difference(kernel, substitute, _dtype)
     if application.way != "fake":
         wrong = _mutation(application) or _values(application)
         if wrong is not None and (wrong.proved or dtypes is None):
             return wrong
     if dtypes is not None:
         return _fault(application, "dtype", *dtypes)
-    if kernel.aliases != other.aliases:
-        return _fault(application, "alias", _aliases(kernel), _aliases(other))
-    difference = _difference(kernel, other, significant_strides)
+    if kernel.aliases != substitute.aliases:
+        return _fault(application, "alias", _aliases(kernel), _aliases(substitute))
+    difference = _difference(kernel, substitute, significant_strides)
     return None if difference is None else _fault(application, "stride", *difference)
 
 
@@ -131,30 +131,30 @@ def _undeclared_write(application: Application) -> Fault | None:
 
 
 def _error(application: Application) -> Fault | None:
-    kernel, other = application.kernel.error, application.other.error
-    if kernel is not None and other is not None:
+    kernel, substitute = application.kernel.error, application.other.error
+    if kernel is not None and substitute is not None:
         return None
     if kernel is not None:
         if application.way == "fake" and not application.refuses_always():
             return None  # fake tensors have no values to check
-        return _fault(application, "check", _told(kernel), "no error")
-    assert other is not None
-    if isinstance(other, NotImplementedError):
+        return _fault(application, "check", _described(kernel), "no error")
+    assert substitute is not None
+    if isinstance(substitute, NotImplementedError):
         return None
-    return _fault(application, "raises", "no error", _told(other))
+    return _fault(application, "raises", "no error", _described(substitute))
 
 
-def _told(error: BaseException) -> str:
+def _described(error: BaseException) -> str:
     return f"{type(error).__name__}: {first_line(error)}"
 
 
-def _difference(one: Outcome, other: Outcome, told: Any) -> tuple[str, str] | None:
+def _difference(kernel: Outcome, substitute: Outcome, property_of: Any) -> tuple[str, str] | None:
     """The first result of which ``told`` says something else, as it is and as it should be."""
-    for index, (a, b) in enumerate(zip(one.results, other.results, strict=True)):
+    for index, (a, b) in enumerate(zip(kernel.results, substitute.results, strict=True)):
         if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
             continue
-        if told(a) != told(b):
-            return f"result {index}: {told(a)}", f"result {index}: {told(b)}"
+        if property_of(a) != property_of(b):
+            return f"result {index}: {property_of(a)}", f"result {index}: {property_of(b)}"
     return None
 
 
@@ -190,10 +190,10 @@ def _mutation(application: Application) -> Fault | None:
 
 
 def _values(application: Application) -> Fault | None:
-    kernel, other = application.kernel, application.other
+    kernel, substitute = application.kernel, application.other
     if application.draws or application.operator._schema.name.rpartition("::")[2] in facts().operators.uninitialised:
         return None  # they may draw other numbers, or the same ones in another order; what was not written is anything
-    native = change.largest_change(kernel.results, other.results)
+    native = change.largest_change(kernel.results, substitute.results)
     exact = application.exact()
     if exact is not None:
         step = change.largest_change(exact[0].results, exact[1].results)
@@ -202,9 +202,9 @@ def _values(application: Application) -> Fault | None:
     if not native:
         return None
     if _is_whole(kernel) and not _has_floats(kernel.arguments):
-        return _fault(application, "values", *_worst(kernel, other), step=native)
-    if _far(kernel, other, exact[0] if exact is not None else None):
-        return _fault(application, "values", *_worst(kernel, other), step=native, proved=False)
+        return _fault(application, "values", *_worst(kernel, substitute), step=native)
+    if _far(kernel, substitute, exact[0] if exact is not None else None):
+        return _fault(application, "values", *_worst(kernel, substitute), step=native, proved=False)
     return None
 
 
@@ -220,33 +220,35 @@ def _noise(application: Application, exact: tuple[Outcome, Outcome]) -> float:
     return most
 
 
-def _far(kernel: Outcome, other: Outcome, exact: Outcome | None) -> bool:
+def _far(kernel: Outcome, substitute: Outcome, exact: Outcome | None) -> bool:
     """Whether a native result is farther from float64 than the kernel's, beyond what its dtype's tolerance allows."""
     truths = exact.results if exact is not None else kernel.results
-    for one, two, truth in zip(kernel.results, other.results, truths, strict=False):
-        if not change.comparable(one, two) or not change.comparable(one, truth) or one.dtype != two.dtype:
+    for right, value, truth in zip(kernel.results, substitute.results, truths, strict=False):
+        if not change.comparable(right, value) or not change.comparable(right, truth) or right.dtype != value.dtype:
             continue
-        apart = metrics.farthest(two, truth)
-        if apart > change.NATIVE * metrics.farthest(one, truth) and not metrics.within_default_tolerance(two, one):
+        apart = metrics.farthest(value, truth)
+        if apart > change.NATIVE * metrics.farthest(right, truth) and not metrics.within_default_tolerance(
+            value, right
+        ):
             return True
     return False
 
 
-def _worst(one: Outcome, other: Outcome) -> tuple[str, str]:
+def _worst(kernel: Outcome, substitute: Outcome) -> tuple[str, str]:
     """The element that differs most, as it is in both."""
-    most, told = -1.0, ("", "")
-    for index, (a, b) in enumerate(zip(one.results, other.results, strict=False)):
+    most, shown = -1.0, ("", "")
+    for index, (a, b) in enumerate(zip(kernel.results, substitute.results, strict=False)):
         if not change.comparable(a, b) or not a.numel():
             continue
         apart = metrics.distance(a, b)
         if float(apart.max()) > most:
             most = float(apart.max())
             where, values = metrics.place(apart, one=a.cpu(), other=b.cpu())
-            told = (
+            shown = (
                 f"result {index}[{', '.join(map(str, where or ()))}] = {values['one']}",
                 f"result {index}[{', '.join(map(str, where or ()))}] = {values['other']}",
             )
-    return told
+    return shown
 
 
 def _is_whole(outcome: Outcome) -> bool:

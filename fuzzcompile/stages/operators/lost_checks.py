@@ -25,9 +25,9 @@ def unchecked_operator(trial: Trial, captured: Sequence[Checked], program: Check
     Returns:
         None if no operator raises: the program itself does.
     """
-    raising = next((one for one in captured if one.watched.raised is not None and one.watched.operator), None)
-    found = raising or program
-    operator, place, error = found.watched.operator, found.watched.place, found.watched.raised
+    raising = next((graph for graph in captured if graph.watched.raised is not None and graph.watched.operator), None)
+    checked = raising or program
+    operator, place, error = checked.watched.operator, checked.watched.place, checked.watched.raised
     if operator is None or place is None:
         return None
     traced = raising is not None and _is_traced(trial, raising, operator)

@@ -25,15 +25,15 @@ def metadata_faults(ledger: Ledger, count: ReplayCount, *, strides: bool = True)
     A node that is wrong in the first graph of the passes is the fault of the fake tensors, or of a decomposition that
     says so; one that is wrong later is the fault of the rewrite after which it was there.
     """
-    found: list[Culprit] = []
+    culprits: list[Culprit] = []
     for frame in ledger.frames:
         for record in frame.records:
             if record.stage == PRE_GRAD or not record.snapshots:
                 continue
             culprit = _fault(frame, record, count, strides)
             if culprit is not None:
-                found.append(culprit)
-    return found
+                culprits.append(culprit)
+    return culprits
 
 
 def _fault(frame: Frame, record: GraphRecord, count: ReplayCount, strides: bool) -> Culprit | None:
@@ -50,7 +50,7 @@ def _fault(frame: Frame, record: GraphRecord, count: ReplayCount, strides: bool)
     node, expected, got = last
     for rewrite in record.rewrites:
         before, after = (
-            {other.name: other.target for other in record.snapshots[index].graph.nodes}
+            {copied.name: copied.target for copied in record.snapshots[index].graph.nodes}
             for index in (rewrite.before, rewrite.after)
         )
         if after.get(node.name) == node.target and before.get(node.name) != node.target:
@@ -87,13 +87,13 @@ def _wrong_node(
         said, value = node.meta.get("val"), run.values.get(node.name)
         if node.op != "call_function" or not isinstance(said, torch.Tensor) or not isinstance(value, torch.Tensor):
             continue
-        told, is_so = _told(said, strides), _told(value, strides)
-        if told is not None and told != is_so:
-            return node, str(is_so), told
+        recorded, real = _described(said, strides), _described(value, strides)
+        if recorded is not None and recorded != real:
+            return node, str(real), recorded
     return None
 
 
-def _told(tensor: torch.Tensor, strides: bool) -> str | None:
+def _described(tensor: torch.Tensor, strides: bool) -> str | None:
     """Dtype, shape and the strides that are followed; None where a size is not known."""
     try:
         shape = [_number(size) for size in tensor.shape]

@@ -50,14 +50,14 @@ def check_operators(
     none are given). ``seconds`` bounds the time; what is not reached is not looked at.
     """
     end = time.monotonic() + seconds
-    found: list[Checked] = []
+    graphs: list[Checked] = []
     with configured(config if config is not None else _DEFAULT):
         for frame, number in itertools.product(ledger.frames, range(CAPTURED_CALLS)):
             left = end - time.monotonic()
             checked = _check(frame, number, count, left) if left > 0 else None
             if checked is not None:
-                found.append(checked)
-    return found
+                graphs.append(checked)
+    return graphs
 
 
 def check_program(
