@@ -76,3 +76,19 @@ def pattern_probe(graph: fx.Graph) -> None:
     pattern = matcher.CallFunction(torch.ops.aten.sin.default, matcher.KeywordArg("x"))
     matcher.register_graph_pattern(pattern, pass_dict=table)(doubled_sine)
     table.apply(graph)
+
+
+def activated(x: torch.Tensor) -> torch.Tensor:
+    """The same with an activation that has a decomposition."""
+    return nn.functional.silu(inference(x))
+
+
+def several_kernels(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Two loops that can be fused, a reduction, an activation and a matrix product."""
+    return torch.exp(x), torch.cos(x), x.sum(-1), nn.functional.silu(x), x @ x
+
+
+def joint_probe(module: fx.GraphModule, inputs: object) -> fx.GraphModule:
+    """A user's pass over the joint graph that marks it with a multiplication by one."""
+    _times_one(module.graph, torch.ops.aten.sin.default, torch.ops.aten.mul.Tensor)
+    return module
