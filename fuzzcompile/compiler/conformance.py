@@ -150,8 +150,9 @@ def _compiled() -> Findings:
 def _generate(findings: Findings) -> None:
     """The compiles up to C++."""
     x = torch.linspace(-1, 1, 256).reshape(16, 16)
-    for name, control in (("generated", Control()), ("changed", _CHANGES)):
-        with _recording(findings, name, Compilation(kernels=True, control=control)) as compiled:
+    fusion = {"_post_fusion_custom_pass": probed.fusion_probe}
+    for name, control, config in (("generated", Control(), fusion), ("changed", _CHANGES, {})):
+        with _recording(findings, name, Compilation(kernels=True, control=control, config=config)) as compiled:
             compiled(probed.several_kernels)(x)
 
 

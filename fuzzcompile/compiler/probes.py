@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from fuzzcompile.compiler.configs import config_of
 from fuzzcompile.compiler.kernels.lowered import Lowered
 from fuzzcompile.compiler.ledger import Frame, GraphRecord, Ledger
-from fuzzcompile.compiler.pass_patches import FUSION_PASSES
 from fuzzcompile.compiler.patching import Probe
 from fuzzcompile.stage_names import DECOMPOSITION, FREEZING, JOINT_GRAPH, LOWERING, POST_GRAD, PRE_GRAD, SCHEDULER
 
@@ -56,8 +54,8 @@ def pre_grad(findings: Findings) -> str | None:
 
 
 def joint_graph(findings: Findings) -> str | None:
-    """The joint graph is recorded."""
-    return _recorded(findings.trained, JOINT_GRAPH, "joint")
+    """A planted pattern is recorded in the joint graph."""
+    return _has(findings.trained, "doubled_sine", JOINT_GRAPH, "joint")
 
 
 def post_grad(findings: Findings) -> str | None:
@@ -72,8 +70,8 @@ def partition(findings: Findings) -> str | None:
 
 
 def freezing(findings: Findings) -> str | None:
-    """A frozen graph is recorded."""
-    return _recorded(findings.frozen, FREEZING)
+    """Constants are folded in a frozen graph."""
+    return _has(findings.frozen, "constant_fold", FREEZING)
 
 
 def plain_passes(findings: Findings) -> str | None:
@@ -82,10 +80,11 @@ def plain_passes(findings: Findings) -> str | None:
 
 
 def frozen_parameters(findings: Findings) -> str | None:
-    """Once parameters are constants, the graph has one input left."""
-    graphs = [record.snapshots[-1].graph for record in _frame(findings.frozen).records if record.stage == FREEZING]
-    inputs = [len(graph.find_nodes(op="placeholder")) for graph in graphs]
-    return None if inputs and inputs[-1] == 1 < inputs[0] else f"inputs of the graphs recorded: {inputs}"
+    """Once parameters are constants, the graph has one input left, and a record of its own."""
+    records = [record for record in _frame(findings.frozen).records if record.stage == FREEZING]
+    inputs = [[len(kept.graph.find_nodes(op="placeholder")) for kept in record.snapshots] for record in records]
+    first = [counts[0] for counts in inputs]
+    return None if first and first[-1] == 1 < first[0] else f"inputs of the graphs recorded: {inputs}"
 
 
 def weights_layout(findings: Findings) -> str | None:
@@ -105,8 +104,8 @@ def graph_pass(findings: Findings) -> str | None:
 
 
 def module_pass(findings: Findings) -> str | None:
-    """A pass over a graph module is recorded."""
-    return _fired(findings.inferred, "constant_fold_uniform_value")
+    """A planted pass over a graph module is recorded."""
+    return _fired(findings.inferred, "module_probe")
 
 
 def joint_pass(findings: Findings) -> str | None:
@@ -124,9 +123,9 @@ def pattern_pass(findings: Findings) -> str | None:
 
 
 def fusion_passes(findings: Findings) -> str | None:
-    """The config has room for passes over the scheduler's nodes."""
-    lacking = [name for name in FUSION_PASSES if not hasattr(config_of("inductor"), name)]
-    return f"the config has no {', '.join(lacking)}" if lacking else None
+    """A planted pass over the scheduler's nodes is recorded."""
+    seen = [label.rewrite for label in findings.generated.unreplayed]
+    return None if "fusion_probe" in seen else f"fusion_probe was not recorded: {', '.join(seen) or 'nothing'}"
 
 
 # -- coverage ---------------------------------------------------------------------------------------
@@ -206,11 +205,10 @@ def _written(ledger: Ledger, *, extern: bool) -> str | None:
 
 def separate_kernels(findings: Findings) -> str | None:
     """Loop nests are kernels of their own where they are to be."""
-    together, apart = (
-        sum(not kernel.extern for kernel in _lowered(ledger).kernels)
-        for ledger in (findings.generated, findings.changed)
-    )
-    return None if together < apart else f"{together} generated kernels, and {apart} where they were to be separate"
+    lowered = _lowered(findings.changed)
+    apart = sum(not kernel.extern for kernel in lowered.kernels)
+    nests = sum(not node.is_extern() for node in getattr(lowered.scheduler, "nodes", ()))
+    return None if nests and nests == apart else f"{apart} generated kernels for {nests} loop nests"
 
 
 def cpp_kernel(findings: Findings) -> str | None:
@@ -287,7 +285,14 @@ def _recorded(ledger: Ledger, stage: str, direction: str | None = None) -> str |
 
 
 def _has(ledger: Ledger, rewrite: str, stage: str, direction: str | None = None) -> str | None:
-    seen = [rewrite.label.rewrite for rewrite in _record(ledger, stage, direction).rewrites]
+    _record(ledger, stage, direction)
+    records = [record for record in _frame(ledger).records if record.stage == stage]
+    seen = [
+        rewrite.label.rewrite
+        for record in records
+        if direction in (None, record.direction)
+        for rewrite in record.rewrites
+    ]
     lacking = f"planted {rewrite} is not in the record of {stage}: {', '.join(seen) or 'empty'}"
     return None if rewrite in seen else lacking
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 _MOST = 40
+_SHOWN = 6
 _LONGEST = 200
 
 
@@ -68,6 +69,13 @@ def gathering() -> Iterator[UnseenLog]:
 def gathered() -> UnseenLog:
     """What the innermost :func:`gathering` holds so far; empty outside of one."""
     return _gathering[-1] if _gathering else UnseenLog()
+
+
+def shown(unseen: Sequence[Unseen]) -> list[str]:
+    """A sentence each, what may matter first; of many, the first few and how many there are."""
+    first = sorted(unseen, key=lambda missed: missed.harmless)[:_SHOWN]
+    rest = len(unseen) - len(first)
+    return [*map(str, first), *([f"not watched: {rest} further steps"] if rest else [])]
 
 
 def reason(error: BaseException) -> str:

@@ -19,7 +19,7 @@ from fuzzcompile.compiler.hooks import initialise_patterns
 from fuzzcompile.compiler.ledger import Ledger
 from fuzzcompile.compiler.same import torch_same
 from fuzzcompile.compiler.session import Compilation
-from fuzzcompile.compiler.unseen import Unseen, gathered, gathering
+from fuzzcompile.compiler.unseen import Unseen, gathered, gathering, shown
 from fuzzcompile.errors import EnvironmentUnfit
 from fuzzcompile.execution.observation import Observation
 from fuzzcompile.judging.decision import Decision, confirmed, decide, randomness, survival
@@ -231,7 +231,7 @@ def _report(answer: _Answer, attribution: Attribution) -> Report:
         # Of a program that was never captured, dynamo lists errors and no breaks.
         graph_breaks=trial.ledger.graph_breaks if trial.ledger.graphs else (),
         warnings=changed_warnings(experiments.eager, trial.observation),
-        notes=(*experiments.case.notes, *map(str, unseen)),
+        notes=(*experiments.case.notes, *shown(unseen)),
     )
 
 
