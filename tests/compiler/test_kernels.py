@@ -68,7 +68,7 @@ def clean(request):
 def test_nothing_is_wrong_with_a_clean_program(clean):
     ledger, _, looks = clean
     assert looks
-    assert not ledger.trouble
+    assert not ledger.unseen
     for look in looks:
         assert look.first_refused() is None
         assert look.wrong_operators() == []
