@@ -34,10 +34,9 @@ from fuzzcompile.stages.scheduler import prove_fusion, suspected_families
 
 # What a kernel's operators give when each has a kernel of its own; "unknown" where that does not run.
 _Alone = Literal["right", "wrong", "unknown"]
-Finding = WrongKernel | Failure
 
 
-class Codegen(Stage[Finding]):
+class Codegen(Stage):
     """Wrong code of an operator, a reduction or a loop, in vectors or in scalars; code that does not compile.
 
     Names, lines and settings are those of the code generator that wrote the kernel (:mod:`fuzzcompile.codegen`).
@@ -46,7 +45,7 @@ class Codegen(Stage[Finding]):
     name = CODEGEN
     component = "inductor"
 
-    def suspects(self, divergence: Divergence) -> list[Suspect[Finding]]:
+    def suspects(self, divergence: Divergence) -> list[Suspect]:
         """The operators of the first wrong kernel of each graph, or of the kernel that failed."""
         trial = divergence.trial
         if trial.observation.failure is not None:
@@ -60,30 +59,30 @@ class Codegen(Stage[Finding]):
             for family in suspected_families(wrong)
         ]
 
-    def without(self, suspect: Suspect[Finding], how: Compilation) -> Without | None:
+    def without(self, suspect: Suspect, how: Compilation) -> Without | None:
         """No vectors where the kernel has them, else ATen in place of the operators; None for a loop of neither."""
         finding = suspect.finding
         if isinstance(finding, Failure):
             return without_failure(finding, how)
-        if finding is None:
+        if not isinstance(finding, WrongKernel):
             return None
         if finding.vectorised:
             return configured(how, dict(finding.generator.scalars))
         names = names_of(finding.lowered, finding.nodes)
         return by_aten(how, names) if names else None
 
-    def prove(self, ablator: Ablator, suspects: Sequence[Suspect[Finding]]) -> Attribution | None:
+    def prove(self, ablator: Ablator, suspects: Sequence[Suspect]) -> Attribution | None:
         """Compile without vectors, then with nothing fused: wrong code, wrong fusion, or neither."""
         for finding in dict.fromkeys(id(suspect.finding) for suspect in suspects):
             suspect = next(suspect for suspect in suspects if id(suspect.finding) == finding)
             if isinstance(suspect.finding, Failure):
                 return prove_failure(ablator, suspect.finding) if stage_of(suspect.finding.failed) == CODEGEN else None
-            found = _prove_kernel(ablator, suspect.finding) if suspect.finding is not None else None
+            found = _prove_kernel(ablator, suspect.finding) if isinstance(suspect.finding, WrongKernel) else None
             if found is not None:
                 return found
         return None
 
-    def workarounds(self, culprit: Culprit) -> Iterator[Mapping[str, object]]:
+    def workarounds(self, culprit: Culprit, given: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
         """Those of the code generator that wrote the culprit's kernel."""
         generator = generator_named(culprit.details.get("code_generator")) or CODE_GENERATORS[0]
         yield from generator.settings

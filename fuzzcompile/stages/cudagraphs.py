@@ -16,7 +16,7 @@ from fuzzcompile.stages.kernels.bisection import attempt, configured
 _SETTING = "triton.cudagraphs"
 
 
-class Cudagraphs(Stage[None]):
+class Cudagraphs(Stage):
     """Recording and replaying a compiled graph, where a setting or a mode such as ``reduce-overhead`` asks for it.
 
     One compile without it decides. On CPU builds, where Inductor records nothing, this was tried with its check of the
@@ -27,7 +27,7 @@ class Cudagraphs(Stage[None]):
     component = "cudagraphs"
     settings = ({_SETTING: False},)
 
-    def suspects(self, divergence: Divergence) -> list[Suspect[None]]:
+    def suspects(self, divergence: Divergence) -> list[Suspect]:
         """The recording, if it was asked for and Inductor found no reason to go without it."""
         experiments, trial = divergence.experiments, divergence.trial
         if effective_setting(experiments.case.settings, trial.how, _SETTING) is not True:
@@ -37,11 +37,11 @@ class Cudagraphs(Stage[None]):
         recorded = any(lowered.cudagraphs for lowered in graphs) if graphs else experiments.device.type == "cuda"
         return [Suspect(self.name, self.name, _source()[0])] if recorded else []
 
-    def without(self, suspect: Suspect[None], how: Compilation) -> Without:
+    def without(self, suspect: Suspect, how: Compilation) -> Without:
         """The same compile, its graphs not recorded."""
         return configured(how, {_SETTING: False})
 
-    def prove(self, ablator: Ablator, suspects: Sequence[Suspect[None]]) -> Attribution | None:
+    def prove(self, ablator: Ablator, suspects: Sequence[Suspect]) -> Attribution | None:
         """The recording, if the divergence is gone without it; None if it stays."""
         if not suspects or not attempt(ablator, self.without(suspects[0], ablator.how))[1]:
             return None

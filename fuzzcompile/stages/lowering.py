@@ -24,10 +24,9 @@ from fuzzcompile.stages.kernels.omissions import left_undone
 from fuzzcompile.stages.kernels.wrong import Failure, WrongOperator, family_of_node
 
 _MAX_OPERATORS = 3
-Finding = WrongOperator | Failure
 
 
-class Lowering(Stage[Finding]):
+class Lowering(Stage):
     """Wrong IR, a library called wrongly, a lowering that raises, or one that lost a check of its operator.
 
     An omission shows here too: a lowering that raises for an operator that an earlier pass should have replaced. Then
@@ -37,7 +36,7 @@ class Lowering(Stage[Finding]):
     name = LOWERING
     component = "inductor"
 
-    def suspects(self, divergence: Divergence) -> list[Suspect[Finding]]:
+    def suspects(self, divergence: Divergence) -> list[Suspect]:
         """Operators whose IR is wrong, those wrong in float64 first, then operators that failed."""
         trial, operators = divergence.trial, list[WrongOperator]()
         error = trial.observation.failure
@@ -50,21 +49,21 @@ class Lowering(Stage[Finding]):
         elif error.phase == "run":  # a wrong index, say, that a kernel stumbled over
             operators = [operator for operator in _wrong_operators(divergence) if operator.exact]
         failure = failure_of(trial) if error is not None else None
-        failed = [Suspect[Finding](self.name, family, finding=failure) for family in failed_families(failure)]
+        failed = [Suspect(self.name, family, finding=failure) for family in failed_families(failure)]
         return [*map(self._suspect, operators), *_omitted(failure), *failed]
 
-    def _suspect(self, wrong: WrongOperator) -> Suspect[Finding]:
+    def _suspect(self, wrong: WrongOperator) -> Suspect:
         family = family_of_node(wrong.lowered, wrong.lowered.producer(wrong.node))
         return Suspect(self.name, family, finding=wrong, certain=wrong.exact)
 
-    def without(self, suspect: Suspect[Finding], how: Compilation) -> Without | None:
+    def without(self, suspect: Suspect, how: Compilation) -> Without | None:
         """ATen computes the operator; None for views and for what writes to its arguments."""
         finding = suspect.finding
         if isinstance(finding, Failure):
             return None if suspect.stage != self.name else without_failure(finding, how)
-        return by_aten(how, [finding.name]) if finding is not None and _can_fall_back(finding) else None
+        return by_aten(how, [finding.name]) if isinstance(finding, WrongOperator) and _can_fall_back(finding) else None
 
-    def prove(self, ablator: Ablator, suspects: Sequence[Suspect[Finding]]) -> Attribution | None:
+    def prove(self, ablator: Ablator, suspects: Sequence[Suspect]) -> Attribution | None:
         """The operators that ATen must compute for the divergence to go; unproved, one that is certainly wrong."""
         operators = [suspect.finding for suspect in suspects if isinstance(suspect.finding, WrongOperator)]
         if ablator.trial.judgement.verdict is Verdict.ACCEPTS_INVALID:
@@ -79,7 +78,7 @@ class Lowering(Stage[Finding]):
         called = [wrong for wrong in operators if wrong.kernel is not None][:1]
         return _prove_operators(ablator, called) or found
 
-    def workarounds(self, culprit: Culprit) -> Iterator[Mapping[str, object]]:
+    def workarounds(self, culprit: Culprit, given: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
         """Loops that are not vectorised, where the code generator of the culprit's kernel has vectors."""
         generator = generator_named(culprit.details.get("code_generator")) or CODE_GENERATORS[0]
         yield from [generator.scalars] if generator.scalars else []
@@ -90,7 +89,7 @@ def _wrong_operators(divergence: Divergence) -> list[WrongOperator]:
     return sorted(operators, key=lambda wrong: not wrong.exact)
 
 
-def _omitted(failure: Failure | None) -> list[Suspect[Finding]]:
+def _omitted(failure: Failure | None) -> list[Suspect]:
     """The pass that should have replaced the operator whose lowering raised."""
     undone = left_undone(failure) if failure is not None else None
     if undone is None:

@@ -14,15 +14,14 @@ from fuzzcompile.stages.base import Stage, Suspect, Without
 from fuzzcompile.stages.kernels.culprits import kernel_culprit, values_shown
 from fuzzcompile.stages.kernels.examined import examined_in, first_wrong_kernels
 from fuzzcompile.stages.kernels.failures import failed_families, failure_of
-from fuzzcompile.stages.kernels.wrong import Failure, WrongKernel, WrongOutput
+from fuzzcompile.stages.kernels.wrong import WrongKernel, WrongOutput
 from fuzzcompile.stages.scheduler import suspected_families
 
 _WRAPPER = "wrapper"
 _KERNEL_CALL = "kernel call"
-Finding = WrongOutput | WrongKernel | Failure
 
 
-class Runtime(Stage[Finding]):
+class Runtime(Stage):
     """Outputs that are wrong though all kernels wrote what they should; kernels that are handed other memory.
 
     No compile can do without the wrapper, so that nothing here is proved.
@@ -32,7 +31,7 @@ class Runtime(Stage[Finding]):
     component = "inductor"
     settings = ({"allow_buffer_reuse": False, "inplace_buffers": False},)
 
-    def suspects(self, divergence: Divergence) -> list[Suspect[Finding]]:
+    def suspects(self, divergence: Divergence) -> list[Suspect]:
         """The kernels that may have been handed wrong memory; the wrapper where no kernel is wrong."""
         trial = divergence.trial
         if trial.observation.failure is not None:
@@ -48,11 +47,11 @@ class Runtime(Stage[Finding]):
         outputs = [wrong for look in examined_in(divergence) for wrong in look.wrong_outputs()]
         return [Suspect(self.name, _WRAPPER, finding=wrong) for wrong in outputs]
 
-    def without(self, suspect: Suspect[Finding], how: Compilation) -> Without | None:
+    def without(self, suspect: Suspect, how: Compilation) -> Without | None:
         """Nothing: no compile can do without the wrapper."""
         return None
 
-    def prove(self, ablator: Ablator, suspects: Sequence[Suspect[Finding]]) -> Attribution | None:
+    def prove(self, ablator: Ablator, suspects: Sequence[Suspect]) -> Attribution | None:
         """The wrapper, if outputs are wrong and no kernel is; confidence stays low."""
         outputs = [suspect.finding for suspect in suspects if isinstance(suspect.finding, WrongOutput)]
         if not outputs:

@@ -20,17 +20,16 @@ from fuzzcompile.stages.kernels.failures import failed_families, failure_of, pro
 from fuzzcompile.stages.kernels.wrong import Failure, WrongKernel, family_of_node
 
 _NO_REUSE: dict[str, object] = {"allow_buffer_reuse": False, "inplace_buffers": False}
-Finding = WrongKernel | Failure
 
 
-class Scheduler(Stage[Finding]):
+class Scheduler(Stage):
     """Fusion that breaks a dependence, kernels in a wrong order, memory that is given away too early."""
 
     name = SCHEDULER
     component = "inductor"
     settings = ({"epilogue_fusion": False}, {"max_fusion_size": 1}, {"inplace_buffers": False})
 
-    def suspects(self, divergence: Divergence) -> list[Suspect[Finding]]:
+    def suspects(self, divergence: Divergence) -> list[Suspect]:
         """The first wrong kernel of each graph: its arguments were overwritten, or it is fused; failed operators."""
         trial = divergence.trial
         if trial.observation.failure is not None:
@@ -44,16 +43,18 @@ class Scheduler(Stage[Finding]):
             for family in suspected_families(wrong, ("buffer reuse", "order of kernels"))
         ]
 
-    def without(self, suspect: Suspect[Finding], how: Compilation) -> Without | None:
+    def without(self, suspect: Suspect, how: Compilation) -> Without | None:
         """Buffers that share no memory, or a kernel whose operators are not fused."""
         finding = suspect.finding
         if isinstance(finding, Failure):
             return without_failure(finding, how)
-        if finding is None or finding.overwritten is None:
-            return unfused(how, finding.labels) if finding is not None else None
+        if not isinstance(finding, WrongKernel):
+            return None
+        if finding.overwritten is None:
+            return unfused(how, finding.labels)
         return configured(how, _NO_REUSE, "no reuse of buffers")
 
-    def prove(self, ablator: Ablator, suspects: Sequence[Suspect[Finding]]) -> Attribution | None:
+    def prove(self, ablator: Ablator, suspects: Sequence[Suspect]) -> Attribution | None:
         """Overwritten arguments, and errors of the scheduler.
 
         Whether fusion or the code of a kernel is at fault shows only in the proof of the latter: see
@@ -63,11 +64,11 @@ class Scheduler(Stage[Finding]):
             finding = suspect.finding
             if isinstance(finding, Failure):
                 return prove_failure(ablator, finding) if stage_of(finding.failed) == self.name else None
-            if finding is not None and finding.overwritten is not None:
+            if isinstance(finding, WrongKernel) and finding.overwritten is not None:
                 return self._reused(ablator, suspect, finding)
         return None
 
-    def _reused(self, ablator: Ablator, suspect: Suspect[Finding], wrong: WrongKernel) -> Attribution | None:
+    def _reused(self, ablator: Ablator, suspect: Suspect, wrong: WrongKernel) -> Attribution | None:
         """Arguments were overwritten before the kernel read them: reuse came too early, or the order is wrong."""
         without, stale = self.without(suspect, ablator.how), wrong.overwritten
         if without is None or stale is None:

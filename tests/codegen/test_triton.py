@@ -15,7 +15,7 @@ from torch._inductor.codegen.triton import TritonKernel, TritonKernelOverrides
 from triton_on_cpu import triton_on_cpu
 
 from fuzzcompile.attribution.ablating import Ablator
-from fuzzcompile.attribution.steps import ReplayCount
+from fuzzcompile.attribution.replays import ReplayCount
 from fuzzcompile.case import CompileSettings, load_case
 from fuzzcompile.codegen.table import generator_of
 from fuzzcompile.codegen.triton import Triton
@@ -23,6 +23,7 @@ from fuzzcompile.compiler.hooks import initialise_patterns
 from fuzzcompile.compiler.session import Compilation, compiling
 from fuzzcompile.stages.codegen import Codegen
 from fuzzcompile.stages.kernels.search import behind_the_graphs
+from fuzzcompile.stages.table import BEHIND
 from fuzzcompile.trials.compiles import Experiments
 
 CPU = torch.device("cpu")
@@ -133,7 +134,7 @@ def attributed(folder: Path, body: str, fault: contextlib.AbstractContextManager
         trial = experiments.trial()
         assert trial.judgement.verdict.is_bug
         ablator = Ablator(experiments, trial, ReplayCount())
-        found = behind_the_graphs(ablator)
+        found = behind_the_graphs(BEHIND, ablator)
     assert found is not None
     return found.culprit, ablator.ablations
 
@@ -146,7 +147,7 @@ def test_a_wrong_operator_is_named_by_triton_and_not_by_cpp(tmp_path, operator):
     assert culprit.source == "test_triton.py"  # where the planted form is defined
     assert culprit.details["code_generator"] == "Triton"
     assert "simdlen" not in " ".join(ablation.toggle for ablation in ablations)
-    assert "simdlen" not in str(list(Codegen().workarounds(culprit)))
+    assert "simdlen" not in str(list(Codegen().workarounds(culprit, {})))
 
 
 def test_a_wrong_reduction_is_named_by_its_kind(tmp_path):

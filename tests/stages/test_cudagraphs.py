@@ -13,12 +13,13 @@ import torch._inductor.cudagraph_utils
 
 from fuzzcompile.attribution.ablating import Ablator
 from fuzzcompile.attribution.divergence import Divergence
-from fuzzcompile.attribution.steps import ReplayCount
+from fuzzcompile.attribution.replays import ReplayCount
 from fuzzcompile.case import load_case
 from fuzzcompile.compiler.hooks import initialise_patterns
 from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.stages.cudagraphs import Cudagraphs
 from fuzzcompile.stages.kernels.search import behind_the_graphs
+from fuzzcompile.stages.table import BEHIND
 from fuzzcompile.trials.compiles import Experiments
 
 CPU = torch.device("cpu")
@@ -62,12 +63,12 @@ def test_a_wrong_recording_is_named_and_proved_by_the_setting(tmp_path, settings
     with recording():
         ablator = ablator_of(tmp_path, settings)
         assert ablator.trial.judgement.verdict.is_bug
-        found = behind_the_graphs(ablator)
+        found = behind_the_graphs(BEHIND, ablator)
     culprit = found.culprit
     assert (culprit.stage, culprit.family, culprit.necessary) == ("cudagraphs", "cudagraphs", True)
     assert culprit.source == "torch/_inductor/cudagraph_trees.py"
     assert [ablation.toggle for ablation in ablator.ablations if ablation.repairs] == ["triton.cudagraphs=False"]
-    assert list(Cudagraphs().workarounds(culprit)) == [{"triton.cudagraphs": False}]
+    assert list(Cudagraphs().workarounds(culprit, {})) == [{"triton.cudagraphs": False}]
 
 
 def test_nothing_is_suspected_where_nothing_is_recorded(tmp_path):

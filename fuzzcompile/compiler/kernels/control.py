@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import fx
 
-from fuzzcompile.compiler.kernels.codegen_operators import in_scalars
 from fuzzcompile.compiler.kernels.lowered import Lowered
 from fuzzcompile.compiler.kernels.operators import can_fall_back, operator_of
 
@@ -56,26 +54,3 @@ def falls_back(control: Control, lowered: Lowered, node: fx.Node) -> bool:
     if control.lowered is not None:
         chosen = chosen or not chooses(control.lowered, label)
     return chosen and can_fall_back(node)
-
-
-@contextlib.contextmanager
-def scalarised(names: Sequence[str]) -> Iterator[None]:
-    """Compute operators of vectorised C++ element by element, as Inductor does where it has no vectors."""
-    if not names:
-        yield
-        return
-    from torch._inductor.codegen import cpp
-
-    with contextlib.ExitStack() as stack:
-        for name in names:
-            scalar = getattr(cpp.CppOverrides, name, None)
-            if scalar is None or not hasattr(cpp.CppVecOverrides, "_scalarize"):
-                continue
-            function = in_scalars(name, scalar)
-            before = vars(cpp.CppVecOverrides).get(name)
-            setattr(cpp.CppVecOverrides, name, staticmethod(function))
-            if before is None:
-                stack.callback(delattr, cpp.CppVecOverrides, name)
-            else:
-                stack.callback(setattr, cpp.CppVecOverrides, name, before)
-        yield

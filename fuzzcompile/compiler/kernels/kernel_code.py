@@ -22,13 +22,14 @@ class _Wrapper(Protocol):
     def writeline(self, line: str) -> None: ...
 
 
-def wrap_define_kernel(watch: Watch, original: Callable[..., str]) -> Function:
+def wrap_define_kernel(watch: Watch, original: Function) -> Function:
     """Keep a kernel's source, its scheduler nodes, and the class that generated it."""
 
     def define_kernel(
         scheduling: object, source: str, nodes: Sequence[BaseSchedulerNode], *args: object, **kwargs: object
-    ) -> str:
+    ) -> object:
         name = original(scheduling, source, nodes, *args, **kwargs)
+        assert isinstance(name, str), "a kernel is defined under a name"
         lowered = watch.current()
         if lowered is not None:
             watch.pending[name] = tuple(nodes)

@@ -19,7 +19,7 @@ from torch import fx
 
 from fuzzcompile.attribution.divergence import Divergence
 from fuzzcompile.attribution.inputs import inputs_of
-from fuzzcompile.attribution.steps import ReplayCount
+from fuzzcompile.attribution.replays import ReplayCount
 from fuzzcompile.compiler.kernels.evaluated import Evaluated, nodes_by_buffer
 from fuzzcompile.compiler.kernels.loops import NotEvaluable
 from fuzzcompile.compiler.kernels.lowered import GraphCall, Lowered

@@ -11,6 +11,7 @@ from fuzzcompile.compiler.decompositions import family_of_operator
 from fuzzcompile.compiler.kernels.lowered import Failed
 from fuzzcompile.compiler.kernels.operators import lowering_source
 from fuzzcompile.compiler.session import Compilation
+from fuzzcompile.facts import facts
 from fuzzcompile.stage_names import CODEGEN, LOWERING, RUNTIME, SCHEDULER
 from fuzzcompile.stages.base import Without
 from fuzzcompile.stages.kernels.bisection import (
@@ -28,8 +29,7 @@ from fuzzcompile.stages.kernels.wrong import Failure, family_of_node, labels_of,
 from fuzzcompile.trials.compiles import Trial
 
 # Where loops are built from the IR: by the lowering, or later when the scheduler asks for them.
-_ALWAYS_LOWERING = ("torch/_inductor/index_propagation.py", "torch/_inductor/lowering.py")
-_LOWERING = ("torch/_inductor/ir.py", "torch/_inductor/loop_body.py")
+_FILES = facts().lowering_files
 
 
 def failure_of(trial: Trial) -> Failure | None:
@@ -68,7 +68,7 @@ def stage_of(failed: Failed) -> str:
     """The stage of what raised: loops are built by the lowering's code, whatever asks for them."""
     if failed.place == RUNTIME:
         return CODEGEN
-    if failed.source in _ALWAYS_LOWERING or (failed.place == SCHEDULER and failed.source in _LOWERING):
+    if failed.source in _FILES.always or (failed.place == SCHEDULER and failed.source in _FILES.when_scheduling):
         return LOWERING
     return failed.place
 
