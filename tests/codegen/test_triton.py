@@ -40,7 +40,7 @@ def lowered():
     with triton_on_cpu(), compiling(CompileSettings(), Compilation(kernels=True)) as session:
         result = session.compile(lambda x, y: torch.exp(x) * y - torch.sin(x))(x, y)
     assert torch.allclose(result, torch.exp(x) * y - torch.sin(x))
-    assert not session.ledger.trouble
+    assert not session.ledger.unseen
     (graph,) = session.ledger.lowered
     return graph
 
@@ -100,6 +100,11 @@ def test_a_refused_statement_leads_to_its_operator(lowered):
 # -- faults planted in the code generator -----------------------------------------------------------
 
 
+def refused(name):
+    TritonKernelOverrides._setup_libdevice_routing()
+    return mock.patch.object(TritonKernelOverrides, name, staticmethod(lambda x: f"tl_math.no_such_function({x})"))
+
+
 def wrong(name):
     TritonKernelOverrides._setup_libdevice_routing()  # done once, and it copies what it finds
     original = getattr(TritonKernelOverrides, name)
@@ -154,3 +159,10 @@ def test_a_wrong_reduction_is_named_by_its_kind(tmp_path):
     culprit, _ = attributed(tmp_path, SUM, wrong_sum())
     assert (culprit.stage, culprit.rewrite, culprit.family) == ("codegen", "reduction:sum", "reduction:sum")
     assert culprit.necessary is True
+
+
+def test_an_operator_that_triton_refuses_is_named(tmp_path):
+    culprit, _ = attributed(tmp_path, PRODUCT, refused("sin"))
+    assert (culprit.stage, culprit.rewrite, culprit.family) == ("codegen", "TritonKernelOverrides.sin", "sin")
+    assert (culprit.necessary, culprit.confidence) == (True, "high")
+    assert culprit.details["error"] == "CompilationError: NameError('no_such_function is not defined')"

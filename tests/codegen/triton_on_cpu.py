@@ -85,9 +85,21 @@ class InterpretedKernel:
         self.function(*pointers, **dict.fromkeys(blocks, 1024))
 
 
-def interpreted(compiler: AsyncCompile, name: str, source: str, device_str: str = "cpu") -> InterpretedKernel:
-    """Stands in for ``AsyncCompile.triton``."""
-    return InterpretedKernel(name, source)
+class CompilationError(Exception):
+    """As Triton words it: the kernel up to the line at fault, a caret, the reason."""
+
+    def __init__(self, lines: list[str], reason: str) -> None:
+        column = len(lines[-1]) - len(lines[-1].lstrip())
+        super().__init__("\n".join([f"at {len(lines)}:{column}:", *lines, " " * column + "^", reason]))
+
+
+def interpreted(self: AsyncCompile, kernel_name: str, source_code: str, device_str: str = "cpu") -> InterpretedKernel:
+    """Stands in for ``AsyncCompile.triton``; refuses what calls ``no_such_function``."""
+    lines = source_code[source_code.index("def ") :].splitlines()
+    refused = next((number for number, line in enumerate(lines, 1) if "no_such_function" in line), None)
+    if refused is not None:
+        raise CompilationError(lines[:refused], "NameError('no_such_function is not defined')")
+    return InterpretedKernel(kernel_name, source_code)
 
 
 @contextlib.contextmanager
