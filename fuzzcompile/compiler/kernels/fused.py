@@ -1,11 +1,11 @@
-"""Whether the loops that one kernel computes may be computed together, as far as their memory tells."""
+"""Whether the loops of one kernel may be computed together, judged by the memory that they access."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, Protocol, SupportsInt, cast
 
 import torch
 
@@ -13,17 +13,28 @@ from fuzzcompile.compiler.kernels.loop_indices import Indices
 from fuzzcompile.compiler.kernels.loops import LARGEST_SPACE, NotEvaluable
 from fuzzcompile.compiler.kernels.lowered import Lowered
 
+if TYPE_CHECKING:
+    from torch._inductor.scheduler import BaseSchedulerNode
+
 # "broken": one loop touches an element that another writes in another iteration; "kept": none does;
 # "unknown": their iterations cannot be compared.
 Dependences = Literal["broken", "kept", "unknown"]
 
 
-def dependences(lowered: Lowered, scheduled: Sequence[Any]) -> Dependences:
+class _Access(Protocol):
+    """A read or a write of a loop: an index expression over the loop's variables."""
+
+    index: object
+    var_names: Sequence[object]
+    size: Sequence[SupportsInt]
+
+
+def dependences(lowered: Lowered, scheduled: Sequence[BaseSchedulerNode]) -> Dependences:
     """Whether fused loops keep their dependences, from the elements that each reads and writes in an iteration."""
     renamed = getattr(lowered.scheduler, "mutation_real_name", {})
     unknown = False
-    for one, other in _together(lowered, scheduled):
-        for first, second in _touching(one, other, renamed):
+    for before, after in _together(lowered, scheduled):
+        for first, second in _touching(before, after, renamed):
             crossed = _crossed(first, second)
             if crossed:
                 return "broken"
@@ -31,22 +42,22 @@ def dependences(lowered: Lowered, scheduled: Sequence[Any]) -> Dependences:
     return "unknown" if unknown else "kept"
 
 
-def _crossed(one: Any, other: Any) -> bool | None:
+def _crossed(first: _Access, second: _Access) -> bool | None:
     """Whether two accesses meet at an element in different iterations; None where that cannot be said."""
     try:
-        if one.index == other.index and one.var_names == other.var_names and one.size == other.size:
+        if (first.index, first.var_names, first.size) == (second.index, second.var_names, second.size):
             return False
-        count = math.prod(one.size)
-        if count != math.prod(other.size) or count > LARGEST_SPACE:
+        count = math.prod(int(size) for size in first.size)
+        if count != math.prod(int(size) for size in second.size) or count > LARGEST_SPACE:
             return None
-        places = [_places(access) for access in (one, other)]
+        places = [_places(access) for access in (first, second)]
     except (AttributeError, KeyError, NotEvaluable, RuntimeError, TypeError, ValueError):
         return None
     shared = torch.isin(places[0], places[1])
     return bool((shared & (places[0] != places[1])).any())
 
 
-def _places(access: Any) -> torch.Tensor:
+def _places(access: _Access) -> torch.Tensor:
     """Where an access stands in its buffer, for each iteration in order."""
     from torch.utils._sympy.interp import sympy_interp
 
@@ -56,25 +67,30 @@ def _places(access: Any) -> torch.Tensor:
     return place.expand(sizes).reshape(-1)
 
 
-def _together(lowered: Lowered, scheduled: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+def _together(
+    lowered: Lowered, scheduled: Sequence[BaseSchedulerNode]
+) -> Iterator[tuple[BaseSchedulerNode, BaseSchedulerNode]]:
     """Pairs of a kernel's loops that are one loop nest; nests that share their outer loops only are passed over."""
-    inside = {id(one) for node in scheduled for one in (node.get_nodes() if hasattr(node, "get_nodes") else ())}
+    inside = {id(loop) for node in scheduled for loop in (node.get_nodes() if hasattr(node, "get_nodes") else ())}
     for nest in getattr(lowered.scheduler, "nodes", ()):
         if type(nest).__name__ == "FusedSchedulerNode":
-            yield from itertools.combinations([one for one in nest.get_nodes() if id(one) in inside], 2)
+            yield from itertools.combinations([loop for loop in nest.get_nodes() if id(loop) in inside], 2)
 
 
-def _touching(one: Any, other: Any, renamed: dict[str, str]) -> Iterator[tuple[Any, Any]]:
+def _touching(
+    before: BaseSchedulerNode, after: BaseSchedulerNode, renamed: Mapping[str, str]
+) -> Iterator[tuple[_Access, _Access]]:
     """Pairs of accesses of two loops to one buffer of which at least one writes."""
-    reads, writes = ([_accesses(node, kind, renamed) for node in (one, other)] for kind in ("reads", "writes"))
-    for first, second in ((reads[0], writes[1]), (writes[0], reads[1]), (writes[0], writes[1])):
-        for (name, access), (other_name, other_access) in itertools.product(first, second):
-            if name == other_name:
-                yield access, other_access
+    reads, writes = ([_accesses(node, kind, renamed) for node in (before, after)] for kind in ("reads", "writes"))
+    for left, right in ((reads[0], writes[1]), (writes[0], reads[1]), (writes[0], writes[1])):
+        for (left_buffer, first), (right_buffer, second) in itertools.product(left, right):
+            if left_buffer == right_buffer:
+                yield first, second
 
 
-def _accesses(node: Any, kind: str, renamed: dict[str, str]) -> list[tuple[str, Any]]:
+def _accesses(node: BaseSchedulerNode, kind: str, renamed: Mapping[str, str]) -> list[tuple[str, _Access]]:
     """What a loop reads or writes, with its buffer; what only keeps loops in order is no access."""
-    found = getattr(getattr(node, "read_writes", None), kind, ())
-    named = [(str(getattr(one, "name", "")), one) for one in found if type(one).__name__ in ("MemoryDep", "StarDep")]
-    return [(renamed.get(name, name), one) for name, one in named]
+    dependences = getattr(getattr(node, "read_writes", None), kind, ())
+    accesses = [access for access in dependences if type(access).__name__ in ("MemoryDep", "StarDep")]
+    names = [str(getattr(access, "name", "")) for access in accesses]
+    return [(renamed.get(name, name), cast("_Access", access)) for name, access in zip(names, accesses, strict=True)]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 
@@ -37,7 +36,7 @@ def callback(key: int, function: str, number: int) -> str:
     return f"__import__('{package}.{rest}').{rest}.{function}({key}, {number}, locals())"
 
 
-def before_kernel(key: int, number: int, variables: dict[str, Any]) -> None:
+def before_kernel(key: int, number: int, variables: dict[str, object]) -> None:
     """Kernel ``number`` of graph ``key`` is about to be called: its arguments should hold what was written to them."""
     call = _call(key, starts=number == 0)
     if call is None:
@@ -51,7 +50,7 @@ def before_kernel(key: int, number: int, variables: dict[str, Any]) -> None:
                 del call.last[name]
 
 
-def after_kernel(key: int, number: int, variables: dict[str, Any]) -> None:
+def after_kernel(key: int, number: int, variables: dict[str, object]) -> None:
     """Kernel ``number`` of graph ``key`` returned: keep what it wrote."""
     call = _call(key, starts=False)
     if call is None:
@@ -73,7 +72,7 @@ def after_kernel(key: int, number: int, variables: dict[str, Any]) -> None:
             call.last[variable] = number, kept
 
 
-def at_return(key: int, inputs: Sequence[Any], outputs: Any) -> None:
+def at_return(key: int, inputs: Sequence[object], outputs: object) -> None:
     """Graph ``key`` returned."""
     call = _call(key, starts=False)
     if call is None:
@@ -82,12 +81,13 @@ def at_return(key: int, inputs: Sequence[Any], outputs: Any) -> None:
     with _guarded(key):
         lowered = _watched[key]
         listed = outputs if isinstance(outputs, (tuple, list)) else [outputs]
-        call.outputs = [one.detach().clone() if isinstance(one, torch.Tensor) else one for one in listed]
+        call.outputs = [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in listed]
         names = list(lowered.graph.graph_inputs)
         mutated = {names.index(name) for name in lowered.graph.mutated_inputs if name in names}
         for place in _written_inputs(lowered) | mutated:
-            if isinstance(inputs[place], torch.Tensor):
-                call.inputs_after[place] = inputs[place].detach().clone()
+            value = inputs[place]
+            if isinstance(value, torch.Tensor):
+                call.inputs_after[place] = value.detach().clone()
 
 
 def _written_inputs(lowered: Lowered) -> set[int]:
@@ -114,10 +114,10 @@ def _call(key: int, *, starts: bool) -> GraphCall | None:
     return lowered.calls[-1] if len(lowered.calls) <= CAPTURED_CALLS else None
 
 
-def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    if one.shape != other.shape or one.dtype != other.dtype:
+def _same_bits(value: torch.Tensor, kept: torch.Tensor) -> bool:
+    if value.shape != kept.shape or value.dtype != kept.dtype:
         return True  # another view of it
-    return bool(((one == other) | ((one != one) & (other != other))).all())
+    return bool(((value == kept) | ((value != value) & (kept != kept))).all())
 
 
 @contextlib.contextmanager

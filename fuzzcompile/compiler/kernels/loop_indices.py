@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 
 class Indices:
-    """Computes index expressions on integers and on tensors of them; handed to torch's interpreter of sympy."""
+    """Index expressions on integers and on tensors of them, for torch's interpreter of sympy expressions."""
 
     constant = staticmethod(lambda value, dtype: float(value) if dtype is torch.double else int(value))
     add = staticmethod(lambda a, b: a + b)
@@ -40,21 +38,21 @@ class Indices:
     round_to_int = staticmethod(lambda a, dtype: torch.round(torch.as_tensor(a)).to(dtype))
 
     @staticmethod
-    def to_dtype(value: Any, dtype: torch.dtype) -> torch.Tensor:
+    def to_dtype(value: object, dtype: torch.dtype) -> torch.Tensor:
         """The value in another dtype."""
         return torch.as_tensor(value).to(dtype)
 
     @staticmethod
-    def where(condition: Any, one: Any, other: Any) -> torch.Tensor:
-        """One or the other, by a condition."""
-        return torch.where(torch.as_tensor(condition), torch.as_tensor(one), torch.as_tensor(other))
+    def where(condition: object, then: object, otherwise: object) -> torch.Tensor:
+        """``then`` where the condition holds, else ``otherwise``."""
+        return torch.where(torch.as_tensor(condition), torch.as_tensor(then), torch.as_tensor(otherwise))
 
     @staticmethod
-    def minimum(a: Any, b: Any) -> torch.Tensor:
+    def minimum(a: object, b: object) -> torch.Tensor:
         """The smaller one."""
         return torch.minimum(torch.as_tensor(a), torch.as_tensor(b))
 
     @staticmethod
-    def maximum(a: Any, b: Any) -> torch.Tensor:
+    def maximum(a: object, b: object) -> torch.Tensor:
         """The larger one."""
         return torch.maximum(torch.as_tensor(a), torch.as_tensor(b))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
-Operator = Callable[..., Any]
+Operator = Callable[..., object]
+Reduced = torch.Tensor | tuple[torch.Tensor, ...]
+Unary = Callable[[torch.Tensor], torch.Tensor]
 _LOW = (torch.bfloat16, torch.float16)
 _RENAMED = {
     "truediv": "true_divide",
@@ -30,26 +31,30 @@ _RENAMED = {
 
 
 def loop_operator(name: str) -> Operator | None:
-    """The function that computes operator ``name`` of a loop on tensors; None if there is none that we know."""
+    """The function that computes operator ``name`` of a loop on tensors; None if none is known."""
     if name in _OWN:
         return _OWN[name]
     for place in (torch, torch.special):
-        found = getattr(place, _RENAMED.get(name, name), None)
-        if callable(found) and not name.startswith("_"):
-            return functools.partial(_with_tensors, found)
+        function = getattr(place, _RENAMED.get(name, name), None)
+        if callable(function) and not name.startswith("_"):
+            return functools.partial(_with_tensors, function)
     return None
 
 
-def reduce(kind: str, value: Any, dims: Sequence[int]) -> Any:
-    """Reduce ``value`` over the trailing dimensions ``dims``, which are kept with size 1.
+def reduce(kind: str, values: Sequence[torch.Tensor], dims: Sequence[int]) -> Reduced:
+    """Reduce values over the trailing dimensions ``dims``, which are kept with size 1.
+
+    Args:
+        kind: as Inductor names it: ``sum``, ``argmax``, ``welford_combine``.
+        values: one tensor; mean, squares and weights for ``welford_combine``.
+        dims: the trailing dimensions.
 
     Raises:
         KeyError: a kind of reduction that is not known.
     """
-    dims = list(dims)
     if kind == "welford_combine":
-        return _welford_combine(value, dims)
-    return _REDUCTIONS[kind](value, dims)
+        return _welford_combine(values, list(dims))
+    return _REDUCTIONS[kind](values[0], list(dims))
 
 
 def real(dtype: torch.dtype, *, double: bool) -> torch.dtype:
@@ -61,7 +66,7 @@ def real(dtype: torch.dtype, *, double: bool) -> torch.dtype:
     return torch.float32 if dtype in _LOW else dtype
 
 
-def _with_tensors(function: Operator, *args: Any, **kwargs: Any) -> Any:
+def _with_tensors(function: Operator, *args: object, **kwargs: object) -> object:
     return function(*(torch.as_tensor(arg) if isinstance(arg, (bool, int, float)) else arg for arg in args), **kwargs)
 
 
@@ -73,13 +78,12 @@ def _truncdiv(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.div(a, b, rounding_mode="trunc")
 
 
-def _to_int(rounded: Operator, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    result: torch.Tensor = rounded(x).to(dtype)
-    return result
+def _to_int(rounded: Unary, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return rounded(x).to(dtype)
 
 
-def _where(condition: torch.Tensor, one: Any, other: Any) -> torch.Tensor:
-    return torch.where(condition.bool(), torch.as_tensor(one), torch.as_tensor(other))
+def _where(condition: torch.Tensor, then: object, otherwise: object) -> torch.Tensor:
+    return torch.where(condition.bool(), torch.as_tensor(then), torch.as_tensor(otherwise))
 
 
 def _sigmoid(x: torch.Tensor) -> torch.Tensor:
@@ -127,14 +131,13 @@ def _any(value: torch.Tensor, dims: list[int]) -> torch.Tensor:
     return value.bool().any(dim=tuple(dims), keepdim=True)
 
 
-def _extreme(function: Operator, value: torch.Tensor, dims: list[int]) -> torch.Tensor:
+def _extreme(function: Callable[..., torch.Tensor], value: torch.Tensor, dims: list[int]) -> torch.Tensor:
     if value.dtype is torch.bool:
         return _extreme(function, value.to(torch.uint8), dims).bool()
-    result: torch.Tensor = function(value, dim=dims, keepdim=True)
-    return result
+    return function(value, dim=dims, keepdim=True)
 
 
-def _place(function: Operator, value: torch.Tensor, dims: list[int]) -> torch.Tensor:
+def _place(function: Callable[..., torch.Tensor], value: torch.Tensor, dims: list[int]) -> torch.Tensor:
     flat = _flattened(value, dims)
     flat = flat.to(torch.uint8) if flat.dtype is torch.bool else flat
     # The first of equal ones, as the loops have it; torch promises none.
@@ -170,7 +173,7 @@ def _online_softmax(value: torch.Tensor, dims: list[int]) -> tuple[torch.Tensor,
     return largest, torch.exp(value - largest).sum(dims, keepdim=True)
 
 
-_REDUCTIONS: dict[str, Callable[[Any, list[int]], Any]] = {
+_REDUCTIONS: dict[str, Callable[[torch.Tensor, list[int]], Reduced]] = {
     "sum": _sum,
     "dot": _sum,
     "prod": _prod,

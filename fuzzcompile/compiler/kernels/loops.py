@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -21,7 +21,7 @@ LARGEST_SPACE = 2**24
 
 
 class NotEvaluable(Exception):
-    """The loop holds something that is not known here, or needs a value that is not there."""
+    """The loop holds an operator that this package does not evaluate, or needs a value that is not known."""
 
 
 class Memory(Protocol):
@@ -35,7 +35,7 @@ class Memory(Protocol):
         ...
 
 
-Body = Callable[..., Any]
+Body = Callable[..., object]
 
 
 def run_loop(
@@ -43,10 +43,10 @@ def run_loop(
     sizes: Sequence[int],
     reduced: Sequence[int],
     memory: Memory,
-    symbols: Mapping[Any, Any],
+    symbols: Mapping[object, object],
     *,
     nested: bool = False,
-) -> Any:
+) -> object:
     """Run ``body`` over an index space.
 
     Args:
@@ -62,20 +62,21 @@ def run_loop(
         What the body returns: for the loader of a value, a tensor of shape ``sizes``.
 
     Raises:
-        NotEvaluable: for anything that this cannot follow.
+        NotEvaluable: for anything that cannot be evaluated.
     """
     from torch._inductor.virtualized import V
 
     shape = [*sizes, *reduced]
     if math.prod(shape) > LARGEST_SPACE:
         raise NotEvaluable(f"{math.prod(shape)} elements")
-    indices: list[Any] = []
-    values: dict[Any, Any] = dict(symbols)
+    sympy = importlib.import_module("sympy")  # which has no types
+    indices: list[object] = []
+    values: dict[object, object] = dict(symbols)
     for dimension, size in enumerate(shape):
         if size == 1:  # as Inductor writes it: an index that is always 0
-            indices.append(_sympy().Integer(0))
+            indices.append(sympy.Integer(0))
             continue
-        symbol = _sympy().Symbol(f"fz{dimension}", integer=True, nonnegative=True)
+        symbol = sympy.Symbol(f"fz{dimension}", integer=True, nonnegative=True)
         view = [1] * len(shape)
         view[dimension] = size
         values[symbol] = torch.arange(size).view(view)
@@ -88,18 +89,14 @@ def run_loop(
             result = body(*lists)
     except NotEvaluable:
         raise
-    except Exception as error:
+    except Exception as error:  # lowerings are any code, a user's too, and may raise anything on real tensors
         raise NotEvaluable(f"{type(error).__name__}: {error}"[:200]) from error
     result = plain(result)
     return result.expand(shape) if isinstance(result, torch.Tensor) else result
 
 
-def _sympy() -> Any:
-    return importlib.import_module("sympy")  # which has no types
-
-
-def plain(value: Any) -> Any:
-    """Without Inductor's wrapper that gives values arithmetic."""
+def plain(value: object) -> object:
+    """A value, or a tuple of values, without Inductor's wrapper that gives them arithmetic."""
     if isinstance(value, tuple):
         return tuple(plain(item) for item in value)
     return getattr(value, "value", value) if not isinstance(value, torch.Tensor) else value
@@ -108,18 +105,18 @@ def plain(value: Any) -> Any:
 class LoopHandler:
     """Answers the operators of a loop body with tensors over the whole index space."""
 
-    def __init__(self, memory: Memory, shape: Sequence[int], reduced: int, values: dict[Any, Any]) -> None:
+    def __init__(self, memory: Memory, shape: Sequence[int], reduced: int, values: dict[object, object]) -> None:
         self.memory, self.shape, self.reduced, self.values = memory, list(shape), reduced, values
         self._masked = 0
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Callable[..., object]:
         if name.startswith("__"):
             raise AttributeError(name)
         function = loop_operator(name)
         if function is None:
             raise NotEvaluable(f"operator {name}")
 
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: object, **kwargs: object) -> object:
             result = function(*(plain(arg) for arg in args), **{key: plain(value) for key, value in kwargs.items()})
             return self._rounded(result)
 
@@ -127,8 +124,8 @@ class LoopHandler:
 
     # -- memory ---------------------------------------------------------------------------------
 
-    def load(self, name: str, index: Any) -> torch.Tensor:
-        """Elements of a buffer; beyond its end there is NaN, or the largest integer, unless that is masked."""
+    def load(self, name: str, index: object) -> torch.Tensor:
+        """Elements of a buffer; NaN or the largest integer beyond its end, unless the load is masked."""
         flat = self.memory.flat(name)
         wanted = torch.as_tensor(self._index(index))
         place = wanted.clamp(0, max(flat.numel() - 1, 0))
@@ -138,7 +135,7 @@ class LoopHandler:
         nothing = float("nan") if value.is_floating_point() else torch.iinfo(value.dtype).max
         return torch.where(place == wanted, value, torch.full_like(value, nothing))
 
-    def store(self, name: str, index: Any, value: Any, mode: str | None = None) -> None:
+    def store(self, name: str, index: object, value: object, mode: str | None = None) -> None:
         """Write elements of a buffer, or (``mode`` ``atomic_add``) add to them."""
         flat = self.memory.flat(name)
         place = torch.as_tensor(self._index(index))
@@ -149,7 +146,7 @@ class LoopHandler:
             raise NotEvaluable(f"{name} is written out of bounds")
         flat.index_put_((place,), written, accumulate=mode is not None and "add" in mode)
 
-    def store_reduction(self, name: str, index: Any, value: Any) -> None:
+    def store_reduction(self, name: str, index: object, value: object) -> None:
         """Write what was reduced."""
         self.store(name, index, value)
 
@@ -161,50 +158,53 @@ class LoopHandler:
 
     # -- indices --------------------------------------------------------------------------------
 
-    def index_expr(self, expression: Any, dtype: torch.dtype) -> torch.Tensor:
+    def index_expr(self, expression: object, dtype: torch.dtype) -> torch.Tensor:
         """The value of an expression of indices."""
         return torch.as_tensor(self._index(expression)).to(real(dtype, double=self.memory.double))
 
     value_expr = index_expr
 
-    def indirect_indexing(self, index: Any, size: Any, check: bool = True, wrap_neg: bool = True) -> Any:
+    def indirect_indexing(self, index: object, size: object, check: bool = True, wrap_neg: bool = True) -> object:
         """A symbol for an index that was computed."""
         value = torch.as_tensor(plain(index)).to(torch.int64)
         if wrap_neg:
-            value = torch.where(value < 0, value + self._index(size), value)
-        symbol = _sympy().Symbol(f"fzi{len(self.values)}", integer=True, nonnegative=True)
+            value = torch.where(value < 0, value + torch.as_tensor(self._index(size)), value)
+        symbol = importlib.import_module("sympy").Symbol(f"fzi{len(self.values)}", integer=True, nonnegative=True)
         self.values[symbol] = value
         return symbol
 
-    def check_bounds(self, *args: Any, **kwargs: Any) -> None:
-        """Loads are kept within bounds here; whether the kernel checks is another matter."""
+    def check_bounds(self, *args: object, **kwargs: object) -> None:
+        """Loads stay within bounds; whether the kernel checks them is not evaluated."""
 
-    def device_assert_async(self, *args: Any, **kwargs: Any) -> None:
-        """Not followed."""
+    def device_assert_async(self, *args: object, **kwargs: object) -> None:
+        """Not evaluated."""
 
-    def _index(self, expression: Any) -> Any:
+    def _index(self, expression: object) -> object:
         from torch.utils._sympy.interp import sympy_interp
 
         if isinstance(expression, (int, torch.Tensor)):
             return expression
-        return sympy_interp(Indices, self.values, expression)
+        result: object = sympy_interp(Indices, self.values, expression)
+        return result
 
     # -- values ---------------------------------------------------------------------------------
 
-    def constant(self, value: Any, dtype: torch.dtype) -> torch.Tensor:
+    def constant(self, value: object, dtype: torch.dtype) -> torch.Tensor:
         """A number."""
         if not isinstance(value, (bool, int, float)):
             value = self._index(value)
         return torch.as_tensor(value).to(real(dtype, double=self.memory.double))
 
-    def to_dtype(self, x: Any, dtype: torch.dtype, src_dtype: Any = None, use_compute_types: bool = True) -> Any:
+    def to_dtype(
+        self, x: object, dtype: torch.dtype, src_dtype: object = None, use_compute_types: bool = True
+    ) -> torch.Tensor:
         """A cast; in float64 none to another floating type is made."""
-        x = torch.as_tensor(plain(x))
+        value = torch.as_tensor(plain(x))
         if dtype.is_floating_point:
             # A cast to fewer digits that the program writes rounds, unless in float64.
-            rounded = x if self.memory.double else x.to(dtype)
+            rounded = value if self.memory.double else value.to(dtype)
             return rounded.to(real(dtype, double=self.memory.double))
-        return x != 0 if dtype is torch.bool else x.to(dtype)
+        return value != 0 if dtype is torch.bool else value.to(dtype)
 
     def to_dtype_bitcast(self, x: object, dtype: torch.dtype, src_dtype: torch.dtype) -> torch.Tensor:
         """The bits of a value of ``src_dtype``, read as ``dtype``; a value in float64 has none of that dtype."""
@@ -213,54 +213,52 @@ class LoopHandler:
         bits = torch.as_tensor(plain(x)).to(src_dtype).view(dtype)
         return bits.to(real(dtype, double=self.memory.double))
 
-    def masked(self, mask: Any, body: Callable[[], Any], other: Any) -> torch.Tensor:
+    def masked(self, mask: object, body: Callable[[], object], other: object) -> torch.Tensor:
         """What ``body`` gives where the mask is set, and ``other`` elsewhere."""
         self._masked += 1
         try:
             value = torch.as_tensor(plain(body()))
         finally:
             self._masked -= 1
-        mask = torch.as_tensor(plain(mask)).bool()
         filled = torch.as_tensor(plain(other)).to(value.dtype)
-        return torch.where(mask, value, filled)
+        return torch.where(torch.as_tensor(plain(mask)).bool(), value, filled)
 
     def bucketize(
         self,
-        values: Any,
-        boundaries: Any,
-        boundary_indices: Any,
+        values: object,
+        boundaries: tuple[str, object, object, object],
+        boundary_indices: object,
         indexing_dtype: torch.dtype,
         right: bool,
-        sorter: Any = None,
-        sorter_indices: Any = None,
+        sorter: object = None,
+        sorter_indices: object = None,
     ) -> torch.Tensor:
         """Positions in one sorted row of boundaries."""
-        if sorter is not None or int(self._index(boundaries[1])) != self.memory.flat(boundaries[0]).numel():
-            raise NotEvaluable("bucketize of rows")
         row = self.memory.flat(boundaries[0])
-        return torch.bucketize(plain(values).to(row.dtype), row, right=right).to(indexing_dtype)
+        if sorter is not None or int(torch.as_tensor(self._index(boundaries[1]))) != row.numel():
+            raise NotEvaluable("bucketize of rows")
+        return torch.bucketize(torch.as_tensor(plain(values)).to(row.dtype), row, right=right).to(indexing_dtype)
 
-    def reduction(self, dtype: torch.dtype, src_dtype: torch.dtype, kind: str, value: Any) -> Any:
+    def reduction(self, dtype: torch.dtype, src_dtype: torch.dtype, kind: str, value: object) -> object:
         """``value`` over the reduced dimensions, which are kept with size 1."""
         value = plain(value)
         dims = range(len(self.shape) - self.reduced, len(self.shape))
         whole = real(src_dtype, double=self.memory.double)
         values = value if isinstance(value, tuple) else (value,)
-        values = tuple(torch.as_tensor(one).to(whole).expand(self.shape) for one in values)
+        values = tuple(torch.as_tensor(part).to(whole).expand(self.shape) for part in values)
         try:
-            result = reduce(kind, values if isinstance(value, tuple) else values[0], dims)
+            result = reduce(kind, values, dims)
         except KeyError:
             raise NotEvaluable(f"reduction {kind}") from None
         wanted = real(dtype, double=self.memory.double)
-        result = tuple(one.to(wanted) for one in result) if isinstance(result, tuple) else result.to(wanted)
-        return self._rounded(result)
+        if isinstance(result, tuple):
+            return tuple(part.to(wanted) for part in result)
+        return self._rounded(result.to(wanted))
 
-    def _rounded(self, value: Any) -> Any:
-        """The value moved by up to one ulp, where that is asked for."""
+    def _rounded(self, value: object) -> object:
+        """The value moved by up to one ulp where noise was asked for; tuples stay as they are."""
         generator = self.memory.generator
-        if generator is None or isinstance(value, tuple):
-            return value
-        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        if generator is None or not isinstance(value, torch.Tensor) or not value.is_floating_point():
             return value
         if bool((value == value.round()).all()):  # whole numbers have nothing rounded off
             return value

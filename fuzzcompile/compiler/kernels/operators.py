@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import fx
@@ -32,10 +32,10 @@ def operator_of(label: str) -> str:
     return label.partition(":")[2].partition("@")[0]
 
 
-def operator_name(target: Any) -> str:
+def operator_name(target: object) -> str:
     """The name that a reader knows: ``aten.gelu.default``."""
     if is_handler(target):
-        return str(getattr(target.func, "__name__", target))
+        return str(getattr(getattr(target, "func", None), "__name__", target))
     return str(target) if isinstance(target, torch._ops.OpOverload) else str(getattr(target, "__name__", target))
 
 
@@ -50,7 +50,7 @@ def can_fall_back(node: fx.Node) -> bool:
     return any(isinstance(argument.meta.get("val"), torch.Tensor) for argument in node.all_input_nodes)
 
 
-def lowering_source(target: Any) -> tuple[str | None, int | None]:
+def lowering_source(target: Callable[..., object] | str) -> tuple[str | None, int | None]:
     """File and line of the function that lowers an operator (None, None where there is none)."""
     if is_handler(target):
         return source_of(target)

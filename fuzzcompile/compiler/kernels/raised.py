@@ -25,7 +25,7 @@ def raised_at(error: BaseException) -> tuple[str | None, int | None, str | None]
     frames that only hand calls on are passed over unless there is nothing else. Each is None without such a frame.
     """
     frames = [(name, line, frame) for frame, line in _frames(_root(error)) if (name := _file(frame)) is not None]
-    telling = [one for one in frames if not _hands_on(one[0], one[2])] or frames
+    telling = [(name, line, frame) for name, line, frame in frames if not _hands_on(name, frame)] or frames
     if not telling:
         return None, None, None
     name, line, frame = telling[-1]
