@@ -9,12 +9,9 @@ from typing import Any
 
 import torch
 
+from fuzzcompile.compiler.configs import CONFIGS, config_of
+
 _OPTIMIZE = ("optimize", "optimize_assert")
-CONFIGS = {
-    "inductor": "torch._inductor.config",
-    "dynamo": "torch._dynamo.config",
-    "functorch": "torch._functorch.config",
-}
 
 
 @contextlib.contextmanager
@@ -31,12 +28,12 @@ def replaced_optimize(replacement: Callable[..., Any]) -> Iterator[None]:
             setattr(dynamo, name, value)
 
 
-def compiler_configs() -> dict[str, dict[str, Any]]:
+def compiler_configs() -> dict[str, dict[str, object]]:
     """Every entry of the compiler's configs, by config (``inductor``, ``dynamo``, ``functorch``)."""
-    return {name: dict(importlib.import_module(module).get_config_copy()) for name, module in CONFIGS.items()}
+    return {name: config_of(name).get_config_copy() for name in CONFIGS}
 
 
-def changed_configs(before: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def changed_configs(before: Mapping[str, Mapping[str, object]]) -> dict[str, dict[str, object]]:
     """The entries that are not what they were in ``before``, by config."""
     return {
         name: {key: value for key, value in entries.items() if not _same(value, before[name].get(key))}
@@ -49,10 +46,10 @@ def reset_compiler() -> None:
     torch._dynamo.reset()
 
 
-def _same(one: Any, other: Any) -> bool:
-    if one is other:
+def _same(before: object, after: object) -> bool:
+    if before is after:
         return True
     try:
-        return bool(one == other)
+        return bool(before == after)
     except Exception:  # values of the user's with an __eq__ of their own
         return False

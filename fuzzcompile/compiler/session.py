@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ import torch
 
 from fuzzcompile.case import CompileSettings
 from fuzzcompile.compiler import breaks, decompositions, fake, hooks
+from fuzzcompile.compiler.configs import config_of, has_entry, patched
 from fuzzcompile.compiler.kernels.control import UNCHANGED, Control
 from fuzzcompile.compiler.kernels.kernels import watching
 from fuzzcompile.compiler.ledger import Ledger
@@ -98,13 +98,12 @@ def plainly(settings: CompileSettings) -> Iterator[Session]:
 
 @contextlib.contextmanager
 def _configured(settings: CompileSettings, inductor: Mapping[str, Any]) -> Iterator[None]:
-    configs = _configs()
     caches = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
     torch._dynamo.reset()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_patched(configs["inductor"], {**inductor, **caches}))
-        stack.enter_context(_patched(configs["functorch"], {**settings.functorch, "enable_autograd_cache": False}))
-        stack.enter_context(_patched(configs["dynamo"], {**settings.dynamo, "suppress_errors": False}))
+        stack.enter_context(patched("inductor", {**inductor, **caches}))
+        stack.enter_context(patched("functorch", {**settings.functorch, "enable_autograd_cache": False}))
+        stack.enter_context(patched("dynamo", {**settings.dynamo, "suppress_errors": False}))
         stack.callback(torch._dynamo.reset)
         yield
 
@@ -164,12 +163,11 @@ def check_settings(settings: CompileSettings) -> None:
     Raises:
         CaseError: naming the option, config entry or mode.
     """
-    configs = _configs()
     if settings.backend != "inductor":
         return  # its options are its own
     wanted = {"inductor": settings.options, "dynamo": settings.dynamo, "functorch": settings.functorch}
     for name, changes in wanted.items():
-        unknown = [key for key in changes if not _has(configs[name], key)]
+        unknown = [key for key in changes if not has_entry(config_of(name), key)]
         if unknown:
             raise CaseError(f"This torch's {name} config has no {', '.join(sorted(unknown))}; mend OPTIONS or CONFIG.")
     if settings.mode is not None and settings.mode not in modes():
@@ -181,25 +179,6 @@ def check_settings(settings: CompileSettings) -> None:
 def modes() -> tuple[str, ...]:
     """The modes that ``torch.compile`` takes."""
     return tuple(dict.fromkeys(("default", *torch._inductor.list_mode_options())))
-
-
-def _configs() -> dict[str, Any]:
-    names = {"dynamo": "torch._dynamo.config", "functorch": "torch._functorch.config"}
-    names["inductor"] = "torch._inductor.config"
-    return {name: importlib.import_module(module) for name, module in names.items()}
-
-
-def _patched(config: Any, changes: Mapping[str, Any]) -> contextlib.AbstractContextManager[Any]:
-    present = {key: value for key, value in changes.items() if _has(config, key)}
-    return config.patch(present) if present else contextlib.nullcontext()
-
-
-def _has(config: Any, key: str) -> bool:
-    for part in key.split("."):
-        if not hasattr(config, part):
-            return False
-        config = getattr(config, part)
-    return True
 
 
 def _compiler_error(error: BaseException) -> bool:

@@ -50,16 +50,6 @@ def untimed_guards() -> Iterator[None]:
         setattr(guards, name, original)
 
 
-@contextlib.contextmanager
-def preserved_config() -> Iterator[None]:
-    """Set the compiler's configs back at the end of the block to what they were at its beginning."""
-    with contextlib.ExitStack() as stack:
-        for name in ("torch._inductor.config", "torch._dynamo.config", "torch._functorch.config"):
-            config = importlib.import_module(name)
-            stack.enter_context(config.patch(config.get_config_copy()))
-        yield
-
-
 def drop_broken_kernels() -> list[str]:
     """Delete half-written shared objects from Inductor's kernel cache and return their names.
 
