@@ -185,7 +185,7 @@ def _answer(pool: WorkerPool, task: JudgeTask, future: Future[Judged], device: s
             path, f"memory ran out ({_one_line(error)}); give it more memory, or judge a part with --module"
         )
     except RemoteError as error:
-        return _unjudged(path, f"it raises {_one_line(error).rstrip(': ')}; mend the file")
+        return _unjudged(path, f"it raises {_one_line(error).rstrip(': ')}; fix the file")
     except Exception as error:  # our own failure costs this file, not those after it
         return _unjudged(path, f"{type(error).__name__}: {_one_line(error)}; report it to the fuzzcompile developers")
     seconds = report["cost"]["seconds"]
@@ -220,15 +220,15 @@ _MORE_MEMORY = "raise --max-memory, or judge a part with --module"
 def _before_compiling(error: WorkerFailed) -> str:
     """How the worker was lost before anything was compiled, and what to do."""
     if isinstance(error, WorkerTimeout):
-        return f"it was {error}, before anything was compiled; raise --timeout, or mend the file"
+        return f"it was {error}, before anything was compiled; raise --timeout, or fix the file"
     if isinstance(error, WorkerOutOfMemory):
         return f"{_memory_used(error)} before anything was compiled; {_MORE_MEMORY}"
     if isinstance(error, WorkerCrashed) and error.exit_code is None:
-        return "it closes files of its process that are not its own; mend the file"
+        return "it closes files of its process that are not its own; fix the file"
     if isinstance(error, WorkerCrashed) and error.signal_name is None:
-        return f"it ends its process (exit status {error.exit_code}) before anything is compiled; mend the file"
+        return f"it ends its process (exit status {error.exit_code}) before anything is compiled; fix the file"
     if isinstance(error, WorkerCrashed):
-        return f"its process is ended by {error.signal_name} before anything is compiled; mend the file"
+        return f"its process is ended by {error.signal_name} before anything is compiled; fix the file"
     return f"{error}; run it again"
 
 

@@ -52,7 +52,7 @@ def to_json(value: object) -> str:
 
 
 @contextmanager
-def mendable_errors(url: URL) -> Iterator[None]:
+def explained_errors(url: URL) -> Iterator[None]:
     """Turn errors about the database's file or server into a `CorpusError`.
 
     Violated constraints and wrong values are bugs of this program, and pass through.
@@ -129,4 +129,4 @@ def _explain(corpus: str, problem: str) -> str:
         )
     if "disk" in problem:
         return f"The disk of the corpus {corpus} fails or is full ({problem}): make room and run again."
-    return f"The corpus {corpus} cannot be used ({problem}): mend that, or name another with --corpus."
+    return f"The corpus {corpus} cannot be used ({problem}): fix that, or name another with --corpus."

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from sqlalchemy import ColumnElement, Engine, distinct, func, select
 from sqlalchemy.orm import QueryableAttribute, Session
 
-from fuzzcompile.corpus.connection import integrity, mendable_errors
+from fuzzcompile.corpus.connection import explained_errors, integrity
 from fuzzcompile.corpus.failures import UnknownFindingError
 from fuzzcompile.corpus.location import describe
 from fuzzcompile.corpus.models import (
@@ -213,7 +213,7 @@ class Reader:
 
     @contextmanager
     def _read(self) -> Iterator[Session]:
-        with mendable_errors(self._engine.url), Session(self._engine) as session:
+        with explained_errors(self._engine.url), Session(self._engine) as session:
             yield session
 
 

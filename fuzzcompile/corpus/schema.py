@@ -74,5 +74,6 @@ def _refuse_unusable(url: URL, scripts: ScriptDirectory, revision: str | None, h
         if age == "a newer":
             remedy = "update fuzzcompile, or name another with --corpus"
         raise CorpusError(
-            f"The corpus {corpus} was written by {age} fuzzcompile (schema {revision}, this is {__version__}): {remedy}."
+            f"The corpus {corpus} was written by {age} fuzzcompile (schema {revision}, this is {__version__}): "
+            f"{remedy}."
         )

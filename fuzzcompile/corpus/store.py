@@ -13,7 +13,7 @@ from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 from fuzzcompile.corpus import exporting, recording
-from fuzzcompile.corpus.connection import connect, mendable_errors, writing
+from fuzzcompile.corpus.connection import connect, explained_errors, writing
 from fuzzcompile.corpus.location import file_of, require_file, resolve
 from fuzzcompile.corpus.models import CampaignRow
 from fuzzcompile.corpus.reader import Reader, finding_id
@@ -50,7 +50,7 @@ class Store(Reader):
             require_file(path, create=create)
         engine = connect(url)
         try:
-            with mendable_errors(url):
+            with explained_errors(url):
                 bring_up_to_date(engine, create=create)
         except BaseException:  # an interrupt must not leave connections open either
             engine.dispose()
@@ -133,7 +133,7 @@ class Store(Reader):
 
     @contextmanager
     def _write(self) -> Iterator[Session]:
-        with mendable_errors(self._engine.url), Session(self._writing) as session, session.begin():
+        with explained_errors(self._engine.url), Session(self._writing) as session, session.begin():
             yield session
 
 

@@ -92,7 +92,7 @@ def test_a_schema_from_before_the_first_release_is_refused_and_left_alone(tmp_pa
         older.execute(f"update {VERSION_TABLE} set version_num = '0001'")
     older.close()
     before = path.read_bytes()
-    with pytest.raises(CorpusError, match=r"an older fuzzcompile \(schema 0001.*start a new one.*--corpus\.$") as raised:
+    with pytest.raises(CorpusError, match=r"an older fuzzcompile \(schema 0001.*start a new one") as raised:
         Store.open(path)
     assert raised.value.exit_status == 3 and "\n" not in str(raised.value)
     assert path.read_bytes() == before

@@ -1,4 +1,4 @@
-"""The schema of the first release. (Revision 0001 was never released.)"""
+"""The schema of the first release; revision 0001 was never released."""
 
 import sqlalchemy as sa
 from alembic import op
