@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import count
-from typing import Any
+from typing import Protocol, cast
 
 from hypothesis import HealthCheck, given, settings
 
@@ -35,7 +35,7 @@ class GeneratedCase:
 
     @classmethod
     def of(cls, spec: CaseSpec, choices: bytes = b"") -> GeneratedCase:
-        """The case of a spec, rendered."""
+        """Render a spec."""
         return cls(spec, render(spec), choices)
 
     @property
@@ -45,7 +45,7 @@ class GeneratedCase:
 
     @cached_property
     def sha256(self) -> str:
-        """Names the source."""
+        """Identity of the case: the hash of its source."""
         return hashlib.sha256(self.source.encode()).hexdigest()
 
 
@@ -60,7 +60,11 @@ def case_at(seed: int, index: int, profile: Profile) -> GeneratedCase:
 
 
 def from_choices(choices: bytes, profile: Profile) -> GeneratedCase:
-    """The case that these bytes spell; where they end early, the simplest choices follow."""
+    """The case that these bytes spell; where they end early, the simplest choices follow.
+
+    Raises:
+        ValueError: Hypothesis rejects the bytes under this profile.
+    """
     case = _drawn(choices + bytes(_BUFFER_BYTES), profile)
     if case is None:
         raise ValueError("Hypothesis rejects these choices")
@@ -74,6 +78,16 @@ def _drawn(buffer: bytes, profile: Profile) -> GeneratedCase | None:
     return None if choices is None else GeneratedCase.of(seen[0], choices)
 
 
+class _Handle(Protocol):
+    fuzz_one_input: Callable[[bytes], bytes | None]
+
+
+class _Fuzzed(Protocol):
+    """A test as ``given`` makes it, as far as its typing leaves it out."""
+
+    hypothesis: _Handle
+
+
 @lru_cache(maxsize=64)
 def _reader(profile: Profile) -> tuple[list[CaseSpec], Callable[[bytes], bytes | None]]:
     """A function that reads a spec out of bytes into the list beside it."""
@@ -84,5 +98,4 @@ def _reader(profile: Profile) -> tuple[list[CaseSpec], Callable[[bytes], bytes |
     def read(spec: CaseSpec) -> None:
         seen.append(spec)
 
-    target: Any = read
-    return seen, target.hypothesis.fuzz_one_input
+    return seen, cast(_Fuzzed, read).hypothesis.fuzz_one_input

@@ -30,7 +30,7 @@ def inputs_of(spec: CaseSpec, dims: Dims) -> list[tuple[str, str]]:
 
 
 def _beside(spec: CaseSpec) -> list[tuple[str, str]]:
-    """What the attention takes beside x, or beside query, key and value."""
+    """Inputs of the attention beside x, or beside query, key and value."""
     a, d = spec.attention, spec.dims
     if spec.layer is not None:
         return []
@@ -54,7 +54,7 @@ def _shape(spec: CaseSpec, letter: str) -> tuple[int, ...]:
 
 
 def _floating(spec: CaseSpec, shape: tuple[int, ...]) -> str:
-    """A floating tensor of that shape, with the values and the place in memory that the spec asks for."""
+    """An expression for a floating tensor of that shape, with the values and memory layout that the spec asks for."""
     option = "" if spec.dtype == "float32" else f", dtype=torch.{spec.dtype}"
     plain = spec.values is None and spec.inputs == "contiguous"
     if plain:
@@ -63,13 +63,13 @@ def _floating(spec: CaseSpec, shape: tuple[int, ...]) -> str:
     layout = LAYOUTS.get(spec.inputs)
     base = layout.base(shape) if layout else shape
     calls = layout.view.format(shape=listed(shape)) if layout else ""
-    made = f"torch.randn({listed(base)}{option})"
+    tensor = f"torch.randn({listed(base)}{option})"
     if spec.values is not None:
         sizes = f"({listed(base)}{',' if len(base) == 1 else ''})"
         like = f"torch.{spec.dtype}"
-        made = filled(spec.values, made, made, shape=sizes, like=like, option=option, dtype=spec.dtype)
+        tensor = filled(spec.values, tensor, tensor, shape=sizes, like=like, option=option, dtype=spec.dtype)
     calls += ".requires_grad_()" if spec.backward else ""
-    wrapped = f"({made})" if calls and (" * " in made or made.startswith("-")) else made
+    wrapped = f"({tensor})" if calls and (" * " in tensor or tensor.startswith("-")) else tensor
     return wrapped + calls
 
 
@@ -79,7 +79,7 @@ def takes_x(spec: CaseSpec) -> bool:
 
 
 def extra_inputs(spec: CaseSpec) -> list[str]:
-    """The names of what the attention takes beside x, or beside query, key and value."""
+    """The names of the attention's inputs beside x, or beside query, key and value."""
     return [name for name, _ in _beside(spec)]
 
 

@@ -51,7 +51,7 @@ class Profile:
         """The same profile under these weights; equal weights make equal profiles."""
         return replace(self, weights=tuple(sorted(weights.items())))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain data for `from_json`, with the version of the generator that reads choices under it."""
         plain = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
         return {**plain, "weights": [list(pair) for pair in self.weights], "generator": generator_version()}

@@ -209,8 +209,8 @@ def part_idiom(
     """Register the decorated function, which draws the choices of a part, as an idiom under its own name."""
 
     def decorate(draw: DrawPart) -> DrawPart:
-        given = traits or PartTraits()
-        register(Idiom(draw.__name__, role, _text(draw), weight, draw_part=draw, traits=given, source=source))
+        declared = traits or PartTraits()
+        register(Idiom(draw.__name__, role, _text(draw), weight, draw_part=draw, traits=declared, source=source))
         return draw
 
     return decorate

@@ -33,7 +33,7 @@ def render(spec: CaseSpec, *, described: bool = False) -> str:
     classes = [source.strip() for source in _classes(spec)]
     inputs = inputs_of(spec, spec.dims)
     classes = [*functions_in([expression for _, expression in inputs]), *classes]
-    cast = spec.dtype != "float32" and any(made in source for source in classes for made in ("nn.Parameter", "self."))
+    cast = spec.dtype != "float32" and any(mark in source for source in classes for mark in ("nn.Parameter", "self."))
     return (
         environment()
         .get_template("case.py.j2")
@@ -139,14 +139,14 @@ def _attention_class(spec: CaseSpec, name: str) -> str:
 
 def _sdpa_arguments(spec: CaseSpec, scale: float) -> str:
     a = spec.attention
-    given = (
+    choices = (
         ("q, k, v", True),
         ("mask", a.mask is not None),
         (f"dropout_p={a.dropout}", a.dropout is not None),
         ("is_causal=True", a.is_causal and a.mask is None),
         (f"scale={scale}", bool(a.chosen.get("scaled")) or "factor" in a.chosen),
     )
-    arguments = [argument for argument, present in given if present]
+    arguments = [argument for argument, present in choices if present]
     if a.grouping and (shared := idiom(a.grouping).traits.sdpa_argument):
         arguments.append(shared)
     return ", ".join(arguments)
@@ -223,19 +223,19 @@ def _model_class(spec: CaseSpec) -> str:
     embedding = _macros(spec.embedding)
     of_x = takes_x(spec)
     entering = "x" if of_x else "q"
-    given = ", ".join([*(("x",) if of_x else ("q", "k", "v")), *extra])
+    arguments = ", ".join([*(("x",) if of_x else ("q", "k", "v")), *extra])
     outputs = ["x"]
     if block is not None and block.layers > 1:
-        made = f"[Block()] * {block.layers}" if block.tied else f"Block() for _ in range({block.layers})"
-        parts = [("blocks", f"nn.ModuleList({made})")]
-        calls = [f"for block in self.blocks:\n    x = block({given})"]
+        blocks = f"[Block()] * {block.layers}" if block.tied else f"Block() for _ in range({block.layers})"
+        parts = [("blocks", f"nn.ModuleList({blocks})")]
+        calls = [f"for block in self.blocks:\n    x = block({arguments})"]
     elif block is not None:
-        parts, calls = [("block", "Block()")], [f"x = self.block({given})"]
+        parts, calls = [("block", "Block()")], [f"x = self.block({arguments})"]
     else:
         name = "layer" if spec.layer else "attention"
         returned = {"": [], "weights": ["weights"], "keys": ["keys_out", "values_out"]}["" if spec.layer else a.returns]
         outputs += returned
-        parts, calls = [(name, _body(spec))], [f"{', '.join(outputs)} = self.{name}({given})"]
+        parts, calls = [(name, _body(spec))], [f"{', '.join(outputs)} = self.{name}({arguments})"]
     if spec.returns_activation:
         calls.insert(0, f"given = {entering}")
         outputs.append("given")

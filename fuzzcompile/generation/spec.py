@@ -7,7 +7,7 @@ render another.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -64,11 +64,6 @@ class Part:
     def having(self, **choices: Choice) -> Part:
         """The same part with some choices made otherwise."""
         return Part(self.name, tuple({**dict(self.choices), **choices}.items()))
-
-    @classmethod
-    def of(cls, name: str, **choices: Choice) -> Part:
-        """A part of these choices."""
-        return cls(name, tuple(choices.items()))
 
 
 @dataclass(frozen=True)
@@ -196,8 +191,8 @@ class CaseSpec:
         a = self.attention
         parts = (a.projection, a.position, a.norm, a.grouping)
         core = (a.idiom, *parts) if self.layer is None else (self.layer.name,)
-        others = (block.norm, _name(block.feed_forward), block.residual, self.embedding, _name(self.head))
-        return tuple(name for name in (*core, *others) if name)
+        around = (block.norm, _name(block.feed_forward), block.residual, self.embedding, _name(self.head))
+        return tuple(name for name in (*core, *around) if name)
 
     @property
     def near_misses(self) -> tuple[str, ...]:
@@ -212,7 +207,7 @@ class CaseSpec:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """What else was chosen: dtype, mode of training, and how it is compiled, by name."""
+        """The names of the other choices: dtype, mode of training, and how it is compiled."""
         how, attention = self.compile, self.attention if self.layer is None else None
         mask = attention and attention.mask
         named = (
@@ -245,8 +240,8 @@ class CaseSpec:
         """All names that describe the case: idioms, near misses and choices, each once."""
         return tuple(dict.fromkeys((*self.idioms, *self.near_misses, *self.choices)))
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data for `from_json`, with the names of idioms and near misses for people."""
+    def to_json(self) -> dict[str, object]:
+        """Plain data for `from_json`, with the names of idioms and near misses for readers."""
         return {
             "schema": _SCHEMA,
             **asdict(self),
@@ -291,7 +286,7 @@ def _part(data: Mapping[str, Any] | None) -> Part | None:
     return Part(data["name"], _pairs(data["choices"])) if data else None
 
 
-def _pairs(data: Any) -> tuple[tuple[str, Any], ...]:
+def _pairs(data: Iterable[tuple[str, Choice]]) -> tuple[tuple[str, Choice], ...]:
     return tuple((name, value) for name, value in data)
 
 

@@ -43,11 +43,11 @@ class _Draft:
     def render(self) -> str:
         """The whole file."""
         settings = [f"{name} = {value}" for name, value in self.settings.items()]
-        if given := options(tuple(self.toggles)):
-            settings.append(f"OPTIONS = {{**globals().get('OPTIONS', {{}}), **{given!r}}}")
-        if around := config(tuple(self.toggles)):
+        if compile_options := options(tuple(self.toggles)):
+            settings.append(f"OPTIONS = {{**globals().get('OPTIONS', {{}}), **{compile_options!r}}}")
+        if inductor := config(tuple(self.toggles)):
             own = "globals().get('CONFIG', {})"
-            settings.append(f"CONFIG = {{**{own}, 'inductor': {{**{own}.get('inductor', {{}}), **{around!r}}}}}")
+            settings.append(f"CONFIG = {{**{own}, 'inductor': {{**{own}.get('inductor', {{}}), **{inductor!r}}}}}")
         if self.second:
             settings.append(self.second)
         return (
