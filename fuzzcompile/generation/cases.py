@@ -1,4 +1,4 @@
-"""Cases from bytes: the choices that Hypothesis reads are kept, so that a case can be drawn again."""
+"""Cases from bytes: a case keeps the choices that Hypothesis read, so that it can be drawn again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fuzzcompile.generation.rendering import render
 from fuzzcompile.generation.spec import CaseSpec
 from fuzzcompile.generation.strategy import case_strategy
 
-# Several times what the longest case reads.
+# Several times as many as the longest case reads.
 _BUFFER_BYTES = 4096
 
 
@@ -90,7 +90,7 @@ class _Fuzzed(Protocol):
 
 @lru_cache(maxsize=64)
 def _reader(profile: Profile) -> tuple[list[CaseSpec], Callable[[bytes], bytes | None]]:
-    """A function that reads a spec out of bytes into the list beside it."""
+    """A list, and a function that draws a spec from bytes and appends it to the list."""
     seen: list[CaseSpec] = []
 
     @settings(database=None, suppress_health_check=list(HealthCheck))

@@ -70,7 +70,7 @@ def _fit(spec: CaseSpec, part: Part) -> Part:
 
 
 def _sizes(spec: CaseSpec) -> CaseSpec:
-    """Keys of another number than queries only in a cross attention; no detours or heads over nothing."""
+    """Only a cross attention has another number of keys than queries; empty inputs get no detours and no head."""
     d = spec.dims
     if spec.layer is not None or not spec.attention.cross:
         spec = replace(spec, dims=replace(d, source=0))
@@ -116,7 +116,7 @@ def _compile(spec: CaseSpec) -> Compile:
 
 
 def _second(spec: CaseSpec, how: Compile) -> Compile:
-    """Sizes of the second call stay where the parts are made for those of the first."""
+    """The second call keeps the sizes that a part is made for."""
     if how.second is None:
         return how
     fixes = {size for name in spec.idioms for size in idiom(name).traits.fixes}

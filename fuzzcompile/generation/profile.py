@@ -1,4 +1,4 @@
-"""What a campaign lets the generator draw."""
+"""What the generator may draw in a campaign."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 class StaleRecipe(FuzzcompileError):
-    """Choices that another version of the generator wrote: here they would spell another case."""
+    """Another version of the generator wrote these choices: this one would read another case from them."""
 
 
 @dataclass(frozen=True)
@@ -84,5 +84,5 @@ def generator_version() -> str:
     return f"{_GRAMMAR}-{hashlib.sha256(known.encode()).hexdigest()[:8]}"
 
 
-# Raised where the order or the meaning of draws changes while the registered names stay the same.
+# Increment it if the order or the meaning of draws changes while the registered names stay the same.
 _GRAMMAR = 7

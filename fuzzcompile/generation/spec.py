@@ -68,7 +68,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Mask:
-    """What is laid over the scores.
+    """A mask over the scores.
 
     ``dtype`` is ``model`` for the dtype of the scores, else a torch name. A boolean mask is true where a key is
     hidden, except in ``F.scaled_dot_product_attention`` and where its use is ``keep``. With ``inside`` the module
@@ -161,7 +161,7 @@ class Compile:
 class CaseSpec:
     """A whole case. Equal specs render to equal source.
 
-    ``layer`` stands in the place of the attention where there is one; the attention then says nothing.
+    A ``layer`` takes the place of the attention, which then has no meaning.
     ``detours`` are statements over the activation, (place, part) with place ``before`` or ``after`` the model's
     body. ``values`` names the operator that makes the floating inputs, ``inputs`` how they lie in memory;
     ``aliased`` inputs are one tensor.
@@ -196,12 +196,12 @@ class CaseSpec:
 
     @property
     def near_misses(self) -> tuple[str, ...]:
-        """Names of the near-miss operators whose mark this case bears, drawn or by chance."""
+        """Names of the near misses that the case has, whether drawn or by coincidence."""
         return tuple(name for name, present in MARKS.items() if present(self))
 
     @property
     def plain(self) -> bool:
-        """Whether this is nothing but an attention over query, key and value, at most of batch 1."""
+        """Whether the case is one attention over query, key and value, of any batch, and nothing else."""
         around = self.layer or self.block or self.embedding or self.head or self.attention.projection
         return not around and set(self.near_misses) <= {"batch_one"}
 
@@ -290,6 +290,5 @@ def _pairs(data: Iterable[tuple[str, Choice]]) -> tuple[tuple[str, Choice], ...]
     return tuple((name, value) for name, value in data)
 
 
-# What each near-miss operator leaves in the data, by the operator's name; the operators enter
-# themselves, because they know this module and it does not know them.
+# How to recognise each near miss in a spec, by name. They register here, because this module may not import them.
 MARKS: dict[str, Callable[[CaseSpec], bool]] = {}

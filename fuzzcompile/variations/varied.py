@@ -27,7 +27,7 @@ class Variation:
 
 @dataclass
 class _Draft:
-    """A variation under way: lines for the parts of the template, and the source that they are put behind."""
+    """An unfinished variation: lines for the parts of the template, and the source that they follow."""
 
     survey: Survey
     rng: random.Random
@@ -230,7 +230,7 @@ def _setting(draft: _Draft) -> None:
 
 
 def _needs_inference(draft: _Draft) -> bool:
-    """Whether a setting was drawn that acts on frozen weights."""
+    """Whether a drawn setting acts on frozen weights."""
     return any(toggle(name).inference for name in draft.toggles)
 
 
@@ -241,7 +241,7 @@ def _any_input(draft: _Draft, fits: Callable[[Input], bool]) -> Input | None:
 
 _OPERATORS: tuple[Callable[[_Draft], None], ...] = (
     _program,
-    _program,  # near misses of what the program does are what finds most
+    _program,  # edits of the program find the most bugs
     _dtype,
     _size,
     _layout,
