@@ -22,22 +22,19 @@ def inputs_of(spec: CaseSpec, dims: Dims) -> list[tuple[str, str]]:
         inputs = [("q", _floating(spec, _shape(spec, "q"))), ("k", "q"), ("v", "q")]
     else:
         inputs = [(letter, _floating(spec, _shape(spec, letter))) for letter in "qkv"]
-    inputs += _beside(spec)
+    inputs += [(name, _beside(spec, name)) for name in extra_inputs(spec)]
     if takes_targets(spec):
         ignored = f"torch.arange({d.sequence}) % 3 == 1, -100"
         inputs.append(("targets", f"torch.randint(0, 32, ({d.batch}, {d.sequence})).masked_fill({ignored})"))
     return inputs
 
 
-def _beside(spec: CaseSpec) -> list[tuple[str, str]]:
-    """Inputs of the attention beside x, or beside query, key and value."""
+def _beside(spec: CaseSpec, name: str) -> str:
+    """The expression of an extra input."""
     a, d = spec.attention, spec.dims
-    if spec.layer is not None:
-        return []
-    inputs = [("memory", _floating(spec, (d.batch, d.keys, d.width)))] if a.cross and takes_x(spec) else []
-    if a.mask is not None and not a.mask.inside:
-        inputs.append(("mask", mask_expression(spec, fixed_sizes(spec))))
-    return [*inputs, *form_of(a).inputs(a, d).items()]
+    if name == "memory":
+        return _floating(spec, (d.batch, d.keys, d.width))
+    return mask_expression(spec, fixed_sizes(spec)) if name == "mask" else form_of(a).inputs(a, d)[name]
 
 
 def _shape(spec: CaseSpec, letter: str) -> tuple[int, ...]:
@@ -80,7 +77,12 @@ def takes_x(spec: CaseSpec) -> bool:
 
 def extra_inputs(spec: CaseSpec) -> list[str]:
     """The names of the attention's inputs beside x, or beside query, key and value."""
-    return [name for name, _ in _beside(spec)]
+    a = spec.attention
+    if spec.layer is not None:
+        return []
+    memory = ["memory"] if a.cross and takes_x(spec) else []
+    mask = ["mask"] if a.mask is not None and not a.mask.inside else []
+    return [*memory, *mask, *form_of(a).inputs(a, spec.dims)]
 
 
 def takes_targets(spec: CaseSpec) -> bool:

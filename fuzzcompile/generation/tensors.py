@@ -14,7 +14,8 @@ class Values:
     """Values for an input, as an expression.
 
     ``expression`` uses ``{x}``, a tensor, ``{fresh}``, one that may be written to, and ``{shape}``, ``{dtype}`` and
-    ``{option}`` (a factory's keywords) of the result; ``{large}`` and ``{denormal}`` depend on its dtype. The generator draws it in proportion to ``weight``; with weight 0 only variations do.
+    ``{option}`` (a factory's keywords) of the result; ``{large}`` and ``{denormal}`` depend on its dtype. The generator
+    draws it in proportion to ``weight``; with weight 0 only variations do.
     """
 
     weight: int

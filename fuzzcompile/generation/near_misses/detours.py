@@ -233,7 +233,7 @@ def masked_values(pen: Pen) -> Choices:
 
 @detour(3, has_gradient=never, writes=True)
 def input_written(pen: Pen) -> Choices:
-    """The activation, which may be an input of the model, is changed in place: by a number, by itself, or through a view."""
+    """The activation, perhaps an input of the model, is changed in place: by a number, by itself, or through a view."""
     return {"by": pen.one_of(("number", "itself", "view", "transposed", "twice"))}
 
 
