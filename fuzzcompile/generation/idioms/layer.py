@@ -44,7 +44,7 @@ register(Idiom("decoder_layer", "layer", "nn.TransformerDecoderLayer over the to
 
 @part_idiom("layer", 3)
 def prefix_dense(pen: Pen) -> Choices:
-    """PrefixLM over packed sequences as one masked attention: all tokens see the prefix, later tokens only earlier ones."""
+    """PrefixLM over packed sequences as one masked attention: all see the prefix, later tokens only earlier ones."""
     return {"by": pen.one_of(("fill", "where", "sdpa"))}
 
 
