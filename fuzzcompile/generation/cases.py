@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import count
-from typing import Protocol, cast
+from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 
@@ -78,16 +78,6 @@ def _drawn(buffer: bytes, profile: Profile) -> GeneratedCase | None:
     return None if choices is None else GeneratedCase.of(seen[0], choices)
 
 
-class _Handle(Protocol):
-    fuzz_one_input: Callable[[bytes], bytes | None]
-
-
-class _Fuzzed(Protocol):
-    """A test as ``given`` makes it, as far as its typing leaves it out."""
-
-    hypothesis: _Handle
-
-
 @lru_cache(maxsize=64)
 def _reader(profile: Profile) -> tuple[list[CaseSpec], Callable[[bytes], bytes | None]]:
     """A list, and a function that draws a spec from bytes and appends it to the list."""
@@ -98,4 +88,5 @@ def _reader(profile: Profile) -> tuple[list[CaseSpec], Callable[[bytes], bytes |
     def read(spec: CaseSpec) -> None:
         seen.append(spec)
 
-    return seen, cast(_Fuzzed, read).hypothesis.fuzz_one_input
+    fuzzed: Any = read  # ``given`` does not type what it adds
+    return seen, fuzzed.hypothesis.fuzz_one_input

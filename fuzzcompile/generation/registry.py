@@ -184,6 +184,8 @@ def register(idiom: Idiom) -> Idiom:
 def unregister(name: str) -> None:
     """Forget the idiom of that name; recipes that were drawn with it are stale.
 
+    Rendered sources stay cached: don't register another template under the same name in this process.
+
     Raises:
         KeyError: there is none.
     """
