@@ -18,7 +18,7 @@ class Failure:
     Attributes:
         phase: whether the compiler or the program raised it.
         stage: the compiler's stage that raised it, if known.
-        unsupported: the compiler says that it does not support the program.
+        unsupported: dynamo cannot capture a part of the program.
     """
 
     type_name: str
