@@ -22,17 +22,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuzzcompile.execution.nested import Operator, run_inside, runs_functions
 from fuzzcompile.execution.tensors import LOW_FLOATS, doubled
+from fuzzcompile.facts import facts
 from fuzzcompile.reference import fused_attention
 
-_CASTS = {"aten::_to_copy", "prims::convert_element_type", "aten::to"}
-# Operators that do nothing but draw (in-place forms end in "_"). Fused ones that draw, as attention with
-# dropout, compute as well, and are left in float64.
-_DRAWS = frozenset(
-    """
-    bernoulli binomial cauchy exponential geometric log_normal multinomial normal normal_functional poisson
-    rand rand_like randint randint_like randn randn_like random uniform _standard_gamma _sample_dirichlet
-    """.split()  # noqa: SIM905 - a list of names reads better in lines than in items
-)
+_OPERATORS = facts().operators
 _COMPLEX = {torch.complex32: torch.complex128, torch.complex64: torch.complex128}
 
 
@@ -81,14 +74,14 @@ class Float64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if runs_functions(func):
             return run_inside(self, func, *pytree.tree_map(self._wide, (args, kwargs)))
         name = func._schema.name.removeprefix("aten::")
-        if name.removesuffix("_") in _DRAWS and torch.Tag.nondeterministic_seeded in func.tags:
+        if name.removesuffix("_") in _OPERATORS.drawing and torch.Tag.nondeterministic_seeded in func.tags:
             return self._drawn(func, args, kwargs)
         if name == "native_dropout":
             return self._dropout(func, *args, **kwargs)
         rounding = self._narrower_cast(func, args, kwargs)
         args, kwargs = pytree.tree_map(self._wide, (args, kwargs))
         # half_to_float requires a half input, which is float64 by now.
-        if func._schema.name in ("aten::_softmax", "aten::_log_softmax"):
+        if func._schema.name in _OPERATORS.softmax:
             args = (*args[:2], False, *args[3:])
         written_out = fused_attention.stand_in(func)
         if written_out is not None and not fused_attention.has_float64(func):
@@ -157,7 +150,7 @@ class Float64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _narrower_cast(self, func: Operator, args: tuple[object, ...], kwargs: dict[str, object]) -> torch.dtype | None:
         """The type that a cast of the program rounds to, if that is shorter than float32."""
-        if func._schema.name not in _CASTS or not isinstance(args[0], torch.Tensor):
+        if func._schema.name not in _OPERATORS.casts or not isinstance(args[0], torch.Tensor):
             return None
         dtypes = [value for value in (kwargs.get("dtype"), *args[1:]) if isinstance(value, torch.dtype)]
         target = dtypes[0] if dtypes else None

@@ -16,28 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuzzcompile.execution.nested import Operator, run_inside, runs_functions
 from fuzzcompile.execution.tensors import with_memory, without_values
+from fuzzcompile.facts import facts
 
-# Operators that move values without computing any, or whose results IEEE arithmetic has exactly (fmod, floor): they
-# carry no rounding of their own.
-_MOVES = frozenset(
-    """
-    _to_copy abs alias amax amin bernoulli bernoulli_ cat ceil clone constant_pad_nd
-    convert_element_type copy copy_ detach embedding fill_ flip floor floor_ floor_divide
-    floor_divide_ fmod fmod_ frac gather index index_put index_put_ index_select lift_fresh_copy
-    masked_fill masked_fill_ max min native_dropout neg neg_ relu relu_ remainder remainder_ repeat
-    roll round round_ scatter select_scatter sign slice_scatter sort split_with_sizes_copy stack
-    topk tril tril_ triu triu_ trunc unsafe_split where zero_
-    """.split()  # noqa: SIM905 - a list of names reads better in lines than in items
-)
-
-
-# Operators that add up many terms: their rounding is of the size of the terms, not of the sum, which may cancel.
-_ACCUMULATES = frozenset(
-    """
-    addbmm addmm addmv addr baddbmm bmm convolution cumsum dot index_add linalg_vector_norm logsumexp mean mm mv
-    native_group_norm native_layer_norm native_layer_norm_backward norm prod scatter_add std sum var var_mean
-    """.split()  # noqa: SIM905
-)
+_OPERATORS = facts().operators
 
 
 class UlpNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -66,10 +47,10 @@ class UlpNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args, kwargs = pytree.tree_map(with_memory, (args, kwargs or {}))
         if without_values(args, kwargs):
             return func(*args, **kwargs)
-        exact = name in _MOVES or kwargs.get("rounding_mode") is not None
+        exact = name in _OPERATORS.exact or kwargs.get("rounding_mode") is not None
         # Whole numbers computed from whole numbers are exact, and a program may round them or index with them.
         whole = not exact and all(_is_whole(leaf) for leaf in pytree.tree_leaves((args, kwargs)))
-        if name in _ACCUMULATES and not whole:
+        if name in _OPERATORS.accumulating and not whole:
             args = pytree.tree_map(self._moved_term, args)
         result = func(*args, **kwargs)
         if name == "_to_copy":
