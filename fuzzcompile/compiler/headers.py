@@ -36,7 +36,7 @@ def share_headers() -> None:
 
 
 def _missing(source: Path, target: Path) -> list[str]:
-    """Finished headers of ``source`` that ``target`` lacks. The compiler's build folder is there until one is finished."""
+    """Finished headers of ``source`` that ``target`` lacks; the compiler keeps a build folder until one is finished."""
     headers = [path for path in source.glob("*.gch") if not path.with_name(f"{path.stem}_CxxBuild").exists()]
     return [path.name for path in headers if not (target / path.name).exists()]
 
