@@ -25,9 +25,7 @@ from fuzzcompile.compiler.hooked_passes import FUSION_PASSES
 from fuzzcompile.compiler.ledger import Frame, GraphRecord, Ledger
 from fuzzcompile.compiler.probed import Frozen, Trained, dead_probe, first_probe, inference, last_probe, pattern_probe
 from fuzzcompile.compiler.session import Compilation, compiling
-
-TESTED = ((2, 11), (2, 15))
-"""The oldest and the newest minor version of torch on which the probes have been seen to pass."""
+from fuzzcompile.facts import is_in_known_range
 
 _MAX_TEXT = 200
 
@@ -45,8 +43,7 @@ class Findings:
 
 def is_known(version: str = torch.__version__) -> bool:
     """Whether the probes have been seen to pass on this version of torch."""
-    numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:2])
-    return TESTED[0] <= numbers <= TESTED[1]
+    return is_in_known_range(version)
 
 
 def probe() -> dict[str, str]:

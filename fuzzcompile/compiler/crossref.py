@@ -39,6 +39,7 @@ from fuzzcompile.compiler.replay import _Replayer
 from fuzzcompile.execution.device import seed_everything
 from fuzzcompile.execution.tensors import copy_tree, with_memory, without_values
 
+__watches_calls__ = True  # its frames stand between a call and the program that makes it
 _SEED = 11
 # Decompositions within decompositions are followed so far down.
 _MAX_DEPTH = 4

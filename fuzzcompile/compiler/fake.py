@@ -12,21 +12,10 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fuzzcompile.compiler.decompositions import functional_form
+from fuzzcompile.facts import facts
 
 _FAKE_TENSOR = "torch._subclasses.fake_tensor"
-# What fake tensors cannot say: shapes that depend on values, numbers taken out of tensors.
-_UNKNOWABLE = ("dynamic_output_shape", "data_dependent_output", "inplace_view")
-# Fake tensors are made of what these are given, and give them back.
-_LIFTS = ("aten::lift_fresh", "aten::lift_fresh_copy", "aten::lift", "aten::set_")
-_SAYS_NOTHING = (
-    "DataDependentOutputException",
-    "DynamicOutputShapeException",
-    "UnsupportedOperatorException",
-    "UnsupportedFakeTensorException",
-    "GuardOnDataDependentSymNode",
-    "UnsupportedMutationAliasingException",
-    "NotImplementedError",
-)
+_FACTS = facts().fake_tensors
 
 
 @dataclass(frozen=True)
@@ -47,7 +36,7 @@ class FakeRuns:
 
     def unseen(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether the operator can be asked, and was not yet with arguments of this kind."""
-        if any(tag.name in _UNKNOWABLE for tag in operator.tags) or operator._schema.name in _LIFTS:
+        if any(tag.name in _FACTS.unknowable_tags for tag in operator.tags) or operator._schema.name in _FACTS.lifts:
             return False
         return _kind(operator, args, kwargs) not in self._seen
 
@@ -75,7 +64,7 @@ def run_fake(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Fa
         except (KeyboardInterrupt, MemoryError):
             raise
         except Exception as error:
-            if any(parent.__name__ in _SAYS_NOTHING for parent in type(error).__mro__):
+            if any(parent.__name__ in _FACTS.silent_errors for parent in type(error).__mro__):
                 return None
             return FakeRun(error=error)
     return FakeRun(tuple(pytree.tree_leaves(result)), tuple(pytree.tree_leaves((fake_args, fake_kwargs))))

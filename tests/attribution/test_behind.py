@@ -16,7 +16,7 @@ from behind_plants import aten
 from fuzzcompile.attribution.ablating import Ablator
 from fuzzcompile.attribution.behind.search import behind_the_graphs
 from fuzzcompile.attribution.culprit import Attribution
-from fuzzcompile.attribution.steps import ReplayCount
+from fuzzcompile.attribution.replays import ReplayCount
 from fuzzcompile.case import load_case
 from fuzzcompile.compiler.hooks import initialise_patterns
 from fuzzcompile.compiler.session import Compilation

@@ -11,7 +11,7 @@ import torch
 from watching import eager, run
 
 from fuzzcompile.attribution.behind.values import examined
-from fuzzcompile.attribution.steps import ReplayCount
+from fuzzcompile.attribution.replays import ReplayCount
 from fuzzcompile.case import CompileSettings
 from fuzzcompile.compiler.hooks import initialise_patterns
 from fuzzcompile.compiler.kernels.control import Control

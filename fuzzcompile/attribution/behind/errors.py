@@ -13,10 +13,11 @@ from fuzzcompile.compiler.kernels.codegen_operators import LOOPS, code_operators
 from fuzzcompile.compiler.kernels.control import EVERYTHING, Control
 from fuzzcompile.compiler.kernels.lowered import Failed, Lowered
 from fuzzcompile.compiler.kernels.operators import lowering_source, operator_of
+from fuzzcompile.facts import facts
 from fuzzcompile.trials.compiles import Trial
 
 # Where loops are built from the IR: by the lowering, or later when the scheduler asks for them.
-_ALWAYS_LOWERING = ("torch/_inductor/index_propagation.py", "torch/_inductor/lowering.py")
+_FILES = facts().lowering_files
 _LOWERING = ("torch/_inductor/ir.py", "torch/_inductor/loop_body.py")
 
 
@@ -180,7 +181,7 @@ def _stage(failed: Failed) -> str:
     """The stage of what raised: loops are built by the lowering's code, whoever asks for them."""
     if failed.place == "runtime":
         return "codegen"
-    if failed.source in _ALWAYS_LOWERING or (failed.place == "scheduler" and failed.source in _LOWERING):
+    if failed.source in _FILES.always or (failed.place == "scheduler" and failed.source in _FILES.when_scheduling):
         return "lowering"
     return str(failed.place)
 

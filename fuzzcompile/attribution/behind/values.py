@@ -24,13 +24,14 @@ from fuzzcompile.attribution.behind.wrong import (
     relative_change,
 )
 from fuzzcompile.attribution.inputs import inputs_of
-from fuzzcompile.attribution.steps import SEMANTIC_STEP, ReplayCount
+from fuzzcompile.attribution.replays import ReplayCount
 from fuzzcompile.compiler.kernels.evaluated import Evaluated, nodes_by_buffer
 from fuzzcompile.compiler.kernels.loops import NotEvaluable
 from fuzzcompile.compiler.kernels.lowered import GraphCall, Lowered
 from fuzzcompile.compiler.ledger import Ledger
 from fuzzcompile.compiler.replay import Values, random_calls, replay, values_of
 from fuzzcompile.oracle import metrics
+from fuzzcompile.oracle.change import SEMANTIC_STEP
 from fuzzcompile.oracle.comparison import Comparison
 
 _NOISE_SEEDS = (1, 2)
