@@ -9,6 +9,7 @@ import torch
 
 from fuzzcompile.capture import preserved_process
 from fuzzcompile.compiler.configs import preserved_config
+from fuzzcompile.compiler.headers import share_headers
 from fuzzcompile.execution.device import Numerics
 
 
@@ -31,3 +32,4 @@ def isolated() -> Iterator[None]:
         torch.compiler.set_stance("default")
         torch.use_deterministic_algorithms(deterministic)
         Numerics().apply()
+        share_headers()

@@ -13,6 +13,7 @@ import torch
 
 from fuzzcompile.capture.loading import load
 from fuzzcompile.compiler.dump import dump_ledger
+from fuzzcompile.compiler.headers import share_headers
 from fuzzcompile.compiler.hooks import initialise_patterns
 from fuzzcompile.compiler.ledger import Ledger
 from fuzzcompile.compiler.settings import compile_in_process, drop_broken_kernels
@@ -93,6 +94,7 @@ def prepare(setup: WorkerSetup) -> None:
     Numerics().apply()
     compile_in_process()
     drop_broken_kernels()
+    share_headers()
     initialise_patterns(device)
     run_plants([Path(path) for path in setup.plants])
     seed_everything(0)
