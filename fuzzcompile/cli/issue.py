@@ -16,14 +16,13 @@ from fuzzcompile.cli.targets import existing_corpus, needed
 @options.corpus
 def issue(target: str, device: str, location: str | None) -> int:
     """Print the draft of a GitHub issue, in Markdown, for a finding or a case file."""
-    if Path(target).is_file():
-        from fuzzcompile.commands.issue import draft_of_file
-
-        draft = draft_of_file(Path(target), device)
-        click.echo(draft or f"{target} shows no bug: there is nothing to report. `fuzzcompile triage` says why.")
-        return 0
     from fuzzcompile.campaign.findings import draft_of
+    from fuzzcompile.commands.issue import draft_of_file
 
     with existing_corpus(location) as store:
-        click.echo(draft_of(needed(store, target), target))
+        if not Path(target).is_file():
+            click.echo(draft_of(needed(store, target), target))
+            return 0
+    draft = draft_of_file(Path(target), device)
+    click.echo(draft or f"{target} shows no bug: there is nothing to report. `fuzzcompile triage` says why.")
     return 0
