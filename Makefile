@@ -33,12 +33,15 @@ compat: $(OTHER_STAMP) ## Conformance suite and known issues on another torch: m
 	CUDA_VISIBLE_DEVICES= $(OTHER)/bin/fuzzcompile doctor --device cpu
 
 # The CPU build if the index has one; otherwise its default build, which on Linux is a CUDA build of 3 to 8 GB that also
-# runs without a GPU. constraints.txt pins another torch, so the other packages come unpinned.
+# runs without a GPU. constraints.txt pins another torch, so the other packages come unpinned. torch comes last once more,
+# in case that it is newer than pyproject.toml allows: pip then warns, and `doctor` lists the hooks that fail.
+OTHER_TORCH = $(OTHER)/bin/python -m pip install --quiet 'torch==$(TORCH)+cpu' || $(OTHER)/bin/python -m pip install --quiet 'torch==$(TORCH)'
 $(OTHER_STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fuzzcompile needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
 	test -x $(OTHER)/bin/python || $(PYTHON) -m venv $(OTHER)
-	$(OTHER)/bin/python -m pip install --quiet 'torch==$(TORCH)+cpu' || $(OTHER)/bin/python -m pip install --quiet 'torch==$(TORCH)'
-	$(OTHER)/bin/python -m pip install --quiet 'torch==$(TORCH)' 'pytest>=8' -e .
+	$(OTHER_TORCH)
+	$(OTHER)/bin/python -m pip install --quiet 'pytest>=8' -e .
+	$(OTHER_TORCH)
 	touch $@
 
 $(STAMP): pyproject.toml constraints.txt

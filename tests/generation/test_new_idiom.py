@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import runpy
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from contributing import block
 from planting import ERROR, restored
 from torch._inductor.fx_passes import post_grad
 from torch._inductor.pattern_matcher import CallFunction, KeywordArg, Match, register_graph_pattern
@@ -34,8 +34,8 @@ UNSPOILED = Profile(near_misses=False, dtypes=("float32",), training=False).stee
 
 @pytest.fixture(scope="module", autouse=True)
 def registered() -> Iterator[None]:
-    """The worked example for the time of this module."""
-    runpy.run_path(str(Path(__file__).with_name("new_idiom.py")))
+    """The worked example of CONTRIBUTING.md for the time of this module."""
+    block("tests/generation/new_idiom.py").executed()
     yield
     unregister(ATTENTION)
     unregister_detour(DETOUR)
