@@ -77,9 +77,9 @@ class Codegen(Stage):
             suspect = next(suspect for suspect in suspects if id(suspect.finding) == finding)
             if isinstance(suspect.finding, Failure):
                 return prove_failure(ablator, suspect.finding) if stage_of(suspect.finding.failed) == CODEGEN else None
-            found = _prove_kernel(ablator, suspect.finding) if isinstance(suspect.finding, WrongKernel) else None
-            if found is not None:
-                return found
+            named = _prove_kernel(ablator, suspect.finding) if isinstance(suspect.finding, WrongKernel) else None
+            if named is not None:
+                return named
         return None
 
     def workarounds(self, culprit: Culprit, given: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
@@ -95,9 +95,9 @@ def _prove_kernel(ablator: Ablator, wrong: WrongKernel) -> Attribution | None:
         return prove_fusion(ablator, wrong, vectorised=vectorised)
     if single is None and not vectorised:
         return None
-    found = _vectorised(ablator, wrong, single) if vectorised else _scalar(ablator, wrong, single)
+    named = _vectorised(ablator, wrong, single) if vectorised else _scalar(ablator, wrong, single)
     # Code is at fault for certain only if it stays wrong when nothing else stands beside it.
-    return found if alone == "wrong" or found.culprit is None else _doubted(found.culprit)
+    return named if alone == "wrong" or named.culprit is None else _doubted(named.culprit)
 
 
 def _isolated(ablator: Ablator, wrong: WrongKernel) -> tuple[_Alone, WrongKernel | None]:

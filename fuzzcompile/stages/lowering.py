@@ -68,15 +68,15 @@ class Lowering(Stage):
         operators = [suspect.finding for suspect in suspects if isinstance(suspect.finding, WrongOperator)]
         if ablator.trial.judgement.verdict is Verdict.ACCEPTS_INVALID:
             return _prove_check(ablator, operators[0]) if operators else None
-        found = _prove_operators(ablator, [wrong for wrong in operators if wrong.kernel is None])
-        if found is not None and (found.contributors or (found.culprit is not None and found.culprit.necessary)):
-            return found
+        named = _prove_operators(ablator, [wrong for wrong in operators if wrong.kernel is None])
+        if named is not None and (named.contributors or (named.culprit is not None and named.culprit.necessary)):
+            return named
         failure = next((suspect.finding for suspect in suspects if isinstance(suspect.finding, Failure)), None)
         if ablator.trial.observation.failure is not None:
             mine = failure is not None and stage_of(failure.failed) == self.name
             return prove_failure(ablator, failure) if failure is not None and mine else None
         called = [wrong for wrong in operators if wrong.kernel is not None][:1]
-        return _prove_operators(ablator, called) or found
+        return _prove_operators(ablator, called) or named
 
     def workarounds(self, culprit: Culprit, given: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
         """Loops that are not vectorised, where the code generator of the culprit's kernel has vectors."""

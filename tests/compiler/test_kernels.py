@@ -13,6 +13,7 @@ from watching import eager, run
 from fuzzcompile.attribution.replays import ReplayCount
 from fuzzcompile.case import CompileSettings
 from fuzzcompile.compiler.hooks import initialise_patterns
+from fuzzcompile.compiler.kernels import kernel_calls
 from fuzzcompile.compiler.kernels.control import Control
 from fuzzcompile.compiler.kernels.evaluated import Evaluated
 from fuzzcompile.compiler.kernels.fused import dependences
@@ -178,3 +179,15 @@ def test_an_error_is_placed_where_the_compiler_raised_it():
     assert (source, function) == ("torch/_inductor/index_propagation.py", "maximum")
     assert "Max(" in (Path(torch.__file__).parents[1] / source).read_text().splitlines()[line - 1]
     assert raised_at(ValueError("never raised")) == (None, None, None)
+
+
+def test_an_error_of_the_watching_is_written_down_and_leaves_the_program_alone(monkeypatch):
+    def broken(value, kept):
+        raise ValueError("planted")
+
+    monkeypatch.setattr(kernel_calls, "_same_bits", broken)
+    function, inputs = programs.sine_and_exponential()
+    apart = Control(realised=("*",), apart=("*",), separate=True)
+    ledger, results = watched((function, inputs), control=apart)
+    assert torch.allclose(results[0], eager(function, inputs)[0])
+    assert "planted" in str(list(ledger.unseen))

@@ -7,21 +7,22 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
 from fuzzcompile.compiler.kernels.lowered import KEPT_BYTES, GraphCall, Lowered, Overwritten
 from fuzzcompile.compiler.recorder import CAPTURED_CALLS
 
-_watched: dict[int, Lowered] = {}
+Note = Callable[[Exception], None]
+_watched: dict[int, tuple[Lowered, Note]] = {}
 _keys = itertools.count(1)
 
 
-def register(lowered: Lowered) -> int:
-    """A key under which the generated wrapper calls back."""
+def register(lowered: Lowered, note: Note) -> int:
+    """A key under which the generated wrapper calls back; ``note`` writes down errors of the watching."""
     key = next(_keys)
-    _watched[key] = lowered
+    _watched[key] = lowered, note
     return key
 
 
@@ -43,7 +44,7 @@ def before_kernel(key: int, number: int, variables: dict[str, object]) -> None:
         return
     call.running = number
     with _guarded(key):
-        for name in _watched[key].kernels[number].reads:
+        for name in _watched[key][0].kernels[number].reads:
             value, last = variables.get(name), call.last.get(name)
             if last is not None and isinstance(value, torch.Tensor) and not _same_bits(value, last[1]):
                 call.overwritten.append(Overwritten(name, last[0], number))
@@ -57,7 +58,7 @@ def after_kernel(key: int, number: int, variables: dict[str, object]) -> None:
         return
     call.running = None
     with _guarded(key):
-        lowered = _watched[key]
+        lowered, _ = _watched[key]
         renamed = getattr(lowered.scheduler, "mutation_real_name", {})
         for name in lowered.kernels[number].writes:
             variable = renamed.get(name, name)
@@ -79,7 +80,7 @@ def at_return(key: int, inputs: Sequence[object], outputs: object) -> None:
         return
     call.last.clear()
     with _guarded(key):
-        lowered = _watched[key]
+        lowered, _ = _watched[key]
         listed = outputs if isinstance(outputs, (tuple, list)) else [outputs]
         call.outputs = [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in listed]
         names = list(lowered.graph.graph_inputs)
@@ -103,9 +104,9 @@ def _written_inputs(lowered: Lowered) -> set[int]:
 
 def _call(key: int, *, starts: bool) -> GraphCall | None:
     """The execution under way; None where no more are watched."""
-    lowered = _watched.get(key)
-    if lowered is None:
+    if key not in _watched:
         return None
+    lowered, _ = _watched[key]
     over = not lowered.calls or lowered.calls[-1].outputs is not None or (starts and bool(lowered.calls[-1].written))
     if over:
         if len(lowered.calls) > CAPTURED_CALLS:
@@ -124,7 +125,8 @@ def _same_bits(value: torch.Tensor, kept: torch.Tensor) -> bool:
 def _guarded(key: int) -> Iterator[None]:
     try:
         yield
-    except Exception:  # the program that is watched goes on
-        lowered = _watched.get(key)
-        if lowered is not None and lowered.calls:
+    except Exception as error:  # the program that is watched goes on
+        lowered, note = _watched[key]
+        note(error)
+        if lowered.calls:
             lowered.calls[-1].kept = KEPT_BYTES

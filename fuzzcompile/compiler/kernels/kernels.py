@@ -49,7 +49,7 @@ def wrap_run(watch: Watch, original: Function) -> Function:
                 operator_labels(module.graph, recorder.direction),
             )
             recorder.ledger.lowered.append(lowered)
-            watch.keys[id(graph)] = register(lowered)
+            watch.keys[id(graph)] = register(lowered, watch.note)
         return original(graph, *args)
 
     return run

@@ -118,9 +118,9 @@ def _refused(ablator: Ablator, failure: Failure) -> Attribution:
             narrow = not without.how.control.apart
             break
     code = generator.code_of(operator, vectorised=vectorised)
-    found = _with_nodes(failure, nodes)
-    found = replace(found, failed=replace(found.failed, source=code.source, line=code.line))
-    culprit = _culprit(found, CODEGEN, code.name)
+    refused = _with_nodes(failure, nodes)
+    refused = replace(refused, failed=replace(refused.failed, source=code.source, line=code.line))
+    culprit = _culprit(refused, CODEGEN, code.name)
     details = {**culprit.details, "operators": list(failed.operators), "vectorised": vectorised}
     sure = _sure(proved and narrow is not False)
     return Attribution(
