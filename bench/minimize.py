@@ -71,8 +71,8 @@ def subjects_of(files: list[Path], corpus: Path | None) -> Iterator[Subject]:
     if corpus is None:
         return
     with Store.open(corpus, create=False) as store:
-        for found in store.findings()[:FINDINGS]:
-            yield Subject(found.public_id, found.source, *drawn_as(store.case(found.source_sha256)))
+        for finding in store.findings()[:FINDINGS]:
+            yield Subject(finding.public_id, finding.source, *drawn_as(store.case(finding.source_sha256)))
 
 
 @dataclass(frozen=True)
@@ -172,10 +172,10 @@ def torch_minifier(source: str, seconds: float, level: int) -> str:
             return "-"
         plain = {key: value for key, value in environment.items() if not key.startswith("TORCHDYNAMO_REPRO")}
         _run([sys.executable, str(launchers[-1])], folder, plain, end)
-        found = sorted(Path(folder).rglob("repro.py"), key=lambda p: p.stat().st_mtime)
-        if not found:
+        reproducers = sorted(Path(folder).rglob("repro.py"), key=lambda p: p.stat().st_mtime)
+        if not reproducers:
             return f"- ({seconds:.0f} s)" if time.monotonic() >= end else "-"
-        text = found[-1].read_text(encoding="utf-8")
+        text = reproducers[-1].read_text(encoding="utf-8")
         return f"{model_lines(text)} lines, {text.count('torch.ops.')} ATen calls"
 
 

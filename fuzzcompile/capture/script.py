@@ -68,24 +68,24 @@ def load_script(path: Path, source: str, device: torch.device, *, call: int | No
     """
     run = _Run(path, source, device, call or 1)
     run.execute()
-    found = run.captured
-    if found is None:
+    captured = run.captured
+    if captured is None:
         raise CaseError(run.explain())
-    grad = found.ambient.grad
-    first, *others = found.arguments
+    grad = captured.ambient.grad
+    first, *later = captured.arguments
     return Case(
         name=path.stem,
         path=path,
         source=source,
-        make=lambda: (found.record.target, first),
+        make=lambda: (captured.record.target, first),
         grad=grad,
-        backward=grad == "enabled" and run.mentions_backward and _differentiable(found),
-        settings=_settings(found),
-        calls=others or None,
+        backward=grad == "enabled" and run.mentions_backward and _differentiable(captured),
+        settings=_settings(captured),
+        calls=later or None,
         run=None,
-        ambient=found.ambient.entered,
-        reseed=found.ambient.random.restore,
-        state=found.world,
+        ambient=captured.ambient.entered,
+        reseed=captured.ambient.random.restore,
+        state=captured.world,
         notes=tuple(run.notes()),
     )
 
@@ -157,7 +157,7 @@ class _Run:
         world = World({"": record.target, **_holders(arguments)})
         own = {id(tensor) for tensor in world.tensors().values()}
         kind = _kind(arguments)
-        earlier = [call for other, call in self.history.get(record.number, []) if other != kind]
+        earlier = [call for earlier_kind, call in self.history.get(record.number, []) if earlier_kind != kind]
         kept = [*earlier, _copied(arguments, own)][-_MAX_HISTORY:]
         self.captured = _Captured(record, kept, world, ambient, configs)
         raise CallReached
@@ -166,7 +166,7 @@ class _Run:
         """Keep the first call of each kind of input (shape, stride, dtype) of a callable."""
         known = self.history.setdefault(record.number, [])
         kind = _kind(arguments)
-        if all(kind != other for other, _ in known):
+        if all(kind != known_kind for known_kind, _ in known):
             known.append((kind, _copied(arguments, set())))
 
     def notes(self) -> list[str]:
@@ -174,8 +174,8 @@ class _Run:
         assert self.captured is not None
         record, compiled = self.captured.record, self.interception.compiled
         notes = [f"judged: call {self.wanted} of the script, {record}"]
-        others = [str(other) for other in compiled if other.number != record.number]
-        lines = sorted(self.compile_lines - {other.line for other in compiled})
+        others = [str(callable_) for callable_ in compiled if callable_.number != record.number]
+        lines = sorted(self.compile_lines - {callable_.line for callable_ in compiled})
         if others:
             notes.append(f"also compiled: {', '.join(others[:8])}; --call N judges another call")
         if lines:
@@ -279,24 +279,27 @@ def _kind(arguments: Arguments) -> Sequence[Any]:
     ]
 
 
-def _differentiable(found: _Captured) -> bool:
+def _differentiable(captured: _Captured) -> bool:
     """Whether anything that the call touches asks for a gradient, and the callable does not differentiate itself."""
-    functions = [o for o in Reached({"": found.record.target}).objects if isinstance(o, types.FunctionType)]
+    functions = [o for o in Reached({"": captured.record.target}).objects if isinstance(o, types.FunctionType)]
     if any(_OWN_BACKWARD & set(global_names(f.__code__)) for f in functions if is_user_file(f.__code__.co_filename)):
         return False
-    tensors = [*found.world.tensors().values(), *tensor_leaves([(c.args, dict(c.kwargs)) for c in found.arguments])]
+    tensors = [
+        *captured.world.tensors().values(),
+        *tensor_leaves([(c.args, dict(c.kwargs)) for c in captured.arguments]),
+    ]
     return any(tensor.requires_grad for tensor in tensors)
 
 
-def _settings(found: _Captured) -> CompileSettings:
-    given: Mapping[str, Any] = found.record.arguments
+def _settings(captured: _Captured) -> CompileSettings:
+    given: Mapping[str, Any] = captured.record.arguments
     backend: str | Callable[..., Any] = given.get("backend") or "inductor"
     return CompileSettings(
         backend=backend,
         options=dict(given.get("options") or {}),
-        inductor=dict(found.configs["inductor"]),
-        dynamo=dict(found.configs["dynamo"]),
-        functorch=dict(found.configs["functorch"]),
+        inductor=dict(captured.configs["inductor"]),
+        dynamo=dict(captured.configs["dynamo"]),
+        functorch=dict(captured.configs["functorch"]),
         mode=given.get("mode"),
         dynamic=given.get("dynamic"),
         fullgraph=bool(given.get("fullgraph", False)),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.reduction.program import Program
@@ -51,7 +50,7 @@ def find_neighbour(program: Program, prober: Prober, tally: Tally, budget: Budge
         return None
 
 
-def show(source: str, report: Mapping[str, Any], neighbour: str | None) -> Shown:
+def show(source: str, report: Mapping[str, object], neighbour: str | None) -> Shown:
     """Build the reproducer and run it in clean processes: once, or oftener to tell "lost" from "comes and goes".
 
     An interrupt ends the confirming; what was built stays.
@@ -62,20 +61,20 @@ def show(source: str, report: Mapping[str, Any], neighbour: str | None) -> Shown
     reproducer = build_reproducer(source, report, neighbour=neighbour)
     try:
         confirmation = confirm_reproducer(reproducer)
-        found = Shown(reproducer, confirmation.confirmed, confirmation.output)
+        first = Shown(reproducer, confirmation.confirmed, confirmation.output)
         if confirmation.confirmed:
-            return found
+            return first
         again = [confirm_reproducer(reproducer) for _ in range(_FURTHER_RUNS)]
     except KeyboardInterrupt:
         return Shown(reproducer, False, "the confirmation was interrupted")
-    shown = [one for one in again if one.confirmed]
+    shown = [confirmation for confirmation in again if confirmation.confirmed]
     if not shown:
-        return replace(found, note=f"the reproducer does not show the bug alone in {len(again) + 1} runs")
+        return replace(first, note=f"the reproducer does not show the bug alone in {len(again) + 1} runs")
     note = f"the bug comes and goes: the reproducer showed it in {len(shown)} of {len(again) + 1} runs"
     return Shown(reproducer, True, shown[0].output, note)
 
 
-def can_be_shown(source: str, report: Mapping[str, Any]) -> bool:
+def can_be_shown(source: str, report: Mapping[str, object]) -> bool:
     """Whether a reproducer can be built: a text from which statements were taken may fail in ways of its own."""
     try:
         build_reproducer(source, report)
@@ -84,7 +83,7 @@ def can_be_shown(source: str, report: Mapping[str, Any]) -> bool:
     return True
 
 
-def unconfirmed(source: str, report: Mapping[str, Any]) -> Shown:
+def unconfirmed(source: str, report: Mapping[str, object]) -> Shown:
     """The reproducer of a search that was interrupted, as it is; the source itself where none can be built."""
     said = "the search was interrupted"
     try:

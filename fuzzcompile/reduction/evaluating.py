@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -23,7 +22,7 @@ class Evaluation:
     ``failed`` is the position of the statement that raised ``error``; None where all ran.
     """
 
-    values: Mapping[str, Any]
+    values: Mapping[str, object]
     failed: int | None = None
     error: str = ""
 
@@ -35,8 +34,8 @@ class Evaluation:
 
 def evaluate(program: Program) -> Evaluation:
     """Run the program as its case file would; what it raises is kept, and the random state is left as it was."""
-    namespace: dict[str, Any] = {"torch": torch, "F": torch.nn.functional}
-    values: dict[str, Any] = {}
+    namespace: dict[str, object] = {"torch": torch, "F": torch.nn.functional}
+    values: dict[str, object] = {}
     writer = Writer(set())
     grad = program.settings.get("GRAD") == "enabled" or bool(program.settings.get("BACKWARD"))
     with contextlib.ExitStack() as stack, torch.random.fork_rng(devices=[]):
@@ -46,7 +45,7 @@ def evaluate(program: Program) -> Evaluation:
         except Exception as error:
             return Evaluation(values, 0, f"{type(error).__name__}: {error}")
         seed_everything(0)
-        blocks: list[Any] = []
+        blocks: list[contextlib.ExitStack] = []
         for position, statement in enumerate(program.statements):
             try:
                 if statement.form == "enter":
@@ -64,12 +63,12 @@ def evaluate(program: Program) -> Evaluation:
     return Evaluation(values)
 
 
-def _make(program: Program, namespace: dict[str, Any], values: dict[str, Any]) -> None:
+def _make(program: Program, namespace: dict[str, object], values: dict[str, object]) -> None:
     torch.manual_seed(0)
-    held = {one.name: one.values for one in program.inputs}
-    for one in program.inputs:
+    held = {input_.name: input_.values for input_ in program.inputs}
+    for input_ in program.inputs:
         # Copied, because a program may write to its inputs.
-        recorded = {one.name: copy_tree(held[one.name])} if one.fill == "recorded" else {}
-        made = eval(input_expression(one), {"torch": torch, "VALUES": recorded})
-        values[one.name] = copy_tree(made.detach())
-        namespace[one.name] = made
+        recorded = {input_.name: copy_tree(held[input_.name])} if input_.fill == "recorded" else {}
+        made = eval(input_expression(input_), {"torch": torch, "VALUES": recorded})
+        values[input_.name] = copy_tree(made.detach())
+        namespace[input_.name] = made

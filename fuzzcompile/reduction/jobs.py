@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from fuzzcompile.generation import GeneratedCase, Profile
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.reduction.program import Program
+from fuzzcompile.reduction.reports import read
 from fuzzcompile.reduction.scripts.sources import case_part
 from fuzzcompile.reduction.search import Prober, Tally
 from fuzzcompile.reduction.writing import model_lines
@@ -24,7 +25,7 @@ class Tools(Prober, Protocol):
     def programs(self, source: str, capture: Capture) -> Sequence[Program]:
         """The graphs of a case, the likeliest to hold the bug first; empty if none can be written down."""
 
-    def judge(self, source: str) -> Mapping[str, Any]:
+    def judge(self, source: str) -> Mapping[str, object]:
         """The full report on a source, in its JSON form."""
 
     def become_thorough(self) -> None:
@@ -40,7 +41,7 @@ class Job:
     """
 
     source: str
-    report: Mapping[str, Any]
+    report: Mapping[str, object]
     choices: bytes | None = None
     profile: Profile = field(default_factory=Profile)
     is_case: bool = True
@@ -60,7 +61,7 @@ class Outcome:
     """
 
     source: str
-    report: Mapping[str, Any]
+    report: Mapping[str, object]
     reproducer: str
     confirmed: bool
     confirmation: str
@@ -78,22 +79,23 @@ class Outcome:
     interrupted: bool = False
 
 
-def same_bug(wanted: Mapping[str, Any], found: Mapping[str, Any], keeps: str = "culprit") -> bool:
+def same_bug(wanted: Mapping[str, object], reached: Mapping[str, object], keeps: str = "culprit") -> bool:
     """Whether a report is one of the same bug: the signature, or where a culprit is but guessed, verdict and stage.
 
     Of a culprit with several families (siblings, operators of one kernel) a smaller case may show fewer. Where
     ``keeps`` is "verdict", the kind of verdict is all that counts.
     """
-    if not found.get("is_bug"):
+    if not reached.get("is_bug"):
         return False
-    if keeps == "culprit" and _share_a_family(wanted.get("signature"), found.get("signature")):
+    before, after = read(wanted), read(reached)
+    if keeps == "culprit" and _share_a_family(before.get("signature"), after.get("signature")):
         return True
-    if Verdict(wanted["verdict"]).kind != Verdict(found["verdict"]).kind:
+    if Verdict(before["verdict"]).kind != Verdict(after["verdict"]).kind:
         return False
     if keeps == "verdict":
         return True
-    guessed = "low" in (wanted.get("confidence"), found.get("confidence"))
-    stages = [(report.get("culprit") or {}).get("stage") for report in (wanted, found)]
+    guessed = "low" in (before.get("confidence"), after.get("confidence"))
+    stages = [(report.get("culprit") or {}).get("stage") for report in (before, after)]
     return guessed and (stages[0] == stages[1] or None in stages)
 
 
@@ -109,10 +111,10 @@ def is_smaller(source: str, program: Program, original: str, captured: Sequence[
     return not (same_work and model_lines(source) >= model_lines(before))
 
 
-def _share_a_family(one: str | None, other: str | None) -> bool:
+def _share_a_family(wanted: str | None, reached: str | None) -> bool:
     """Whether two signatures name the same stage and file, and a family in common."""
-    if one is None or other is None or one == other:
-        return one == other
-    *place, families = one.rsplit(":", 1)
-    *other_place, other_families = other.rsplit(":", 1)
-    return place == other_place and bool(set(families.split("+")) & set(other_families.split("+")))
+    if wanted is None or reached is None or wanted == reached:
+        return wanted == reached
+    *place, families = wanted.rsplit(":", 1)
+    *reached_place, reached_families = reached.rsplit(":", 1)
+    return place == reached_place and bool(set(families.split("+")) & set(reached_families.split("+")))

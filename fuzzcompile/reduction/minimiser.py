@@ -6,7 +6,6 @@ import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from fuzzcompile.generation import GeneratedCase
 from fuzzcompile.oracle.verdicts import Verdict
@@ -14,6 +13,7 @@ from fuzzcompile.reduction.concluding import Shown, can_be_shown, find_neighbour
 from fuzzcompile.reduction.jobs import Capture, Job, Outcome, Tools, is_smaller, same_bug
 from fuzzcompile.reduction.program import Program
 from fuzzcompile.reduction.recipe import NotReproducedError, RecipeProgress, shrink_recipe
+from fuzzcompile.reduction.reports import read
 from fuzzcompile.reduction.schedule import REPEATS, LostBug, Reduced, reduce_programs
 from fuzzcompile.reduction.scripts.sources import case_part
 from fuzzcompile.reduction.search import Budget, OutOfBudget, Progress, Questions, Tally
@@ -46,7 +46,7 @@ class _Minimiser:
     tools: Tools
     questions: Questions
     best: str = ""
-    report: Mapping[str, Any] = field(default_factory=dict)
+    report: Mapping[str, object] = field(default_factory=dict)
     how: str = "as found"
     program: Program | None = None
     case: GeneratedCase | None = None
@@ -130,8 +130,8 @@ class _Minimiser:
 
     def _back_on(self, path: Sequence[Program]) -> None:
         """The last program on the way that triage says is the same bug, by bisection: the lock held too little."""
-        sources = [(case_source(one), one) for one in path if not one.is_recorded]
-        taken = [(source, one) for source, one in sources if self._is_smaller(source, one)]
+        sources = [(case_source(program), program) for program in path if not program.is_recorded]
+        taken = [(source, program) for source, program in sources if self._is_smaller(source, program)]
         good, bad = -1, len(taken) - 1
         while bad - good > 1:
             middle = (good + bad) // 2
@@ -145,9 +145,9 @@ class _Minimiser:
         captures: tuple[Capture, ...] = ("static", "dynamic", "aten") if self.job.resizes else ("static", "aten")
         for attempt in ("plain", "thorough", "repeated"):
             for capture in captures:
-                found = self._reduced_from(capture, note=attempt != "repeated")
-                if found is not None:
-                    return found
+                reduced = self._reduced_from(capture, note=attempt != "repeated")
+                if reduced is not None:
+                    return reduced
             if not any(self.captured.values()):
                 return None
             if attempt == "plain":
@@ -221,7 +221,7 @@ class _Minimiser:
             self.program = program
             return True
         if self.interrupted:
-            report: Mapping[str, Any] = {**self.job.report, "evidence": {"outputs": []}}
+            report: Mapping[str, object] = {**self.job.report, "evidence": {"outputs": []}}
         else:
             report = self._judged(source)
             if not same_bug(self.job.report, report, self.job.keeps):
@@ -230,27 +230,27 @@ class _Minimiser:
         self.best, self.report, self.how, self.case, self.program = source, report, how, case, program
         return True
 
-    def _judged(self, source: str) -> Mapping[str, Any]:
+    def _judged(self, source: str) -> Mapping[str, object]:
         """The full report on a source; a second one where the first does not see the bug."""
-        report: Mapping[str, Any] = {}
+        report: Mapping[str, object] = {}
         for _ in range(2):
             report = self.tools.judge(source)
-            cost = report.get("cost") or {}
-            self.questions.tally.compiles += int(cost.get("compiles", 0))
-            self.questions.tally.screens += int(cost.get("screens", 0))
+            cost = read(report).get("cost") or {}
+            self.questions.tally.compiles += cost.get("compiles", 0)
+            self.questions.tally.screens += cost.get("screens", 0)
             if report.get("is_bug") and report["verdict"] != Verdict.NONDETERMINISTIC:
                 break
         return report
 
-    def _refuse(self, source: str, how: str, report: Mapping[str, Any]) -> None:
+    def _refuse(self, source: str, how: str, report: Mapping[str, object]) -> None:
         if not report.get("is_bug"):
             self.note = f"what the reduction by {how} led to lost the bug: triage says {report['verdict']}, twice"
             return
         if report["verdict"] == Verdict.NONDETERMINISTIC:
             self.note = f"what the reduction by {how} led to comes and goes from compile to compile"
             return
-        told = report.get("signature") or report["verdict"]
-        self.note = f"what the reduction by {how} led to is another bug ({told})"
+        name = report.get("signature") or report["verdict"]
+        self.note = f"what the reduction by {how} led to is another bug ({name})"
         self.questions.tally.others.setdefault(Written(source, {}).digest, source)
 
     def _is_smaller(self, source: str, program: Program) -> bool:

@@ -18,7 +18,7 @@ def _plain_names(program: Program) -> dict[str, str]:
     """Short names: inputs by dynamo's last words, statements as the user called them, without needless numbers."""
     names: dict[str, str] = {}
     taken: set[str] = set()
-    inputs = [one.name for one in program.inputs]
+    inputs = [input_.name for input_ in program.inputs]
     free = (letter for letter in "xyzwuv" if letter not in inputs)
     for name in (*inputs, *(s.name for s in program.statements)):
         base = name.rstrip("0123456789_") or name  # all of it, or a second renaming would find another name

@@ -11,14 +11,14 @@ def sizes_of(graph: fx.Graph) -> dict[fx.Node, tuple[fx.Node, int]]:
     places = [node for node in graph.nodes if node.op == "placeholder"]
     values = {node: node.meta.get("example_value", node.meta.get("val")) for node in places}
     tensors = [(node, value) for node, value in values.items() if isinstance(value, torch.Tensor)]
-    found: dict[fx.Node, tuple[fx.Node, int]] = {}
+    sizes: dict[fx.Node, tuple[fx.Node, int]] = {}
     for node, size in values.items():
         if not isinstance(size, torch.SymInt):
             continue
         for tensor, value in tensors:
             # As text: comparing symbols would make guards.
-            at = next((d for d, other in enumerate(value.shape) if str(other) == str(size)), None)
+            at = next((d for d, length in enumerate(value.shape) if str(length) == str(size)), None)
             if at is not None:
-                found[node] = (tensor, at)
+                sizes[node] = (tensor, at)
                 break
-    return found
+    return sizes

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, settings
 from hypothesis.configuration import set_hypothesis_home_dir
+from hypothesis.core import HypothesisHandle
 from hypothesis.database import InMemoryExampleDatabase
 
 from fuzzcompile.errors import FuzzcompileError
@@ -174,14 +174,14 @@ def _shrink(search: _Search, profile: Profile) -> bool:
         if search.holds(spec):
             raise _Interesting
 
-    target: Any = probe
+    handle: HypothesisHandle = vars(probe)["hypothesis"]
     with suppress(_Interesting):
         # Files the choices in the database, from where the runs below take them up.
-        target.hypothesis.fuzz_one_input(search.original.choices)
+        handle.fuzz_one_input(search.original.choices)
     for _ in range(_MAX_ROUNDS if search.best else 0):
         before = search.best
         with suppress(_Interesting):
-            target()
+            probe()
         if search.best is before:
             return True
     return search.best is None

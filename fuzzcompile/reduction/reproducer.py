@@ -12,12 +12,13 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import torch
 
 from fuzzcompile.errors import CaseError, UsageError
 from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.reduction.reports import Report, read
 from fuzzcompile.reduction.scripts import choice, sharing
 from fuzzcompile.reduction.scripts.comparing import Script
 from fuzzcompile.reduction.scripts.driving import Driving
@@ -54,7 +55,7 @@ class Confirmation:
     confirmed: bool
 
 
-def build_reproducer(source: str, report: Mapping[str, Any], *, neighbour: str | None = None) -> str:
+def build_reproducer(source: str, report: Mapping[str, object], *, neighbour: str | None = None) -> str:
     """The case as one script that needs torch only, exits with 1 on the bug and with 0 when it is mended.
 
     It stays a valid case. A ``__main__`` part and a docstring that are there are replaced, so building from
@@ -74,8 +75,8 @@ def build_reproducer(source: str, report: Mapping[str, Any], *, neighbour: str |
     device = str(report.get("device") or "cpu")
     seen = probe(kept, _available(device))
     drive = Driving(seen, kept, device, with_backward=seen.case.backward)
-    script = choice.choose(drive, report, _remark(kept, neighbour))
-    return f'"""{_summary(report, script)}"""\n{kept}\n{_main_part(script)}'
+    script = choice.choose(drive, read(report), _remark(kept, neighbour))
+    return f'"""{_summary(read(report), script)}"""\n{kept}\n{_main_part(script)}'
 
 
 def confirm_reproducer(source: str, *, timeout: float = 180) -> Confirmation:
@@ -134,8 +135,8 @@ def _main_part(script: Script) -> str:
 
 
 def _available(device: str) -> torch.device:
-    found = torch.device(device)
-    return found if found.type != "cuda" or torch.cuda.is_available() else torch.device("cpu")
+    wanted = torch.device(device)
+    return wanted if wanted.type != "cuda" or torch.cuda.is_available() else torch.device("cpu")
 
 
 def _remark(source: str, neighbour: str | None) -> str:
@@ -144,7 +145,7 @@ def _remark(source: str, neighbour: str | None) -> str:
     return remark if len(remark) <= _WIDTH else ""
 
 
-def _summary(report: Mapping[str, Any], script: Script) -> str:
+def _summary(report: Report, script: Script) -> str:
     """One line: what is wrong, who is at fault, in which torch."""
     verdict, where = report.get("verdict"), f"torch {report.get('torch') or torch.__version__}"
     device = str(report.get("device") or "cpu")

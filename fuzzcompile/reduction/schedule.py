@@ -103,7 +103,7 @@ def reduce_programs(
     except OutOfBudget:
         return Reduced(_ended(search, kept), False, search.screen, tuple(search.path), comes_and_goes=shown)
     except KeyboardInterrupt:
-        plain = next((one for one in reversed(search.path) if not one.is_recorded), search.best)
+        plain = next((program for program in reversed(search.path) if not program.is_recorded), search.best)
         return Reduced(plain, False, search.screen, interrupted=True, comes_and_goes=shown)
     return Reduced(search.best, True, search.screen, tuple(search.path), comes_and_goes=shown)
 
@@ -178,4 +178,4 @@ def _started(candidates: Sequence[Program], questions: Questions, *, screens: bo
 
 def without_gradients(program: Program) -> Program:
     """The program with no input that asks for a gradient, as it runs where no gradients are recorded."""
-    return replace(program, inputs=tuple(replace(one, requires_grad=False) for one in program.inputs))
+    return program.map_inputs(lambda input_: replace(input_, requires_grad=False))

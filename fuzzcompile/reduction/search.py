@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from fuzzcompile.reduction.evaluating import Evaluation, evaluate
 from fuzzcompile.reduction.program import Program
@@ -189,6 +189,6 @@ class Search:
         return self.questions.ask(written(candidate), screen=screened, operators=candidate.size[0])
 
 
-def settings_without(program: Program, *names: str) -> Mapping[str, Any]:
+def settings_without(program: Program, *names: str) -> Mapping[str, object]:
     """The program's settings but for those."""
     return {name: value for name, value in program.settings.items() if name not in names}

@@ -130,10 +130,10 @@ def _simpler_expressions(source: str, test: Callable[[str], bool]) -> str:
     """Expressions replaced by a part of themselves: an operand, an argument, an element of what is returned."""
     position = 0
     while True:
-        found = [pair for node in ast.walk(ast.parse(source)) for pair in _parts(node)]
-        if position >= len(found):
+        pairs = [pair for node in ast.walk(ast.parse(source)) for pair in _parts(node)]
+        if position >= len(pairs):
             return source
-        candidate = _replaced(source, *found[position])
+        candidate = _replaced(source, *pairs[position])
         if candidate is not None and candidate != source and test(candidate):
             source = candidate
         else:
@@ -171,10 +171,10 @@ def _without_arguments(source: str, test: Callable[[str], bool]) -> str:
     """Keyword arguments of calls left out."""
     position = 0
     while True:
-        found = [k for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Call) for k in n.keywords if k.arg]
-        if position >= len(found):
+        keywords = [k for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Call) for k in n.keywords if k.arg]
+        if position >= len(keywords):
             return source
-        candidate = _without_span(source, found[position])
+        candidate = _without_span(source, keywords[position])
         if candidate is not None and test(candidate):
             source = candidate
         else:

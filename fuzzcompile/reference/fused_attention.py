@@ -115,54 +115,63 @@ def _attention(given: dict[str, Any], *, masked_row: float = math.inf) -> _Forwa
     if problem.dropout > 0.0:
         drawn = torch.randint(2**62, (2,)).tolist()
         state = (drawn[0], drawn[1])
-    found = problem.scores()
-    weights = torch.ops.aten._safe_softmax(found, -1) * problem.kept(found.shape, state)
+    attention_scores = problem.scores()
+    weights = torch.ops.aten._safe_softmax(attention_scores, -1) * problem.kept(attention_scores.shape, state)
     output = torch.matmul(weights, problem.wide[2]).to(problem.query.dtype)
-    logsumexp = torch.logsumexp(found, -1)
+    logsumexp = torch.logsumexp(attention_scores, -1)
     return _Forward(output, logsumexp.masked_fill(logsumexp == -math.inf, masked_row), state)
 
 
 def _flash(given: dict[str, Any]) -> Results:
-    found, query = _attention(given), given["query"]
-    state = torch.tensor(found.state, dtype=torch.int64, device=query.device).to(torch.uint64)
+    forward, query = _attention(given), given["query"]
+    state = torch.tensor(forward.state, dtype=torch.int64, device=query.device).to(torch.uint64)
     unused = torch.zeros((), dtype=torch.int64, device=query.device).to(torch.uint64)
     lengths = query.size(-2), given["key"].size(-2)
-    return (_laid_out_as(query, found.output), found.logsumexp, None, None, *lengths, state, unused, query.new_empty(0))
+    return (
+        _laid_out_as(query, forward.output),
+        forward.logsumexp,
+        None,
+        None,
+        *lengths,
+        state,
+        unused,
+        query.new_empty(0),
+    )
 
 
 def _efficient(given: dict[str, Any]) -> Results:
-    found, query = _attention(given), given["query"]
+    forward, query = _attention(given), given["query"]
     length = query.size(-2)
     rows = -(-length // _PADDED_ROWS) * _PADDED_ROWS if given["compute_log_sumexp"] else 0
-    logsumexp = found.logsumexp.new_full((*query.shape[:-2], rows), math.inf)
+    logsumexp = forward.logsumexp.new_full((*query.shape[:-2], rows), math.inf)
     if rows:
-        logsumexp[..., :length] = found.logsumexp
-    return _heads_inside(found.output), logsumexp, *_scalars(found, query)
+        logsumexp[..., :length] = forward.logsumexp
+    return _heads_inside(forward.output), logsumexp, *_scalars(forward, query)
 
 
 def _cudnn(given: dict[str, Any]) -> Results:
-    found, query = _attention(given), given["query"]
+    forward, query = _attention(given), given["query"]
     lengths = query.size(-2), given["key"].size(-2)
-    output = _laid_out_as(query, found.output)
-    return (output, found.logsumexp.unsqueeze(-1), None, None, *lengths, *_scalars(found, query), None)
+    output = _laid_out_as(query, forward.output)
+    return (output, forward.logsumexp.unsqueeze(-1), None, None, *lengths, *_scalars(forward, query), None)
 
 
 def _overrideable(given: dict[str, Any]) -> Results:
-    found, query = _attention(given), given["query"]
-    logsumexp = found.logsumexp if query.dim() == 4 else found.logsumexp.unsqueeze(0)
+    forward, query = _attention(given), given["query"]
+    logsumexp = forward.logsumexp if query.dim() == 4 else forward.logsumexp.unsqueeze(0)
     lengths = query.size(-2), given["key"].size(-2)
-    output = _laid_out_as(query, found.output)
-    return (output, logsumexp, None, None, *lengths, *_scalars(found, query), None)
+    output = _laid_out_as(query, forward.output)
+    return (output, logsumexp, None, None, *lengths, *_scalars(forward, query), None)
 
 
 def _cpu(given: dict[str, Any]) -> Results:
-    found = _attention(given, masked_row=0.0)
-    logsumexp = found.logsumexp.transpose(1, 2).contiguous().transpose(1, 2)
-    return _laid_out_as(given["query"], found.output), logsumexp
+    forward = _attention(given, masked_row=0.0)
+    logsumexp = forward.logsumexp.transpose(1, 2).contiguous().transpose(1, 2)
+    return _laid_out_as(given["query"], forward.output), logsumexp
 
 
-def _scalars(found: _Forward, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    seed, offset = (torch.tensor(part, dtype=torch.int64, device=query.device) for part in found.state)
+def _scalars(forward: _Forward, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    seed, offset = (torch.tensor(part, dtype=torch.int64, device=query.device) for part in forward.state)
     return seed, offset
 
 
@@ -174,10 +183,10 @@ def _gradients(given: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor, torch
     problem = _Problem.of(given)
     query, key, value = problem.wide
     grad, out = (raised(given[name]) for name in ("grad_out" if "grad_out" in given else "grad_out_", "out"))
-    found = problem.scores()
+    attention_scores = problem.scores()
     logsumexp = given["logsumexp"].reshape(*query.shape[:-2], -1)[..., : query.size(-2)]
-    weights = torch.exp(found - logsumexp.unsqueeze(-1)).masked_fill(found == -math.inf, 0.0)
-    kept = problem.kept(found.shape, _state_of(given))
+    weights = torch.exp(attention_scores - logsumexp.unsqueeze(-1)).masked_fill(attention_scores == -math.inf, 0.0)
+    kept = problem.kept(attention_scores.shape, _state_of(given))
     grad_weights = torch.matmul(grad, value.transpose(-2, -1)) * kept
     grad_scores = weights * (grad_weights - (grad * out).sum(-1, keepdim=True))
     gradients = (
@@ -186,7 +195,7 @@ def _gradients(given: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor, torch
         torch.matmul((weights * kept).transpose(-2, -1), grad),
     )
     inputs = (problem.query, problem.key, problem.value)
-    summed = [_ungrouped(one, like).to(like.dtype) for one, like in zip(gradients, inputs, strict=True)]
+    summed = [_ungrouped(gradient, like).to(like.dtype) for gradient, like in zip(gradients, inputs, strict=True)]
     return summed[0], summed[1], summed[2], grad_scores
 
 
@@ -195,22 +204,22 @@ def _like_inputs(given: dict[str, Any]) -> Results:
 
 
 def _like_inputs_and_mask(given: dict[str, Any]) -> Results:
-    found = _gradients(given)
-    return *_in_layout_of_inputs(given, found), _grad_of_mask(given, found[3])
+    gradients = _gradients(given)
+    return *_in_layout_of_inputs(given, gradients), _grad_of_mask(given, gradients[3])
 
 
 def _in_layout_of_inputs(given: dict[str, Any], gradients: Results) -> Results:
     inputs = (given[name] for name in ("query", "key", "value"))
-    return tuple(_laid_out_as(like, one) for like, one in zip(inputs, gradients, strict=False))
+    return tuple(_laid_out_as(like, gradient) for like, gradient in zip(inputs, gradients, strict=False))
 
 
 def _efficient_backward(given: dict[str, Any]) -> Results:
-    found = _gradients(given)
-    return *(_heads_inside(one) for one in found[:3]), _grad_of_mask(given, found[3])
+    gradients = _gradients(given)
+    return *(_heads_inside(gradient) for gradient in gradients[:3]), _grad_of_mask(given, gradients[3])
 
 
 def _cpu_backward(given: dict[str, Any]) -> Results:
-    return tuple(_heads_inside(one) for one in _gradients(given)[:3])
+    return tuple(_heads_inside(gradient) for gradient in _gradients(given)[:3])
 
 
 def _grad_of_mask(given: dict[str, Any], grad_scores: torch.Tensor) -> torch.Tensor | None:

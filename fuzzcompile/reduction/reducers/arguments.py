@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import torch
 
-from fuzzcompile.reduction.program import Program, Ref, Statement, map_leaves
+from fuzzcompile.reduction.program import Input, Program, Ref, Statement
 from fuzzcompile.reduction.search import Search
 
 
@@ -26,7 +26,7 @@ def drop_arguments(search: Search) -> None:
                 break
 
 
-def _is_telling(value: Any) -> bool:
+def _is_telling(value: object) -> bool:
     """Whether leaving the argument out is more than tidying: a dimension, a dtype."""
     return value is not None and not isinstance(value, bool)
 
@@ -54,7 +54,7 @@ def _shorter(statement: Statement | None) -> Iterator[Statement]:
 def round_constants(search: Search) -> None:
     """Floating constants as short numbers: all at once, then each."""
     for rounding in (_half_or_two, _two_digits):
-        candidate = _mapped(search.best, rounding)
+        candidate = search.best.map_statements(functools.partial(_round_in, change=rounding))
         if candidate != search.best and search.attempt(candidate):
             return
     for name in [s.name for s in search.best.statements]:
@@ -65,15 +65,8 @@ def round_constants(search: Search) -> None:
                 search.attempt(search.best.with_statement(rounded))
 
 
-def _mapped(program: Program, change: Callable[[float], float]) -> Program:
-    return replace(program, statements=tuple(_round_in(s, change) for s in program.statements))
-
-
 def _round_in(statement: Statement, change: Callable[[float], float]) -> Statement:
-    def leaf(value: Any) -> Any:
-        return change(value) if isinstance(value, float) else value
-
-    return replace(statement, args=map_leaves(leaf, statement.args), kwargs=map_leaves(leaf, dict(statement.kwargs)))
+    return statement.map_leaves(lambda leaf: change(leaf) if isinstance(leaf, float) else leaf)
 
 
 def _is_short(value: float) -> bool:
@@ -104,33 +97,23 @@ def evaluation_mode(search: Search) -> None:
             kwargs["training"] = False
         return replace(statement, args=args, kwargs=kwargs)
 
-    search.attempt(replace(search.best, statements=tuple(plain(s) for s in search.best.statements)))
+    search.attempt(search.best.map_statements(plain))
 
 
 def single_precision(search: Search) -> None:
     """Every floating dtype becomes float32: those of inputs, and those that statements name."""
 
-    def dtype_of(dtype: torch.dtype) -> torch.dtype:
-        return torch.float32 if dtype.is_floating_point else dtype
+    def narrowed(leaf: object) -> object:
+        return torch.float32 if isinstance(leaf, torch.dtype) and leaf.is_floating_point else leaf
 
-    def leaf(value: Any) -> Any:
-        return dtype_of(value) if isinstance(value, torch.dtype) else value
+    def of_input(input_: Input) -> Input:
+        if not input_.dtype.is_floating_point:
+            return input_
+        values = None if input_.values is None else input_.values.to(torch.float32)
+        return replace(input_, dtype=torch.float32, values=values)
 
-    program = search.best
-    inputs = tuple(
-        replace(one, dtype=dtype_of(one.dtype), values=one.values.to(dtype_of(one.dtype)))
-        if one.values is not None
-        else replace(one, dtype=dtype_of(one.dtype))
-        for one in program.inputs
-    )
-    casts = {"bfloat16", "half", "double"}
-    statements = tuple(
-        replace(
-            s,
-            target="float" if s.form == "method" and s.target in casts else s.target,
-            args=map_leaves(leaf, s.args),
-            kwargs=map_leaves(leaf, dict(s.kwargs)),
-        )
-        for s in program.statements
-    )
-    search.attempt(replace(program, inputs=inputs, statements=statements))
+    def of_statement(statement: Statement) -> Statement:
+        casts = statement.form == "method" and statement.target in ("bfloat16", "half", "double")
+        return replace(statement.map_leaves(narrowed), target="float" if casts else statement.target)
+
+    search.attempt(search.best.map_inputs(of_input).map_statements(of_statement))

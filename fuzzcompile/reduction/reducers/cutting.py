@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -29,8 +28,8 @@ def drop_outputs(search: Search) -> None:
             return
     kept = outputs
     for name in outputs:
-        fewer = [other for other in kept if other != name]
-        if len(fewer) > 1 and search.attempt(replace(search.best, outputs=tuple(Ref(other) for other in fewer))):
+        fewer = [output for output in kept if output != name]
+        if len(fewer) > 1 and search.attempt(replace(search.best, outputs=tuple(Ref(output) for output in fewer))):
             kept = fewer
 
 
@@ -69,7 +68,7 @@ def head(program: Program, count: int) -> Program | None:
     if not outputs:
         return None
     closing = tuple(Statement(f"{s.name}_end", "exit", "") for s in _open(kept))
-    returned: Any = outputs[0] if len(outputs) == 1 else tuple(outputs)
+    returned: object = outputs[0] if len(outputs) == 1 else tuple(outputs)
     return replace(program, statements=kept + closing, outputs=returned).without_dead_code()
 
 
@@ -87,7 +86,7 @@ def tail(program: Program, start: int, evaluation: Evaluation) -> Program | None
     return result.without_dead_code()
 
 
-def given(program: Program, name: str, value: Any) -> Program | None:
+def given(program: Program, name: str, value: object) -> Program | None:
     """The program with ``name`` as an input of recorded values, or a constant; None if it is neither."""
     statements = tuple(s for s in program.statements if s.name != name)
     used = any(name in s.refs() for s in statements) or name in program.output_refs()

@@ -18,7 +18,7 @@ def bypass_modules(search: Search) -> None:
         if len(inside) < 2 or len(inside) == len(search.best.statements):
             continue
         last = inside[-1].name
-        sources = [name for s in inside for name in s.refs() if name not in {one.name for one in inside}]
+        sources = [name for s in inside for name in s.refs() if name not in {statement.name for statement in inside}]
         for source in dict.fromkeys(sources):
             if _alike(search, source, last) and search.attempt(search.best.substituted(last, Ref(source))):
                 break
@@ -30,7 +30,7 @@ def give_first_statements(search: Search) -> None:
     """Statements that use nothing but inputs become inputs: all at once, then fewer."""
     needed: set[str] = set()
     while True:
-        inputs = {one.name for one in search.best.inputs}
+        inputs = {input_.name for input_ in search.best.inputs}
         first = [
             s.name
             for s in search.best.statements
@@ -64,8 +64,9 @@ def _give(search: Search, names: Sequence[str]) -> bool:
         candidate = given(candidate, name, values.get(name)) if candidate is not None else None
     if candidate is None:
         return False
-    plain = replace(candidate, inputs=tuple(contiguous(o) if o.name in names else o for o in candidate.inputs))
-    if any(not is_contiguous(one) for one in candidate.inputs if one.name in names) and search.attempt(plain):
+    plain = candidate.map_inputs(lambda input_: contiguous(input_) if input_.name in names else input_)
+    is_odd = any(input_.name in names and not is_contiguous(input_) for input_ in candidate.inputs)
+    if is_odd and search.attempt(plain):
         return True
     return search.attempt(candidate)
 
@@ -116,20 +117,20 @@ def _drop_write(search: Search, statement: Statement) -> None:
     search.attempt(without.substituted(statement.name, Ref(refs[0])) if refs else without)
 
 
-def _alike(search: Search, one: str, other: str) -> bool:
-    shape = search.evaluation.shape_of(one)
-    return shape is not None and shape == search.evaluation.shape_of(other)
+def _alike(search: Search, left: str, right: str) -> bool:
+    shape = search.evaluation.shape_of(left)
+    return shape is not None and shape == search.evaluation.shape_of(right)
 
 
 def _paths(program: Program) -> list[str]:
     """Paths of the submodules, those that hold most statements first."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for statement in program.statements:
         parts = statement.module.split(".")
         for length in range(2, len(parts) + 1):
             path = ".".join(parts[:length])
-            found[path] = found.get(path, 0) + 1
-    return sorted(found, key=lambda path: (-found[path], path))
+            counts[path] = counts.get(path, 0) + 1
+    return sorted(counts, key=lambda path: (-counts[path], path))
 
 
 def _within(module: str, path: str) -> bool:

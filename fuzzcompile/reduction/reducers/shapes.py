@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
@@ -45,17 +44,17 @@ def shrink_sizes(search: Search) -> None:
             break
         done.add(sizes[0])
         _shrink(search, sizes[0])
-    for dimension in range(max((len(one.shape) for one in search.best.inputs), default=0)):
+    for dimension in range(max((len(input_.shape) for input_ in search.best.inputs), default=0)):
         _shrink_everywhere(search, dimension)
 
 
 def _sizes(program: Program) -> set[int]:
     """Sizes beyond 1: those of inputs, and those that statements make tensors of."""
-    found = {size for one in program.inputs for size in one.shape}
+    sizes = {size for input_ in program.inputs for size in input_.shape}
     for statement in program.statements:
         if statement.target.rpartition(".")[2] in _MAKING:
-            map_leaves(lambda leaf: found.add(leaf) if type(leaf) is int else None, statement.args)
-    return {size for size in found if size > 1}
+            map_leaves(lambda leaf: sizes.add(leaf) if type(leaf) is int else None, statement.args)
+    return {size for size in sizes if size > 1}
 
 
 def _all_at_once(search: Search) -> None:
@@ -95,12 +94,12 @@ def _try(search: Search, size: int, smaller: int) -> bool:
 
 def _shrink_everywhere(search: Search, dimension: int) -> None:
     """One dimension (the batch, say) of all inputs of the highest rank to 1, where several sizes are the same now."""
-    rank = max(len(one.shape) for one in search.best.inputs)
+    rank = max(len(input_.shape) for input_ in search.best.inputs)
     candidate = search.best
-    for one in search.best.inputs:
-        if len(one.shape) == rank:
-            shape = (*one.shape[:dimension], 1, *one.shape[dimension + 1 :])
-            candidate = candidate.with_input(resized(one, shape))
+    for input_ in search.best.inputs:
+        if len(input_.shape) == rank:
+            shape = (*input_.shape[:dimension], 1, *input_.shape[dimension + 1 :])
+            candidate = candidate.with_input(resized(input_, shape))
     if candidate != search.best and _runs(search, candidate):
         search.attempt(candidate)
 
@@ -132,7 +131,7 @@ def _takes_nothing(program: Program) -> bool:
     """Whether an index takes or writes no element, as ``x[1:1]`` does: a size was read as a position."""
     empty: list[slice] = []
 
-    def look(part: Any) -> None:
+    def look(part: object) -> None:
         if isinstance(part, tuple | list):
             for inner in part:
                 look(inner)
@@ -146,9 +145,7 @@ def _takes_nothing(program: Program) -> bool:
 
 
 def _scaled(program: Program, size: int, smaller: int, *, multiples: Multiples, constants: bool) -> Program:
-    def change(number: Any) -> Any:
-        if isinstance(number, bool) or not isinstance(number, int):
-            return number
+    def resize(number: int) -> int:
         if number == size:
             return smaller
         if multiples == "none" or number < size or number % size:
@@ -164,9 +161,7 @@ def _scaled(program: Program, size: int, smaller: int, *, multiples: Multiples, 
         shaping = statement.target.rpartition(".")[2] in _SHAPING or statement.form in ("getitem", "setitem")
         if not constants or not shaping:
             return statement
-        return replace(
-            statement, args=map_leaves(change, statement.args), kwargs=map_leaves(change, dict(statement.kwargs))
-        )
+        return statement.map_leaves(lambda leaf: resize(leaf) if type(leaf) is int else leaf)
 
-    inputs = tuple(resized(one, tuple(change(size) for size in one.shape)) for one in program.inputs)
-    return replace(program, inputs=inputs, statements=tuple(changed(s) for s in program.statements))
+    resized_inputs = program.map_inputs(lambda input_: resized(input_, tuple(map(resize, input_.shape))))
+    return resized_inputs.map_statements(changed)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.reduction.reports import Evidence, Report
 from fuzzcompile.reduction.scripts import naming, sharing
 from fuzzcompile.reduction.scripts.comparing import Form, Script, Target
 from fuzzcompile.reduction.scripts.driving import Driving
@@ -28,7 +28,7 @@ _WIDTH = 80
 _VANISHING = 1e-6
 
 
-def choose(drive: Driving, report: Mapping[str, Any], remark: str = "") -> Script:
+def choose(drive: Driving, report: Report, remark: str = "") -> Script:
     """The script for ``report`` on the case of ``drive``.
 
     What the evidence calls wrong is compared, the worst first; without evidence, all that the verdict is
@@ -38,7 +38,7 @@ def choose(drive: Driving, report: Mapping[str, Any], remark: str = "") -> Scrip
     form = _FORMS.get(verdict)
     if form in ("raises", "accepts", "process"):
         return Script(drive, form, remark=remark)
-    evidence: Sequence[Mapping[str, Any]] = (report.get("evidence") or {}).get("outputs") or ()
+    evidence: Sequence[Evidence] = (report.get("evidence") or {}).get("outputs") or ()
     wrong = _worst_first(_of_evidence(drive.probe, evidence))
     if verdict == Verdict.METADATA:
         return _metadata(drive, wrong, str(report.get("detail") or ""), remark)
@@ -55,10 +55,10 @@ def choose(drive: Driving, report: Mapping[str, Any], remark: str = "") -> Scrip
     return Script(replace(drive, with_backward=needs_backward), form, targets, remark=remark)
 
 
-def _of_evidence(probe: Probe, evidence: Sequence[Mapping[str, Any]]) -> list[Target]:
+def _of_evidence(probe: Probe, evidence: Sequence[Evidence]) -> list[Target]:
     wrong = [entry for entry in evidence if entry.get("finding") not in _HARMLESS]
-    found = [_target(probe, str(entry.get("name")), entry) for entry in wrong]
-    targets = [target for target in found if target is not None]
+    named = [_target(probe, str(entry.get("name")), entry) for entry in wrong]
+    targets = [target for target in named if target is not None]
     # Wrong values come before right ones in the wrong memory, and a wrong output explains its gradients.
     targets = [target for target in targets if target.evidence.get("finding") != "alias"] or targets
     return [target for target in targets if target.observable.kind != "gradient"] or targets
@@ -70,11 +70,11 @@ def _of_verdict(probe: Probe, verdict: str) -> list[Target]:
     largest = max((seen.largest for seen in chosen), default=0.0)
     if verdict == Verdict.WRONG_GRADIENT:
         chosen = [seen for seen in chosen if seen.largest > _VANISHING * largest]
-    found = [_target(probe, seen.name, {}) for seen in chosen]
-    return [target for target in found if target is not None]
+    named = [_target(probe, seen.name, {}) for seen in chosen]
+    return [target for target in named if target is not None]
 
 
-def _target(probe: Probe, name: str, evidence: Mapping[str, Any]) -> Target | None:
+def _target(probe: Probe, name: str, evidence: Evidence) -> Target | None:
     expression = naming.expression(name, probe)
     if expression is None:
         return None

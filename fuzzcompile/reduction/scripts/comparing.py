@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
+from fuzzcompile.reduction.reports import Evidence
 from fuzzcompile.reduction.scripts import tolerances
 from fuzzcompile.reduction.scripts.driving import Driving
 from fuzzcompile.reduction.scripts.probe import Observable
@@ -38,7 +38,7 @@ class Target:
 
     observable: Observable
     expression: str
-    evidence: Mapping[str, Any] = field(default_factory=dict)
+    evidence: Evidence = field(default_factory=Evidence)
     partner: str = ""
 
 

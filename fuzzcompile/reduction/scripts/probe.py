@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -54,9 +53,9 @@ class Probe:
     """
 
     case: Case
-    model: Callable[..., Any]
-    inputs: Sequence[Any]
-    outputs: Sequence[Any]
+    model: Callable[..., object]
+    inputs: Sequence[object]
+    outputs: Sequence[object]
     observables: Mapping[str, Observable]
     repeatable: bool
     random: bool
@@ -94,7 +93,7 @@ def probe(source: str, device: torch.device) -> Probe:
 
 
 def _probe(case: Case, device: torch.device) -> Probe:
-    outputs: list[Any] = []
+    outputs: list[object] = []
     recorded = _recording(case, outputs)
     program = build(recorded, device)
     first = runs.observe(recorded, program, program.model)
@@ -116,8 +115,8 @@ def _probe(case: Case, device: torch.device) -> Probe:
     )
 
 
-def _recording(case: Case, outputs: list[Any]) -> Case:
-    def run(model: Callable[..., Any], arguments: Any) -> Any:
+def _recording(case: Case, outputs: list[object]) -> Case:
+    def run(model: Callable[..., object], arguments: object) -> object:
         output = case.run(model, arguments) if case.run is not None else _call(model, arguments)
         outputs.append(output)
         return output
@@ -125,7 +124,7 @@ def _recording(case: Case, outputs: list[Any]) -> Case:
     return replace(case, run=run)
 
 
-def _call(model: Callable[..., Any], arguments: Any) -> Any:
+def _call(model: Callable[..., object], arguments: object) -> object:
     if isinstance(arguments, dict):
         return model(**arguments)
     return model(*arguments) if isinstance(arguments, tuple) else model(arguments)
@@ -146,7 +145,7 @@ def _random_was_drawn(observation: Observation) -> bool:
     states = _generator_states()
     seed_everything(RUN_SEED)
     fresh = _generator_states()
-    moved = any(not torch.equal(one, other) for one, other in zip(states, fresh, strict=True))
+    moved = any(not torch.equal(state, seeded) for state, seeded in zip(states, fresh, strict=True))
     return moved and observation.failure is None
 
 
