@@ -26,7 +26,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -223,7 +222,7 @@ def _told(answer: bool) -> str:
     return "yes" if answer else "no"
 
 
-def summary(rows: list[Row]) -> dict[str, Any]:
+def summary(rows: list[Row]) -> dict[str, object]:
     """The bars, and what was reached."""
     return {
         "cases": len(rows),
@@ -237,7 +236,7 @@ def summary(rows: list[Row]) -> dict[str, Any]:
     }
 
 
-def misses(reached: dict[str, Any]) -> bool:
+def misses(reached: dict[str, object]) -> bool:
     """Whether a bar is missed."""
     return bool(
         reached["median lines"] > LINES
@@ -312,7 +311,7 @@ def _introduce(table: Table, asked: argparse.Namespace) -> None:
     table.add("|" + "---|" * len(_COLUMNS))
 
 
-def _conclude(table: Table, rows: list[Row], reached: dict[str, Any]) -> None:
+def _conclude(table: Table, rows: list[Row], reached: dict[str, object]) -> None:
     table.add(f"\nBars: {LINES} lines, {OPERATORS} operators, {TESTS} compiles and screens, {SECONDS:.0f} s.")
     table.add("Reached: " + ", ".join(f"{name} {value:g}" for name, value in reached.items()) + ".")
     for row in rows:

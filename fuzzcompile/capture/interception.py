@@ -8,7 +8,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TypedDict, cast
 
 import torch
 from torch import nn
@@ -16,8 +16,15 @@ from torch import nn
 from fuzzcompile.case import Arguments
 from fuzzcompile.compiler.entry import replaced_optimize
 
-# Arguments of torch.compile that say how one call is compiled.
-_SETTINGS = ("backend", "mode", "options", "dynamic", "fullgraph")
+
+class CompileArguments(TypedDict, total=False):
+    """The arguments of ``torch.compile`` that say how one call is compiled."""
+
+    backend: str | Callable[..., object] | None
+    mode: str | None
+    options: Mapping[str, object] | None
+    dynamic: bool | None
+    fullgraph: bool
 
 
 class CallReached(BaseException):
@@ -32,8 +39,8 @@ class CompiledCallable:
     ``torch.compile``; ``calls`` counts how often it was called, ``number`` tells callables apart.
     """
 
-    target: Callable[..., Any]
-    arguments: Mapping[str, Any]
+    target: Callable[..., object]
+    arguments: CompileArguments
     line: int
     calls: int = 0
     number: int = 0
@@ -65,7 +72,7 @@ class _Call:
     def __deepcopy__(self, memo: object) -> _Call:
         return self
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __call__(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         if not self._interception.active:
             return module(*args, **kwargs)
         return self._interception.called(self._record, module, args, kwargs, target=original(module))
@@ -80,7 +87,7 @@ class CompiledModule(nn.Module):
         self.training = module.training
         self.__dict__["_intercepted_call"] = call
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> object:
         """Call the module, through the interception."""
         return self.__dict__["_intercepted_call"](self._orig_mod, args, kwargs)
 
@@ -90,12 +97,12 @@ class CompiledModule(nn.Module):
         self._orig_mod.train(mode)
         return self
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "_orig_mod":
-            return self._modules["_orig_mod"]
-        return getattr(self._orig_mod, name)
+    def __getattr__(self, name: str) -> torch.Tensor | nn.Module:
+        own = self._modules["_orig_mod"]
+        assert own is not None
+        return own if name == "_orig_mod" else getattr(own, name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: torch.Tensor | nn.Module) -> None:
         if name in ("_orig_mod", "training") or "_orig_mod" not in self.__dict__.get("_modules", {}):
             super().__setattr__(name, value)
         else:
@@ -116,15 +123,16 @@ class Interception:
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
         """Have scripts compile through this object inside the block."""
-        original = torch.compile
-        torch.compile = self.compile
+        namespace = vars(torch)
+        original = namespace["compile"]
+        namespace["compile"] = self.compile
         try:
             with replaced_optimize(self.optimize):
                 yield
         finally:
-            torch.compile = original
+            namespace["compile"] = original
 
-    def compile(self, model: Any = None, **arguments: Any) -> Any:
+    def compile(self, model: object = None, **arguments: object) -> object:
         """Stands for ``torch.compile``."""
         if model is None:
             return functools.partial(self.compile, **arguments)
@@ -132,29 +140,31 @@ class Interception:
             return model
         if isinstance(model, type):
             return self._class(model, arguments)
-        return self._wrapped(model, {name: arguments[name] for name in _SETTINGS if name in arguments})
+        known = {name: value for name, value in arguments.items() if name in CompileArguments.__annotations__}
+        return self._wrapped(model, cast("CompileArguments", known))
 
-    def optimize(self, backend: Any = "inductor", *, nopython: bool = False, **arguments: Any) -> Any:
+    def optimize(self, backend: object = "inductor", *, nopython: bool = False, **arguments: object) -> object:
         """Stands for ``torch._dynamo.optimize``, which older scripts call."""
         return functools.partial(self.compile, backend=backend, fullgraph=nopython, **arguments)
 
-    def _class(self, owner: type, arguments: Mapping[str, Any]) -> type:
+    def _class(self, owner: type, arguments: Mapping[str, object]) -> type:
         """A decorated class: its instances are compiled when they are called, as torch does it."""
         name = "_call_impl" if issubclass(owner, nn.Module) else "__call__"
         setattr(owner, name, self.compile(getattr(owner, name), **arguments))
         return owner
 
-    def _wrapped(self, model: Any, arguments: Mapping[str, Any]) -> Any:
+    def _wrapped(self, model: Callable[..., object], arguments: CompileArguments) -> object:
         target = original(model)
         if isinstance(target, types.MethodType) and target.__func__ is nn.Module._call_impl:
-            target = target.__self__  # module.compile() compiles the module's own call
+            # module.compile() compiles the module's own call.
+            target = target.__self__ if isinstance(target.__self__, nn.Module) else target
         record = CompiledCallable(target, arguments, self._line(), number=len(self.compiled))
         self.compiled.append(record)
 
         if isinstance(model, nn.Module):
             return CompiledModule(model, _Call(self, record))
 
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: object, **kwargs: object) -> object:
             return self.called(record, model, args, kwargs) if self.active else model(*args, **kwargs)
 
         with contextlib.suppress(AttributeError, TypeError):
@@ -166,18 +176,18 @@ class Interception:
     def called(
         self,
         record: CompiledCallable,
-        model: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        model: Callable[..., object],
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
         *,
-        target: Any = None,
-    ) -> Any:
+        target: Callable[..., object] | None = None,
+    ) -> object:
         """A compiled callable is called; ``target`` is what was compiled, if that is not what the record says."""
         if self._depth == 0:
             self.calls += 1
             record.calls += 1
             target, given = record.target if target is None else target, args
-            if target is nn.Module._call_impl and args:  # of a decorated class
+            if target is nn.Module._call_impl and isinstance(args[0], nn.Module):  # of a decorated class
                 target, given = args[0], args[1:]
             self.on_call(replace(record, target=target), Arguments(given, kwargs), self.calls)
         self._depth += 1
@@ -194,7 +204,7 @@ class Interception:
         return frame.f_lineno if frame is not None else 0
 
 
-def original(model: Any) -> Any:
+def original(model: Callable[..., object]) -> Callable[..., object]:
     """What was given to ``torch.compile`` in the first place, if ``model`` is what it returned."""
     if isinstance(model, CompiledModule):
         return original(model._orig_mod)

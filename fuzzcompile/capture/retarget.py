@@ -11,8 +11,7 @@ import contextlib
 import functools
 import re
 import types
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
@@ -84,29 +83,19 @@ def cuda_imitated() -> Iterator[None]:
     if torch.cuda.is_available():
         yield
         return
-    cuda: Any = torch.cuda
-    kept = {name: getattr(cuda, name) for name in _IMITATED if hasattr(cuda, name)}
-    try:
-        for name in kept:
-            setattr(cuda, name, _IMITATED[name])
-        with _on_cpu(cuda.amp):
-            yield
-    finally:
-        for name, value in kept.items():
-            setattr(cuda, name, value)
+    with _replaced(vars(torch.cuda), _IMITATED), _replaced(vars(torch.cuda.amp), _CPU_AMP):
+        yield
 
 
 @contextlib.contextmanager
-def _on_cpu(amp: Any) -> Iterator[None]:
-    autocast, scaler = amp.autocast, amp.GradScaler
-    amp.autocast = lambda enabled=True, dtype=None, cache_enabled=None: torch.autocast(
-        "cpu", dtype=dtype, enabled=enabled, cache_enabled=cache_enabled
-    )
-    amp.GradScaler = functools.partial(torch.amp.GradScaler, "cpu")
+def _replaced(namespace: dict[str, object], replacements: Mapping[str, object]) -> Iterator[None]:
+    """Replace those names of a module that it has for the time of a block."""
+    kept = {name: namespace[name] for name in replacements if name in namespace}
+    namespace.update((name, replacements[name]) for name in kept)
     try:
         yield
     finally:
-        amp.autocast, amp.GradScaler = autocast, scaler
+        namespace.update(kept)
 
 
 class _Event:
@@ -147,7 +136,7 @@ def _value(value: object) -> Callable[..., object]:
     return lambda *_, **__: value
 
 
-_IMITATED: dict[str, Any] = {
+_IMITATED: Mapping[str, object] = {
     "is_available": _value(True),
     "device_count": _value(1),
     "current_device": _value(0),
@@ -169,4 +158,10 @@ _IMITATED: dict[str, Any] = {
     "device": _value(contextlib.nullcontext()),
     "Event": _Event,
     **{name: getattr(torch, name) for name in ("FloatTensor", "HalfTensor", "LongTensor", "DoubleTensor")},
+}
+_CPU_AMP: Mapping[str, object] = {
+    "autocast": lambda enabled=True, dtype=None, cache_enabled=None: torch.autocast(
+        "cpu", dtype=dtype, enabled=enabled, cache_enabled=cache_enabled
+    ),
+    "GradScaler": functools.partial(torch.amp.GradScaler, "cpu"),
 }

@@ -10,10 +10,9 @@ import os
 import sys
 import traceback
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -49,7 +48,7 @@ class _Captured:
     arguments: list[Arguments]
     world: World
     ambient: Ambient
-    configs: Mapping[str, Mapping[str, Any]]
+    configs: Mapping[str, Mapping[str, object]]
 
 
 def load_script(path: Path, source: str, device: torch.device, *, call: int | None = None) -> Case:
@@ -101,7 +100,7 @@ class _Run:
     captured: _Captured | None = None
     error: BaseException | None = None
     rewritten: bool = False
-    history: dict[int, list[tuple[Any, Arguments]]] = field(default_factory=dict)
+    history: dict[int, list[tuple[object, Arguments]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.filename = str(self.path.resolve())
@@ -253,7 +252,7 @@ def _raises(error: BaseException, filename: str) -> str:
     return f"raises {type(error).__name__}{f' ({text})' if text else ''}{where}"
 
 
-def _holders(arguments: Arguments) -> dict[str, Any]:
+def _holders(arguments: Arguments) -> dict[str, object]:
     """Arguments that are no plain data: modules, optimizers, objects with tensors in them."""
     leaves = pytree.tree_leaves((arguments.args, dict(arguments.kwargs)))
     return {f"argument{i}": leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)}
@@ -263,13 +262,13 @@ def _copied(arguments: Arguments, own: set[int]) -> Arguments:
     """The arguments as they are now; tensors that belong to the callable's state stay themselves."""
     copier = StorageCopier()
 
-    def copy(leaf: Any) -> Any:
+    def copy(leaf: object) -> object:
         return placed_input(leaf, copier) if isinstance(leaf, torch.Tensor) and id(leaf) not in own else leaf
 
     return Arguments(pytree.tree_map(copy, arguments.args), pytree.tree_map(copy, dict(arguments.kwargs)))
 
 
-def _kind(arguments: Arguments) -> Sequence[Any]:
+def _kind(arguments: Arguments) -> Sequence[object]:
     leaves = pytree.tree_leaves((arguments.args, dict(arguments.kwargs)))
     return [
         (tuple(leaf.shape), leaf.dtype, leaf.layout == torch.strided and leaf.stride())
@@ -292,10 +291,9 @@ def _differentiable(captured: _Captured) -> bool:
 
 
 def _settings(captured: _Captured) -> CompileSettings:
-    given: Mapping[str, Any] = captured.record.arguments
-    backend: str | Callable[..., Any] = given.get("backend") or "inductor"
+    given = captured.record.arguments
     return CompileSettings(
-        backend=backend,
+        backend=given.get("backend") or "inductor",
         options=dict(given.get("options") or {}),
         inductor=dict(captured.configs["inductor"]),
         dynamo=dict(captured.configs["dynamo"]),

@@ -7,12 +7,12 @@ import copy
 import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.hooks import RemovableHandle
 
 from fuzzcompile.capture.ambient import Ambient
 from fuzzcompile.case import Arguments, Case
@@ -103,7 +103,7 @@ class _Watch:
         self._module = module
         self._wanted = wanted
         self._copier = StorageCopier()  # one for all calls: views of one buffer stay views of one buffer
-        self._handle: Any = None
+        self._handle: RemovableHandle | None = None
         self._own: dict[int, torch.Tensor] = {}
         self.copied: nn.Module = module
         self.calls: list[_Call] = []
@@ -115,17 +115,21 @@ class _Watch:
         try:
             yield
         finally:
-            self._handle.remove()
+            self._unwatch()
 
     def _watch(self) -> None:
         self._handle = self._module.register_forward_pre_hook(self._called, prepend=True, with_kwargs=True)
 
-    def _called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _unwatch(self) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+
+    def _called(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         ambient = Ambient.current()
         # Outside of inference mode and autograd: the copies must be good for runs of every kind.
         with torch.inference_mode(False), torch.no_grad(), _disable_current_modes():
             if not self.calls:
-                self._handle.remove()  # or it would be copied with the module
+                self._unwatch()  # or it would be copied with the module
                 self.copied = _copied_module(module)
                 own = Reached({"": self.copied}).tensors
                 self._own = {id(tensor): own[name] for name, tensor in Reached({"": module}).tensors.items()}
@@ -152,9 +156,9 @@ def _copied_module(module: nn.Module) -> nn.Module:
 
 
 def _copied_objects(arguments: Arguments) -> Arguments:
-    memo: dict[int, Any] = {}
+    memo: dict[int, object] = {}
 
-    def copied(leaf: Any) -> Any:
+    def copied(leaf: object) -> object:
         if isinstance(leaf, _PLAIN):
             return leaf
         try:

@@ -16,7 +16,7 @@ import random
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 import numpy
 import torch
@@ -37,7 +37,7 @@ class _Kept:
 class World:
     """The state that ``roots`` reach; implements :class:`fuzzcompile.case.State`."""
 
-    def __init__(self, roots: Mapping[str, Any]) -> None:
+    def __init__(self, roots: Mapping[str, object]) -> None:
         self._roots = dict(roots)
         reached = Reached(roots)
         undos = (_undo_for(value) for value in reached.objects)
@@ -76,7 +76,7 @@ def _keep(tensor: torch.Tensor, copier: StorageCopier) -> _Kept:
 # -- setting back -------------------------------------------------------------------------------------
 
 
-def _undo_for(value: Any) -> Callable[[], object] | None:
+def _undo_for(value: object) -> Callable[[], object] | None:
     """How to set an object's own contents back; None for one that has none."""
     if isinstance(value, nn.Module) or (not isinstance(value, type) and is_of_user(type(value))):
         return _undo_attributes(value)
@@ -96,18 +96,16 @@ def _undo_for(value: Any) -> Callable[[], object] | None:
         return _undo_class(value) if is_of_user(value) else None
     if isinstance(value, numpy.ndarray):
         return functools.partial(numpy.copyto, value, value.copy())
-    if isinstance(value, collections.deque | bytearray):
-        return _undo_refilled(value)
-    if isinstance(value, list):
-        return functools.partial(value.__setitem__, slice(None), list(value))
+    if isinstance(value, list | bytearray):
+        return functools.partial(value.__setitem__, slice(None), value[:])
     if isinstance(value, dict):
         return _undo_dict(value)
-    if isinstance(value, set):
+    if isinstance(value, collections.deque | set):
         return _undo_refilled(value)
     return None
 
 
-def _undo_attributes(value: Any) -> Callable[[], None] | None:
+def _undo_attributes(value: object) -> Callable[[], None] | None:
     contents = getattr(value, "__dict__", None)
     undos = [] if contents is None else [_undo_dict(contents)]
     if isinstance(value, nn.Module):
@@ -120,10 +118,10 @@ def _undo_attributes(value: Any) -> Callable[[], None] | None:
     return undo
 
 
-def _undo_refilled(members: Any) -> Callable[[], None]:
-    """For containers that are emptied and filled again: sets, deques, byte arrays."""
+def _undo_refilled(members: collections.deque[object] | set[object]) -> Callable[[], None]:
+    """Empties the container and fills it again."""
     kept = list(members)
-    refill = members.update if isinstance(members, set) else members.extend
+    refill: Callable[[list[object]], None] = members.update if isinstance(members, set) else members.extend
 
     def undo() -> None:
         members.clear()
@@ -152,10 +150,12 @@ def _undo_class(owner: type) -> Callable[[], None]:
     return undo
 
 
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 _PLAIN = (bool, int, float, complex, str, bytes, tuple, type(None), torch.Tensor)
 
 
-def _undo_dict(contents: dict[Any, Any]) -> Callable[[], None]:
+def _undo_dict(contents: dict[_Key, _Value]) -> Callable[[], None]:
     kept = dict(contents)
 
     def undo() -> None:

@@ -18,7 +18,7 @@ from fuzzcompile.execution.observation import Value
 from fuzzcompile.execution.tensors import dense, significant_strides
 from fuzzcompile.execution.trees import is_wrapped, named_leaves, unwrapped
 
-_COTANGENT_SEED = 7
+COTANGENT_SEED = 7
 # Scalars of NumPy become arrays without dimensions when compiled, as documented.
 _NUMPY = "NumPy array"
 
@@ -117,7 +117,7 @@ def backward(output: Any, *, required: bool = True) -> None:
     A plain sum proves nothing behind a softmax, whose outputs sum to a constant. The numbers are such that every
     floating dtype has them, so that the native run and the reference differentiate the same loss.
     """
-    generator = torch.Generator().manual_seed(_COTANGENT_SEED)
+    generator = torch.Generator().manual_seed(COTANGENT_SEED)
     losses = []
     for _, leaf in named_leaves("out", output):
         if not isinstance(leaf, torch.Tensor) or not (leaf.is_floating_point() or leaf.is_complex()):

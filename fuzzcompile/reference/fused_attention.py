@@ -19,20 +19,46 @@ What is defined, and what is not:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict, cast
 
 import torch
 
 from fuzzcompile.reference.sdpa_math import as_additive, raised, repeated_heads, scores
 
-Results = tuple[Any, ...]
+Results = tuple[torch.Tensor | int | None, ...]
 StandIn = Callable[..., Results]
+
+
+class Given(TypedDict, total=False):
+    """The arguments of a kernel by the names in its schema; each kernel has some of them.
+
+    Tensors have the shapes (batch, heads, length, width), ``logsumexp`` has (batch, heads, length).
+    """
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    attn_bias: torch.Tensor | None
+    attn_mask: torch.Tensor | None
+    dropout_p: float
+    is_causal: bool
+    scale: float | None
+    compute_log_sumexp: bool
+    grad_out: torch.Tensor
+    grad_out_: torch.Tensor
+    out: torch.Tensor
+    logsumexp: torch.Tensor
+    grad_input_mask: Sequence[bool]
+    philox_seed: torch.Tensor
+    philox_offset: torch.Tensor
+
+
 _PADDED_ROWS = 32  # what the memory efficient kernel rounds the length of its logsumexp up to
 
 
-def stand_in(kernel: Any) -> StandIn | None:
+def stand_in(kernel: object) -> StandIn | None:
     """What computes the same as ``kernel`` (an ATen operator overload); None for any other operator.
 
     It takes the arguments of the operator, by position or name, with key and value heads that divide the query's.
@@ -44,16 +70,14 @@ def stand_in(kernel: Any) -> StandIn | None:
     if form is None:
         return None
 
-    def computed(*args: Any, **kwargs: Any) -> Results:
-        given = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | kwargs
-        for argument in schema.arguments:
-            given.setdefault(argument.name, argument.default_value)
-        return form(given)
+    def computed(*args: object, **kwargs: object) -> Results:
+        defaults = {argument.name: argument.default_value for argument in schema.arguments}
+        return form(cast("Given", defaults | dict(zip(defaults, args, strict=False)) | kwargs))
 
     return computed
 
 
-def has_float64(kernel: Any) -> bool:
+def has_float64(kernel: torch._ops.OpOverload) -> bool:
     """Whether the kernel itself computes in float64."""
     return "_for_cpu" in kernel._schema.name
 
@@ -71,8 +95,8 @@ class _Problem:
     scale: float
 
     @classmethod
-    def of(cls, given: dict[str, Any]) -> _Problem:
-        query, key, value = (given[name] for name in ("query", "key", "value"))
+    def of(cls, given: Given) -> _Problem:
+        query, key, value = given["query"], given["key"], given["value"]
         mask = as_additive(given.get("attn_bias", given.get("attn_mask")), query.dtype)
         scale = given["scale"]
         if scale is None:
@@ -108,7 +132,7 @@ class _Forward:
     state: tuple[int, int]
 
 
-def _attention(given: dict[str, Any], *, masked_row: float = math.inf) -> _Forward:
+def _attention(given: Given, *, masked_row: float = math.inf) -> _Forward:
     """``masked_row`` is the logsumexp of a row without any key."""
     problem = _Problem.of(given)
     state = (0, 0)
@@ -122,7 +146,7 @@ def _attention(given: dict[str, Any], *, masked_row: float = math.inf) -> _Forwa
     return _Forward(output, logsumexp.masked_fill(logsumexp == -math.inf, masked_row), state)
 
 
-def _flash(given: dict[str, Any]) -> Results:
+def _flash(given: Given) -> Results:
     forward, query = _attention(given), given["query"]
     state = torch.tensor(forward.state, dtype=torch.int64, device=query.device).to(torch.uint64)
     unused = torch.zeros((), dtype=torch.int64, device=query.device).to(torch.uint64)
@@ -139,7 +163,7 @@ def _flash(given: dict[str, Any]) -> Results:
     )
 
 
-def _efficient(given: dict[str, Any]) -> Results:
+def _efficient(given: Given) -> Results:
     forward, query = _attention(given), given["query"]
     length = query.size(-2)
     rows = -(-length // _PADDED_ROWS) * _PADDED_ROWS if given["compute_log_sumexp"] else 0
@@ -149,14 +173,14 @@ def _efficient(given: dict[str, Any]) -> Results:
     return _heads_inside(forward.output), logsumexp, *_scalars(forward, query)
 
 
-def _cudnn(given: dict[str, Any]) -> Results:
+def _cudnn(given: Given) -> Results:
     forward, query = _attention(given), given["query"]
     lengths = query.size(-2), given["key"].size(-2)
     output = _laid_out_as(query, forward.output)
     return (output, forward.logsumexp.unsqueeze(-1), None, None, *lengths, *_scalars(forward, query), None)
 
 
-def _overrideable(given: dict[str, Any]) -> Results:
+def _overrideable(given: Given) -> Results:
     forward, query = _attention(given), given["query"]
     logsumexp = forward.logsumexp if query.dim() == 4 else forward.logsumexp.unsqueeze(0)
     lengths = query.size(-2), given["key"].size(-2)
@@ -164,7 +188,7 @@ def _overrideable(given: dict[str, Any]) -> Results:
     return (output, logsumexp, None, None, *lengths, *_scalars(forward, query), None)
 
 
-def _cpu(given: dict[str, Any]) -> Results:
+def _cpu(given: Given) -> Results:
     forward = _attention(given, masked_row=0.0)
     logsumexp = forward.logsumexp.transpose(1, 2).contiguous().transpose(1, 2)
     return _laid_out_as(given["query"], forward.output), logsumexp
@@ -178,11 +202,11 @@ def _scalars(forward: _Forward, query: torch.Tensor) -> tuple[torch.Tensor, torc
 # -- backward ---------------------------------------------------------------------------------------
 
 
-def _gradients(given: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def _gradients(given: Given) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of query, key, value and of the scores, as the flash algorithm has them."""
     problem = _Problem.of(given)
     query, key, value = problem.wide
-    grad, out = (raised(given[name]) for name in ("grad_out" if "grad_out" in given else "grad_out_", "out"))
+    grad, out = raised(given["grad_out"] if "grad_out" in given else given["grad_out_"]), raised(given["out"])
     attention_scores = problem.scores()
     logsumexp = given["logsumexp"].reshape(*query.shape[:-2], -1)[..., : query.size(-2)]
     weights = torch.exp(attention_scores - logsumexp.unsqueeze(-1)).masked_fill(attention_scores == -math.inf, 0.0)
@@ -199,30 +223,30 @@ def _gradients(given: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor, torch
     return summed[0], summed[1], summed[2], grad_scores
 
 
-def _like_inputs(given: dict[str, Any]) -> Results:
+def _like_inputs(given: Given) -> Results:
     return _in_layout_of_inputs(given, _gradients(given))
 
 
-def _like_inputs_and_mask(given: dict[str, Any]) -> Results:
+def _like_inputs_and_mask(given: Given) -> Results:
     gradients = _gradients(given)
     return *_in_layout_of_inputs(given, gradients), _grad_of_mask(given, gradients[3])
 
 
-def _in_layout_of_inputs(given: dict[str, Any], gradients: Results) -> Results:
-    inputs = (given[name] for name in ("query", "key", "value"))
+def _in_layout_of_inputs(given: Given, gradients: Sequence[torch.Tensor]) -> Results:
+    inputs = given["query"], given["key"], given["value"]
     return tuple(_laid_out_as(like, gradient) for like, gradient in zip(inputs, gradients, strict=False))
 
 
-def _efficient_backward(given: dict[str, Any]) -> Results:
+def _efficient_backward(given: Given) -> Results:
     gradients = _gradients(given)
     return *(_heads_inside(gradient) for gradient in gradients[:3]), _grad_of_mask(given, gradients[3])
 
 
-def _cpu_backward(given: dict[str, Any]) -> Results:
+def _cpu_backward(given: Given) -> Results:
     return tuple(_heads_inside(gradient) for gradient in _gradients(given)[:3])
 
 
-def _grad_of_mask(given: dict[str, Any], grad_scores: torch.Tensor) -> torch.Tensor | None:
+def _grad_of_mask(given: Given, grad_scores: torch.Tensor) -> torch.Tensor | None:
     mask = given["attn_bias"]
     if mask is None or not given["grad_input_mask"][3]:
         return None
@@ -237,7 +261,7 @@ def _ungrouped(grad: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return grad.reshape(*grad.shape[:-3], own, -1, *grad.shape[-2:]).sum(-3)
 
 
-def _state_of(given: dict[str, Any]) -> tuple[int, ...]:
+def _state_of(given: Given) -> tuple[int, ...]:
     """The random state among the arguments, in the form in which the forward stand-in had it."""
     if "philox_seed" not in given or given["dropout_p"] <= 0.0:
         return ()
@@ -260,7 +284,7 @@ def _heads_inside(values: torch.Tensor) -> torch.Tensor:
     return values.transpose(1, 2).contiguous().transpose(1, 2)
 
 
-_FORMS: dict[str, Callable[[dict[str, Any]], Results]] = {
+_FORMS: dict[str, Callable[[Given], Results]] = {
     "_scaled_dot_product_flash_attention": _flash,
     "_scaled_dot_product_efficient_attention": _efficient,
     "_scaled_dot_product_cudnn_attention": _cudnn,

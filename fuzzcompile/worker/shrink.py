@@ -242,8 +242,7 @@ def _settings(case: Case, graph: CapturedGraph) -> dict[str, Any]:
         asked["BACKWARD"] = True
     elif graph.grad or case.grad == "inference_mode":
         asked["GRAD"] = "enabled" if graph.grad else case.grad
-    config = {name: dict(getattr(settings, name)) for name in ("dynamo", "functorch", "inductor")}
-    config = {name: entries for name, entries in config.items() if entries}
+    config = {name: dict(entries) for name, entries in settings.config_patches.items()}
     asked |= {"OPTIONS": dict(settings.options)} if settings.options else {}
     asked |= {"CONFIG": config} if config else {}
     asked |= {"MODE": settings.mode} if settings.mode else {}
