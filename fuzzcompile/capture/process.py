@@ -46,7 +46,7 @@ def _forget_modules(known: set[str]) -> None:
 def _working_folder() -> Path | None:
     try:
         return Path.cwd()
-    except OSError:  # somebody removed it
+    except OSError:  # it has been removed
         return None
 
 

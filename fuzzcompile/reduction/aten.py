@@ -1,4 +1,4 @@
-"""ATen operators as a user of torch writes them: ``aten.mul.Tensor`` is ``*``, ``aten.view.default`` a method."""
+"""ATen operators in public torch code: ``aten.mul.Tensor`` is ``*``, ``aten.view.default`` a method."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _METHODS = (
     "sum", "contiguous", "new_zeros", "new_ones", "new_full", "new_empty", "copy_", "as_strided", "masked_fill",
     "flatten", "diagonal", "unfold",
 )  # fmt: skip
-# Arguments that say what is so anyway on one device.
+# Arguments that are redundant on one device.
 _PLAIN = ("layout", "device", "pin_memory", "memory_format", "implicit", "non_blocking")
 _END = sys.maxsize
 
 
 def public_form(operator: torch._ops.OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> Call:
-    """The call of an operator in torch's public names; with an empty name where there is none."""
+    """The call of an operator by torch's public names; with an empty name if it has none."""
     name = operator._schema.name.partition("::")[2]
     kept = {key: value for key, value in kwargs.items() if key not in _PLAIN and value is not None}
     if operator.namespace == "prims":

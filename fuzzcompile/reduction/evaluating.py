@@ -1,4 +1,4 @@
-"""A program run eagerly, statement by statement: whether it runs, and what every name holds."""
+"""Run a program eagerly, statement by statement, and keep the value of every name."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from fuzzcompile.reduction.writing import Writer
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Copies of what each name held right after its statement.
+    """Copies of the value of each name right after its statement.
 
-    ``failed`` is the position of the statement that raised ``error``; None where all ran.
+    ``failed`` is the position of the statement that raised ``error``; None if all ran.
     """
 
     values: Mapping[str, object]
@@ -33,7 +33,7 @@ class Evaluation:
 
 
 def evaluate(program: Program) -> Evaluation:
-    """Run the program as its case file would; what it raises is kept, and the random state is left as it was."""
+    """Run the program as its case file would, keep the error it raises, and restore the random state."""
     namespace: dict[str, object] = {"torch": torch, "F": torch.nn.functional}
     values: dict[str, object] = {}
     writer = Writer(set())
@@ -42,7 +42,7 @@ def evaluate(program: Program) -> Evaluation:
         stack.enter_context(torch.enable_grad() if grad else torch.no_grad())
         try:
             _make(program, namespace, values)
-        except Exception as error:
+        except Exception as error:  # a candidate may be any nonsense
             return Evaluation(values, 0, f"{type(error).__name__}: {error}")
         seed_everything(0)
         blocks: list[contextlib.ExitStack] = []
@@ -58,7 +58,7 @@ def evaluate(program: Program) -> Evaluation:
                     name = statement.name if statement.name in namespace else statement.refs()[0]
                     namespace.setdefault(statement.name, namespace[name])
                     values[statement.name] = copy_tree(namespace[statement.name])
-            except Exception as error:
+            except Exception as error:  # a candidate may be any nonsense
                 return Evaluation(values, position, f"{type(error).__name__}: {error}")
     return Evaluation(values)
 

@@ -1,4 +1,4 @@
-"""How the values and strides of an input are written down."""
+"""Python expressions for inputs: their values, dtypes and strides."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_LITERALS = 16
 
 
 def input_expression(input_: Input, *, plain: bool = False) -> str:
-    """Python text that makes the input (``plain``: without asking for a gradient)."""
+    """Python text that makes the input; ``plain`` leaves out ``requires_grad``."""
     if input_.fill == "recorded":
         text = f'VALUES["{input_.name}"]'
         return f"{text}.requires_grad_()" if input_.requires_grad and not plain else text
@@ -36,7 +36,6 @@ def _filled(input_: Input, shape: tuple[int, ...]) -> str:
     if input_.fill == "arange":
         kind = "" if input_.dtype is torch.int64 else f", dtype={input_.dtype}"
         if input_.dtype is torch.float32:
-            kind = "." if len(shape) == 1 else ".0"
             kind = ".0"
         text = f"torch.arange({total}{kind})"
         return text if len(shape) == 1 else f"{text}.reshape({sizes})"
@@ -127,7 +126,7 @@ def _dense_shape(input_: Input) -> tuple[tuple[int, ...], str]:
 
 
 def fills(input_: Input) -> list[Fill]:
-    """What to try for an input's values, the plainest first."""
+    """The fills to try for an input, the plainest first."""
     if input_.dtype is torch.bool:
         choices: list[Fill] = ["ones", "zeros", "randint"]
         if len(input_.shape) >= 2:

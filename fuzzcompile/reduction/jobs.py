@@ -1,4 +1,4 @@
-"""What a minimisation is given, and what it comes to."""
+"""The input and the result of a minimisation."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from fuzzcompile.reduction.scripts.sources import case_part
 from fuzzcompile.reduction.search import Prober, Tally
 from fuzzcompile.reduction.writing import model_lines
 
-# How graphs are captured: dynamo's with every size as it is, dynamo's with sizes read off the inputs, or what
-# AOTAutograd makes of them, in which transforms of functions and higher-order operators are gone.
+# How graphs are captured: by dynamo with static sizes, by dynamo with sizes read off the inputs, or by AOTAutograd,
+# which leaves no function transforms and higher-order operators.
 Capture = Literal["static", "dynamic", "aten"]
 
 
 class Tools(Prober, Protocol):
-    """What happens where torch runs: in this process, or in a worker that may be lost."""
+    """What needs torch and the compiler: done in this process, or in a worker that may crash."""
 
     def programs(self, source: str, capture: Capture) -> Sequence[Program]:
-        """The graphs of a case, the likeliest to hold the bug first; empty if none can be written down."""
+        """The graphs of a case as programs, the likeliest to show the bug first; empty if none can be translated."""
 
     def judge(self, source: str) -> Mapping[str, object]:
         """The full report on a source, in its JSON form."""
 
     def become_thorough(self) -> None:
-        """From now on, probe as triage judges."""
+        """From now on, refine the verdicts of probes as triage does."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be made small: a source with its report, and the recipe of a generated case.
+    """A source to be minimised, its report, and the recipe (``choices``, ``profile``) of a generated case.
 
-    ``is_case`` tells a case file from a script; ``screens`` whether the bug may show where graphs are interpreted.
-    ``resizes`` says that it may be compiled for any size, ``keeps`` what must stay: "culprit", or "verdict" alone.
+    ``is_case``: it is a case file, not a script. ``screens``: the bug may show without code generation. ``resizes``: it
+    may be compiled for dynamic sizes. ``keeps``: what must stay the same, "culprit" or "verdict".
     """
 
     source: str
@@ -54,10 +54,10 @@ class Job:
 class Outcome:
     """A small case, its own report, and the reproducer built from it.
 
-    ``how`` is "recipe", "graph", "text" or "as found"; ``changed`` is false where nothing smaller was found. ``note``
-    says in a sentence what a reader should know. ``operators_before`` and ``operators`` count calls of torch functions
-    in the captured graphs (None: not captured). ``others`` are generated cases that failed in other ways; ``tally`` has
-    the sources of all that did. What was ``interrupted`` is neither judged again nor confirmed.
+    ``how`` is "recipe", "graph", "text" or "as found"; ``changed`` is false if nothing smaller was found. ``note`` is
+    one sentence for the user. ``operators_before`` and ``operators`` count calls of torch functions in the captured
+    graphs (None: not captured). ``others`` are generated cases that show other bugs; ``tally`` has all such sources.
+    The result of an ``interrupted`` search is neither judged again nor confirmed.
     """
 
     source: str
@@ -80,10 +80,11 @@ class Outcome:
 
 
 def same_bug(wanted: Mapping[str, object], reached: Mapping[str, object], keeps: str = "culprit") -> bool:
-    """Whether a report is one of the same bug: the signature, or where a culprit is but guessed, verdict and stage.
+    """Whether two reports describe the same bug.
 
-    Of a culprit with several families (siblings, operators of one kernel) a smaller case may show fewer. Where
-    ``keeps`` is "verdict", the kind of verdict is all that counts.
+    They do if their signatures share a family: a smaller case may show fewer of a culprit's siblings, or fewer
+    operators of one kernel. If a culprit has low confidence, the kind of verdict and the stage decide; if ``keeps``
+    is "verdict", the kind of verdict alone.
     """
     if not reached.get("is_bug"):
         return False
@@ -100,7 +101,7 @@ def same_bug(wanted: Mapping[str, object], reached: Mapping[str, object], keeps:
 
 
 def is_smaller(source: str, program: Program, original: str, captured: Sequence[Program]) -> bool:
-    """Whether a program, written as ``source``, is less than the text that its graphs were ``captured`` of."""
+    """Whether a program, written as ``source``, is smaller than the ``original`` text its graphs were captured from."""
     try:
         before = case_part(original)
     except SyntaxError:

@@ -22,10 +22,10 @@ class Ref:
 
 @dataclass(frozen=True)
 class Input:
-    """A tensor that the program is given.
+    """A tensor input. ``stride`` is in elements.
 
-    ``values`` are recorded ones (any strides); what is written down for them is up to ``fill``. ``stride`` in
-    elements. ``parameter`` says that it was a parameter of a module.
+    ``values`` are the recorded ones, of any strides; ``fill`` says what a script has in their place. ``parameter``: it
+    was a parameter of a module.
     """
 
     name: str
@@ -79,7 +79,7 @@ class Statement:
         return self.form in ("function", "method") and last.endswith("_") and not last.endswith("__")
 
     def refs(self) -> list[str]:
-        """Names of what it uses, in order, each as often as it is used."""
+        """Names that it uses, in order, each as often as it is used."""
         return list(refs_in((self.args, self.kwargs)))
 
     def map_refs(self, function: Callable[[Ref], object]) -> Statement:
@@ -107,14 +107,14 @@ class Program:
 
     @property
     def size(self) -> tuple[int, int, int, int]:
-        """What a smaller program has less of: operators, inputs, elements, settings."""
+        """Operators, inputs, elements and settings; a smaller program sorts first."""
         operators = [s for s in self.statements if s.form not in ("enter", "exit")]
         elements = sum(torch.Size(input_.shape).numel() for input_ in self.inputs)
         return len(operators), len(self.inputs), elements, len(self.settings)
 
     @property
     def is_recorded(self) -> bool:
-        """Whether it takes values that are too many to write down."""
+        """Whether an input still has its recorded values, which a script cannot hold."""
         return any(input_.fill == "recorded" for input_ in self.inputs)
 
     def input(self, name: str) -> Input | None:
@@ -122,7 +122,7 @@ class Program:
         return next((input_ for input_ in self.inputs if input_.name == name), None)
 
     def output_refs(self) -> list[str]:
-        """Names of what is returned, in order."""
+        """Names that are returned, in order."""
         return list(refs_in(self.outputs))
 
     def with_input(self, changed: Input) -> Program:
@@ -168,9 +168,9 @@ class Program:
         )
 
     def without_dead_code(self) -> Program:
-        """Statements and inputs that no output needs are gone.
+        """The program without the statements and inputs that no output needs.
 
-        A statement that writes stays as long as anything that may share its memory is used.
+        A statement that writes stays while any tensor that may share the written memory is used.
         """
         roots = self._roots()
         live = set(self.output_refs())

@@ -1,7 +1,7 @@
-"""Reducing the text of a case whose program no captured graph stands for: statements out, numbers down.
+"""Reduce the text of a case: leave out statements and arguments, simplify expressions, lower numbers.
 
-Used where the bug lies in what surrounds the graph: attributes written, a way of its own to run the model, function
-transforms. Every candidate is a whole file; what does not run in eager costs no compile.
+For bugs outside the captured graphs: in written attributes, a custom ``run``, function transforms. Every candidate is
+a whole file; one that raises in eager costs no compile.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ from collections.abc import Callable, Iterator
 
 from fuzzcompile.reduction.unused import calls_left_out, unused_statements, without_run
 
-# Names of a case file that hold what is run.
+# Functions that a case file cannot do without.
 _ENTRY = ("make", "run")
 
 
 def reduce_text(source: str, holds: Callable[[str], bool]) -> str:
     """The smallest text found that still ``holds``.
 
-    ``holds`` may raise to end the search; what it said of a text before is not asked again.
+    Args:
+        source: Python text that holds.
+        holds: the predicate, asked once for each text; an exception from it ends the search and propagates.
     """
     asked: dict[str, bool] = {source: True}
 
@@ -41,7 +43,7 @@ def reduce_text(source: str, holds: Callable[[str], bool]) -> str:
 
 
 def _plainly_driven(source: str, test: Callable[[str], bool]) -> str:
-    """Without a way of its own to run the model, and with as few further calls as show the bug."""
+    """Leave out a custom ``run`` and as many further ``CALLS`` as possible."""
     plain = without_run(source)
     if plain is not None and test(plain):
         source = plain
@@ -53,7 +55,7 @@ def _plainly_driven(source: str, test: Callable[[str], bool]) -> str:
 
 
 def _without_unused(source: str, test: Callable[[str], bool]) -> str:
-    """Everything that nothing reads at once, and again while that leaves more."""
+    """Leave out all unused statements together, until none is left."""
     while True:
         unused = unused_statements(source)
         candidate = _cut(source, unused) if unused else source
@@ -63,7 +65,7 @@ def _without_unused(source: str, test: Callable[[str], bool]) -> str:
 
 
 def _without_statements(source: str, test: Callable[[str], bool]) -> str:
-    """Statements left out, from the outermost and the last: many at once, then one by one."""
+    """Leave out statements, outermost and last first: all of one depth together, then in halves down to single ones."""
     depth = 0
     while True:
         count = len(_removable(source, depth))
@@ -72,7 +74,7 @@ def _without_statements(source: str, test: Callable[[str], bool]) -> str:
         size = count
         while size >= 1:
             end = len(_removable(source, depth))
-            while end > 0:  # what uses a name goes before what makes it
+            while end > 0:  # uses go before definitions
                 places = _removable(source, depth)[max(0, end - size) : end]
                 candidate = _cut(source, places)
                 if candidate != source and test(candidate):
@@ -107,7 +109,7 @@ def _inside(statement: ast.stmt) -> Iterator[ast.stmt]:
 
 
 def _cut(source: str, statements: list[ast.stmt]) -> str:
-    """The text without these statements; a body that would be empty gets a ``pass``."""
+    """The text without these statements, with ``pass`` in a body that would be empty."""
     lines = source.splitlines()
     gone = {(s.lineno, s.end_lineno) for s in statements}
     for node in ast.walk(ast.parse(source)):
@@ -127,7 +129,7 @@ def _cut(source: str, statements: list[ast.stmt]) -> str:
 
 
 def _simpler_expressions(source: str, test: Callable[[str], bool]) -> str:
-    """Expressions replaced by a part of themselves: an operand, an argument, an element of what is returned."""
+    """Replace expressions by a part of themselves: an operand, an argument, an element of a returned tuple."""
     position = 0
     while True:
         pairs = [pair for node in ast.walk(ast.parse(source)) for pair in _parts(node)]
@@ -141,7 +143,7 @@ def _simpler_expressions(source: str, test: Callable[[str], bool]) -> str:
 
 
 def _parts(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """An expression with each of the parts that may take its place."""
+    """Pairs of an expression and a part that may replace it."""
     if isinstance(node, ast.BinOp):
         yield from ((node, node.left), (node, node.right))
     elif isinstance(node, ast.Return) and isinstance(node.value, ast.Tuple):
@@ -155,7 +157,7 @@ def _parts(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
 
 
 def _replaced(source: str, whole: ast.expr, part: ast.expr) -> str | None:
-    """The text with an expression replaced by a part of it; None where it spans lines."""
+    """The text with an expression replaced by a part of it; None if it spans several lines."""
     if whole.lineno != whole.end_lineno:
         return None
     lines = source.splitlines(keepends=True)
@@ -168,7 +170,7 @@ def _replaced(source: str, whole: ast.expr, part: ast.expr) -> str | None:
 
 
 def _without_arguments(source: str, test: Callable[[str], bool]) -> str:
-    """Keyword arguments of calls left out."""
+    """Leave out keyword arguments of calls."""
     position = 0
     while True:
         keywords = [k for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Call) for k in n.keywords if k.arg]
@@ -182,7 +184,7 @@ def _without_arguments(source: str, test: Callable[[str], bool]) -> str:
 
 
 def _without_span(source: str, node: ast.keyword) -> str | None:
-    """The text without an argument and the comma before it; None where it spans lines."""
+    """The text without an argument and the comma before it; None if it spans several lines."""
     if node.lineno != node.end_lineno:
         return None
     lines = source.splitlines(keepends=True)
@@ -195,7 +197,7 @@ def _without_span(source: str, node: ast.keyword) -> str | None:
 
 
 def _smaller_numbers(source: str, test: Callable[[str], bool]) -> str:
-    """Whole numbers toward 1, 2, 3, each value wherever it occurs."""
+    """Replace integers by 2, 1, 3 or a half, each value in all its places together."""
     done: set[int] = set()
     while True:
         numbers = sorted({n for n, _ in _numbers(source)} - done, reverse=True)

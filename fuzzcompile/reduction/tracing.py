@@ -1,4 +1,4 @@
-"""From a torch-level FX graph to a :class:`Program`: every target gets the name that users write."""
+"""Translate a torch-level FX graph to a :class:`Program`, with every target by its public name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fuzzcompile.reduction.program import Form, Input, Program, Ref, Statement, 
 
 
 class Untranslatable(FuzzcompileError):
-    """The graph holds something that no public function of torch stands for."""
+    """A graph holds an operation or value that public torch code cannot express."""
 
 
 # Python's operators by the name of their function.
@@ -32,9 +32,9 @@ OPERATORS = {
     "ixor": "^=", "imatmul": "@=",
 }  # fmt: skip
 _NAMESPACES = ("torch", "F", "torch.special", "torch.linalg", "torch.fft", "torch.nn.utils.rnn", "torch.sparse")
-# Checks and hints of dynamo's that compute nothing.
+# Dynamo's checks and hints, which compute nothing.
 _SILENT = ("_assert", "_check", "_assert_async", "_assert_scalar", "lazy_load_decompositions", "sym_constrain_range")
-# Arguments with which torch's Python functions call each other.
+# Private arguments of torch's Python functions.
 _PRIVATE_ARGUMENTS = ("_stacklevel",)
 _CONTEXTS = ("_enter_autocast", "_exit_autocast", "_set_grad_enabled", "_sdpa_kernel", "_backend_from_string")
 _ATTENTION = "torch.nn.attention"
@@ -82,14 +82,14 @@ class _Translation:
         self.statements: list[Statement] = []
         self.values: dict[fx.Node, object] = {}
         self.names: set[str] = set()
-        self.blocks: list[tuple[str, object]] = []  # of each block that is open what it is, and what ends it
+        self.blocks: list[tuple[str, object]] = []  # the kind of each open block, and what ends it
         self.prefix = ""
 
     # -- nodes ------------------------------------------------------------------------------------
 
     def placeholder(self, node: fx.Node, value: object, parameter: bool) -> None:
         if not isinstance(value, torch.Tensor):
-            self.values[node] = value  # a number: what it was at the captured call
+            self.values[node] = value  # a number, with its value in the captured call
             if node in self.sizes:
                 self.waiting.setdefault(self.sizes[node][0], []).append(node)
             return
@@ -102,7 +102,7 @@ class _Translation:
             self._size(size, Ref(name), self.sizes[size][1])
 
     def _size(self, node: fx.Node, tensor: Ref, dimension: int) -> None:
-        """A size that the graph was captured for any value of, read off the input that has it."""
+        """A dynamic size, read off the input that has it."""
         name = self._free(node.name)
         self.statements.append(Statement(name, "method", "size", (tensor, dimension)))
         self.values[node] = Ref(name)
@@ -156,9 +156,9 @@ class _Translation:
             self._add(node, "function", public_name(target), node.args, node.kwargs)
 
     def _context(self, node: fx.Node, name: str) -> None:
-        """Regions under autocast, another grad mode or chosen kernels of attention, as ``with`` blocks.
+        """Regions under autocast, another grad mode or chosen attention kernels, as ``with`` blocks.
 
-        The last two are left by being set back: to the other mode, to what was allowed before.
+        The graph ends the last two by setting the earlier state again.
         """
         if name == "_enter_autocast":
             device, dtype, enabled, *_ = node.args
@@ -193,7 +193,7 @@ class _Translation:
         self.statements.append(Statement(self._free("context"), "exit", ""))
 
     def _inline(self, node: fx.Node, module: fx.GraphModule) -> None:
-        """The body of a higher-order operator that only calls it."""
+        """Inline the body of a higher-order operator that only calls it."""
         name = str(getattr(node.target, "__name__", node.target))
         bodies = [a for a in node.args if isinstance(a, fx.Node) and isinstance(self.values.get(a), fx.GraphModule)]
         if not name.startswith(_INLINED) or len(bodies) != 1:
@@ -229,7 +229,11 @@ class _Translation:
         self.values[node] = Ref(name)
 
     def argument(self, tree: object) -> object:
-        """An argument with nodes replaced by what they became; only what can be written down."""
+        """An argument with nodes replaced by their values.
+
+        Raises:
+            Untranslatable: a script cannot hold it.
+        """
 
         def leaf(value: object) -> object:
             if isinstance(value, fx.Node):

@@ -1,4 +1,4 @@
-"""From a :class:`Program` to Python source that a person reads: a case file with ``make()``."""
+"""Write a :class:`Program` as readable Python: a case file with ``make()``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fuzzcompile.reduction.names import plain
 from fuzzcompile.reduction.program import Program, Ref, Statement, refs_in
 
 _WIDTH = 96
-# Statements that are written into the expression that uses them, where they are used once and fit.
+# Statements nested into the expression that uses them, if it is the only one and the line is short.
 _LIGHT_METHODS = (
     "transpose", "permute", "view", "reshape", "unsqueeze", "squeeze", "contiguous", "t", "mT", "T", "flatten",
     "expand", "float", "to", "unflatten", "size", "double", "half", "bfloat16", "chunk", "split", "clone",
@@ -27,7 +27,7 @@ _STRENGTH = {"**": 8, "@": _PRODUCT, "*": _PRODUCT, "/": _PRODUCT, "//": _PRODUC
 
 @dataclass(frozen=True)
 class Written:
-    """A case file, and the recorded values that it reads from ``values.pt`` beside it (none for a finished one)."""
+    """A case file, and the recorded values that it reads from ``values.pt`` beside it (none in a final result)."""
 
     source: str
     values: Mapping[str, torch.Tensor]
@@ -141,7 +141,7 @@ def body_lines(program: Program, *, nested: bool = True) -> tuple[list[str], str
 
 
 class Writer:
-    """Renders statements; ``inline`` holds the expressions of those that are written where they are used."""
+    """Renders statements; ``inline`` holds the expressions of nested ones, and how strongly they bind."""
 
     def __init__(self, holders: set[str]) -> None:
         self.inline: dict[str, tuple[str, int]] = {}
@@ -157,7 +157,7 @@ class Writer:
         if statement.writes and statement.form == "operator":
             first, second = statement.args
             text = f"{self.text(first)} {statement.target} {self.text(second)}"
-            # An augmented assignment binds the old name: what is used later is the same tensor.
+            # An augmented assignment binds the old name; later uses mean the same tensor.
             self.inline[statement.name] = (self.text(first), _ATOM)
             return text
         text, _ = self.expression(statement)
@@ -183,7 +183,7 @@ class Writer:
         return f"{target}({self.arguments(args, statement.kwargs)})", _ATOM
 
     def arguments(self, args: Sequence[object], kwargs: Mapping[str, object]) -> str:
-        """What stands between the parentheses of a call."""
+        """The text between the parentheses of a call."""
         return ", ".join([*(self.text(a) for a in args), *(f"{key}={self.text(v)}" for key, v in kwargs.items())])
 
     def atom(self, value: object) -> str:
@@ -197,13 +197,13 @@ class Writer:
         return text if own >= strength else f"({text})"
 
     def ref(self, ref: Ref) -> tuple[str, int]:
-        """What a name is written as, and how strongly that binds."""
+        """The expression for a name, and how strongly it binds."""
         if ref.name in self.holders:
             return f"self.{ref.name}", _ATOM
         return self.inline.get(ref.name, (ref.name, _ATOM))
 
     def index(self, value: object) -> str:
-        """What stands between brackets."""
+        """The text between the brackets of an index."""
         if isinstance(value, tuple) and value:
             return ", ".join(self.index(part) for part in value) + ("," if len(value) == 1 else "")
         if isinstance(value, slice):
@@ -218,7 +218,7 @@ class Writer:
         return literal(value, self.text)
 
     def result(self, outputs: object) -> str:
-        """What is returned."""
+        """The expression that is returned."""
         text = self.text(outputs)
         return text[1:-1] if isinstance(outputs, tuple) and len(outputs) > 1 else text
 
@@ -245,7 +245,7 @@ def literal(value: object, inner: Callable[[object], str] | None = None) -> str:
     return repr(value)
 
 
-# -- what is written where --------------------------------------------------------------------------
+# -- nesting --------------------------------------------------------------------------
 
 
 def _uses(program: Program, name: str) -> int:
@@ -254,9 +254,9 @@ def _uses(program: Program, name: str) -> int:
 
 
 def _is_nested(program: Program, index: int, writer: Writer) -> bool:
-    """Whether the statement is written into its one user; its expression is then kept in ``writer.inline``.
+    """Whether the statement is nested into its only use; ``writer.inline`` then has its expression.
 
-    Not across a statement that writes, nor over the edge of a block.
+    A statement that writes, or the start or end of a block, between the two prevents it.
     """
     statement = program.statements[index]
     if statement.form in ("enter", "setitem") or statement.writes or _uses(program, statement.name) != 1:
@@ -275,7 +275,7 @@ def _is_nested(program: Program, index: int, writer: Writer) -> bool:
     scaled = statement.form == "operator" and statement.target in _LIGHT_OPERATORS
     if place is not None:
         user = later[place]
-        # A copy is made of what it is written behind.
+        # A copied expression stands before ``.clone()``.
         light = light or (user.form == "method" and user.target == "clone" and statement.form in ("function", "method"))
         if scaled:
             # A product or a scale goes into the next operator, not into the arguments of a call.

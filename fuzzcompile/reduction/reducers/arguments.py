@@ -1,4 +1,4 @@
-"""Arguments of statements: optional ones left out, constants made round, dtypes and modes made plain."""
+"""Reduce arguments: leave out optional ones, round constants, make dtypes and modes plain."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fuzzcompile.reduction.search import Search
 
 
 def drop_arguments(search: Search) -> None:
-    """Keyword arguments, trailing arguments and optional tensors (a bias, a mask) left out where the bug stays."""
+    """Leave out keyword arguments, trailing arguments and optional tensors (a bias, a mask)."""
     together = search.best
     for statement in search.best.statements:
         if statement.kwargs and statement.form in ("function", "method"):
@@ -27,7 +27,7 @@ def drop_arguments(search: Search) -> None:
 
 
 def _is_telling(value: object) -> bool:
-    """Whether leaving the argument out is more than tidying: a dimension, a dtype."""
+    """Whether the argument changes the result: a dimension, a dtype."""
     return value is not None and not isinstance(value, bool)
 
 
@@ -36,7 +36,7 @@ def _named(program: Program, name: str) -> Statement | None:
 
 
 def _shorter(statement: Statement | None) -> Iterator[Statement]:
-    """The statement with fewer arguments, the fewest first; eager says which of these are programs at all."""
+    """The statement with fewer arguments, the fewest first; many of these do not run in eager."""
     if statement is None or statement.form not in ("function", "method"):
         return
     if len(statement.kwargs) > 1:
@@ -52,7 +52,7 @@ def _shorter(statement: Statement | None) -> Iterator[Statement]:
 
 
 def round_constants(search: Search) -> None:
-    """Floating constants as short numbers: all at once, then each."""
+    """Round floating constants: all together, then one by one."""
     for rounding in (_half_or_two, _two_digits):
         candidate = search.best.map_statements(functools.partial(_round_in, change=rounding))
         if candidate != search.best and search.attempt(candidate):
@@ -74,7 +74,7 @@ def _is_short(value: float) -> bool:
 
 
 def _half_or_two(value: float) -> float:
-    """The plainest number on the same side of one."""
+    """0.5 or 2 for a longer number, with its sign."""
     if _is_short(value):
         return value
     plain = 0.5 if abs(value) < 1 else 2.0
@@ -86,7 +86,7 @@ def _two_digits(value: float) -> float:
 
 
 def evaluation_mode(search: Search) -> None:
-    """``training=True`` and dropout that drops become their plain counterparts."""
+    """Turn ``training`` and dropout off."""
 
     def plain(statement: Statement) -> Statement:
         kwargs = {k: (False if k == "training" else v) for k, v in statement.kwargs.items()}
@@ -101,7 +101,7 @@ def evaluation_mode(search: Search) -> None:
 
 
 def single_precision(search: Search) -> None:
-    """Every floating dtype becomes float32: those of inputs, and those that statements name."""
+    """Replace every floating dtype by float32, in inputs and in statements."""
 
     def narrowed(leaf: object) -> object:
         return torch.float32 if isinstance(leaf, torch.dtype) and leaf.is_floating_point else leaf

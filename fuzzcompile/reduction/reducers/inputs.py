@@ -1,4 +1,4 @@
-"""Inputs: plain values, plain strides, no gradients, each there once."""
+"""Reduce inputs: plain values, plain strides, no gradients, no duplicates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fuzzcompile.reduction.search import Search
 
 
 def plain_parameters(search: Search) -> None:
-    """Parameters become inputs like any other, and inputs ask for no gradient."""
+    """Turn parameters into plain inputs, if possible without gradients."""
     function = replace(search.best, as_module=False).map_inputs(lambda input_: replace(input_, parameter=False))
     without_gradients = function.map_inputs(lambda input_: replace(input_, requires_grad=False))
     if not search.attempt(without_gradients):
@@ -20,7 +20,7 @@ def plain_parameters(search: Search) -> None:
 
 
 def merge_equal(search: Search) -> None:
-    """Inputs that hold the same become one."""
+    """Merge inputs that hold the same values."""
     for index, left in enumerate(search.best.inputs):
         for right in search.best.inputs[index + 1 :]:
             if _same(left, right):
@@ -36,7 +36,7 @@ def _same(left: Input, right: Input) -> bool:
 
 
 def plain_strides(search: Search) -> None:
-    """Inputs laid out afresh: all at once, then each."""
+    """Give inputs contiguous strides: all together, then one by one."""
     odd = [input_.name for input_ in search.best.inputs if not is_contiguous(input_)]
     if odd and not search.attempt(_relaid(search.best, odd)) and len(odd) > 1:
         for name in odd:
@@ -48,20 +48,19 @@ def _relaid(program: Program, names: list[str]) -> Program:
 
 
 def random_values(search: Search) -> None:
-    """Recorded values as random ones, in one attempt: what has none left can be written down."""
+    """Replace all recorded values by random ones, in one attempt."""
     if search.best.is_recorded:
         search.attempt(_filled_all(search.best, "randn"))
 
 
 def plain_values(search: Search) -> None:
-    """Recorded values written as a call of torch: all at once, then each by the plainest call that holds."""
+    """Replace recorded values by calls of torch: all together, then each by the plainest call that works."""
     recorded = [input_.name for input_ in search.best.inputs if input_.fill == "recorded"]
     if not recorded:
         return
     for floating in ("randn", "rand"):
         if search.attempt(_filled_all(search.best, floating)):
             return
-    # What stays recorded need not hold up the others.
     for name in recorded:
         input_ = search.best.input(name)
         if input_ is None:

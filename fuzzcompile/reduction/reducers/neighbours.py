@@ -1,4 +1,4 @@
-"""The nearest program that passes: one change of one line of the reduced program."""
+"""Find the nearest program that passes: one change in one line of the reduced program."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fuzzcompile.reduction.filling import contiguous, is_contiguous, resized
 from fuzzcompile.reduction.program import Input, Program, Ref, Statement
 from fuzzcompile.reduction.writing import case_source
 
-# Programs that are compiled at most: what is not found by then would not be near.
+# Candidates compiled at most.
 _MOST = 14
 _DIMENSIONS = (
     "softmax", "log_softmax", "sum", "mean", "cumsum", "amax", "amin", "argmax", "argmin", "logsumexp", "stack", "cat",
@@ -23,7 +23,7 @@ _OTHER_OPERATOR = {"/": "*", "*": "/", "-": "+", "+": "-", "+=": "-=", "*=": "/=
 
 
 def neighbours(program: Program) -> Iterator[Program]:
-    """Programs one change away that run in eager, the most telling first, each once."""
+    """Programs one change away that run in eager, the most instructive first, without duplicates."""
     seen = [program]
     for candidate in _changes(program):
         if candidate not in seen and evaluate(candidate).failed is None:
@@ -48,7 +48,7 @@ def passing_neighbour(program: Program, passes: Callable[[Program], bool], *, mo
 
 
 def _changes(program: Program) -> Iterator[Program]:
-    """Odd things made usual, then special cases made other ones, then all other changes."""
+    """Replace the unusual by the usual first, then special cases, then anything else."""
 
     def in_statements(change: Callable[[Statement], Iterator[Statement]]) -> Iterator[Program]:
         return (program.with_statement(new) for statement in program.statements for new in change(statement))
@@ -73,7 +73,7 @@ def _changes(program: Program) -> Iterator[Program]:
 
 
 def _odd_dimensions(statement: Statement) -> Iterator[Statement]:
-    """The last dimension for another one that is named."""
+    """The last dimension in place of any other."""
     return _dimensions(statement, odd=True)
 
 
@@ -91,7 +91,7 @@ def _one_element(input_: Input) -> Iterator[Input]:
 
 
 def _dimensions(statement: Statement, *, odd: bool) -> Iterator[Statement]:
-    """The last dimension for an ``odd`` one that is named, or the first for the last."""
+    """The last dimension in place of an ``odd`` one, or the first in place of the last."""
     replacement = -1 if odd else 0
     for key in ("dim", "axis"):
         value = statement.kwargs.get(key)
@@ -111,7 +111,7 @@ def _usual_dimensions(statement: Statement) -> Iterator[Statement]:
 
 
 def _dtypes(statement: Statement) -> Iterator[Statement]:
-    """Another dtype where one is named: float32 for a narrow one, whole numbers for floating ones, and back."""
+    """Another dtype: float32 in place of a narrow one, integers in place of floating ones, and back."""
     for where, value in _arguments(statement):
         if isinstance(value, torch.dtype):
             for dtype in _other_dtypes(value):
@@ -125,7 +125,7 @@ def _other_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
 
 
 def _wider(input_: Input) -> Iterator[Input]:
-    """An input of a narrow dtype in the usual one of its kind; one of truth values as one of numbers."""
+    """The usual dtype in place of a narrow one; floating numbers in place of booleans."""
     if input_.dtype is torch.bool:
         yield replace(input_, dtype=torch.float32, fill="randn", values=None)
         return
@@ -160,7 +160,7 @@ def _resized(input_: Input, place: int, size: int) -> Iterator[Input]:
 
 
 def _made_sizes(statement: Statement) -> Iterator[Statement]:
-    """Another size where a tensor is made: one dimension for none, 2 for 1."""
+    """Another size for a tensor that is made: one dimension in place of none, 2 in place of 1."""
     if statement.target.rpartition(".")[2] not in _MAKING or not statement.args:
         return
     shape = statement.args[0]
@@ -174,7 +174,7 @@ def _made_sizes(statement: Statement) -> Iterator[Statement]:
 
 
 def _copies(program: Program) -> Iterator[Program]:
-    """A copy of a tensor, where memory may be shared or laid out in an odd way: of a result, then of an argument."""
+    """A copy, which ends sharing and odd layouts: of a result, then of an argument."""
     made = {statement.name for statement in program.statements}
     for index, statement in enumerate(program.statements):
         if statement.writes or statement.form in ("enter", "exit", "attribute"):

@@ -1,4 +1,4 @@
-"""How the program is compiled, toward the defaults: no options, no backward pass, static shapes, no gradients."""
+"""Reduce settings toward the defaults: no options, no backward pass, static shapes, no gradients."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fuzzcompile.reduction.search import Search, settings_without
 
 
 def plain_settings(search: Search) -> None:
-    """All settings at once, then each, then the entries of what stays."""
+    """Leave out all settings together, then one by one, then single entries of the rest."""
     if not search.best.settings:
         return
     if search.attempt(replace(search.best, settings={})):
@@ -22,7 +22,7 @@ def plain_settings(search: Search) -> None:
 
 
 def _drop_entries(search: Search, name: str, entries: Mapping[str, object]) -> None:
-    """Entries of one setting, left out one at a time."""
+    """Leave out entries of one setting, one at a time."""
     for key in entries:
         fewer = {kept: value for kept, value in entries.items() if kept != key}
         if search.attempt(replace(search.best, settings={**search.best.settings, name: fewer})):

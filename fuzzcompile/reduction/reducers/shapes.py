@@ -1,7 +1,7 @@
-"""Sizes toward 1, 2, 3: a size is changed wherever it occurs, and eager says which changes are programs.
+"""Shrink sizes toward 1, 2, 3, each in all its places together; only candidates that run in eager count.
 
-What a number in the program means is not known, so that a change is tried in several readings: the sizes of inputs
-that are the number, with the constants that are it, with those that are its multiples (``view(b, t, h * d)``).
+A number may be a size or something else, so each change is tried in several readings: in input sizes only, in constants
+too, and in multiples of the size (``view(b, t, h * d)``).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SHAPING = (
 )  # fmt: skip
 
 
-# What is a multiple of a size holds it as a factor once, or as often as it divides it (8 heads of 8).
+# Whether a multiple contains the size as a factor once or as often as it divides (8 heads of 8), or is unrelated.
 Multiples = Literal["one", "all", "none"]
 _MULTIPLES: tuple[Multiples, ...] = ("one", "all", "none")
 _MAKING = (
@@ -35,7 +35,7 @@ _MAKING = (
 
 
 def shrink_sizes(search: Search) -> None:
-    """Every size as small as shows the bug, the largest first."""
+    """Make every size as small as the bug allows, the largest first."""
     _all_at_once(search)
     done: set[int] = set()
     while True:
@@ -49,7 +49,7 @@ def shrink_sizes(search: Search) -> None:
 
 
 def _sizes(program: Program) -> set[int]:
-    """Sizes beyond 1: those of inputs, and those that statements make tensors of."""
+    """Sizes above 1, of inputs and of tensors that statements make."""
     sizes = {size for input_ in program.inputs for size in input_.shape}
     for statement in program.statements:
         if statement.target.rpartition(".")[2] in _MAKING:
@@ -58,7 +58,7 @@ def _sizes(program: Program) -> set[int]:
 
 
 def _all_at_once(search: Search) -> None:
-    """Every size beyond 3 as 2 (or 3, 4), and its multiples with it."""
+    """Replace all sizes by 2, or all by 3, and their multiples with them."""
     sizes = sorted(_sizes(search.best))
     if not sizes or sizes[-1] <= 3:
         return
@@ -72,7 +72,7 @@ def _all_at_once(search: Search) -> None:
 
 
 def _shrink(search: Search, size: int) -> None:
-    """One size to 1, 2 or 3, else halved as long as that holds."""
+    """Replace a size by 2, 1 or 3, else halve it while the bug stays."""
     for smaller in dict.fromkeys((2, 1, 3)):
         if smaller < size and _try(search, size, smaller):
             if smaller == 2:
@@ -83,7 +83,7 @@ def _shrink(search: Search, size: int) -> None:
 
 
 def _try(search: Search, size: int, smaller: int) -> bool:
-    """The first few readings that run in eager."""
+    """Try the first two readings that run in eager."""
     for count, candidate in enumerate(_readings(search.best, size, smaller)):
         if search.attempt(candidate):
             return True
@@ -93,7 +93,7 @@ def _try(search: Search, size: int, smaller: int) -> bool:
 
 
 def _shrink_everywhere(search: Search, dimension: int) -> None:
-    """One dimension (the batch, say) of all inputs of the highest rank to 1, where several sizes are the same now."""
+    """Set one dimension (the batch, say) of all inputs of the highest rank to 1."""
     rank = max(len(input_.shape) for input_ in search.best.inputs)
     candidate = search.best
     for input_ in search.best.inputs:
@@ -111,7 +111,7 @@ def _runs(search: Search, candidate: Program) -> bool:
 
 
 def _readings(program: Program, size: int, smaller: int) -> Iterator[Program]:
-    """The program with ``size`` made smaller in each reading that runs in eager, the widest first."""
+    """The program with a smaller ``size``, in each reading that runs in eager, the widest first."""
     was_empty = _is_empty_somewhere(evaluate(program))
     for multiples, constants in itertools.product(_MULTIPLES, (True, False)):
         candidate = _scaled(program, size, smaller, multiples=multiples, constants=constants)
@@ -123,12 +123,12 @@ def _readings(program: Program, size: int, smaller: int) -> Iterator[Program]:
 
 
 def _is_empty_somewhere(evaluation: Evaluation) -> bool:
-    """Whether a tensor without elements is among the values."""
+    """Whether any value is a tensor without elements."""
     return any(isinstance(value, torch.Tensor) and not value.numel() for value in evaluation.values.values())
 
 
 def _takes_nothing(program: Program) -> bool:
-    """Whether an index takes or writes no element, as ``x[1:1]`` does: a size was read as a position."""
+    """Whether an index selects no element (``x[1:1]``), because a position was read as a size."""
     empty: list[slice] = []
 
     def look(part: object) -> None:

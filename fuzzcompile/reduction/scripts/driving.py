@@ -18,9 +18,9 @@ _GENERATOR = f"torch.manual_seed({COTANGENT_SEED})"
 
 @dataclass(frozen=True)
 class Driving:
-    """Expressions and statements that run the case of ``probe``, written for the script's template.
+    """Expressions and statements that run the case of ``probe``, for the script's template.
 
-    The backward pass is left out where nothing is compared after it.
+    Without ``with_backward`` the backward pass is left out, for scripts that compare nothing after it.
     """
 
     probe: Probe
@@ -109,11 +109,11 @@ class Driving:
         return f"random = {_GENERATOR}\nsum(({product}).sum() for x in {leaves}).backward()"
 
     def clashes(self, text: str) -> bool:
-        """Whether the names that this script text binds are names of the case."""
+        """Whether the script text binds names of the case."""
         return bool(names_bound(self.source) & names_bound(text))
 
     def needs(self, text: str) -> list[str]:
-        """Import lines for the script whose text this is."""
+        """The import lines that the script text needs."""
         lines = [f"import {name}" for name in ("copy", "inspect", "subprocess", "sys") if f"{name}." in text]
         modules = [f"torch._{name}.config" for name in self.probe.case.settings.config_patches]
         if "torch._dynamo.reset" in text:

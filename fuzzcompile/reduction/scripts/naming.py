@@ -1,4 +1,4 @@
-"""Python expressions for what a run shows: outputs, inputs, gradients, mutated state."""
+"""Python expressions for the observables of a run: outputs, inputs, gradients, mutated state."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LEAF = re.compile(r"(?P<kind>out|input|argument)(?P<index>\d+)(?:\.(?P<path>.+)
 
 
 def expression(name: str, probe: Probe) -> str | None:
-    """How a script reaches the observable ``name`` after its calls; None if it is not there.
+    """The expression by which a script reaches the observable ``name`` after its calls; None if it cannot.
 
     With one call the script has ``model``, ``inputs`` and ``out``; with several ``calls`` and ``outs``.
     """
@@ -34,7 +34,7 @@ def expression(name: str, probe: Probe) -> str | None:
 
 
 def is_tensor(name: str, probe: Probe) -> bool:
-    """Whether the observable ``name`` is a tensor to the program too: NumPy's arrays are so to the judge alone."""
+    """Whether the observable ``name`` is a tensor to the program too; the judge compares NumPy's arrays as tensors."""
     match = _NAME.match(name)
     leaf_match = _LEAF.fullmatch(match["what"]) if match else None
     if match is None or leaf_match is None or leaf_match["kind"] != "out":
@@ -44,7 +44,7 @@ def is_tensor(name: str, probe: Probe) -> bool:
 
 
 def _of_call(leaf_match: re.Match[str], call: int, probe: Probe) -> str | None:
-    """An output or an input of a call; a ``path`` leads to what a dataclass or the like holds."""
+    """An output or an input of a call; the match's ``path`` leads into a dataclass or the like."""
     several, index = len(probe.inputs) > 1, int(leaf_match["index"])
     of_output = leaf_match["kind"] == "out"
     trees = probe.outputs if of_output else probe.inputs
@@ -62,7 +62,7 @@ def _of_call(leaf_match: re.Match[str], call: int, probe: Probe) -> str | None:
 
 
 def _within(value: object, path: list[str]) -> str | None:
-    """What is to be written behind a value to reach along ``path`` into it; None if nothing is there."""
+    """The attributes and indices that lead along ``path`` into a value; None if it has no such part."""
     written = ""
     for part in path:
         listed = re.fullmatch(r"([A-Za-z_]\w*?)(\d+)", part)  # a field that holds a list: its name and a number
@@ -111,7 +111,7 @@ def is_flat(tree: object) -> bool:
 
 
 def _state(kind: str, path: str, *, model: object) -> str | None:
-    """A tensor that the program reaches by itself: in the module, in a function's closure, in the file."""
+    """A tensor of the module, of a function's closure, or of the file."""
     if kind not in ("parameter", "buffer", "tensor"):
         return None
     parts = path.split(".")

@@ -1,4 +1,4 @@
-"""What one eager run tells about a case that decides how short its reproducer can be."""
+"""Eager runs of a case, which decide how short its reproducer can be."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SAME_PROGRAM = 0.1
 
 @dataclass(frozen=True)
 class Observable:
-    """One value that an eager run showed. ``largest`` is its largest finite absolute value."""
+    """One observable value of an eager run. ``largest`` is its largest finite absolute value."""
 
     name: str
     kind: str
@@ -46,10 +46,10 @@ class Observable:
 class Probe:
     """The eager run of a case.
 
-    ``inputs`` and ``outputs`` are the real objects, one a call: their structure decides how they are named.
-    ``repeatable`` says that a forward run on the same model and inputs gives the same again; ``float64``
-    that the program runs as it is on float64 parameters and inputs, and is the same program there;
-    ``nonfinite`` that NaN or infinity is part of its result.
+    ``inputs`` and ``outputs`` are the real objects, one for each call: expressions follow their structure.
+    ``repeatable``: a second forward run on the same model and inputs gives the same. ``float64``: the program runs
+    unchanged on float64 parameters and inputs, and is the same program there. ``nonfinite``: its result holds NaN or
+    infinity.
     """
 
     case: Case
@@ -79,9 +79,9 @@ class Probe:
 
 
 def probe(source: str, device: torch.device) -> Probe:
-    """Run the case eagerly, twice on the same state and once in float64, and tell what was seen.
+    """Run the case eagerly, twice on the same state and once in float64.
 
-    A case that raises in eager is described as far as it came. The global random state is left as it was.
+    The probe of a case that raises in eager covers the part that ran. The global random state is left as it was.
 
     Raises:
         CaseError: the source is no case.
@@ -159,7 +159,7 @@ def _in_float64(case: Case, device: torch.device) -> Observation | None:
     if any(is_wrapped(leaf) for leaf in pytree.tree_leaves(list(program.calls))):
         return None  # a script would need more than a line to convert these
     if any(aliases({str(n): x for n, x in enumerate(tensor_leaves([call]))}) for call in program.calls):
-        return None  # what is converted one by one shares no memory any more
+        return None  # tensors converted one by one no longer share memory
     if any(tensor.is_complex() for tensor in tensor_leaves(list(program.calls))):
         return None
     observation = runs.observe(case, program, program.model)

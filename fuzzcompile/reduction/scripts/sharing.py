@@ -1,4 +1,4 @@
-"""What the evidence says of memory that only one of the two runs shares."""
+"""The names in evidence about memory that only one of the two runs shares."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _PARTS = re.compile(r"eager: (?P<eager>.*); compiled: (?P<compiled>.*)")
 
 
 def gained(evidence: Evidence) -> tuple[str, ...]:
-    """What an output shares memory with when compiled, and not in eager; by name."""
+    """Names of tensors that share an output's memory when compiled, and not in eager."""
     return _own(evidence, "compiled")
 
 
 def lost(evidence: Evidence) -> tuple[str, ...]:
-    """What an output shares memory with in eager, and not when compiled; by name."""
+    """Names of tensors that share an output's memory in eager, and not when compiled."""
     return _own(evidence, "eager")
 
 

@@ -1,4 +1,4 @@
-"""Case sources as text: what is kept of one in a reproducer, and in what it differs from another."""
+"""Case sources as text: the part kept in a reproducer, and the difference between two cases."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MAIN = "__main__"
 def case_part(source: str) -> str:
     """The source without its module docstring and ``__main__`` part, one blank line between definitions.
 
-    The text within statements is left as it is. What was cut once has nothing more to cut.
+    The text within statements stays as it is. Applied twice, it gives the same text as once.
     """
     lines = source.splitlines()
     body = ast.parse(source).body
@@ -31,7 +31,7 @@ def case_part(source: str) -> str:
 
 
 def only_difference(source: str, changed: str) -> tuple[str, str] | None:
-    """The one line in which the sources differ, as each has it; None if they differ in more."""
+    """The one line in which the sources differ, before and after; None if they differ in more."""
     before, after = _meant_lines(source), _meant_lines(changed)
     matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
     changes = [change for change in matcher.get_opcodes() if change[0] != "equal"]
