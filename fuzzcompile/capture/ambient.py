@@ -29,7 +29,7 @@ class Autocast:
 
     @classmethod
     def current(cls, device: str) -> Autocast:
-        """The state that is in force."""
+        """The current state for a device type."""
         return cls(
             device,
             torch.is_autocast_enabled(device),
@@ -64,7 +64,7 @@ class RandomState:
 
 @dataclass(frozen=True)
 class Ambient:
-    """What was in force at the moment of a call, to be in force again around each run of it."""
+    """The state around a call, which surrounds each run of it again."""
 
     grad: GradMode
     autocast: tuple[Autocast, ...]
@@ -95,7 +95,7 @@ class Ambient:
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """Have all of it in force in the block, but for grad mode and random state, which a run sets itself."""
+        """Apply the state in the block, except for grad mode and random state, which a run sets itself."""
         dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
         deterministic = torch.are_deterministic_algorithms_enabled()
         warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
@@ -110,7 +110,7 @@ class Ambient:
             stack.callback(setattr, torch.backends.mkldnn, "enabled", torch.backends.mkldnn.enabled)
             torch.backends.mkldnn.enabled = self.onednn  # type: ignore[assignment] # a property made at run time
             for group, precision in zip(_precision_groups(), self.precisions, strict=True):
-                # What went through the older API is in the numerics; they are pinned, and set back, by both.
+                # A setting made by the older API is among the numerics, which pin and restore it in both.
                 if group.fp32_precision != precision and precision != "none":
                     group.fp32_precision = precision
             if self.device.type != "cpu":

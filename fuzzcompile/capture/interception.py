@@ -1,4 +1,4 @@
-"""``torch.compile`` as a script sees it while it is captured: it compiles nothing and remembers everything."""
+"""The ``torch.compile`` of a script that is being captured: it compiles nothing and records every call."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class CompileArguments(TypedDict, total=False):
 
 
 class CallReached(BaseException):
-    """Unwinds a script from the call that was looked for. No ``Exception``: scripts catch those."""
+    """Unwinds a script from the wanted call. Not an ``Exception``, because scripts catch those."""
 
 
 @dataclass
 class CompiledCallable:
     """One callable that the script gave to ``torch.compile``.
 
-    ``line`` is the line of the script that did, 0 if none can be told; ``arguments`` are those of
-    ``torch.compile``; ``calls`` counts how often it was called, ``number`` tells callables apart.
+    ``line`` is the line of that call, 0 if unknown; ``arguments`` are those of ``torch.compile``; ``calls`` counts the
+    calls of the callable, ``number`` identifies it.
     """
 
     target: Callable[..., object]
@@ -47,7 +47,7 @@ class CompiledCallable:
 
     @property
     def name(self) -> str:
-        """What a user calls it: a function's name, a module's class."""
+        """The name a user knows: a function's name, a module's class."""
         bound = getattr(self.target, "__self__", None)
         if isinstance(bound, nn.Module):
             return f"{type(bound).__name__}.{self.target.__name__}"
@@ -63,7 +63,7 @@ class CompiledCallable:
 
 
 class _Call:
-    """What a compiled module calls: shared by its copies, each of which is compiled for itself."""
+    """The call of a compiled module, shared by copies of the module, each of which is compiled separately."""
 
     def __init__(self, interception: Interception, record: CompiledCallable) -> None:
         self._interception = interception
@@ -79,7 +79,7 @@ class _Call:
 
 
 class CompiledModule(nn.Module):
-    """Stands for ``torch.compile(module)``: same parameters under the same names, attributes passed on."""
+    """Replaces ``torch.compile(module)``: the same parameters under the same names, attributes passed through."""
 
     def __init__(self, module: nn.Module, call: _Call) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class CompiledModule(nn.Module):
         return self.__dict__["_intercepted_call"](self._orig_mod, args, kwargs)
 
     def train(self, mode: bool = True) -> CompiledModule:
-        """Set the module's mode, and this one's."""
+        """Set the mode of both modules."""
         self.training = mode
         self._orig_mod.train(mode)
         return self
@@ -111,7 +111,7 @@ class CompiledModule(nn.Module):
 
 @dataclass
 class Interception:
-    """Watches compiled calls; ``on_call`` is told of each outermost one, with its number (1 is the first)."""
+    """Records compiled calls; ``on_call`` gets each outermost one with its number (1 is the first)."""
 
     filename: str
     on_call: Callable[[CompiledCallable, Arguments, int], None]
@@ -122,7 +122,7 @@ class Interception:
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        """Have scripts compile through this object inside the block."""
+        """Let scripts compile through this object in the block."""
         namespace = vars(torch)
         original = namespace["compile"]
         namespace["compile"] = self.compile
@@ -133,7 +133,7 @@ class Interception:
             namespace["compile"] = original
 
     def compile(self, model: object = None, **arguments: object) -> object:
-        """Stands for ``torch.compile``."""
+        """Replaces ``torch.compile``."""
         if model is None:
             return functools.partial(self.compile, **arguments)
         if arguments.get("disable") or not callable(model):
@@ -144,11 +144,11 @@ class Interception:
         return self._wrapped(model, cast("CompileArguments", known))
 
     def optimize(self, backend: object = "inductor", *, nopython: bool = False, **arguments: object) -> object:
-        """Stands for ``torch._dynamo.optimize``, which older scripts call."""
+        """Replaces ``torch._dynamo.optimize``, which older scripts call."""
         return functools.partial(self.compile, backend=backend, fullgraph=nopython, **arguments)
 
     def _class(self, owner: type, arguments: Mapping[str, object]) -> type:
-        """A decorated class: its instances are compiled when they are called, as torch does it."""
+        """Compile the calls of a decorated class's instances, as torch does."""
         name = "_call_impl" if issubclass(owner, nn.Module) else "__call__"
         setattr(owner, name, self.compile(getattr(owner, name), **arguments))
         return owner
@@ -167,7 +167,7 @@ class Interception:
         def call(*args: object, **kwargs: object) -> object:
             return self.called(record, model, args, kwargs) if self.active else model(*args, **kwargs)
 
-        with contextlib.suppress(AttributeError, TypeError):
+        with contextlib.suppress(AttributeError, TypeError):  # callables without a name
             call = functools.wraps(model)(call)
         call._intercepted = target  # type: ignore[attr-defined]
         call._torchdynamo_orig_callable = model  # type: ignore[attr-defined] # scripts ask for it
@@ -182,7 +182,7 @@ class Interception:
         *,
         target: Callable[..., object] | None = None,
     ) -> object:
-        """A compiled callable is called; ``target`` is what was compiled, if that is not what the record says."""
+        """Call ``model`` as a compiled callable; ``target`` is what was compiled, if it is not the record's target."""
         if self._depth == 0:
             self.calls += 1
             record.calls += 1
@@ -197,7 +197,7 @@ class Interception:
             self._depth -= 1
 
     def _line(self) -> int:
-        """Line of the script that is being executed, innermost frame first."""
+        """The line of the script that is being executed, by the innermost of its frames; 0 if it has none."""
         frame: types.FrameType | None = sys._getframe(1)
         while frame is not None and frame.f_code.co_filename != self.filename:
             frame = frame.f_back
@@ -205,7 +205,7 @@ class Interception:
 
 
 def original(model: Callable[..., object]) -> Callable[..., object]:
-    """What was given to ``torch.compile`` in the first place, if ``model`` is what it returned."""
+    """The callable that was given to ``torch.compile``, if ``model`` is its result; else ``model``."""
     if isinstance(model, CompiledModule):
         return original(model._orig_mod)
     inner = getattr(model, "_intercepted", None) if isinstance(model, types.FunctionType) else None

@@ -1,7 +1,7 @@
-"""Running a script on another kind of device than the one it was written for.
+"""Run a script on another kind of device than the one it was written for.
 
-The script's own text is rewritten (string constants such as ``"cuda:0"`` and calls of ``.cuda()``), so that the
-code that is compiled says the new device too; a mode that swaps devices at run time would be traced with it.
+The script's syntax tree is rewritten (string constants such as ``"cuda:0"`` and calls of ``.cuda()``), so that the
+compiled code names the new device too. A mode that swaps devices at run time would be traced.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _Rewriter(ast.NodeTransformer):
         return node
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        """``x.cuda()``, ``x.to(0)``, ``device=0``; ``device("cuda", 0)`` loses the index that a CPU has not."""
+        """``x.cuda()``, ``x.to(0)``, ``device=0``; ``device("cuda", 0)`` loses its index, which a CPU does not have."""
         self.generic_visit(node)
         method = node.func
         if self._to_cpu:
@@ -79,7 +79,7 @@ def _is_index(node: ast.expr) -> bool:
 
 @contextlib.contextmanager
 def cuda_imitated() -> Iterator[None]:
-    """Have the parts of ``torch.cuda`` that scripts call around their programs do nothing, where there is no GPU."""
+    """Without a GPU, turn the parts of ``torch.cuda`` that scripts call around their programs into stand-ins."""
     if torch.cuda.is_available():
         yield
         return
@@ -89,7 +89,7 @@ def cuda_imitated() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _replaced(namespace: dict[str, object], replacements: Mapping[str, object]) -> Iterator[None]:
-    """Replace those names of a module that it has for the time of a block."""
+    """Replace names of a module in the block; names that it does not have are left out."""
     kept = {name: namespace[name] for name in replacements if name in namespace}
     namespace.update((name, replacements[name]) for name in kept)
     try:
@@ -116,7 +116,7 @@ class _Event:
 
 
 class _Stream:
-    """``torch.cuda.Stream`` on which everything is done at once."""
+    """``torch.cuda.Stream`` that runs everything immediately."""
 
     def __init__(self, *_: object, **__: object) -> None:
         pass

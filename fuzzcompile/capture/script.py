@@ -1,4 +1,4 @@
-"""From a script that calls ``torch.compile`` to a case: one call of a compiled callable, as the script makes it."""
+"""Turn a script that calls ``torch.compile`` into a case: one call of a compiled callable, as the script makes it."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from fuzzcompile.execution.device import seed_everything
 from fuzzcompile.execution.reachable import Reached, global_names, is_user_file
 from fuzzcompile.execution.tensors import StorageCopier, tensor_leaves
 
-# Earlier calls of the same callable with other shapes are part of the case, as recompiles depend on them.
+# Earlier calls of the same callable with other shapes that belong to the case, because recompiles depend on them.
 _MAX_HISTORY = 8
-# Attributes that a callable names if it runs a backward pass of its own: its graph is gone after it.
+# Attributes by which a callable runs its own backward pass, which frees its graph.
 _OWN_BACKWARD = {"backward", "grad"}
-# Variables that change how torch compiles.
+# Environment variables that change how torch compiles, and suffixes of those that only change its output.
 _READ_AT_IMPORT = ("TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCH_COMPILE_", "TORCHCOMPILE_")
-_ONLY_TALK = ("_VERBOSE", "_DEBUG", "_LOGS", "_TRACE")
+_ONLY_OUTPUT = ("_VERBOSE", "_DEBUG", "_LOGS", "_TRACE")
 
 
 @dataclass
 class _Captured:
-    """The call that is the case, and everything that surrounded it."""
+    """The call that becomes the case, and the state around it."""
 
     record: CompiledCallable
     arguments: list[Arguments]
@@ -52,15 +52,15 @@ class _Captured:
 
 
 def load_script(path: Path, source: str, device: torch.device, *, call: int | None = None) -> Case:
-    """Run the script until its ``call``-th call of a compiled callable (the first), and make that call a case.
+    """Run the script up to its ``call``-th call of a compiled callable, and make that call a case.
 
-    Nothing is compiled while it runs. What it prints is discarded; ``sys.argv`` holds its path alone.
+    Nothing is compiled while it runs. Its output is discarded; ``sys.argv`` holds only its path.
 
     Args:
         path: the script.
         source: its text.
-        device: where the case will run; text that names another kind of device is rewritten.
-        call: which call, 1 being the first of the script.
+        device: where the case will run; the script is rewritten if it names another kind of device.
+        call: which call of the script, counted from 1; the first by default.
 
     Raises:
         CaseError: the text is no Python, the script raises or ends before that call, or never compiles anything.
@@ -91,7 +91,7 @@ def load_script(path: Path, source: str, device: torch.device, *, call: int | No
 
 @dataclass
 class _Run:
-    """One execution of a script, up to the call that was asked for."""
+    """One execution of a script, up to the wanted call."""
 
     path: Path
     source: str
@@ -114,9 +114,9 @@ class _Run:
         self.environment = set(os.environ)
 
     def execute(self) -> None:
-        """Run the script; what it raises is kept in ``error``."""
+        """Run the script; ``error`` keeps the exception it raises."""
         tree, self.rewritten = retargeted(self.tree, self.device)
-        # Not with this module's own __future__ imports.
+        # Without this module's own __future__ imports.
         code = compile(tree, self.filename, "exec", dont_inherit=True)
         lines = self.source.splitlines(keepends=True)
         linecache.cache[self.filename] = (len(self.source), None, lines, self.filename)  # it may delete its file
@@ -134,11 +134,11 @@ class _Run:
                 raise
             except CallReached:
                 pass
-            except BaseException as error:
+            except BaseException as error:  # a script may raise anything, SystemExit too; explain() reports it
                 self.error = error
             finally:
                 self.interception.active = False
-                # What the compiler imports later must still be found, whatever the script took out.
+                # The compiler's later imports need the entries that the script may have removed.
                 sys.path.extend(entry for entry in importable if entry not in sys.path)
                 reset_compiler()
 
@@ -148,7 +148,7 @@ class _Run:
 
     def _on_call(self, record: CompiledCallable, arguments: Arguments, number: int) -> None:
         if self.captured is not None:
-            raise CallReached  # a bare except of the script has swallowed the first
+            raise CallReached  # a bare except in the script has swallowed the first one
         if number < self.wanted:
             self._remember(record, arguments)
             return
@@ -169,7 +169,7 @@ class _Run:
             known.append((kind, _copied(arguments, set())))
 
     def notes(self) -> list[str]:
-        """What a user should know of how the script was read."""
+        """Remarks for the user: what is judged and what is not."""
         assert self.captured is not None
         record, compiled = self.captured.record, self.interception.compiled
         notes = [f"judged: call {self.wanted} of the script, {record}"]
@@ -181,7 +181,7 @@ class _Run:
             text = ", ".join(str(line) for line in lines[:8])
             notes.append(f"not reached: torch.compile at line {text}; --call N goes on to later calls")
         changed = os.environ.keys() - self.environment
-        ignored = sorted(n for n in changed if n.startswith(_READ_AT_IMPORT) and not n.endswith(_ONLY_TALK))
+        ignored = sorted(n for n in changed if n.startswith(_READ_AT_IMPORT) and not n.endswith(_ONLY_OUTPUT))
         if ignored:
             notes.append(
                 f"the script sets {', '.join(ignored)}, which torch reads when it is imported: "
@@ -192,7 +192,7 @@ class _Run:
         return notes
 
     def explain(self) -> str:
-        """Why there is no case, in one sentence that says what to do."""
+        """Why there is no case and what to do about it, in one sentence."""
         calls, name = self.interception.calls, str(self.path)
         if isinstance(self.error, ModuleNotFoundError):
             return f"{name} needs the module {self.error.name!r}, which is not installed; install it."
@@ -253,7 +253,7 @@ def _raises(error: BaseException, filename: str) -> str:
 
 
 def _holders(arguments: Arguments) -> dict[str, object]:
-    """Arguments that are no plain data: modules, optimizers, objects with tensors in them."""
+    """Arguments that are not tensors: modules, optimizers, other objects that may hold tensors."""
     leaves = pytree.tree_leaves((arguments.args, dict(arguments.kwargs)))
     return {f"argument{i}": leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)}
 
@@ -279,7 +279,7 @@ def _kind(arguments: Arguments) -> Sequence[object]:
 
 
 def _differentiable(captured: _Captured) -> bool:
-    """Whether anything that the call touches asks for a gradient, and the callable does not differentiate itself."""
+    """Whether a tensor of the call requires a gradient and the callable runs no backward pass of its own."""
     functions = [o for o in Reached({"": captured.record.target}).objects if isinstance(o, types.FunctionType)]
     if any(_OWN_BACKWARD & set(global_names(f.__code__)) for f in functions if is_user_file(f.__code__.co_filename)):
         return False

@@ -15,6 +15,7 @@ _BINARY = {"add": "+", "sub": "-", "mul": "*", "div": "/", "pow": "**", "mm": "@
            "bitwise_or": "|"}  # fmt: skip
 _UNARY = {"neg": "-x", "bitwise_not": "~x", "logical_not": "~x"}
 _RENAMED = {"_softmax": "softmax", "_log_softmax": "log_softmax", "_unsafe_view": "reshape", "alias": "view_as"}
+# Written as methods, though torch has functions of most of these names too.
 _METHODS = (
     "view", "permute", "expand", "reshape", "transpose", "unsqueeze", "squeeze", "select", "t", "clone", "detach",
     "sum", "contiguous", "new_zeros", "new_ones", "new_full", "new_empty", "copy_", "as_strided", "masked_fill",

@@ -7,6 +7,7 @@ a whole file; one that raises in eager costs no compile.
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Callable, Iterator
 
 from fuzzcompile.reduction.unused import calls_left_out, unused_statements, without_run
@@ -36,8 +37,8 @@ def reduce_text(source: str, holds: Callable[[str], bool]) -> str:
         source = _without_unused(source, test)
         source = _without_statements(source, test)
         source = _without_unused(source, test)
-        source = _simpler_expressions(source, test)
-        source = _without_arguments(source, test)
+        source = _while_any_holds(source, test, _simpler_expressions)
+        source = _while_any_holds(source, test, _without_arguments)
         source = _smaller_numbers(source, test)
     return source
 
@@ -128,18 +129,25 @@ def _cut(source: str, statements: list[ast.stmt]) -> str:
     return "\n".join(kept) + "\n"
 
 
-def _simpler_expressions(source: str, test: Callable[[str], bool]) -> str:
-    """Replace expressions by a part of themselves: an operand, an argument, an element of a returned tuple."""
+def _while_any_holds(
+    source: str, test: Callable[[str], bool], candidates: Callable[[str], Iterator[str | None]]
+) -> str:
+    """Take each of the ``candidates`` of the text that holds, and go on with those of the new text."""
     position = 0
     while True:
-        pairs = [pair for node in ast.walk(ast.parse(source)) for pair in _parts(node)]
-        if position >= len(pairs):
+        try:
+            candidate = next(itertools.islice(candidates(source), position, None))
+        except StopIteration:
             return source
-        candidate = _replaced(source, *pairs[position])
         if candidate is not None and candidate != source and test(candidate):
             source = candidate
         else:
             position += 1
+
+
+def _simpler_expressions(source: str) -> Iterator[str | None]:
+    """Replace expressions by a part of themselves: an operand, an argument, an element of a returned tuple."""
+    return (_replaced(source, *pair) for node in ast.walk(ast.parse(source)) for pair in _parts(node))
 
 
 def _parts(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
@@ -160,39 +168,30 @@ def _replaced(source: str, whole: ast.expr, part: ast.expr) -> str | None:
     """The text with an expression replaced by a part of it; None if it spans several lines."""
     if whole.lineno != whole.end_lineno:
         return None
-    lines = source.splitlines(keepends=True)
-    line = lines[whole.lineno - 1].encode()
-    inner = line[part.col_offset : part.end_col_offset]
-    if isinstance(part, ast.BinOp | ast.GeneratorExp):
-        inner = b"(" + inner + b")"
-    lines[whole.lineno - 1] = (line[: whole.col_offset] + inner + line[whole.end_col_offset :]).decode()
-    return "".join(lines)
+    inner = ast.get_source_segment(source, part) or ""
+    return _edited(source, whole, f"({inner})" if isinstance(part, ast.BinOp | ast.GeneratorExp) else inner)
 
 
-def _without_arguments(source: str, test: Callable[[str], bool]) -> str:
+def _without_arguments(source: str) -> Iterator[str | None]:
     """Leave out keyword arguments of calls."""
-    position = 0
-    while True:
-        keywords = [k for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Call) for k in n.keywords if k.arg]
-        if position >= len(keywords):
-            return source
-        candidate = _without_span(source, keywords[position])
-        if candidate is not None and test(candidate):
-            source = candidate
-        else:
-            position += 1
+    calls = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
+    return (_without_span(source, keyword) for call in calls for keyword in call.keywords if keyword.arg)
 
 
 def _without_span(source: str, node: ast.keyword) -> str | None:
     """The text without an argument and the comma before it; None if it spans several lines."""
-    if node.lineno != node.end_lineno:
+    before = source.splitlines()[node.lineno - 1].encode()[: node.col_offset].rstrip()
+    if node.lineno != node.end_lineno or not before.endswith(b","):
         return None
+    return _edited(source, node, "", start=len(before) - 1)
+
+
+def _edited(source: str, node: ast.expr | ast.keyword, text: str, *, start: int | None = None) -> str:
+    """The source with a node on a single line replaced by ``text``, from column ``start`` (in bytes, as in ast) on."""
     lines = source.splitlines(keepends=True)
     line = lines[node.lineno - 1].encode()
-    before = line[: node.col_offset].rstrip()
-    if not before.endswith(b","):
-        return None
-    lines[node.lineno - 1] = (before[:-1] + line[node.end_col_offset or 0 :]).decode()
+    start = node.col_offset if start is None else start
+    lines[node.lineno - 1] = (line[:start] + text.encode() + line[node.end_col_offset :]).decode()
     return "".join(lines)
 
 
@@ -219,14 +218,10 @@ def _numbers(source: str) -> Iterator[tuple[int, ast.Constant]]:
 
 
 def _with_number(source: str, number: int, smaller: int) -> str:
-    lines = source.splitlines(keepends=True)
     places = [node for value, node in _numbers(source) if value == number]
     for node in sorted(places, key=lambda n: (n.lineno, n.col_offset), reverse=True):
-        line = lines[node.lineno - 1].encode()
-        lines[node.lineno - 1] = (
-            line[: node.col_offset] + str(smaller).encode() + line[node.end_col_offset :]
-        ).decode()
-    return "".join(lines)
+        source = _edited(source, node, str(smaller))
+    return source
 
 
 def _parses(text: str) -> bool:

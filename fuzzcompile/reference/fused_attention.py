@@ -1,9 +1,9 @@
-"""Fused attention kernels written out: the same arguments and the same results, in any dtype and on any device.
+"""Fused attention kernels in plain operators: the same arguments and results, in any dtype and on any device.
 
-The kernels that a graph names on a GPU (flash, memory efficient, cuDNN) take half or single precision only. Their
-stand-ins compute what :mod:`fuzzcompile.reference.sdpa_math` computes and hand it back in the kernel's own form.
+The kernels that graphs call on a GPU (flash, memory efficient, cuDNN) take half or single precision only. Their
+stand-ins compute :mod:`fuzzcompile.reference.sdpa_math` and return the result in the kernel's own form.
 
-What is defined, and what is not:
+What matches the kernel, and what does not:
 
 - ``output`` and gradients: always, in the layout that the kernel gives them.
 - ``logsumexp``: of the scaled and masked scores, natural logarithm, in the dtype of the computation. Rows of which
@@ -59,7 +59,7 @@ _PADDED_ROWS = 32  # what the memory efficient kernel rounds the length of its l
 
 
 def stand_in(kernel: object) -> StandIn | None:
-    """What computes the same as ``kernel`` (an ATen operator overload); None for any other operator.
+    """A function that computes the same as ``kernel`` (an ATen operator overload); None for other operators.
 
     It takes the arguments of the operator, by position or name, with key and value heads that divide the query's.
     """
@@ -203,7 +203,7 @@ def _scalars(forward: _Forward, query: torch.Tensor) -> tuple[torch.Tensor, torc
 
 
 def _gradients(given: Given) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of query, key, value and of the scores, as the flash algorithm has them."""
+    """Gradients of query, key, value and scores, by the flash algorithm."""
     problem = _Problem.of(given)
     query, key, value = problem.wide
     grad, out = raised(given["grad_out"] if "grad_out" in given else given["grad_out_"]), raised(given["out"])
@@ -262,7 +262,7 @@ def _ungrouped(grad: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def _state_of(given: Given) -> tuple[int, ...]:
-    """The random state among the arguments, in the form in which the forward stand-in had it."""
+    """The random state among the arguments, in the form of the forward stand-in."""
     if "philox_seed" not in given or given["dropout_p"] <= 0.0:
         return ()
     parts = [int(part) for part in given["philox_seed"].reshape(-1).tolist()]
@@ -273,7 +273,7 @@ def _state_of(given: Given) -> tuple[int, ...]:
 
 
 def _laid_out_as(like: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """The values with their dimensions in memory in the order in which ``like`` has them."""
+    """The values with their dimensions in the same order in memory as those of ``like``."""
     strides = like.stride()
     order = sorted(range(like.dim()), key=lambda dimension: (-strides[dimension], dimension))
     return torch.empty_permuted(values.shape, order, dtype=values.dtype, device=values.device).copy_(values)

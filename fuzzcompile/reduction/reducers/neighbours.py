@@ -14,6 +14,7 @@ from fuzzcompile.reduction.writing import case_source
 
 # Candidates compiled at most.
 _MOST = 14
+# Functions whose integer arguments are dimensions, and functions whose first argument is a shape; torch 2.13.
 _DIMENSIONS = (
     "softmax", "log_softmax", "sum", "mean", "cumsum", "amax", "amin", "argmax", "argmin", "logsumexp", "stack", "cat",
     "cumprod", "flip", "unsqueeze", "squeeze", "prod", "min", "max", "sort", "topk", "norm", "std", "var",

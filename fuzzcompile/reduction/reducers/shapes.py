@@ -17,6 +17,8 @@ from fuzzcompile.reduction.filling import resized
 from fuzzcompile.reduction.program import Program, Statement, map_leaves
 from fuzzcompile.reduction.search import Search
 
+# Functions with sizes among their integer arguments, checked on torch 2.13. Schemas do not tell: ATen has sizes of type
+# int (chunk, one_hot), SymInt arguments that are no sizes (padding_idx), and Python functions have no schema.
 _SHAPING = (
     "view", "reshape", "expand", "unflatten", "split", "chunk", "repeat", "narrow", "zeros", "ones", "full", "empty",
     "randn", "rand", "arange", "new_zeros", "new_ones", "new_full", "new_empty", "layer_norm", "rms_norm", "group_norm",
@@ -29,6 +31,7 @@ _SHAPING = (
 # Whether a multiple contains the size as a factor once or as often as it divides (8 heads of 8), or is unrelated.
 Multiples = Literal["one", "all", "none"]
 _MULTIPLES: tuple[Multiples, ...] = ("one", "all", "none")
+# Functions by which a statement makes a size that no input has.
 _MAKING = (
     "zeros", "ones", "full", "empty", "randn", "rand", "arange", "eye", "randint", "view", "reshape", "unflatten",
 )  # fmt: skip
