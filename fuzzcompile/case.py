@@ -33,11 +33,11 @@ class CompileSettings:
     ``backend`` is a registered name or a callable of the user's.
     """
 
-    backend: str | Callable[..., Any] = "inductor"
-    options: Mapping[str, Any] = field(default_factory=dict)
-    inductor: Mapping[str, Any] = field(default_factory=dict)
-    dynamo: Mapping[str, Any] = field(default_factory=dict)
-    functorch: Mapping[str, Any] = field(default_factory=dict)
+    backend: str | Callable[..., object] = "inductor"
+    options: Mapping[str, object] = field(default_factory=dict)
+    inductor: Mapping[str, object] = field(default_factory=dict)
+    dynamo: Mapping[str, object] = field(default_factory=dict)
+    functorch: Mapping[str, object] = field(default_factory=dict)
     mode: str | None = None
     dynamic: bool | None = None
     fullgraph: bool = False
@@ -53,8 +53,8 @@ class CompileSettings:
 class Arguments:
     """The inputs of one call that takes positional and keyword arguments."""
 
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    args: tuple[object, ...] = ()
+    kwargs: Mapping[str, object] = field(default_factory=dict)
 
 
 pytree.register_pytree_node(
@@ -94,13 +94,13 @@ class Case:
     name: str
     path: Path
     source: str
-    make: Callable[[], tuple[Any, Any]]
+    make: Callable[[], tuple[Callable[..., object], object]]
     grad: GradMode
     backward: bool
     settings: CompileSettings
-    calls: Sequence[Any] | None
-    run: Callable[[Any, Any], Any] | None
-    ambient: Callable[[], AbstractContextManager[Any]] = nullcontext
+    calls: Sequence[object] | None
+    run: Callable[[Callable[..., object], object], object] | None
+    ambient: Callable[[], AbstractContextManager[object]] = nullcontext
     reseed: Callable[[], None] | None = None
     state: State | None = None
     notes: tuple[str, ...] = ()
@@ -200,7 +200,7 @@ def _settings(path: Path, namespace: Mapping[str, Any]) -> CompileSettings:
     )
 
 
-def _grad_mode(path: Path, namespace: Mapping[str, Any], backward: bool) -> GradMode:
+def _grad_mode(path: Path, namespace: Mapping[str, object], backward: bool) -> GradMode:
     wanted = namespace.get("GRAD", "enabled" if backward else "no_grad")
     for mode in _GRAD_MODES:
         if wanted == mode:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fuzzcompile.campaign.events import WorkerActivity
+from fuzzcompile.compiler.kernel_cache import shared_kernel_cache
 from fuzzcompile.execution.device import assign, resolve
 from fuzzcompile.execution.pool import WorkerPool
 from fuzzcompile.worker.judge import WorkerSetup, prepare
@@ -65,6 +66,7 @@ def open_pool(
         initializer=prepare,
         initargs=(setup,),
         devices=assign(device, workers),
+        environment=shared_kernel_cache(),
     )
 
 

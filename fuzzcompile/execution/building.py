@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -29,8 +28,8 @@ class Program:
     ``double`` says that they were converted to float64 since.
     """
 
-    model: Any
-    calls: tuple[Any, ...]
+    model: Callable[..., object]
+    calls: tuple[object, ...]
     dtype: torch.dtype = torch.float32
     double: bool = False
     state: State | None = None
@@ -94,7 +93,7 @@ def placed_input(tensor: torch.Tensor, copier: StorageCopier) -> torch.Tensor:
     return made
 
 
-def _made(case: Case) -> tuple[Any, list[Any]]:
+def _made(case: Case) -> tuple[Callable[..., object], list[object]]:
     try:
         made = case.make()
     except KeyboardInterrupt:
@@ -133,5 +132,5 @@ def _widest_float(tensors: list[torch.Tensor]) -> torch.dtype:
     return known[0] if known else torch.float32
 
 
-def _as_arguments(call: Any) -> Any:
+def _as_arguments(call: object) -> object:
     return tuple(call) if isinstance(call, list) else call

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy
 import torch
@@ -18,6 +17,7 @@ from fuzzcompile.execution.observation import Value
 from fuzzcompile.execution.tensors import dense, significant_strides
 from fuzzcompile.execution.trees import is_wrapped, named_leaves, unwrapped
 
+# Seeds the cotangents of the backward pass, in our runs and in the reproducers that we write.
 COTANGENT_SEED = 7
 # Scalars of NumPy become arrays without dimensions when compiled, as documented.
 _NUMPY = "NumPy array"
@@ -31,7 +31,7 @@ class Before:
     aliases: Mapping[str, tuple[str, ...]]
 
 
-def _existing(program: Program, arguments: Any) -> dict[str, torch.Tensor]:
+def _existing(program: Program, arguments: object) -> dict[str, torch.Tensor]:
     """Tensors that exist before the call, by the name under which a user knows them.
 
     Inputs are numbered as the tensors that pytree finds; those within a dataclass (or another container of its own)
@@ -49,14 +49,14 @@ def _existing(program: Program, arguments: Any) -> dict[str, torch.Tensor]:
     return {**named, **program.tensors()}
 
 
-def bits(program: Program, arguments: Any) -> Before:
+def bits(program: Program, arguments: object) -> Before:
     """What :func:`mutations` compares with after a call."""
     existing = _existing(program, arguments)
     return Before({name: _kept(tensor) for name, tensor in existing.items()}, aliases(existing))
 
 
 def outputs(
-    prefix: str, output: Any, program: Program, arguments: Any, earlier: dict[str, Any] | None = None
+    prefix: str, output: object, program: Program, arguments: object, earlier: dict[str, object] | None = None
 ) -> list[Value]:
     """The leaves of what a call returned; ``prefix`` tells several calls apart.
 
@@ -71,14 +71,14 @@ def outputs(
     return [_output(name, leaf, shared.get(name, ()), precision) for name, leaf in leaves]
 
 
-def _output(name: str, leaf: Any, aliases: tuple[str, ...], precision: torch.dtype) -> Value:
+def _output(name: str, leaf: object, aliases: tuple[str, ...], precision: torch.dtype) -> Value:
     if not isinstance(leaf, torch.Tensor):
         return replace(_plain_value(name, leaf, precision), aliases=aliases)
     form = "" if leaf.layout == torch.strided else str(leaf.layout)
     return Value(name, _kept(leaf), "output", significant_strides(leaf), aliases, form)
 
 
-def _plain_value(name: str, leaf: Any, precision: torch.dtype) -> Value:
+def _plain_value(name: str, leaf: object, precision: torch.dtype) -> Value:
     """An output that is no tensor: NumPy's arrays and scalars are compared as tensors."""
     if isinstance(leaf, numpy.ndarray | numpy.generic):
         with contextlib.suppress(TypeError):  # dtypes that torch does not have
@@ -87,7 +87,7 @@ def _plain_value(name: str, leaf: Any, precision: torch.dtype) -> Value:
     return Value(name, leaf, "output", precision=precision if isinstance(leaf, float | complex) else None)
 
 
-def mutations(prefix: str, before: Before, program: Program, arguments: Any) -> list[Value]:
+def mutations(prefix: str, before: Before, program: Program, arguments: object) -> list[Value]:
     """The tensors that were there before the call and after it hold other bits, or share memory that they did not."""
     changed = []
     existing = _existing(program, arguments)
@@ -111,7 +111,7 @@ def _same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
     return bool(equal.all())
 
 
-def backward(output: Any, *, required: bool = True) -> None:
+def backward(output: object, *, required: bool = True) -> None:
     """Loss = Σ out · c over the floating outputs, c a fixed standard normal tensor per output.
 
     A plain sum proves nothing behind a softmax, whose outputs sum to a constant. The numbers are such that every
@@ -135,7 +135,7 @@ def backward(output: Any, *, required: bool = True) -> None:
     torch.autograd.backward(losses)
 
 
-def gradients(prefix: str, program: Program, arguments: Any) -> list[Value]:
+def gradients(prefix: str, program: Program, arguments: object) -> list[Value]:
     """The gradients of parameters and of inputs that ask for one (a value of None: there is none)."""
     gradients = []
     for name, tensor in _existing(program, arguments).items():

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import ParamSpec, TypeVar
 
 from fuzzcompile.execution.failures import (
     RemoteError,
@@ -42,6 +42,7 @@ __all__ = [
     "current_device",
 ]
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _WATCH_INTERVAL = 0.05
@@ -68,16 +69,17 @@ class WorkerPool(Executor):
         memory_limit: int | None = None,
         max_tasks: int = 0,
         initializer: Callable[..., object] | None = None,
-        initargs: tuple[Any, ...] = (),
+        initargs: tuple[object, ...] = (),
         devices: Sequence[str] | None = None,
         start_limit: float = 300.0,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         if workers < 1:
             raise ValueError("a pool needs at least one worker")
         if importing_main():
             raise RuntimeError('guard the script\'s own work with `if __name__ == "__main__":`')
         setup = None if initializer is None else pickle.dumps((initializer, initargs))
-        terms = Terms(memory_limit, max_tasks, start_limit, setup)
+        terms = Terms(memory_limit, max_tasks, start_limit, setup, dict(environment or {}))
         devices = devices or ("cpu",)
         self._time_limit = time_limit
         self._queue = TaskQueue()
@@ -93,15 +95,15 @@ class WorkerPool(Executor):
         for thread in [*self._threads, self._watchdog]:
             thread.start()
 
-    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Run ``fn(*args, **kwargs)`` under the pool's time limit."""
         return self.schedule(fn, args, kwargs)
 
     def schedule(
         self,
         fn: Callable[..., T],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
         *,
         label: str | None = None,
         time_limit: float | None = None,

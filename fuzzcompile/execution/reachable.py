@@ -9,7 +9,6 @@ import sys
 import sysconfig
 import types
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import nn
@@ -34,15 +33,15 @@ class Reached:
             objects hold themselves.
     """
 
-    def __init__(self, roots: Mapping[str, Any], *, functions: bool = True) -> None:
+    def __init__(self, roots: Mapping[str, object], *, functions: bool = True) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
-        self.objects: list[Any] = []
+        self.objects: list[object] = []
         self._functions = functions
-        self._seen: dict[int, Any] = {}
+        self._seen: dict[int, object] = {}
         for name, root in roots.items():
             self._walk(root, name)
 
-    def _walk(self, start: Any, name: str) -> None:
+    def _walk(self, start: object, name: str) -> None:
         pending = [(start, name, "tensor")]
         while pending and len(self._seen) < _MAX_OBJECTS:
             value, path, kind = pending.pop()
@@ -72,7 +71,7 @@ def _joined(path: str, key: str) -> str:
     return f"{path}.{key}" if path and key else path or key
 
 
-def _children(value: Any) -> Iterator[tuple[str, Any]]:
+def _children(value: object) -> Iterator[tuple[str, object]]:
     """What an object holds, by the name that its user would give it."""
     if isinstance(value, nn.Module):
         # A parameter's path is that of named_parameters(), without _parameters and _modules in it.
@@ -109,7 +108,7 @@ def _children(value: Any) -> Iterator[tuple[str, Any]]:
         yield "", type(value)
 
 
-def _function_children(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+def _function_children(function: types.FunctionType) -> Iterator[tuple[str, object]]:
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
     for name, cell in cells:
         with contextlib.suppress(ValueError):  # an empty cell
@@ -122,7 +121,7 @@ def _function_children(function: types.FunctionType) -> Iterator[tuple[str, Any]
                 yield name, function.__globals__[name]
 
 
-def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+def _attributes(value: object) -> Iterator[tuple[str, object]]:
     names = list(getattr(value, "__dict__", {}))
     for base in type(value).__mro__:
         slots = base.__dict__.get("__slots__", ())

@@ -6,7 +6,6 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -46,9 +45,9 @@ def run_float64(case: Case, device: torch.device, *, keep_casts: bool = True) ->
 def observe(
     case: Case,
     program: Program,
-    target: Callable[..., Any],
+    target: Callable[..., object],
     *,
-    around: contextlib.AbstractContextManager[Any] | None = None,
+    around: contextlib.AbstractContextManager[object] | None = None,
     describe_failure: Callable[[BaseException], Failure] | None = None,
     seed: int | None = None,
 ) -> Observation:
@@ -69,7 +68,7 @@ def observe(
 
 
 def _observed(
-    case: Case, program: Program, target: Callable[..., Any], start: float, seed: int | None = None
+    case: Case, program: Program, target: Callable[..., object], start: float, seed: int | None = None
 ) -> Observation:
     if seed is not None:
         seed_everything(seed)
@@ -77,7 +76,7 @@ def _observed(
         reseed(case)
     values: list[Value] = []
     structures: list[str] = []
-    earlier: dict[str, Any] = {}
+    earlier: dict[str, object] = {}
     for number, arguments in enumerate(program.calls):
         prefix = f"call{number}." if len(program.calls) > 1 else ""
         before = bits(program, arguments)
@@ -95,7 +94,7 @@ def _observed(
     return Observation(tuple(values), None, "; ".join(structures), time.perf_counter() - start)
 
 
-def time_calls(case: Case, program: Program, target: Callable[..., Any]) -> float | None:
+def time_calls(case: Case, program: Program, target: Callable[..., object]) -> float | None:
     """Seconds that the calls of the case (and their backward) take: the least of several rounds, without the first.
 
     None for a script's callable, whose state is not set back here, and where a call raises.
@@ -161,7 +160,7 @@ def grad_mode(name: str) -> Iterator[None]:
         yield
 
 
-def _drive(case: Case, target: Callable[..., Any], arguments: Any) -> Any:
+def _drive(case: Case, target: Callable[..., object], arguments: object) -> object:
     if case.run is not None:
         return case.run(target, arguments)
     if isinstance(arguments, Arguments):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy
 import torch
@@ -55,8 +54,8 @@ class Kept:
             if tensor.layout == torch.strided and not tensor.is_nested:
                 storage = tensor.untyped_storage()
                 if storage.data_ptr() not in self._storages:
-                    saved: Any = torch.UntypedStorage(storage.nbytes(), device=storage.device)  # type: ignore[no-untyped-call]
-                    self._storages[storage.data_ptr()] = storage, saved.copy_(storage)
+                    copied: torch.UntypedStorage = storage.clone()  # type: ignore[no-untyped-call]
+                    self._storages[storage.data_ptr()] = storage, copied
 
     def restore(self) -> None:
         """Set the values back, and drop the gradients."""
@@ -74,7 +73,7 @@ class Kept:
 def observe_seeds(
     case: Case,
     program: Program,
-    target: Callable[..., Any],
+    target: Callable[..., object],
     kept: Kept,
     seeds: Sequence[int],
     *,

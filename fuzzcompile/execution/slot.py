@@ -6,10 +6,9 @@ import pickle
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from fuzzcompile.execution.failures import (
     RemoteTraceback,
@@ -22,7 +21,7 @@ from fuzzcompile.execution.failures import (
 )
 from fuzzcompile.execution.reaper import Reaper
 from fuzzcompile.execution.tasks import Task, TaskQueue
-from fuzzcompile.execution.worker import LINE_LOST, Call, Reply, Setup
+from fuzzcompile.execution.worker import LINE_LOST, Call, Payload, Reply, Setup
 from fuzzcompile.execution.worker_process import WorkerEnded, WorkerProcess
 
 _START_ATTEMPTS = 3
@@ -38,6 +37,7 @@ class Terms:
     max_tasks: int
     start_limit: float
     initializer: bytes | None
+    environment: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class Slot:
     def _start_worker(self) -> WorkerProcess:
         """Start a worker and see it through its initializer; raises WorkerStartFailed."""
         try:
-            worker = WorkerProcess(self._reaper)
+            worker = WorkerProcess(self._reaper, self._terms.environment)
         except OSError as error:
             raise WorkerStartFailed(f"no worker process could be started ({error})") from error
         with self._lock:
@@ -186,7 +186,7 @@ class Slot:
             reason = f"a worker was lost while it started ({self._lost or WorkerCrashed(exit_code)})"
             raise WorkerStartFailed(reason, worker.output()) from error
         if reply is Reply.START_FAILED:
-            raise WorkerStartFailed("the initializer of the workers failed", payload, final=True)
+            raise WorkerStartFailed("the initializer of the workers failed", str(payload), final=True)
         self._baseline = worker.resident_bytes()
         with self._lock:
             self._ready = True
@@ -246,23 +246,24 @@ class Slot:
         return limit is not None and worker.resident_bytes() > (self._baseline + limit) / 2
 
 
-def _deliver(task: Task, reply: Reply, payload: Any) -> None:
+def _deliver(task: Task, reply: Reply, payload: Payload) -> None:
     try:
-        if reply is Reply.RESULT:
-            result = pickle.loads(payload)
-        else:
+        if reply is Reply.RAISED:
+            assert isinstance(payload, tuple)
             pickled, trace = payload
             error = pickle.loads(pickled)
             error.__cause__ = RemoteTraceback(trace)
             task.fail(error)
             return
-    except Exception as error:  # pickled there, but not to be built here
+        assert isinstance(payload, bytes)
+        result = pickle.loads(payload)
+    except Exception as error:  # unpickling runs the task's own classes, which may raise anything
         task.fail(error)
         return
     task.future.set_result(result)
 
 
-def _main_module() -> dict[str, Any]:
+def _main_module() -> dict[str, str]:
     """How a worker finds the ``__main__`` of this process, in the terms of multiprocessing.spawn."""
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch.utils import _pytree as pytree
 
 from fuzzcompile.execution.trees import named_leaves, tree_map
+
+T = TypeVar("T")
 
 LOW_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 # The last copy of each storage, by address, dtype and device, and by whether it is an inference tensor.
@@ -17,7 +19,7 @@ KnownCopies = dict[tuple[int, torch.dtype, torch.device, bool], torch.Tensor]
 _LOW_COMPLEX = {torch.complex32: torch.complex128, torch.complex64: torch.complex128}
 
 
-def with_memory(value: Any) -> Any:
+def with_memory(value: object) -> object:
     """A tensor of zeros in place of one without memory, which autograd makes (the gradient of ``sgn``).
 
     A dispatch mode gets such tensors below the point where operators expect them: kernels would read address 0.
@@ -28,7 +30,7 @@ def with_memory(value: Any) -> Any:
     return torch.zeros(value.shape, dtype=value.dtype, device=value.device)
 
 
-def without_values(*values: Any) -> bool:
+def without_values(*values: object) -> bool:
     """Whether some tensor among ``values`` (trees) is a meta tensor: autograd then asks an operator for a shape."""
     return any(isinstance(leaf, torch.Tensor) and leaf.is_meta for leaf in pytree.tree_leaves(values))
 
@@ -118,16 +120,16 @@ def doubled(dtype: torch.dtype) -> torch.dtype:
 
 
 def copy_tree(
-    tree: Any, *, double: bool = False, device: torch.device | None = None, known: KnownCopies | None = None
-) -> Any:
+    tree: T, *, double: bool = False, device: torch.device | None = None, known: KnownCopies | None = None
+) -> T:
     """Copy every tensor of a tree through one :class:`StorageCopier`; other leaves stay as they are."""
     return map_tensors(StorageCopier(double=double, device=device, known=known), tree)
 
 
-def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
+def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], tree: T) -> T:
     """Apply ``function`` to each tensor of a tree, those in dataclasses and subclasses of dict included.
 
-    A tensor that is there twice is mapped once: whether two inputs are one is something that a compiler sees.
+    A tensor that occurs twice is mapped once: a compiler sees whether two inputs are the same tensor.
     """
     return tree_map(function, tree)
 
@@ -149,12 +151,12 @@ def significant_strides(tensor: torch.Tensor) -> tuple[int, ...]:
     return tuple(stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)
 
 
-def tensor_leaves(tree: Any) -> Sequence[torch.Tensor]:
+def tensor_leaves(tree: object) -> Sequence[torch.Tensor]:
     """The tensors of a tree, in order, those in dataclasses and subclasses of dict included."""
     return [leaf for _, leaf in named_leaves("", tree) if isinstance(leaf, torch.Tensor)]
 
 
-def storages(values: Sequence[Any]) -> dict[int, int]:
+def storages(values: Sequence[object]) -> dict[int, int]:
     """Sizes of the storages of all tensors that have one, by address."""
     found: dict[int, int] = {}
     for value in values:

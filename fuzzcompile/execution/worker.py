@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TypeAlias
 
 from fuzzcompile.execution.failures import RemoteError
 
@@ -47,8 +47,11 @@ def importing_main() -> bool:
     return _importing_main
 
 
+Payload: TypeAlias = "bytes | str | tuple[bytes, str] | None"
+
+
 class Reply(enum.Enum):
-    """What a worker tells its pool; the payload's form stands beside each."""
+    """A worker's message to its pool; the type of the payload stands beside each."""
 
     READY = enum.auto()  # None
     START_FAILED = enum.auto()  # the traceback of the initializer, as text
@@ -74,7 +77,7 @@ class Call:
     """
 
     call: bytes
-    main: dict[str, Any] | None
+    main: dict[str, str] | None
 
 
 def main(descriptor: int) -> None:
@@ -164,7 +167,7 @@ def _serve(connection: Connection, call: Call) -> None:
         _reply(connection, Reply.RESULT, payload)
 
 
-def _import_main(where: dict[str, Any]) -> None:
+def _import_main(where: dict[str, str]) -> None:
     global _importing_main
     _importing_main = True
     try:
@@ -173,7 +176,7 @@ def _import_main(where: dict[str, Any]) -> None:
         _importing_main = False
 
 
-def _run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+def _run(function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> bytes:
     return pickle.dumps(function(*args, **kwargs), pickle.HIGHEST_PROTOCOL)
 
 
@@ -195,7 +198,7 @@ def _text(error: BaseException) -> str:
         return "(its text cannot be had)"
 
 
-def _reply(connection: Connection, kind: Reply, payload: object) -> None:
+def _reply(connection: Connection, kind: Reply, payload: Payload) -> None:
     if os.getpid() != _pid:  # a task has forked and come back twice: the pool wants one answer
         os._exit(0)
     connection.send_bytes(pickle.dumps((kind, payload), pickle.HIGHEST_PROTOCOL))

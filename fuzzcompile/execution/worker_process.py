@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import getpass
 import json
 import multiprocessing
 import os
 import pickle
-import re
 import shutil
 import subprocess
 import sys
@@ -21,13 +19,14 @@ import tempfile
 import threading
 import time
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import psutil
 
 from fuzzcompile.execution.reaper import MARK_VARIABLE, Reaper, descendants, end_processes, end_tree, folder_of
-from fuzzcompile.execution.worker import DUMP_STACKS, Reply
+from fuzzcompile.execution.worker import DUMP_STACKS, Payload, Reply
 
 _BOOT = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[2]);"
@@ -46,9 +45,14 @@ class WorkerEnded(Exception):
 
 
 class WorkerProcess:
-    """One running worker. One thread talks to it; any thread may look at it and kill it."""
+    """One running worker. One thread talks to it; any thread may inspect it and kill it.
 
-    def __init__(self, reaper: Reaper) -> None:
+    Args:
+        reaper: ends the worker when this process is gone.
+        environment: variables that the worker has besides those of this process.
+    """
+
+    def __init__(self, reaper: Reaper, environment: Mapping[str, str]) -> None:
         self._reaper = reaper
         self._mark = uuid.uuid4().hex
         self._folder = folder_of(self._mark)
@@ -61,7 +65,7 @@ class WorkerProcess:
         self._folder.mkdir(mode=0o700)
         with far_end:  # with our copy closed, the worker's death is the end of file
             try:
-                self._process = self._start(far_end.fileno())
+                self._process = self._start(far_end.fileno(), environment)
             except OSError:
                 self._folder.rmdir()
                 raise
@@ -69,7 +73,7 @@ class WorkerProcess:
         self._memory = psutil.Process(self.pid)
         reaper.watch(self.pid, self._mark)
 
-    def _start(self, descriptor: int) -> subprocess.Popen[bytes]:
+    def _start(self, descriptor: int, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         search_path = [entry or str(Path.cwd()) for entry in sys.path if isinstance(entry, str)]
         return subprocess.Popen(
             [sys.executable, "-c", _BOOT, str(descriptor), json.dumps(search_path)],
@@ -82,12 +86,12 @@ class WorkerProcess:
                 MARK_VARIABLE: f"{os.environ.get(MARK_VARIABLE, '')}:{self._mark}",
                 # Large tensors go back to the system when they are freed, so that what is resident is what is used.
                 "MALLOC_MMAP_THRESHOLD_": str(4 * 2**20),
-                # What a killed worker or compiler leaves goes with this folder; kernels stay where others find them.
+                # What a killed worker or compiler leaves behind is deleted with this folder.
                 "TMPDIR": str(self._folder),
-                "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR") or _kernel_cache(),
                 "PYTHONFAULTHANDLER": "1",
                 "PYTHONUNBUFFERED": "1",  # the last lines before a crash are the ones that matter
-            },
+            }
+            | dict(environment),
             start_new_session=True,  # Ctrl-C goes to the terminal's group: the parent decides
         )
 
@@ -101,7 +105,7 @@ class WorkerProcess:
         except OSError as error:
             raise WorkerEnded from error
 
-    def receive(self) -> tuple[Reply, Any]:
+    def receive(self) -> tuple[Reply, Payload]:
         """Wait for the next reply; raises WorkerEnded."""
         try:
             while not self._connection.poll(1.0):
@@ -205,15 +209,6 @@ class WorkerProcess:
         start = max(0, os.fstat(descriptor).st_size - _OUTPUT_LINES * _OUTPUT_WIDTH)
         text = os.pread(descriptor, _OUTPUT_LINES * _OUTPUT_WIDTH, start).decode(errors="replace")
         return "\n".join(line[:_OUTPUT_WIDTH] for line in text.splitlines()[-_OUTPUT_LINES:])
-
-
-def _kernel_cache() -> str:
-    """Inductor's cache where it would be without a TMPDIR of the worker's own."""
-    try:
-        user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
-    except (KeyError, OSError):  # a container's user without a name
-        user = str(os.getuid())
-    return str(Path(tempfile.gettempdir(), f"torchinductor_{user}"))
 
 
 def _append_only_file() -> IO[bytes]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fuzzcompile.generation.registry import form_of
 from fuzzcompile.generation.spec import CaseSpec, Mask
 from fuzzcompile.templating import environment
 
@@ -30,7 +31,7 @@ class Sizes:
 def fixed_sizes(spec: CaseSpec) -> Sizes:
     """The sizes of the first call as numbers."""
     d = spec.dims
-    return Sizes(str(d.batch), str(d.sequence), str(d.source or d.sequence), d.width)
+    return Sizes(str(d.batch), str(d.sequence), str(d.keys), d.width)
 
 
 def mask_shape(spec: CaseSpec, mask: Mask, n: Sizes) -> tuple[str, ...]:
@@ -115,4 +116,4 @@ def _dtype(spec: CaseSpec, mask: Mask) -> str:
 
 def _keeps(spec: CaseSpec, mask: Mask) -> bool:
     """Whether true means that a key is kept."""
-    return mask.use == "keep" or spec.attention.idiom in ("attention_sdpa", "attention_sdpa_math")
+    return mask.use == "keep" or not form_of(spec.attention).has_scores

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import cache
 from typing import Any
 
 import hypothesis
 
 from fuzzcompile.errors import FuzzcompileError
+from fuzzcompile.generation.names import registered
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -78,11 +78,8 @@ class Profile:
         )
 
 
-@cache
 def generator_version() -> str:
-    """Names what choices mean: the grammar, everything registered with its weight, and Hypothesis."""
-    from fuzzcompile.generation.names import registered
-
+    """Identifies the meaning of choices: the grammar, everything registered with its weight, and Hypothesis."""
     known = repr((_GRAMMAR, registered(), hypothesis.__version__))
     return f"{_GRAMMAR}-{hashlib.sha256(known.encode()).hexdigest()[:8]}"
 

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+Choice = str | int | float | bool
+Choices = Mapping[str, Choice]
 Layout = Literal["heads_first", "heads_last", "flat"]
 Scale = Literal["literal", "buffer", "parameter", "one_element"]
 MaskKind = Literal["bias", "causal", "window", "alibi", "padding", "prefix", "documents"]
@@ -34,6 +36,11 @@ class Dims:
     source: int = 0
 
     @property
+    def keys(self) -> int:
+        """Keys that each query sees."""
+        return self.source or self.sequence
+
+    @property
     def width(self) -> int:
         """Features of a token."""
         return self.heads * self.head_dim
@@ -49,17 +56,17 @@ class Part:
     """A registered idiom or operator and the choices made within it, by name; in templates ``part.choice``."""
 
     name: str
-    choices: tuple[tuple[str, Any], ...] = ()
+    choices: tuple[tuple[str, Choice], ...] = ()
 
-    def __getitem__(self, choice: str) -> Any:
+    def __getitem__(self, choice: str) -> Choice:
         return dict(self.choices)[choice]
 
-    def having(self, **choices: Any) -> Part:
+    def having(self, **choices: Choice) -> Part:
         """The same part with some choices made otherwise."""
         return Part(self.name, tuple({**dict(self.choices), **choices}.items()))
 
     @classmethod
-    def of(cls, name: str, **choices: Any) -> Part:
+    def of(cls, name: str, **choices: Choice) -> Part:
         """A part of these choices."""
         return cls(name, tuple(choices.items()))
 
@@ -115,10 +122,10 @@ class Attention:
     softcap: bool = False
     sink: bool = False
     leading: bool = False
-    form: tuple[tuple[str, Any], ...] = ()
+    form: tuple[tuple[str, Choice], ...] = ()
 
     @property
-    def chosen(self) -> Mapping[str, Any]:
+    def chosen(self) -> Choices:
         """The choices that only this idiom has."""
         return dict(self.form)
 

@@ -12,12 +12,12 @@ from functools import lru_cache
 
 from hypothesis import strategies as st
 
-from fuzzcompile.generation.drawing import Draw, Pen
+from fuzzcompile.generation.drawing import Pen
 from fuzzcompile.generation.fitting import fitted
 from fuzzcompile.generation.idioms import idiom, idioms
 from fuzzcompile.generation.near_misses import apply_near_misses
 from fuzzcompile.generation.profile import Profile
-from fuzzcompile.generation.registry import Role
+from fuzzcompile.generation.registry import Role, form_of
 from fuzzcompile.generation.spec import Attention, Block, CaseSpec, Compile, Dims, Layout, Mask, Part, Placement
 from fuzzcompile.generation.toggles import TOGGLES
 
@@ -39,7 +39,7 @@ def case_strategy(profile: Profile) -> st.SearchStrategy[CaseSpec]:
 
 
 @st.composite
-def _cases(draw: Draw, profile: Profile) -> CaseSpec:
+def _cases(draw: st.DrawFn, profile: Profile) -> CaseSpec:
     """Each choice is drawn whether or not it comes to anything, but for those within a block or an idiom.
 
     So lowering one choice leaves the meaning of all later ones as it is, which is what shrinking needs.
@@ -70,7 +70,7 @@ def _cases(draw: Draw, profile: Profile) -> CaseSpec:
     )
     if profile.near_misses:
         spec = apply_near_misses(pen, fitted(spec))
-    elif layer is not None and layer.name == "multihead_attention" and block is None:
+    elif layer is not None and idiom(layer.name).traits.own_strides and block is None:
         spec = replace(spec, block=Block())  # on its own its strides are not those of eager
     return replace(fitted(spec), seed=pen.number(999_999))
 
@@ -80,10 +80,10 @@ def _plain(pen: Pen, profile: Profile) -> CaseSpec:
 
     Its neighbours with near misses are only as good as the knowledge that the plain one is rewritten.
     """
-    attention = _form(pen, [(idiom.name, idiom.plain) for idiom in idioms("attention")])
+    attention = _form(pen, [(idiom.name, idiom.attention.plain) for idiom in idioms("attention")])
     mask, wide = attention.mask, pen.chance(35)
     if mask is not None and mask.use == "add" and mask.dtype != "bool":  # to a rewrite one bias is like another
-        dtype = "float32" if wide and attention.idiom == "attention_masked" else mask.dtype
+        dtype = "float32" if wide and form_of(attention).widens_plain_mask else mask.dtype
         attention = replace(attention, mask=Mask(shape="key" if mask.shape == "key" else "square", dtype=dtype))
     dims = _dims(pen, replace(profile, near_misses=False))
     layouts: list[tuple[Layout, int]] = [("heads_last", 60), ("heads_first", 40)]
@@ -208,7 +208,8 @@ def _toggles(pen: Pen, layer: Part | None) -> tuple[str, ...]:
     """No setting, one, or two; more, and of those that act on it, where the layer has what few passes look for."""
     count = pen.weighted([(0, 72), (1, 20), (2, 8)])
     names = [(toggle.name, toggle.weight) for toggle in TOGGLES]
-    acting = [toggle.name for toggle in TOGGLES if layer is not None and layer.name in toggle.layers]
+    stirred = idiom(layer.name).traits.stirs if layer is not None else ()
+    acting = [toggle.name for toggle in TOGGLES if toggle.acts_on in stirred]
     if acting and pen.chance(75):
         count, names = 1 + pen.number(1), [(name, 1) for name in acting]
     drawn = [pen.named(names) for _ in range(count)]

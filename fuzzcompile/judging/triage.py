@@ -8,19 +8,21 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fuzzcompile.attribution.asked import ask
-from fuzzcompile.attribution.attribute import Attributor
 from fuzzcompile.attribution.culprit import Attribution, Culprit
-from fuzzcompile.attribution.proving import failing_rewrite, forms_shown
-from fuzzcompile.attribution.steps import ReplayCount, Step, steps_of, suspects_of
+from fuzzcompile.attribution.divergence import Divergence
+from fuzzcompile.attribution.replays import ReplayCount
+from fuzzcompile.attribution.steps import Step, steps_of
 from fuzzcompile.case import Case
 from fuzzcompile.compiler.conformance import probe_unknown_torch
 from fuzzcompile.compiler.hooks import initialise_patterns
 from fuzzcompile.compiler.ledger import Ledger
 from fuzzcompile.compiler.same import torch_same
 from fuzzcompile.compiler.session import Compilation
+from fuzzcompile.compiler.unseen import Unseen, gathered, gathering, shown
 from fuzzcompile.errors import EnvironmentUnfit
 from fuzzcompile.execution.observation import Observation
+from fuzzcompile.judging.asked import ask
+from fuzzcompile.judging.attribute import Attributor, first_rewrite
 from fuzzcompile.judging.decision import Decision, confirmed, decide, randomness, survival
 from fuzzcompile.judging.report import Cost, CoverageCount, Report
 from fuzzcompile.oracle.comparison import Comparison, compare
@@ -34,6 +36,7 @@ class CannotJudge(EnvironmentUnfit):
     """The case ran, but nothing can be said of it (exit status 3)."""
 
 
+@gathering()
 def triage(
     case: Case,
     device: torch.device,
@@ -63,7 +66,7 @@ def triage(
             random stream where it draws random numbers, and, of a bug, what each backend shows.
         screen: look at the case without generating code first, and in full only if that shows a bug that is not
             ``known``. Otherwise the report is that of the screen (``screened``): all graphs are checked, and no kernel.
-        suspects: names of rewrites of which the report is to tell what became (:mod:`~fuzzcompile.attribution.asked`).
+        suspects: names of rewrites whose fate the report is to state (:mod:`~fuzzcompile.judging.asked`).
         on_eager: called once all eager runs are done, before anything is compiled: a crash or time-out after
             that is the compiler's.
         on_verdict: called with the report as soon as there is a verdict, and again with further evidence, before
@@ -119,7 +122,7 @@ def _screened(looking: Experiments, known: Collection[tuple[str, str]], started:
     count = ReplayCount()
     steps = steps_of(trial.ledger, count)
     decision = decide(looking, trial, steps)
-    hit = _known_culprit(trial, steps, decision.verdict, known)
+    hit = _known_culprit(Divergence(looking, trial, steps, count), decision.verdict, known)
     if decision.verdict.is_bug and hit is None:
         return None
     detail = "; ".join(part for part in (decision.detail, "screened: every rewrite, no generated code") if part)
@@ -166,7 +169,8 @@ class _Answer:
         verdict, unproved = self.decision.verdict, self._unproved()
         if not verdict.is_bug or verdict is Verdict.NONDETERMINISTIC:
             return unproved
-        hit = _known_culprit(self.trial, self.steps, verdict, known)
+        divergence = Divergence(self.experiments, self.trial, self.steps, self.count)
+        hit = _known_culprit(divergence, verdict, known)
         if hit is not None:
             return replace(unproved, culprit=hit)
         attributor = Attributor(
@@ -209,12 +213,13 @@ def _looked_at_again(answer: _Answer, deadline: float | None) -> _Answer:
 def _report(answer: _Answer, attribution: Attribution) -> Report:
     experiments, trial, steps, decision = answer.experiments, answer.trial, answer.steps, answer.decision
     case, device = experiments.case, experiments.device
+    unseen = (*dict.fromkeys((*trial.ledger.unseen, *gathered())),)
     return Report(
         case=case.name,
         torch=torch.__version__,
         device=str(device),
         verdict=decision.verdict,
-        confidence=_confidence(decision, attribution),
+        confidence=_confidence(decision, attribution, unseen),
         detail=decision.detail,
         comparisons=_with_torch_same(experiments, trial),
         eager_deterministic=_deterministic(experiments),
@@ -228,14 +233,14 @@ def _report(answer: _Answer, attribution: Attribution) -> Report:
         # Of a program that was never captured, dynamo lists errors and no breaks.
         graph_breaks=trial.ledger.graph_breaks if trial.ledger.graphs else (),
         warnings=changed_warnings(experiments.eager, trial.observation),
-        notes=(*experiments.case.notes, *(f"not watched: {hook}" for hook in trial.ledger.unwatched)),
+        notes=(*experiments.case.notes, *shown(unseen)),
     )
 
 
 def _largest_step(steps: Sequence[Step], decision: Decision) -> float | None:
     """The largest change of a float64 result by a rewrite, or by a decomposition where that decided."""
     found = [step.float64 for step in steps if step.float64 is not None and not step.random]
-    return max([*found, *([decision.border.step] if decision.border is not None else [])], default=None)
+    return max([*found, *([decision.boundary.step] if decision.boundary is not None else [])], default=None)
 
 
 # -- what cannot be judged -----------------------------------------------------------------------
@@ -267,21 +272,12 @@ def _refuse_unsupported(case: Case, trial: Trial) -> None:
         )
 
 
-def _known_culprit(
-    trial: Trial, steps: Sequence[Step], verdict: Verdict, known: Collection[tuple[str, str]]
-) -> Culprit | None:
+def _known_culprit(divergence: Divergence, verdict: Verdict, known: Collection[tuple[str, str]]) -> Culprit | None:
     """The first suspect, if what it would be reported as is known already."""
     if not known or not verdict.is_bug:
         return None
-    suspects = suspects_of(steps, forms_shown(trial))
-    failing = failing_rewrite(trial)
-    if failing is not None:
-        suspect = Culprit.from_label(failing, confidence="low")
-    elif suspects:
-        suspect = Culprit.from_step(suspects[0], confidence="low")
-    else:
-        return None
-    return suspect if (suspect.signature, verdict.kind) in known else None
+    suspect = first_rewrite(divergence)
+    return suspect if suspect is not None and (suspect.signature, verdict.kind) in known else None
 
 
 def _refuse_unfit(case: Case, trial: Trial) -> None:
@@ -307,8 +303,11 @@ _MACHINE_MESSAGES = ("No space left on device", "Cannot find a working triton in
 # -- the rest of the report -------------------------------------------------------------------------
 
 
-def _confidence(decision: Decision, attribution: Attribution) -> str:
+def _confidence(decision: Decision, attribution: Attribution, unseen: Sequence[Unseen]) -> str:
+    """``low`` if the culprit is not proved, or if something went unseen that might have changed the answer."""
     culprit = attribution.culprit
+    if not all(missed.harmless for missed in unseen):
+        return "low"
     if culprit is not None and (culprit.confidence == "low" or not culprit.necessary):
         return "low"
     return decision.confidence

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -88,14 +87,13 @@ def _compare_objects(eager: Value, compiled: Value) -> Comparison:
     return Comparison(eager.name, eager.kind, finding, detail=shown)
 
 
-def _type_name(value: Any) -> str:
+def _type_name(value: object) -> str:
     return type(value).__qualname__
 
 
-def _equal_objects(one: Any, other: Any) -> bool:
+def _equal_objects(one: object, other: object) -> bool:
     """Whether two objects are equal; those that cannot tell (no ``__eq__`` of their own) count as equal."""
-    compares: Any = type(one).__eq__
-    if compares is object.__eq__:
+    if type(one).__eq__ is object.__eq__:
         return True
     try:
         return bool(one == other)

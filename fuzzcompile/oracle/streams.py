@@ -156,18 +156,24 @@ def _alike(one: Value, other: Value | None) -> bool:
     return not isinstance(one.value, torch.Tensor) or one.value.shape == other.value.shape
 
 
-def told(comparison: Comparison, names: Sequence[str], found: Sequence[Difference]) -> Comparison:
-    """What the evidence says of a value that was judged by its distribution."""
-    different = next((one for one in found if one.name == comparison.name), None)
-    if different is not None:
+def by_distribution(comparison: Comparison, names: Sequence[str], differences: Sequence[Difference]) -> Comparison:
+    """The comparison of one value as its distribution shows it; unchanged if it was not judged by distribution.
+
+    Args:
+        comparison: the comparison value by value.
+        names: the values that were judged by their distribution.
+        differences: what differs between the distributions.
+    """
+    difference = next((each for each in differences if each.name == comparison.name), None)
+    if difference is not None:
         return replace(
             comparison,
             finding="far",
-            max_error_compiled=different.size,
-            scale=different.scale,
+            max_error_compiled=difference.size,
+            scale=difference.scale,
             within_default_tolerance=False,
             within_scaled_tolerance=False,
-            detail=str(different),
+            detail=str(difference),
         )
     if comparison.name in names and comparison.finding == "same":
         return replace(comparison, finding="close", detail="random: the same distribution over seeds")

@@ -30,8 +30,8 @@ def edits_of(source: str) -> list[Edit]:
     except (SyntaxError, ValueError):
         return []
     text = _Text(source)
-    found = [edit for node in _program_nodes(tree) for operator in _OPERATORS for edit in operator(node, text)]
-    return list(dict.fromkeys(found))
+    edits = (edit for node in _program_nodes(tree) for operator in _OPERATORS for edit in operator(node, text))
+    return list(dict.fromkeys(edits))
 
 
 def edited(source: str, edit: Edit) -> str:
@@ -90,13 +90,13 @@ def _axis(node: ast.AST, text: _Text) -> Iterator[Edit]:
     for axis in axes:
         present = _whole(axis)
         if present is not None:
-            yield from (text.replace("axis", axis, str(other)) for other in _AXES if other != present)
+            yield from (text.replace("axis", axis, str(wanted)) for wanted in _AXES if wanted != present)
 
 
 def _constant(node: ast.AST, text: _Text) -> Iterator[Edit]:
     """A factor, divisor or summand that is 0, 1 or -1."""
     for operand in _literal_operands(node):
-        yield from (text.replace("constant", operand, other) for other in _CONSTANTS)
+        yield from (text.replace("constant", operand, constant) for constant in _CONSTANTS)
 
 
 def _scalar_tensor(node: ast.AST, text: _Text) -> Iterator[Edit]:
@@ -134,10 +134,10 @@ def _permuted(node: ast.AST, text: _Text) -> Iterator[Edit]:
     """Two axes of a permutation exchanged."""
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr != "permute":
         return
-    for one, other in zip(node.args, node.args[1:], strict=False):
-        if _whole(one) is not None and _whole(other) is not None:
-            start, end = text.span(one)[0], text.span(other)[1]
-            yield Edit("permuted", start, end, f"{text.of(other)}, {text.of(one)}")
+    for left, right in zip(node.args, node.args[1:], strict=False):
+        if _whole(left) is not None and _whole(right) is not None:
+            start, end = text.span(left)[0], text.span(right)[1]
+            yield Edit("permuted", start, end, f"{text.of(right)}, {text.of(left)}")
 
 
 def _in_place(node: ast.AST, text: _Text) -> Iterator[Edit]:
@@ -168,7 +168,7 @@ def _literal_operands(node: ast.AST) -> list[ast.expr]:
     if not isinstance(node, ast.BinOp) or not isinstance(node.op, (ast.Add, ast.Sub, ast.Mult, ast.Div)):
         return []
     sides = (node.left, node.right)
-    return [one for one in sides if isinstance(one, ast.Constant) and type(one.value) in (int, float)]
+    return [side for side in sides if isinstance(side, ast.Constant) and type(side.value) in (int, float)]
 
 
 def _whole(node: ast.expr) -> int | None:

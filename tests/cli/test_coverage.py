@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from fuzzcompile.cli import main
-from fuzzcompile.commands import attention
+from fuzzcompile.commands import attention, coverage
 from fuzzcompile.compiler import sdpa_patterns
 from fuzzcompile.corpus import CaseRecord, Coverage, Store
+from fuzzcompile.facts import facts_of
 
 VARIANT = "_inference" if torch.__version__ >= "2.12" else ""
 REPORT: dict[str, Any] = {
@@ -71,6 +72,7 @@ def test_rules_are_sorted_by_what_became_of_them(table):
     assert all(row["known"] in (None, sum(len(row[state]) for state in states)) for row in table.values())
 
 
+@only_2_13
 def test_what_has_a_reason_against_it_does_not_count_as_missed(table):
     freezing = table["freezing", "pattern"]
     assert len(freezing["off"]) + len(freezing["unreachable"]) == freezing["known"] > 5
@@ -97,6 +99,34 @@ def test_what_was_reached_needs_no_reason(corpus, tmp_path):
     assert name in after["fired"] and name not in after["unreachable"]
     assert told[1]["rules"]["fired"] == told[0]["rules"]["fired"] + 2  # the rule and its table
     assert told[1]["rules"]["unreachable"] == told[0]["rules"]["unreachable"] - 1
+
+
+def test_both_shares_are_given(corpus):
+    told = json.loads(call("coverage", "--json", "--corpus", corpus)[1])
+    rules = told["rules"]
+    assert rules["share_of_known"] == pytest.approx(rules["fired"] / rules["known"])
+    _, out, _ = call("coverage", "--corpus", corpus)
+    raw = f"{rules['fired']} fired of {rules['known']} that are registered ({100 * rules['share_of_known']:.1f} %)"
+    (line,) = [line for line in out.splitlines() if line.startswith("Rewrite rules and passes: ")]
+    assert raw in line
+    if told["note"] is None:
+        assert rules["share"] == pytest.approx(rules["fired"] / (rules["known"] - rules["unreachable"]))
+        assert f"of {rules['known'] - rules['unreachable']} that can be reached ({100 * rules['share']:.1f} %)" in line
+
+
+@pytest.mark.parametrize("version", ["2.11.0", "2.14.0", "2.16.0"])
+def test_on_a_torch_without_checked_reasons_only_the_raw_share_is_given(corpus, tmp_path, monkeypatch, version):
+    monkeypatch.setattr(coverage, "facts", lambda: facts_of(version))
+    report = tmp_path / "coverage.md"
+    status, out, _ = call("coverage", "--json", "--corpus", corpus, "--report", report)
+    told = json.loads(out)
+    rules = told["rules"]
+    assert status == 0 and rules["unreachable"] is None and rules["share"] is None and rules["share_of_known"] > 0
+    assert not any(row["unreachable"] for row in told["stages"])
+    assert version in told["note"] and "not checked" in told["note"]
+    _, out, _ = call("coverage", "--corpus", corpus)
+    assert told["note"] in out and "that can be reached" not in out
+    assert told["note"] in report.read_text() and "of all that is registered" in report.read_text()
 
 
 def test_operators_and_kernels(table):
@@ -165,6 +195,7 @@ def test_the_report_is_written_as_markdown(corpus, tmp_path, three_variants):
     assert page.startswith(f"# Coverage on torch {torch.__version__}\n") and str(tmp_path) not in page
     (row,) = [line for line in page.split("## SDPA")[0].splitlines() if line.startswith("| joint_graph | pattern |")]
     assert row.split(" | ")[3] == "1"
+    assert "of all that is registered" in page
     assert f"matched and always refused by its own check: `{SECOND}`" in page
     assert "the user's own pass" in page and "`joint_custom_pre_pass`" in page
 

@@ -31,7 +31,7 @@ def variants(attention: Idiom, seeds: range) -> Iterator[CaseSpec]:
     assert attention.draw_attention is not None
     for seed in seeds:
         drawn = attention.draw_attention(pen(f"{attention.name} {seed}"))
-        for layout in attention.layouts or ("heads_first", "heads_last"):
+        for layout in attention.attention.layouts or ("heads_first", "heads_last"):
             for dropout in (None, 0.1, 0.0):
                 yield fitted(
                     CaseSpec(

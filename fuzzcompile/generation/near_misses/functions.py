@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fuzzcompile.generation.drawing import Pen
-from fuzzcompile.generation.near_misses.detours import detour
-from fuzzcompile.generation.spec import Part
+from fuzzcompile.generation.near_misses.detour_registry import detour, never
+from fuzzcompile.generation.spec import Choices, Part
 
 # Functions of {x}; a module's parameter, where it has one, is {a}.
 ELEMENTWISE = (
@@ -197,22 +197,26 @@ def needs_alike(function: str) -> bool:
     return any(name in function for name in _ALIKE)
 
 
-@detour(20)
-def elementwise(pen: Pen) -> Part:
+def has_gradient(part: Part) -> bool:
+    """Whether the part's function has a derivative."""
+    return not any(flat in str(part["function"]) for flat in FLAT)
+
+
+@detour(20, has_gradient=has_gradient)
+def elementwise(pen: Pen) -> Choices:
     """An elementwise function near where it overflows, vanishes or changes its branch.
 
     Decomposed, lowered or vectorised it has to give what the kernel of its own gives, there too.
     """
-    return Part.of(
-        "elementwise",
-        function=pen.one_of(ELEMENTWISE),
-        parameter=pen.one_of((1.0, 0.5, -1.0, 1e-3)),
-        scale=pen.one_of((1.0, -1.0, 4.0, 1e-4, 30.0, 89.0, 3e4, 1e-30)),
-    )
+    return {
+        "function": pen.one_of(ELEMENTWISE),
+        "parameter": pen.one_of((1.0, 0.5, -1.0, 1e-3)),
+        "scale": pen.one_of((1.0, -1.0, 4.0, 1e-4, 30.0, 89.0, 3e4, 1e-30)),
+    }
 
 
-@detour(20)
-def of_two(pen: Pen) -> Part:
+@detour(20, has_gradient=has_gradient)
+def of_two(pen: Pen) -> Choices:
     """A function of two operands, the second in another layout or dtype, smaller, constant, or the same tensor.
 
     Dtype and layout of the result hang on both, and so do signs of zero and what division by zero gives.
@@ -220,28 +224,28 @@ def of_two(pen: Pen) -> Part:
     function, at, swapped = pen.one_of(OF_TWO), pen.number(len(SAME_FORM + OTHER_FORM) - 1), pen.chance(30)
     if needs_alike(function):
         at %= len(SAME_FORM)
-    return Part.of("of_two", function=function, other=(SAME_FORM + OTHER_FORM)[at], swapped=swapped)
+    return {"function": function, "other": (SAME_FORM + OTHER_FORM)[at], "swapped": swapped}
 
 
-@detour(14)
-def along(pen: Pen) -> Part:
+@detour(14, has_gradient=has_gradient)
+def along(pen: Pen) -> Choices:
     """A function along the sequence or the features: pooling, resizing, norms, scans, sorting, searching."""
-    return Part.of("along", function=pen.one_of(ALONG), transposed=pen.chance(50))
+    return {"function": pen.one_of(ALONG), "transposed": pen.chance(50)}
 
 
-@detour(6)
-def same_written(pen: Pen) -> Part:
+@detour(6, has_gradient=never, writes=True)
+def same_written(pen: Pen) -> Choices:
     """What an operator gives back unchanged is written to.
 
     In eager it is the very tensor it was given, so the write shows there as well; a copy in its place hides it.
     """
-    return Part.of("same_written", by=pen.one_of(SAME), write=pen.one_of(WRITES))
+    return {"by": pen.one_of(SAME), "write": pen.one_of(WRITES)}
 
 
 @detour(1)
-def refused(pen: Pen) -> Part:
+def refused(pen: Pen) -> Choices:
     """A call that eager refuses: an index out of range, shapes or dtypes that do not go together, a wrong parameter.
 
     The checks belong to the operator; what it is replaced by must refuse it as well.
     """
-    return Part.of("refused", call=pen.one_of(REFUSED))
+    return {"call": pen.one_of(REFUSED)}

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from fuzzcompile.generation.drawing import Pen
 from fuzzcompile.generation.near_misses.operators import near_miss
+from fuzzcompile.generation.registry import idiom
 from fuzzcompile.generation.spec import CaseSpec
 
 
@@ -36,10 +37,8 @@ def blocks_tied(pen: Pen, spec: CaseSpec) -> CaseSpec:
 
 @near_miss(
     50,
-    applies=lambda spec: spec.layer is not None and spec.layer.name == "parallel_pointwise",
-    present=lambda spec: (
-        spec.layer is not None and spec.layer.name == "parallel_pointwise" and bool(spec.layer["uneven"])
-    ),
+    applies=lambda spec: spec.layer is not None and idiom(spec.layer.name).traits.uneven,
+    present=lambda spec: spec.layer is not None and idiom(spec.layer.name).traits.uneven and bool(spec.layer["uneven"]),
 )
 def parts_uneven(pen: Pen, spec: CaseSpec) -> CaseSpec:
     """Operators that look alike differ in an argument or a dtype: a factor, a rounding mode, a bound.
@@ -52,9 +51,9 @@ def parts_uneven(pen: Pen, spec: CaseSpec) -> CaseSpec:
 
 @near_miss(
     50,
-    applies=lambda spec: spec.layer is not None and spec.layer.name == "cache_rolling",
+    applies=lambda spec: spec.layer is not None and idiom(spec.layer.name).traits.moves,
     present=lambda spec: (
-        spec.layer is not None and spec.layer.name == "cache_rolling" and spec.layer["move"] == "in_place"
+        spec.layer is not None and idiom(spec.layer.name).traits.moves and spec.layer["move"] == "in_place"
     ),
 )
 def cache_moved_in_place(pen: Pen, spec: CaseSpec) -> CaseSpec:
