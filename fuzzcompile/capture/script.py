@@ -197,7 +197,7 @@ class _Run:
         if isinstance(self.error, ModuleNotFoundError):
             return f"{name} needs the module {self.error.name!r}, which is not installed; install it."
         if self.error is not None and not isinstance(self.error, SystemExit):
-            return f"{name} {_raises(self.error, self.filename)} before {self._missing_call()}; mend the script."
+            return f"{name} {_raises(self.error, self.filename)} before {self._missing_call()}; fix the script."
         if calls:
             listed = ", ".join(f"{record} {record.calls}×" for record in self.interception.compiled if record.calls)
             return f"{name} makes {calls} calls of compiled callables ({listed}), so there is no call {self.wanted}."
@@ -207,7 +207,7 @@ class _Run:
             return f"{name} compiles {listed} but {ending} it; call it, or write a case with make()."
         if self.compile_lines and self.error is not None:
             return (
-                f"{name} exits{self._status()} before it calls torch.compile; mend the script, or write a case with "
+                f"{name} exits{self._status()} before it calls torch.compile; fix the script, or write a case with "
                 "make()."
             )
         if self.compile_lines:

@@ -52,7 +52,7 @@ def submodule_case(case: Case, path: str, device: torch.device) -> Case:
         seen = observe(case, program, program.model)
     if not watch.calls:
         if seen.failure is not None:
-            raise CaseError(f"{case.name} raises in eager before it calls {path} ({seen.failure}); mend the case.")
+            raise CaseError(f"{case.name} raises in eager before it calls {path} ({seen.failure}); fix the case.")
         raise CaseError(
             f"{case.name} never calls {path}, only things in it or nothing of it; name a module whose forward runs."
         )

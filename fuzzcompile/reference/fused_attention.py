@@ -7,7 +7,7 @@ What matches the kernel, and what does not:
 
 - ``output`` and gradients: always, in the layout that the kernel gives them.
 - ``logsumexp``: of the scaled and masked scores, natural logarithm, in the dtype of the computation. Rows of which
-  every key is masked have +inf (0 on the CPU), and so has what the memory efficient kernel pads to 32 rows.
+  every key is masked have +inf (0 on the CPU), and so have the rows that the memory efficient kernel adds as padding.
 - causal masks are aligned to the top left. For two lengths torch never chooses the flash kernel, which would align
   them to the bottom right.
 - dropout: the mask is drawn anew from the random state in the results, so that a backward stand-in drops what its
@@ -55,7 +55,7 @@ class Given(TypedDict, total=False):
     philox_offset: torch.Tensor
 
 
-_PADDED_ROWS = 32  # what the memory efficient kernel rounds the length of its logsumexp up to
+_PADDED_ROWS = 32  # the memory efficient kernel rounds the length of its logsumexp up to a multiple of this
 
 
 def stand_in(kernel: object) -> StandIn | None:
