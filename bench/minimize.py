@@ -1,14 +1,13 @@
-"""How small the minimiser makes known bugs that are buried in a transformer of two layers or in a script.
+"""Measure how small the minimiser makes known bugs that are buried in a transformer of two layers or in a script.
 
     python bench/minimize.py [FILE...] [--corpus PATH] [--torch-minifier] [--budget SECONDS] [--out FILE] [--json FILE]
 
-Without files: everything in bench/buried. With --corpus also its first ten findings, each from the case that a
-campaign drew. For each: lines of model and input code before and after, operators before and after, compiles and
-screens (those of the judging of what comes out included), seconds, whether the product shows the bug when it runs
-alone, whether the signature is still the same, and whether a change of one line that makes it pass was found. With
---torch-minifier torch's own minifier (TORCHDYNAMO_REPRO_AFTER=aot, level 4, and 2 for errors) gets the same case and
---minifier-seconds.
-The table is Markdown, printed row by row and written to --out at the end.
+Without files it takes everything in bench/buried, and with --corpus also the first ten findings of that corpus, each
+from the case that a campaign drew. Columns: lines of model and input code before and after, operators before and after,
+compiles and screens (including those for judging the result), seconds, whether the result shows the bug when it runs
+alone, whether its signature is the same, and whether a passing change of one line was found. With --torch-minifier,
+torch's own minifier (TORCHDYNAMO_REPRO_AFTER=aot, level 4, and 2 for errors) gets the same case and --minifier-seconds.
+The Markdown table is printed row by row and written to --out at the end.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -49,13 +47,13 @@ ROOT = Path(__file__).parent.parent
 CPU = torch.device("cpu")
 LINES, OPERATORS, TESTS, SECONDS = 12, 6, 60, 300.0
 FINDINGS = 10
-# A candidate of these would take this process down.
+# Candidates with these verdicts would end this process.
 _LOST = (Verdict.CRASH, Verdict.TIMEOUT)
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A case to be made small, and its recipe where a generator drew it."""
+    """A case to be minimised, and its recipe if the generator drew it."""
 
     name: str
     source: str
@@ -71,13 +69,13 @@ def subjects_of(files: list[Path], corpus: Path | None) -> Iterator[Subject]:
     if corpus is None:
         return
     with Store.open(corpus, create=False) as store:
-        for found in store.findings()[:FINDINGS]:
-            yield Subject(found.public_id, found.source, *drawn_as(store.case(found.source_sha256)))
+        for finding in store.findings()[:FINDINGS]:
+            yield Subject(finding.public_id, finding.source, *drawn_as(store.case(finding.source_sha256)))
 
 
 @dataclass(frozen=True)
 class Row:
-    """One case: what it was and what it became. ``minifier`` is what torch's own came to, at its ``level``."""
+    """One case before and after. ``minifier`` is the result of torch's own minifier, at its ``level``."""
 
     name: str
     how: str
@@ -151,9 +149,9 @@ print(observe(case, program, torch.compile(program.model)).failure)
 
 
 def torch_minifier(source: str, seconds: float, level: int) -> str:
-    """What torch's own minifier makes of the case within ``seconds``: lines and calls of ATen IR; "-" for nothing.
+    """The result of torch's own minifier within ``seconds``: lines and calls of ATen IR; "-" for none.
 
-    ``level`` is 4 for what is wrong, 2 for errors, to which 4 is blind.
+    ``level`` is 4 for wrong values, 2 for errors, which 4 does not see.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "subject.py"
@@ -172,10 +170,10 @@ def torch_minifier(source: str, seconds: float, level: int) -> str:
             return "-"
         plain = {key: value for key, value in environment.items() if not key.startswith("TORCHDYNAMO_REPRO")}
         _run([sys.executable, str(launchers[-1])], folder, plain, end)
-        found = sorted(Path(folder).rglob("repro.py"), key=lambda p: p.stat().st_mtime)
-        if not found:
+        reproducers = sorted(Path(folder).rglob("repro.py"), key=lambda p: p.stat().st_mtime)
+        if not reproducers:
             return f"- ({seconds:.0f} s)" if time.monotonic() >= end else "-"
-        text = found[-1].read_text(encoding="utf-8")
+        text = reproducers[-1].read_text(encoding="utf-8")
         return f"{model_lines(text)} lines, {text.count('torch.ops.')} ATen calls"
 
 
@@ -211,20 +209,20 @@ def line(row: Row) -> str:
         f"{row.operators_before or '-'} → {row.operators if row.operators is not None else '-'}",
         f"{row.compiles} + {row.screens}",
         f"{row.seconds:.0f}",
-        _told(row.confirmed),
-        _told(row.same_signature),
-        _told(row.neighbour),
+        _yes_or_no(row.confirmed),
+        _yes_or_no(row.same_signature),
+        _yes_or_no(row.neighbour),
         row.minifier,
     )
     return f"| {' | '.join(cells)} |"
 
 
-def _told(answer: bool) -> str:
+def _yes_or_no(answer: bool) -> str:
     return "yes" if answer else "no"
 
 
-def summary(rows: list[Row]) -> dict[str, Any]:
-    """The bars, and what was reached."""
+def summary(rows: list[Row]) -> dict[str, object]:
+    """The figures that the bars bound."""
     return {
         "cases": len(rows),
         "median lines": statistics.median(row.lines for row in rows),
@@ -237,7 +235,7 @@ def summary(rows: list[Row]) -> dict[str, Any]:
     }
 
 
-def misses(reached: dict[str, Any]) -> bool:
+def misses(reached: dict[str, object]) -> bool:
     """Whether a bar is missed."""
     return bool(
         reached["median lines"] > LINES
@@ -312,7 +310,7 @@ def _introduce(table: Table, asked: argparse.Namespace) -> None:
     table.add("|" + "---|" * len(_COLUMNS))
 
 
-def _conclude(table: Table, rows: list[Row], reached: dict[str, Any]) -> None:
+def _conclude(table: Table, rows: list[Row], reached: dict[str, object]) -> None:
     table.add(f"\nBars: {LINES} lines, {OPERATORS} operators, {TESTS} compiles and screens, {SECONDS:.0f} s.")
     table.add("Reached: " + ", ".join(f"{name} {value:g}" for name, value in reached.items()) + ".")
     for row in rows:

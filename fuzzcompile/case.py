@@ -42,6 +42,12 @@ class CompileSettings:
     dynamic: bool | None = None
     fullgraph: bool = False
 
+    @property
+    def config_patches(self) -> dict[str, Mapping[str, object]]:
+        """The entries patched in ``torch._<name>.config``, by that name; configs without any are left out."""
+        patches = {"dynamo": self.dynamo, "functorch": self.functorch, "inductor": self.inductor}
+        return {name: entries for name, entries in patches.items() if entries}
+
 
 @dataclass(frozen=True)
 class Arguments:

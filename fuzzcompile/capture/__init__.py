@@ -1,4 +1,4 @@
-"""Scripts that call ``torch.compile`` as cases: run them up to a compiled call, and keep that call."""
+"""Turn scripts that call ``torch.compile`` into cases: run a script up to a compiled call, and keep that call."""
 
 from fuzzcompile.capture.process import preserved_process
 from fuzzcompile.capture.script import load_script

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Protocol, cast
 
 import numpy
 import torch
@@ -28,7 +29,7 @@ class Autocast:
 
     @classmethod
     def current(cls, device: str) -> Autocast:
-        """The state that is in force."""
+        """The current state for a device type."""
         return cls(
             device,
             torch.is_autocast_enabled(device),
@@ -39,31 +40,31 @@ class Autocast:
 
 @dataclass(frozen=True)
 class RandomState:
-    """The states of Python's, NumPy's and torch's generators."""
+    """The states of Python's, NumPy's and torch's generators, as the calls that set them."""
 
-    python: Any
-    numpy: Any
-    cpu: torch.Tensor
-    cuda: tuple[torch.Tensor, ...]
+    setters: tuple[Callable[[], object], ...]
 
     @classmethod
     def current(cls) -> RandomState:
         """The states as they are now."""
-        cuda = tuple(torch.cuda.get_rng_state_all()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
-        return cls(random.getstate(), numpy.random.get_state(), torch.get_rng_state(), cuda)
+        setters: list[Callable[[], object]] = [
+            partial(random.setstate, random.getstate()),
+            partial(numpy.random.set_state, numpy.random.get_state()),
+            partial(torch.set_rng_state, torch.get_rng_state()),
+        ]
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            setters.append(partial(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
+        return cls(tuple(setters))
 
     def restore(self) -> None:
         """Set the generators back to these states."""
-        random.setstate(self.python)
-        numpy.random.set_state(self.numpy)
-        torch.set_rng_state(self.cpu)
-        if self.cuda:
-            torch.cuda.set_rng_state_all(list(self.cuda))
+        for setter in self.setters:
+            setter()
 
 
 @dataclass(frozen=True)
 class Ambient:
-    """What was in force at the moment of a call, to be in force again around each run of it."""
+    """The state around a call, which surrounds each run of it again."""
 
     grad: GradMode
     autocast: tuple[Autocast, ...]
@@ -94,7 +95,7 @@ class Ambient:
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """Have all of it in force in the block, but for grad mode and random state, which a run sets itself."""
+        """Apply the state in the block, except for grad mode and random state, which a run sets itself."""
         dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
         deterministic = torch.are_deterministic_algorithms_enabled()
         warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
@@ -109,26 +110,28 @@ class Ambient:
             stack.callback(setattr, torch.backends.mkldnn, "enabled", torch.backends.mkldnn.enabled)
             torch.backends.mkldnn.enabled = self.onednn  # type: ignore[assignment] # a property made at run time
             for group, precision in zip(_precision_groups(), self.precisions, strict=True):
-                # What went through the older API is in the numerics; they are pinned, and set back, by both.
+                # A setting made by the older API is among the numerics, which pin and restore it in both.
                 if group.fp32_precision != precision and precision != "none":
                     group.fp32_precision = precision
             if self.device.type != "cpu":
                 stack.enter_context(self.device)
-            for cast in self.autocast:
-                if cast.enabled:
-                    region = torch.autocast(cast.device, dtype=cast.dtype, cache_enabled=cast.cache)
-                    stack.enter_context(region)
+            for region in self.autocast:
+                if region.enabled:
+                    stack.enter_context(torch.autocast(region.device, dtype=region.dtype, cache_enabled=region.cache))
             yield
 
 
-def _precision_groups() -> list[Any]:
-    """Where torch's newer API keeps the precision of float32 products, by backend and operator."""
+class _PrecisionGroup(Protocol):
+    """A part of ``torch.backends`` that holds the precision of float32 products."""
+
+    fp32_precision: str
+
+
+def _precision_groups() -> list[_PrecisionGroup]:
+    """The groups of torch's newer API for precision: whole backends, then single operators."""
     owners = [torch.backends, torch.backends.mkldnn, torch.backends.cudnn]
-    groups: list[Any] = [group for group in owners if hasattr(group, "fp32_precision")]
-    for owner in owners[1:]:
-        parts = (getattr(owner, name, None) for name in ("matmul", "conv", "rnn"))
-        groups += [part for part in parts if hasattr(part, "fp32_precision")]
-    return groups
+    parts = [getattr(owner, name, None) for owner in owners[1:] for name in ("matmul", "conv", "rnn")]
+    return [cast("_PrecisionGroup", group) for group in (*owners, *parts) if hasattr(group, "fp32_precision")]
 
 
 def _grad_mode() -> GradMode:

@@ -1,4 +1,4 @@
-"""``torch.compile`` as a script sees it while it is captured: it compiles nothing and remembers everything."""
+"""The ``torch.compile`` of a script that is being captured: it compiles nothing and records every call."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TypedDict, cast
 
 import torch
 from torch import nn
@@ -16,31 +16,38 @@ from torch import nn
 from fuzzcompile.case import Arguments
 from fuzzcompile.compiler.entry import replaced_optimize
 
-# Arguments of torch.compile that say how one call is compiled.
-_SETTINGS = ("backend", "mode", "options", "dynamic", "fullgraph")
+
+class CompileArguments(TypedDict, total=False):
+    """The arguments of ``torch.compile`` that say how one call is compiled."""
+
+    backend: str | Callable[..., object] | None
+    mode: str | None
+    options: Mapping[str, object] | None
+    dynamic: bool | None
+    fullgraph: bool
 
 
 class CallReached(BaseException):
-    """Unwinds a script from the call that was looked for. No ``Exception``: scripts catch those."""
+    """Unwinds a script from the wanted call. Not an ``Exception``, because scripts catch those."""
 
 
 @dataclass
 class CompiledCallable:
     """One callable that the script gave to ``torch.compile``.
 
-    ``line`` is the line of the script that did, 0 if none can be told; ``arguments`` are those of
-    ``torch.compile``; ``calls`` counts how often it was called, ``number`` tells callables apart.
+    ``line`` is the line of that call, 0 if unknown; ``arguments`` are those of ``torch.compile``; ``calls`` counts the
+    calls of the callable, ``number`` identifies it.
     """
 
-    target: Callable[..., Any]
-    arguments: Mapping[str, Any]
+    target: Callable[..., object]
+    arguments: CompileArguments
     line: int
     calls: int = 0
     number: int = 0
 
     @property
     def name(self) -> str:
-        """What a user calls it: a function's name, a module's class."""
+        """The name a user knows: a function's name, a module's class."""
         bound = getattr(self.target, "__self__", None)
         if isinstance(bound, nn.Module):
             return f"{type(bound).__name__}.{self.target.__name__}"
@@ -56,7 +63,7 @@ class CompiledCallable:
 
 
 class _Call:
-    """What a compiled module calls: shared by its copies, each of which is compiled for itself."""
+    """The call of a compiled module, shared by copies of the module, each of which is compiled separately."""
 
     def __init__(self, interception: Interception, record: CompiledCallable) -> None:
         self._interception = interception
@@ -65,14 +72,14 @@ class _Call:
     def __deepcopy__(self, memo: object) -> _Call:
         return self
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __call__(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         if not self._interception.active:
             return module(*args, **kwargs)
         return self._interception.called(self._record, module, args, kwargs, target=original(module))
 
 
 class CompiledModule(nn.Module):
-    """Stands for ``torch.compile(module)``: same parameters under the same names, attributes passed on."""
+    """Replaces ``torch.compile(module)``: the same parameters under the same names, attributes passed through."""
 
     def __init__(self, module: nn.Module, call: _Call) -> None:
         super().__init__()
@@ -80,22 +87,22 @@ class CompiledModule(nn.Module):
         self.training = module.training
         self.__dict__["_intercepted_call"] = call
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> object:
         """Call the module, through the interception."""
         return self.__dict__["_intercepted_call"](self._orig_mod, args, kwargs)
 
     def train(self, mode: bool = True) -> CompiledModule:
-        """Set the module's mode, and this one's."""
+        """Set the mode of both modules."""
         self.training = mode
         self._orig_mod.train(mode)
         return self
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "_orig_mod":
-            return self._modules["_orig_mod"]
-        return getattr(self._orig_mod, name)
+    def __getattr__(self, name: str) -> torch.Tensor | nn.Module:
+        own = self._modules["_orig_mod"]
+        assert own is not None
+        return own if name == "_orig_mod" else getattr(own, name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: torch.Tensor | nn.Module) -> None:
         if name in ("_orig_mod", "training") or "_orig_mod" not in self.__dict__.get("_modules", {}):
             super().__setattr__(name, value)
         else:
@@ -104,7 +111,7 @@ class CompiledModule(nn.Module):
 
 @dataclass
 class Interception:
-    """Watches compiled calls; ``on_call`` is told of each outermost one, with its number (1 is the first)."""
+    """Records compiled calls; ``on_call`` gets each outermost one with its number (1 is the first)."""
 
     filename: str
     on_call: Callable[[CompiledCallable, Arguments, int], None]
@@ -115,49 +122,52 @@ class Interception:
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        """Have scripts compile through this object inside the block."""
-        original = torch.compile
-        torch.compile = self.compile
+        """Let scripts compile through this object in the block."""
+        namespace = vars(torch)
+        original = namespace["compile"]
+        namespace["compile"] = self.compile
         try:
             with replaced_optimize(self.optimize):
                 yield
         finally:
-            torch.compile = original
+            namespace["compile"] = original
 
-    def compile(self, model: Any = None, **arguments: Any) -> Any:
-        """Stands for ``torch.compile``."""
+    def compile(self, model: object = None, **arguments: object) -> object:
+        """Replaces ``torch.compile``."""
         if model is None:
             return functools.partial(self.compile, **arguments)
         if arguments.get("disable") or not callable(model):
             return model
         if isinstance(model, type):
             return self._class(model, arguments)
-        return self._wrapped(model, {name: arguments[name] for name in _SETTINGS if name in arguments})
+        known = {name: value for name, value in arguments.items() if name in CompileArguments.__annotations__}
+        return self._wrapped(model, cast("CompileArguments", known))
 
-    def optimize(self, backend: Any = "inductor", *, nopython: bool = False, **arguments: Any) -> Any:
-        """Stands for ``torch._dynamo.optimize``, which older scripts call."""
+    def optimize(self, backend: object = "inductor", *, nopython: bool = False, **arguments: object) -> object:
+        """Replaces ``torch._dynamo.optimize``, which older scripts call."""
         return functools.partial(self.compile, backend=backend, fullgraph=nopython, **arguments)
 
-    def _class(self, owner: type, arguments: Mapping[str, Any]) -> type:
-        """A decorated class: its instances are compiled when they are called, as torch does it."""
+    def _class(self, owner: type, arguments: Mapping[str, object]) -> type:
+        """Compile the calls of a decorated class's instances, as torch does."""
         name = "_call_impl" if issubclass(owner, nn.Module) else "__call__"
         setattr(owner, name, self.compile(getattr(owner, name), **arguments))
         return owner
 
-    def _wrapped(self, model: Any, arguments: Mapping[str, Any]) -> Any:
+    def _wrapped(self, model: Callable[..., object], arguments: CompileArguments) -> object:
         target = original(model)
         if isinstance(target, types.MethodType) and target.__func__ is nn.Module._call_impl:
-            target = target.__self__  # module.compile() compiles the module's own call
+            # module.compile() compiles the module's own call.
+            target = target.__self__ if isinstance(target.__self__, nn.Module) else target
         record = CompiledCallable(target, arguments, self._line(), number=len(self.compiled))
         self.compiled.append(record)
 
         if isinstance(model, nn.Module):
             return CompiledModule(model, _Call(self, record))
 
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: object, **kwargs: object) -> object:
             return self.called(record, model, args, kwargs) if self.active else model(*args, **kwargs)
 
-        with contextlib.suppress(AttributeError, TypeError):
+        with contextlib.suppress(AttributeError, TypeError):  # callables without a name
             call = functools.wraps(model)(call)
         call._intercepted = target  # type: ignore[attr-defined]
         call._torchdynamo_orig_callable = model  # type: ignore[attr-defined] # scripts ask for it
@@ -166,18 +176,18 @@ class Interception:
     def called(
         self,
         record: CompiledCallable,
-        model: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        model: Callable[..., object],
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
         *,
-        target: Any = None,
-    ) -> Any:
-        """A compiled callable is called; ``target`` is what was compiled, if that is not what the record says."""
+        target: Callable[..., object] | None = None,
+    ) -> object:
+        """Call ``model`` as a compiled callable; ``target`` is what was compiled, if it is not the record's target."""
         if self._depth == 0:
             self.calls += 1
             record.calls += 1
             target, given = record.target if target is None else target, args
-            if target is nn.Module._call_impl and args:  # of a decorated class
+            if target is nn.Module._call_impl and isinstance(args[0], nn.Module):  # of a decorated class
                 target, given = args[0], args[1:]
             self.on_call(replace(record, target=target), Arguments(given, kwargs), self.calls)
         self._depth += 1
@@ -187,15 +197,15 @@ class Interception:
             self._depth -= 1
 
     def _line(self) -> int:
-        """Line of the script that is being executed, innermost frame first."""
+        """The line of the script that is being executed, by the innermost of its frames; 0 if it has none."""
         frame: types.FrameType | None = sys._getframe(1)
         while frame is not None and frame.f_code.co_filename != self.filename:
             frame = frame.f_back
         return frame.f_lineno if frame is not None else 0
 
 
-def original(model: Any) -> Any:
-    """What was given to ``torch.compile`` in the first place, if ``model`` is what it returned."""
+def original(model: Callable[..., object]) -> Callable[..., object]:
+    """The callable that was given to ``torch.compile``, if ``model`` is its result; else ``model``."""
     if isinstance(model, CompiledModule):
         return original(model._orig_mod)
     inner = getattr(model, "_intercepted", None) if isinstance(model, types.FunctionType) else None

@@ -1,4 +1,4 @@
-"""From what a user names to a case: a case file, a call of a script, or a submodule of either."""
+"""Load a case: a case file, a call of a script, or a submodule of either."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def load(path: Path, device: torch.device, *, call: int | None = None, module: s
         path: a case file, or a script that calls ``torch.compile``.
         device: where it will run; a script written for another kind of device is retargeted.
         call: which call of a compiled callable of a script is the case (1 is the first and the default).
-        module: path of a submodule that is judged on the inputs that it gets, instead of the whole.
+        module: path of a submodule, judged on the inputs it gets, in place of the whole.
 
     Raises:
         CaseError: the file is no case and no such script, or has no such call or module.
@@ -39,7 +39,7 @@ def load(path: Path, device: torch.device, *, call: int | None = None, module: s
 
 
 def defines_make(source: str) -> bool:
-    """Whether the text binds the name ``make`` at module level (text that is no Python does not)."""
+    """Whether the text is valid Python and binds the name ``make`` at module level."""
     try:
         statements = ast.parse(source).body
     except (SyntaxError, ValueError):
@@ -48,9 +48,9 @@ def defines_make(source: str) -> bool:
 
 
 def as_program(source: str) -> str:
-    """A pasted text as Python: without a Markdown fence, interpreter prompts and a notebook's ``%`` and ``!`` lines.
+    """Pasted text as Python: without Markdown fences, interpreter prompts and a notebook's ``%`` and ``!`` lines.
 
-    Text that is Python, or does not become it so, is given back as it is. Lines keep their numbers.
+    Returns text that is valid Python already, or stays invalid, unchanged. Lines keep their numbers.
     """
     if _parses(source):
         return source
@@ -80,7 +80,7 @@ def mentions_compile(source: str) -> bool:
 
 def _bound_names(statement: ast.stmt) -> set[str]:
     if isinstance(statement, ast.FunctionDef):
-        # One that cannot be called without arguments is a helper of a script.
+        # A function with required arguments is a helper of a script.
         needed = len(statement.args.args) - len(statement.args.defaults) + statement.args.kw_defaults.count(None)
         return set() if needed else {statement.name}
     if isinstance(statement, ast.Import | ast.ImportFrom):

@@ -1,4 +1,4 @@
-"""What a script changes in its process, set back when the case is done with."""
+"""Restore what a script changes in its process once its case is finished."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fuzzcompile.execution.reachable import is_user_file
 
 @contextlib.contextmanager
 def preserved_process() -> Iterator[None]:
-    """Set ``__main__``, arguments, import path, environment, working folder and warning filters back at the end."""
+    """Restore ``__main__``, arguments, import path, environment, working folder and warning filters at the end."""
     main, argv, search_path = sys.modules.get("__main__"), sys.argv, list(sys.path)
     modules = set(sys.modules)
     environment, folder = dict(os.environ), _working_folder()
@@ -37,7 +37,7 @@ def preserved_process() -> Iterator[None]:
 
 
 def _forget_modules(known: set[str]) -> None:
-    """Drop the user's own modules that were imported since: the next file may have others of the same names."""
+    """Drop the user's modules imported since: the next file may have other modules of the same names."""
     for name in set(sys.modules) - known:
         if is_user_file(getattr(sys.modules[name], "__file__", None) or ""):
             del sys.modules[name]
@@ -46,7 +46,7 @@ def _forget_modules(known: set[str]) -> None:
 def _working_folder() -> Path | None:
     try:
         return Path.cwd()
-    except OSError:  # somebody removed it
+    except OSError:  # it has been removed
         return None
 
 
@@ -60,7 +60,7 @@ def _restore_environment(wanted: dict[str, str]) -> None:
 
 @contextlib.contextmanager
 def silenced_output() -> Iterator[None]:
-    """Send what is written to standard output nowhere, by Python or below it: a script may print without end."""
+    """Discard standard output, written by Python or below it: a script may print without end."""
     sys.stdout.flush()
     kept = os.dup(1)
     nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -1,7 +1,7 @@
-"""Running a script on another kind of device than the one it was written for.
+"""Run a script on another kind of device than the one it was written for.
 
-The script's own text is rewritten (string constants such as ``"cuda:0"`` and calls of ``.cuda()``), so that the
-code that is compiled says the new device too; a mode that swaps devices at run time would be traced with it.
+The script's syntax tree is rewritten (string constants such as ``"cuda:0"`` and calls of ``.cuda()``), so that the
+compiled code names the new device too. A mode that swaps devices at run time would be traced.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import contextlib
 import functools
 import re
 import types
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
@@ -57,7 +56,7 @@ class _Rewriter(ast.NodeTransformer):
         return node
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        """``x.cuda()``, ``x.to(0)``, ``device=0``; ``device("cuda", 0)`` loses the index that a CPU has not."""
+        """``x.cuda()``, ``x.to(0)``, ``device=0``; ``device("cuda", 0)`` loses its index, which a CPU does not have."""
         self.generic_visit(node)
         method = node.func
         if self._to_cpu:
@@ -80,33 +79,23 @@ def _is_index(node: ast.expr) -> bool:
 
 @contextlib.contextmanager
 def cuda_imitated() -> Iterator[None]:
-    """Have the parts of ``torch.cuda`` that scripts call around their programs do nothing, where there is no GPU."""
+    """Without a GPU, turn the parts of ``torch.cuda`` that scripts call around their programs into stand-ins."""
     if torch.cuda.is_available():
         yield
         return
-    cuda: Any = torch.cuda
-    kept = {name: getattr(cuda, name) for name in _IMITATED if hasattr(cuda, name)}
-    try:
-        for name in kept:
-            setattr(cuda, name, _IMITATED[name])
-        with _on_cpu(cuda.amp):
-            yield
-    finally:
-        for name, value in kept.items():
-            setattr(cuda, name, value)
+    with _replaced(vars(torch.cuda), _IMITATED), _replaced(vars(torch.cuda.amp), _CPU_AMP):
+        yield
 
 
 @contextlib.contextmanager
-def _on_cpu(amp: Any) -> Iterator[None]:
-    autocast, scaler = amp.autocast, amp.GradScaler
-    amp.autocast = lambda enabled=True, dtype=None, cache_enabled=None: torch.autocast(
-        "cpu", dtype=dtype, enabled=enabled, cache_enabled=cache_enabled
-    )
-    amp.GradScaler = functools.partial(torch.amp.GradScaler, "cpu")
+def _replaced(namespace: dict[str, object], replacements: Mapping[str, object]) -> Iterator[None]:
+    """Replace names of a module in the block; names that it does not have are left out."""
+    kept = {name: namespace[name] for name in replacements if name in namespace}
+    namespace.update((name, replacements[name]) for name in kept)
     try:
         yield
     finally:
-        amp.autocast, amp.GradScaler = autocast, scaler
+        namespace.update(kept)
 
 
 class _Event:
@@ -127,7 +116,7 @@ class _Event:
 
 
 class _Stream:
-    """``torch.cuda.Stream`` on which everything is done at once."""
+    """``torch.cuda.Stream`` that runs everything immediately."""
 
     def __init__(self, *_: object, **__: object) -> None:
         pass
@@ -147,7 +136,7 @@ def _value(value: object) -> Callable[..., object]:
     return lambda *_, **__: value
 
 
-_IMITATED: dict[str, Any] = {
+_IMITATED: Mapping[str, object] = {
     "is_available": _value(True),
     "device_count": _value(1),
     "current_device": _value(0),
@@ -169,4 +158,10 @@ _IMITATED: dict[str, Any] = {
     "device": _value(contextlib.nullcontext()),
     "Event": _Event,
     **{name: getattr(torch, name) for name in ("FloatTensor", "HalfTensor", "LongTensor", "DoubleTensor")},
+}
+_CPU_AMP: Mapping[str, object] = {
+    "autocast": lambda enabled=True, dtype=None, cache_enabled=None: torch.autocast(
+        "cpu", dtype=dtype, enabled=enabled, cache_enabled=cache_enabled
+    ),
+    "GradScaler": functools.partial(torch.amp.GradScaler, "cpu"),
 }

@@ -1,4 +1,4 @@
-"""From a script that calls ``torch.compile`` to a case: one call of a compiled callable, as the script makes it."""
+"""Turn a script that calls ``torch.compile`` into a case: one call of a compiled callable, as the script makes it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import os
 import sys
 import traceback
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -32,67 +31,67 @@ from fuzzcompile.execution.device import seed_everything
 from fuzzcompile.execution.reachable import Reached, global_names, is_user_file
 from fuzzcompile.execution.tensors import StorageCopier, tensor_leaves
 
-# Earlier calls of the same callable with other shapes are part of the case, as recompiles depend on them.
+# Earlier calls of the same callable with other shapes that belong to the case, because recompiles depend on them.
 _MAX_HISTORY = 8
-# Attributes that a callable names if it runs a backward pass of its own: its graph is gone after it.
+# Attributes by which a callable runs its own backward pass, which frees its graph.
 _OWN_BACKWARD = {"backward", "grad"}
-# Variables that change how torch compiles.
+# Environment variables that change how torch compiles, and suffixes of those that only change its output.
 _READ_AT_IMPORT = ("TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCH_COMPILE_", "TORCHCOMPILE_")
-_ONLY_TALK = ("_VERBOSE", "_DEBUG", "_LOGS", "_TRACE")
+_ONLY_OUTPUT = ("_VERBOSE", "_DEBUG", "_LOGS", "_TRACE")
 
 
 @dataclass
 class _Captured:
-    """The call that is the case, and everything that surrounded it."""
+    """The call that becomes the case, and the state around it."""
 
     record: CompiledCallable
     arguments: list[Arguments]
     world: World
     ambient: Ambient
-    configs: Mapping[str, Mapping[str, Any]]
+    configs: Mapping[str, Mapping[str, object]]
 
 
 def load_script(path: Path, source: str, device: torch.device, *, call: int | None = None) -> Case:
-    """Run the script until its ``call``-th call of a compiled callable (the first), and make that call a case.
+    """Run the script up to its ``call``-th call of a compiled callable, and make that call a case.
 
-    Nothing is compiled while it runs. What it prints is discarded; ``sys.argv`` holds its path alone.
+    Nothing is compiled while it runs. Its output is discarded; ``sys.argv`` holds only its path.
 
     Args:
         path: the script.
         source: its text.
-        device: where the case will run; text that names another kind of device is rewritten.
-        call: which call, 1 being the first of the script.
+        device: where the case will run; the script is rewritten if it names another kind of device.
+        call: which call of the script, counted from 1; the first by default.
 
     Raises:
         CaseError: the text is no Python, the script raises or ends before that call, or never compiles anything.
     """
     run = _Run(path, source, device, call or 1)
     run.execute()
-    found = run.captured
-    if found is None:
+    captured = run.captured
+    if captured is None:
         raise CaseError(run.explain())
-    grad = found.ambient.grad
-    first, *others = found.arguments
+    grad = captured.ambient.grad
+    first, *later = captured.arguments
     return Case(
         name=path.stem,
         path=path,
         source=source,
-        make=lambda: (found.record.target, first),
+        make=lambda: (captured.record.target, first),
         grad=grad,
-        backward=grad == "enabled" and run.mentions_backward and _differentiable(found),
-        settings=_settings(found),
-        calls=others or None,
+        backward=grad == "enabled" and run.mentions_backward and _differentiable(captured),
+        settings=_settings(captured),
+        calls=later or None,
         run=None,
-        ambient=found.ambient.entered,
-        reseed=found.ambient.random.restore,
-        state=found.world,
+        ambient=captured.ambient.entered,
+        reseed=captured.ambient.random.restore,
+        state=captured.world,
         notes=tuple(run.notes()),
     )
 
 
 @dataclass
 class _Run:
-    """One execution of a script, up to the call that was asked for."""
+    """One execution of a script, up to the wanted call."""
 
     path: Path
     source: str
@@ -101,7 +100,7 @@ class _Run:
     captured: _Captured | None = None
     error: BaseException | None = None
     rewritten: bool = False
-    history: dict[int, list[tuple[Any, Arguments]]] = field(default_factory=dict)
+    history: dict[int, list[tuple[object, Arguments]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.filename = str(self.path.resolve())
@@ -115,9 +114,9 @@ class _Run:
         self.environment = set(os.environ)
 
     def execute(self) -> None:
-        """Run the script; what it raises is kept in ``error``."""
+        """Run the script; ``error`` keeps the exception it raises."""
         tree, self.rewritten = retargeted(self.tree, self.device)
-        # Not with this module's own __future__ imports.
+        # Without this module's own __future__ imports.
         code = compile(tree, self.filename, "exec", dont_inherit=True)
         lines = self.source.splitlines(keepends=True)
         linecache.cache[self.filename] = (len(self.source), None, lines, self.filename)  # it may delete its file
@@ -135,11 +134,11 @@ class _Run:
                 raise
             except CallReached:
                 pass
-            except BaseException as error:
+            except BaseException as error:  # a script may raise anything, SystemExit too; explain() reports it
                 self.error = error
             finally:
                 self.interception.active = False
-                # What the compiler imports later must still be found, whatever the script took out.
+                # The compiler's later imports need the entries that the script may have removed.
                 sys.path.extend(entry for entry in importable if entry not in sys.path)
                 reset_compiler()
 
@@ -149,7 +148,7 @@ class _Run:
 
     def _on_call(self, record: CompiledCallable, arguments: Arguments, number: int) -> None:
         if self.captured is not None:
-            raise CallReached  # a bare except of the script has swallowed the first
+            raise CallReached  # a bare except in the script has swallowed the first one
         if number < self.wanted:
             self._remember(record, arguments)
             return
@@ -157,7 +156,7 @@ class _Run:
         world = World({"": record.target, **_holders(arguments)})
         own = {id(tensor) for tensor in world.tensors().values()}
         kind = _kind(arguments)
-        earlier = [call for other, call in self.history.get(record.number, []) if other != kind]
+        earlier = [call for earlier_kind, call in self.history.get(record.number, []) if earlier_kind != kind]
         kept = [*earlier, _copied(arguments, own)][-_MAX_HISTORY:]
         self.captured = _Captured(record, kept, world, ambient, configs)
         raise CallReached
@@ -166,23 +165,23 @@ class _Run:
         """Keep the first call of each kind of input (shape, stride, dtype) of a callable."""
         known = self.history.setdefault(record.number, [])
         kind = _kind(arguments)
-        if all(kind != other for other, _ in known):
+        if all(kind != known_kind for known_kind, _ in known):
             known.append((kind, _copied(arguments, set())))
 
     def notes(self) -> list[str]:
-        """What a user should know of how the script was read."""
+        """Remarks for the user: what is judged and what is not."""
         assert self.captured is not None
         record, compiled = self.captured.record, self.interception.compiled
         notes = [f"judged: call {self.wanted} of the script, {record}"]
-        others = [str(other) for other in compiled if other.number != record.number]
-        lines = sorted(self.compile_lines - {other.line for other in compiled})
+        others = [str(callable_) for callable_ in compiled if callable_.number != record.number]
+        lines = sorted(self.compile_lines - {callable_.line for callable_ in compiled})
         if others:
             notes.append(f"also compiled: {', '.join(others[:8])}; --call N judges another call")
         if lines:
             text = ", ".join(str(line) for line in lines[:8])
             notes.append(f"not reached: torch.compile at line {text}; --call N goes on to later calls")
         changed = os.environ.keys() - self.environment
-        ignored = sorted(n for n in changed if n.startswith(_READ_AT_IMPORT) and not n.endswith(_ONLY_TALK))
+        ignored = sorted(n for n in changed if n.startswith(_READ_AT_IMPORT) and not n.endswith(_ONLY_OUTPUT))
         if ignored:
             notes.append(
                 f"the script sets {', '.join(ignored)}, which torch reads when it is imported: "
@@ -193,12 +192,12 @@ class _Run:
         return notes
 
     def explain(self) -> str:
-        """Why there is no case, in one sentence that says what to do."""
+        """Why there is no case and what to do about it, in one sentence."""
         calls, name = self.interception.calls, str(self.path)
         if isinstance(self.error, ModuleNotFoundError):
             return f"{name} needs the module {self.error.name!r}, which is not installed; install it."
         if self.error is not None and not isinstance(self.error, SystemExit):
-            return f"{name} {_raises(self.error, self.filename)} before {self._missing_call()}; mend the script."
+            return f"{name} {_raises(self.error, self.filename)} before {self._missing_call()}; fix the script."
         if calls:
             listed = ", ".join(f"{record} {record.calls}×" for record in self.interception.compiled if record.calls)
             return f"{name} makes {calls} calls of compiled callables ({listed}), so there is no call {self.wanted}."
@@ -208,7 +207,7 @@ class _Run:
             return f"{name} compiles {listed} but {ending} it; call it, or write a case with make()."
         if self.compile_lines and self.error is not None:
             return (
-                f"{name} exits{self._status()} before it calls torch.compile; mend the script, or write a case with "
+                f"{name} exits{self._status()} before it calls torch.compile; fix the script, or write a case with "
                 "make()."
             )
         if self.compile_lines:
@@ -253,8 +252,8 @@ def _raises(error: BaseException, filename: str) -> str:
     return f"raises {type(error).__name__}{f' ({text})' if text else ''}{where}"
 
 
-def _holders(arguments: Arguments) -> dict[str, Any]:
-    """Arguments that are no plain data: modules, optimizers, objects with tensors in them."""
+def _holders(arguments: Arguments) -> dict[str, object]:
+    """Arguments that are not tensors: modules, optimizers, other objects that may hold tensors."""
     leaves = pytree.tree_leaves((arguments.args, dict(arguments.kwargs)))
     return {f"argument{i}": leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)}
 
@@ -263,13 +262,13 @@ def _copied(arguments: Arguments, own: set[int]) -> Arguments:
     """The arguments as they are now; tensors that belong to the callable's state stay themselves."""
     copier = StorageCopier()
 
-    def copy(leaf: Any) -> Any:
+    def copy(leaf: object) -> object:
         return placed_input(leaf, copier) if isinstance(leaf, torch.Tensor) and id(leaf) not in own else leaf
 
     return Arguments(pytree.tree_map(copy, arguments.args), pytree.tree_map(copy, dict(arguments.kwargs)))
 
 
-def _kind(arguments: Arguments) -> Sequence[Any]:
+def _kind(arguments: Arguments) -> Sequence[object]:
     leaves = pytree.tree_leaves((arguments.args, dict(arguments.kwargs)))
     return [
         (tuple(leaf.shape), leaf.dtype, leaf.layout == torch.strided and leaf.stride())
@@ -279,24 +278,26 @@ def _kind(arguments: Arguments) -> Sequence[Any]:
     ]
 
 
-def _differentiable(found: _Captured) -> bool:
-    """Whether anything that the call touches asks for a gradient, and the callable does not differentiate itself."""
-    functions = [o for o in Reached({"": found.record.target}).objects if isinstance(o, types.FunctionType)]
+def _differentiable(captured: _Captured) -> bool:
+    """Whether a tensor of the call requires a gradient and the callable runs no backward pass of its own."""
+    functions = [o for o in Reached({"": captured.record.target}).objects if isinstance(o, types.FunctionType)]
     if any(_OWN_BACKWARD & set(global_names(f.__code__)) for f in functions if is_user_file(f.__code__.co_filename)):
         return False
-    tensors = [*found.world.tensors().values(), *tensor_leaves([(c.args, dict(c.kwargs)) for c in found.arguments])]
+    tensors = [
+        *captured.world.tensors().values(),
+        *tensor_leaves([(c.args, dict(c.kwargs)) for c in captured.arguments]),
+    ]
     return any(tensor.requires_grad for tensor in tensors)
 
 
-def _settings(found: _Captured) -> CompileSettings:
-    given: Mapping[str, Any] = found.record.arguments
-    backend: str | Callable[..., Any] = given.get("backend") or "inductor"
+def _settings(captured: _Captured) -> CompileSettings:
+    given = captured.record.arguments
     return CompileSettings(
-        backend=backend,
+        backend=given.get("backend") or "inductor",
         options=dict(given.get("options") or {}),
-        inductor=dict(found.configs["inductor"]),
-        dynamo=dict(found.configs["dynamo"]),
-        functorch=dict(found.configs["functorch"]),
+        inductor=dict(captured.configs["inductor"]),
+        dynamo=dict(captured.configs["dynamo"]),
+        functorch=dict(captured.configs["functorch"]),
         mode=given.get("mode"),
         dynamic=given.get("dynamic"),
         fullgraph=bool(given.get("fullgraph", False)),

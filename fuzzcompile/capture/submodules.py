@@ -1,4 +1,4 @@
-"""One submodule of a case as a case of its own, on the inputs that it really gets there."""
+"""Turn a submodule of a case into a case of its own, on the inputs that it gets in the whole."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import copy
 import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.hooks import RemovableHandle
 
 from fuzzcompile.capture.ambient import Ambient
 from fuzzcompile.case import Arguments, Case
@@ -34,8 +34,8 @@ def submodule_case(case: Case, path: str, device: torch.device) -> Case:
 
     Args:
         case: the whole.
-        path: the submodule's name as ``named_modules`` has it, such as ``layers.0.attn``.
-        device: where the whole is run to see the inputs.
+        path: the submodule's name in ``named_modules``, such as ``layers.0.attn``.
+        device: where the whole runs to record the inputs.
 
     Raises:
         CaseError: the callable is no module, has no such submodule, or never calls it.
@@ -52,7 +52,7 @@ def submodule_case(case: Case, path: str, device: torch.device) -> Case:
         seen = observe(case, program, program.model)
     if not watch.calls:
         if seen.failure is not None:
-            raise CaseError(f"{case.name} raises in eager before it calls {path} ({seen.failure}); mend the case.")
+            raise CaseError(f"{case.name} raises in eager before it calls {path} ({seen.failure}); fix the case.")
         raise CaseError(
             f"{case.name} never calls {path}, only things in it or nothing of it; name a module whose forward runs."
         )
@@ -73,19 +73,19 @@ def submodule_case(case: Case, path: str, device: torch.device) -> Case:
 
 
 class _Seen(BaseException):
-    """Unwinds the run once every wanted call was seen. No ``Exception``: programs catch those."""
+    """Unwinds the run once every wanted call is recorded. Not an ``Exception``, because programs catch those."""
 
 
 @dataclass(frozen=True)
 class _Call:
-    """What one call of the submodule got, and what was in force around it."""
+    """The arguments of one call of the submodule, and the state around it."""
 
     arguments: Arguments
     ambient: Ambient
 
     @property
     def is_plain(self) -> bool:
-        """Whether there is nothing but tensors and immutable values in it."""
+        """Whether the arguments are tensors and immutable values only."""
         return all(isinstance(leaf, _PLAIN) for leaf in pytree.tree_leaves(self.arguments))
 
     def fresh(self) -> Arguments:
@@ -97,13 +97,13 @@ _PLAIN = (torch.Tensor, type(None), bool, int, float, complex, str, bytes, torch
 
 
 class _Watch:
-    """Keeps the first calls of a module, and a copy of the module from before the first."""
+    """Records the first calls of a module, and a copy of the module from before the first."""
 
     def __init__(self, module: nn.Module, wanted: int) -> None:
         self._module = module
         self._wanted = wanted
         self._copier = StorageCopier()  # one for all calls: views of one buffer stay views of one buffer
-        self._handle: Any = None
+        self._handle: RemovableHandle | None = None
         self._own: dict[int, torch.Tensor] = {}
         self.copied: nn.Module = module
         self.calls: list[_Call] = []
@@ -115,24 +115,28 @@ class _Watch:
         try:
             yield
         finally:
-            self._handle.remove()
+            self._unwatch()
 
     def _watch(self) -> None:
         self._handle = self._module.register_forward_pre_hook(self._called, prepend=True, with_kwargs=True)
 
-    def _called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _unwatch(self) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+
+    def _called(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         ambient = Ambient.current()
-        # Outside of inference mode and autograd: the copies must be good for runs of every kind.
+        # Outside of inference mode and autograd, because the copies serve runs of every kind.
         with torch.inference_mode(False), torch.no_grad(), _disable_current_modes():
             if not self.calls:
-                self._handle.remove()  # or it would be copied with the module
+                self._unwatch()  # or it would be copied with the module
                 self.copied = _copied_module(module)
                 own = Reached({"": self.copied}).tensors
                 self._own = {id(tensor): own[name] for name, tensor in Reached({"": module}).tensors.items()}
                 self._watch()
             call = _Call(_copied_objects(map_tensors(self._place, Arguments(args, kwargs))), ambient)
         if self.calls and not call.is_plain:
-            raise _Seen  # its objects live from call to call, and could not be made fresh for each run
+            raise _Seen  # its objects live from call to call: no run could start from fresh ones
         self.calls.append(call)
         if len(self.calls) >= self._wanted:
             raise _Seen
@@ -145,21 +149,21 @@ class _Watch:
 def _copied_module(module: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(module)
-    except Exception as error:
+    except Exception as error:  # a user's __deepcopy__ may raise anything
         if is_exhausted_memory(error):
             raise
-        return module  # the run ends with the calls that are kept, so little can happen to it
+        return module  # the run ends after the recorded calls, so little can change it
 
 
 def _copied_objects(arguments: Arguments) -> Arguments:
-    memo: dict[int, Any] = {}
+    memo: dict[int, object] = {}
 
-    def copied(leaf: Any) -> Any:
+    def copied(leaf: object) -> object:
         if isinstance(leaf, _PLAIN):
             return leaf
         try:
             return copy.deepcopy(leaf, memo)
-        except Exception:  # one that cannot be copied is hardly state
+        except Exception:  # a user's __deepcopy__ may raise anything; such an object is hardly state
             return leaf
 
     fresh: Arguments = pytree.tree_map(copied, arguments)
@@ -167,11 +171,11 @@ def _copied_objects(arguments: Arguments) -> Arguments:
 
 
 def _closest(path: str, names: Sequence[str]) -> str:
-    """What to name instead of ``path``."""
+    """Names that may be meant by ``path``, as the end of a sentence."""
     if not names:
         return "it has no submodules at all: leave out --module."
     close = difflib.get_close_matches(path, names, n=_NAMES_SHOWN, cutoff=0.5)
-    # The same last part under another parent is what is meant more often than a similar spelling.
+    # The same last part under another parent is more likely than a similar spelling.
     alike = [name for name in names if path and name.rpartition(".")[2] == path.rpartition(".")[2]]
     shown = list(dict.fromkeys([*close, *alike]))[:_NAMES_SHOWN]
     if shown:

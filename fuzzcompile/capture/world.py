@@ -1,9 +1,9 @@
-"""What a captured callable can reach and change: found once, set back before every run.
+"""The state that a captured callable can reach and change, restored before every run.
 
-A script's callable may close over modules, optimizers, lists and counters, or read them as globals. Copying all
-that would break the identities that the program relies on (an optimizer's parameters, a registered operator), so
-it is left where it is: the contents of every container and the values of every tensor are kept at the moment of
-capture and written back.
+A script's callable may close over modules, optimizers, lists and counters, or read them as globals. Copies of these
+would break the identities that the program relies on (an optimizer's parameters, a registered operator). They stay
+where they are: the contents of every container and the values of every tensor are saved at the moment of capture and
+written back.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import random
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 import numpy
 import torch
@@ -37,7 +37,7 @@ class _Kept:
 class World:
     """The state that ``roots`` reach; implements :class:`fuzzcompile.case.State`."""
 
-    def __init__(self, roots: Mapping[str, Any]) -> None:
+    def __init__(self, roots: Mapping[str, object]) -> None:
         self._roots = dict(roots)
         reached = Reached(roots)
         undos = (_undo_for(value) for value in reached.objects)
@@ -46,7 +46,7 @@ class World:
         self._kept = [_keep(tensor, copier) for tensor in reached.tensors.values()]
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The tensors that are reached now, by name: a program may have put others in their places."""
+        """The tensors reachable now, by name; a program may have replaced some since the capture."""
         return Reached(self._roots).tensors
 
     def originals(self) -> list[torch.Tensor]:
@@ -54,13 +54,13 @@ class World:
         return [kept.copy for kept in self._kept]
 
     def restore(self, device: torch.device, *, double: bool) -> None:
-        """Set everything back to the moment of capture, on ``device`` (floating tensors in float64)."""
+        """Restore the moment of capture on ``device``; with ``double``, floating tensors in float64."""
         for undo in self._undo:
             undo()
         copier = StorageCopier(double=double, device=device)
         for kept in self._kept:
             kept.tensor.grad = None  # before the data: a gradient must have its tensor's dtype
-            with contextlib.suppress(RuntimeError):  # inference tensors and subclasses keep what they have
+            with contextlib.suppress(RuntimeError):  # inference tensors and subclasses keep their values
                 kept.tensor.data = copier(kept.copy).detach()
                 kept.tensor.grad = None if kept.gradient is None else copier(kept.gradient).detach()
             if kept.tensor.is_leaf and kept.tensor.requires_grad != kept.requires_grad:
@@ -73,11 +73,11 @@ def _keep(tensor: torch.Tensor, copier: StorageCopier) -> _Kept:
     return _Kept(tensor, copier(tensor).detach(), copied, tensor.requires_grad)
 
 
-# -- setting back -------------------------------------------------------------------------------------
+# -- restoring -------------------------------------------------------------------------------------
 
 
-def _undo_for(value: Any) -> Callable[[], object] | None:
-    """How to set an object's own contents back; None for one that has none."""
+def _undo_for(value: object) -> Callable[[], object] | None:
+    """How to restore an object's own contents; None if it has none."""
     if isinstance(value, nn.Module) or (not isinstance(value, type) and is_of_user(type(value))):
         return _undo_attributes(value)
     if isinstance(value, torch.optim.Optimizer):
@@ -96,18 +96,16 @@ def _undo_for(value: Any) -> Callable[[], object] | None:
         return _undo_class(value) if is_of_user(value) else None
     if isinstance(value, numpy.ndarray):
         return functools.partial(numpy.copyto, value, value.copy())
-    if isinstance(value, collections.deque | bytearray):
-        return _undo_refilled(value)
-    if isinstance(value, list):
-        return functools.partial(value.__setitem__, slice(None), list(value))
+    if isinstance(value, list | bytearray):
+        return functools.partial(value.__setitem__, slice(None), value[:])
     if isinstance(value, dict):
         return _undo_dict(value)
-    if isinstance(value, set):
+    if isinstance(value, collections.deque | set):
         return _undo_refilled(value)
     return None
 
 
-def _undo_attributes(value: Any) -> Callable[[], None] | None:
+def _undo_attributes(value: object) -> Callable[[], None] | None:
     contents = getattr(value, "__dict__", None)
     undos = [] if contents is None else [_undo_dict(contents)]
     if isinstance(value, nn.Module):
@@ -120,10 +118,10 @@ def _undo_attributes(value: Any) -> Callable[[], None] | None:
     return undo
 
 
-def _undo_refilled(members: Any) -> Callable[[], None]:
-    """For containers that are emptied and filled again: sets, deques, byte arrays."""
+def _undo_refilled(members: collections.deque[object] | set[object]) -> Callable[[], None]:
+    """Empty the container and fill it again."""
     kept = list(members)
-    refill = members.update if isinstance(members, set) else members.extend
+    refill: Callable[[list[object]], None] = members.update if isinstance(members, set) else members.extend
 
     def undo() -> None:
         members.clear()
@@ -142,7 +140,7 @@ def _undo_numpy(generator: numpy.random.Generator) -> Callable[[], None]:
 
 
 def _undo_class(owner: type) -> Callable[[], None]:
-    """The plain attributes of a user's class, such as counters."""
+    """Restore the plain attributes of a user's class, such as counters."""
     kept = {k: v for k, v in vars(owner).items() if isinstance(v, _PLAIN) and not k.startswith("__")}
 
     def undo() -> None:
@@ -152,10 +150,12 @@ def _undo_class(owner: type) -> Callable[[], None]:
     return undo
 
 
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 _PLAIN = (bool, int, float, complex, str, bytes, tuple, type(None), torch.Tensor)
 
 
-def _undo_dict(contents: dict[Any, Any]) -> Callable[[], None]:
+def _undo_dict(contents: dict[_Key, _Value]) -> Callable[[], None]:
     kept = dict(contents)
 
     def undo() -> None:
@@ -167,7 +167,7 @@ def _undo_dict(contents: dict[Any, Any]) -> Callable[[], None]:
 
 
 def _undo_function(function: types.FunctionType) -> Callable[[], None]:
-    """Closure cells and the globals that the function names (those that it may rebind)."""
+    """Restore closure cells and the globals that the function names, which it may rebind."""
     cells = [(cell, cell.cell_contents) for cell in function.__closure__ or () if not _is_empty(cell)]
     names = set(global_names(function.__code__)) if is_user_file(function.__code__.co_filename) else set()
     bound = {name: function.__globals__[name] for name in names if name in function.__globals__}

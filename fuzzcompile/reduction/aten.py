@@ -1,33 +1,33 @@
-"""ATen operators as a user of torch writes them: ``aten.mul.Tensor`` is ``*``, ``aten.view.default`` a method."""
+"""ATen operators in public torch code: ``aten.mul.Tensor`` is ``*``, ``aten.view.default`` a method."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 
 from fuzzcompile.reduction.program import Form
 
-Call = tuple[Form, str, Sequence[Any], Mapping[str, Any]]
+Call = tuple[Form, str, Sequence[object], Mapping[str, object]]
 _BINARY = {"add": "+", "sub": "-", "mul": "*", "div": "/", "pow": "**", "mm": "@", "bmm": "@", "matmul": "@",
            "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=", "bitwise_and": "&",
            "bitwise_or": "|"}  # fmt: skip
 _UNARY = {"neg": "-x", "bitwise_not": "~x", "logical_not": "~x"}
 _RENAMED = {"_softmax": "softmax", "_log_softmax": "log_softmax", "_unsafe_view": "reshape", "alias": "view_as"}
+# Written as methods, though torch has functions of most of these names too.
 _METHODS = (
     "view", "permute", "expand", "reshape", "transpose", "unsqueeze", "squeeze", "select", "t", "clone", "detach",
     "sum", "contiguous", "new_zeros", "new_ones", "new_full", "new_empty", "copy_", "as_strided", "masked_fill",
     "flatten", "diagonal", "unfold",
 )  # fmt: skip
-# Arguments that say what is so anyway on one device.
+# Arguments that are redundant on one device.
 _PLAIN = ("layout", "device", "pin_memory", "memory_format", "implicit", "non_blocking")
 _END = sys.maxsize
 
 
-def public_form(operator: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
-    """The call of an operator in torch's public names; with an empty name where there is none."""
+def public_form(operator: torch._ops.OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> Call:
+    """The call of an operator by torch's public names; with an empty name if it has none."""
     name = operator._schema.name.partition("::")[2]
     kept = {key: value for key, value in kwargs.items() if key not in _PLAIN and value is not None}
     if operator.namespace == "prims":
@@ -48,10 +48,11 @@ def public_form(operator: torch._ops.OpOverload, args: Sequence[Any], kwargs: Ma
         return "method", "size", args, {}
     if name == "slice":
         return _slice(args)
+    indices = args[1] if len(args) > 1 and isinstance(args[1], Sequence) else ()
     if name == "index" and len(args) == 2:
-        taken = tuple(slice(None) if one is None else one for one in args[1])
+        taken = tuple(slice(None) if part is None else part for part in indices)
         return "getitem", "getitem", (args[0], taken if len(taken) > 1 else taken[0]), {}
-    if name.startswith("index_put") and None in args[1]:  # which torch.index_put does not take
+    if name.startswith("index_put") and None in indices:  # which torch.index_put does not take
         return "function", "", args, kept
     name = _RENAMED.get(name, name)
     if name in _METHODS:
@@ -63,13 +64,13 @@ def public_form(operator: torch._ops.OpOverload, args: Sequence[Any], kwargs: Ma
     return ("method", name, args, kept) if hasattr(torch.Tensor, name) else ("function", "", args, kwargs)
 
 
-def _prim(name: str, args: Sequence[Any], kept: Mapping[str, Any]) -> Call:
+def _prim(name: str, args: Sequence[object], kept: Mapping[str, object]) -> Call:
     if name == "convert_element_type":
         return "method", "to", args, {}
     if name == "fma" and len(args) == 3:
         return "function", "torch.addcmul", (args[2], *args[:2]), {}
     start, step = kept.get("start", 0), kept.get("step", 1)
-    if name == "iota" and all(isinstance(one, int) for one in (start, step)):
+    if name == "iota" and isinstance(start, int) and isinstance(step, int):
         dtype = {} if kept.get("dtype") in (None, torch.int64) else {"dtype": kept["dtype"]}
         if (start, step) == (0, 1):
             return "function", "torch.arange", args[:1], dtype
@@ -78,7 +79,7 @@ def _prim(name: str, args: Sequence[Any], kept: Mapping[str, Any]) -> Call:
     return "function", "", args, kept
 
 
-def _slice(args: Sequence[Any]) -> Call:
+def _slice(args: Sequence[object]) -> Call:
     tensor, dimension, start, end, step = [*args, None, None, None, None][:5]
     dimension = dimension or 0
     if not isinstance(dimension, int) or dimension < 0:

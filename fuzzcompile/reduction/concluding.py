@@ -1,10 +1,9 @@
-"""What ends a reduction: the nearest program that passes, and a reproducer that shows the bug alone."""
+"""Conclude a reduction: find the nearest passing program, build the reproducer and run it alone."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.reduction.program import Program
@@ -13,13 +12,13 @@ from fuzzcompile.reduction.reproducer import build_reproducer, confirm_reproduce
 from fuzzcompile.reduction.search import Budget, OutOfBudget, Prober, Tally
 from fuzzcompile.reduction.writing import written
 
-# A reproducer that does not show the bug is run again so often: it may come and go.
+# Further runs of a reproducer that does not show the bug the first time: the bug may come and go.
 _FURTHER_RUNS = 2
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A reproducer, whether it showed the bug when run alone, and what it said; ``note`` is for the reader."""
+    """A reproducer, whether it showed the bug when run alone, and its output; ``note`` is for the user."""
 
     reproducer: str
     confirmed: bool
@@ -30,8 +29,8 @@ class Shown:
 def find_neighbour(program: Program, prober: Prober, tally: Tally, budget: Budget, *, screen: bool) -> str | None:
     """The source of a program one change away that passes; None if none of those that are tried does.
 
-    With ``screen`` they are tried without generating code, and the one that passes in full then. An interrupt or a
-    spent budget ends the trying.
+    With ``screen``, candidates are probed without code generation first, and in full only if that passes. An interrupt
+    or a spent budget ends the search.
     """
 
     def passes(candidate: Program) -> bool:
@@ -51,10 +50,10 @@ def find_neighbour(program: Program, prober: Prober, tally: Tally, budget: Budge
         return None
 
 
-def show(source: str, report: Mapping[str, Any], neighbour: str | None) -> Shown:
-    """Build the reproducer and run it in clean processes: once, or oftener to tell "lost" from "comes and goes".
+def show(source: str, report: Mapping[str, object], neighbour: str | None) -> Shown:
+    """Build the reproducer and run it in a clean process, several times if the first run does not show the bug.
 
-    An interrupt ends the confirming; what was built stays.
+    An interrupt ends the runs; the reproducer is returned unconfirmed.
 
     Raises:
         CaseError, UsageError: no reproducer can be built.
@@ -62,32 +61,32 @@ def show(source: str, report: Mapping[str, Any], neighbour: str | None) -> Shown
     reproducer = build_reproducer(source, report, neighbour=neighbour)
     try:
         confirmation = confirm_reproducer(reproducer)
-        found = Shown(reproducer, confirmation.confirmed, confirmation.output)
+        first = Shown(reproducer, confirmation.confirmed, confirmation.output)
         if confirmation.confirmed:
-            return found
+            return first
         again = [confirm_reproducer(reproducer) for _ in range(_FURTHER_RUNS)]
     except KeyboardInterrupt:
         return Shown(reproducer, False, "the confirmation was interrupted")
-    shown = [one for one in again if one.confirmed]
+    shown = [confirmation for confirmation in again if confirmation.confirmed]
     if not shown:
-        return replace(found, note=f"the reproducer does not show the bug alone in {len(again) + 1} runs")
+        return replace(first, note=f"the reproducer does not show the bug alone in {len(again) + 1} runs")
     note = f"the bug comes and goes: the reproducer showed it in {len(shown)} of {len(again) + 1} runs"
     return Shown(reproducer, True, shown[0].output, note)
 
 
-def can_be_shown(source: str, report: Mapping[str, Any]) -> bool:
-    """Whether a reproducer can be built: a text from which statements were taken may fail in ways of its own."""
+def can_be_shown(source: str, report: Mapping[str, object]) -> bool:
+    """Whether a reproducer can be built from a reduced text."""
     try:
         build_reproducer(source, report)
-    except Exception:
+    except Exception:  # it runs the case, which may raise anything once statements are gone
         return False
     return True
 
 
-def unconfirmed(source: str, report: Mapping[str, Any]) -> Shown:
-    """The reproducer of a search that was interrupted, as it is; the source itself where none can be built."""
+def unconfirmed(source: str, report: Mapping[str, object]) -> Shown:
+    """The reproducer of an interrupted search, not run; the source itself if none can be built."""
     said = "the search was interrupted"
     try:
         return Shown(build_reproducer(source, report), False, said)
-    except Exception:
+    except Exception:  # it runs the case, which may raise anything once statements are gone
         return Shown(source, False, said)

@@ -1,11 +1,10 @@
-"""A program run eagerly, statement by statement: whether it runs, and what every name holds."""
+"""Run a program eagerly, statement by statement, and keep the value of every name."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -18,12 +17,12 @@ from fuzzcompile.reduction.writing import Writer
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Copies of what each name held right after its statement.
+    """Copies of the value of each name right after its statement.
 
-    ``failed`` is the position of the statement that raised ``error``; None where all ran.
+    ``failed`` is the position of the statement that raised ``error``; None if all ran.
     """
 
-    values: Mapping[str, Any]
+    values: Mapping[str, object]
     failed: int | None = None
     error: str = ""
 
@@ -34,19 +33,19 @@ class Evaluation:
 
 
 def evaluate(program: Program) -> Evaluation:
-    """Run the program as its case file would; what it raises is kept, and the random state is left as it was."""
-    namespace: dict[str, Any] = {"torch": torch, "F": torch.nn.functional}
-    values: dict[str, Any] = {}
+    """Run the program as its case file would, keep the error it raises, and restore the random state."""
+    namespace: dict[str, object] = {"torch": torch, "F": torch.nn.functional}
+    values: dict[str, object] = {}
     writer = Writer(set())
     grad = program.settings.get("GRAD") == "enabled" or bool(program.settings.get("BACKWARD"))
     with contextlib.ExitStack() as stack, torch.random.fork_rng(devices=[]):
         stack.enter_context(torch.enable_grad() if grad else torch.no_grad())
         try:
             _make(program, namespace, values)
-        except Exception as error:
+        except Exception as error:  # a candidate may be any nonsense
             return Evaluation(values, 0, f"{type(error).__name__}: {error}")
         seed_everything(0)
-        blocks: list[Any] = []
+        blocks: list[contextlib.ExitStack] = []
         for position, statement in enumerate(program.statements):
             try:
                 if statement.form == "enter":
@@ -59,17 +58,17 @@ def evaluate(program: Program) -> Evaluation:
                     name = statement.name if statement.name in namespace else statement.refs()[0]
                     namespace.setdefault(statement.name, namespace[name])
                     values[statement.name] = copy_tree(namespace[statement.name])
-            except Exception as error:
+            except Exception as error:  # a candidate may be any nonsense
                 return Evaluation(values, position, f"{type(error).__name__}: {error}")
     return Evaluation(values)
 
 
-def _make(program: Program, namespace: dict[str, Any], values: dict[str, Any]) -> None:
+def _make(program: Program, namespace: dict[str, object], values: dict[str, object]) -> None:
     torch.manual_seed(0)
-    held = {one.name: one.values for one in program.inputs}
-    for one in program.inputs:
+    held = {input_.name: input_.values for input_ in program.inputs}
+    for input_ in program.inputs:
         # Copied, because a program may write to its inputs.
-        recorded = {one.name: copy_tree(held[one.name])} if one.fill == "recorded" else {}
-        made = eval(input_expression(one), {"torch": torch, "VALUES": recorded})
-        values[one.name] = copy_tree(made.detach())
-        namespace[one.name] = made
+        recorded = {input_.name: copy_tree(held[input_.name])} if input_.fill == "recorded" else {}
+        made = eval(input_expression(input_), {"torch": torch, "VALUES": recorded})
+        values[input_.name] = copy_tree(made.detach())
+        namespace[input_.name] = made

@@ -1,46 +1,47 @@
-"""What a minimisation is given, and what it comes to."""
+"""The input and the result of a minimisation."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from fuzzcompile.generation import GeneratedCase, Profile
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.reduction.program import Program
+from fuzzcompile.reduction.reports import read
 from fuzzcompile.reduction.scripts.sources import case_part
 from fuzzcompile.reduction.search import Prober, Tally
 from fuzzcompile.reduction.writing import model_lines
 
-# How graphs are captured: dynamo's with every size as it is, dynamo's with sizes read off the inputs, or what
-# AOTAutograd makes of them, in which transforms of functions and higher-order operators are gone.
+# How graphs are captured: by dynamo with static sizes, by dynamo with sizes read off the inputs, or by AOTAutograd,
+# which leaves no function transforms and higher-order operators.
 Capture = Literal["static", "dynamic", "aten"]
 
 
 class Tools(Prober, Protocol):
-    """What happens where torch runs: in this process, or in a worker that may be lost."""
+    """What needs torch and the compiler: done in this process, or in a worker that may crash."""
 
     def programs(self, source: str, capture: Capture) -> Sequence[Program]:
-        """The graphs of a case, the likeliest to hold the bug first; empty if none can be written down."""
+        """The graphs of a case as programs, the likeliest to show the bug first; empty if none can be translated."""
 
-    def judge(self, source: str) -> Mapping[str, Any]:
+    def judge(self, source: str) -> Mapping[str, object]:
         """The full report on a source, in its JSON form."""
 
     def become_thorough(self) -> None:
-        """From now on, probe as triage judges."""
+        """From now on, refine the verdicts of probes as triage does."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be made small: a source with its report, and the recipe of a generated case.
+    """A source to be minimised, its report, and the recipe (``choices``, ``profile``) of a generated case.
 
-    ``is_case`` tells a case file from a script; ``screens`` whether the bug may show where graphs are interpreted.
-    ``resizes`` says that it may be compiled for any size, ``keeps`` what must stay: "culprit", or "verdict" alone.
+    ``is_case``: it is a case file, not a script. ``screens``: the bug may show without code generation. ``resizes``: it
+    may be compiled for dynamic sizes. ``keeps``: what must stay the same, "culprit" or "verdict".
     """
 
     source: str
-    report: Mapping[str, Any]
+    report: Mapping[str, object]
     choices: bytes | None = None
     profile: Profile = field(default_factory=Profile)
     is_case: bool = True
@@ -53,14 +54,14 @@ class Job:
 class Outcome:
     """A small case, its own report, and the reproducer built from it.
 
-    ``how`` is "recipe", "graph", "text" or "as found"; ``changed`` is false where nothing smaller was found. ``note``
-    says in a sentence what a reader should know. ``operators_before`` and ``operators`` count calls of torch functions
-    in the captured graphs (None: not captured). ``others`` are generated cases that failed in other ways; ``tally`` has
-    the sources of all that did. What was ``interrupted`` is neither judged again nor confirmed.
+    ``how`` is "recipe", "graph", "text" or "as found"; ``changed`` is false if nothing smaller was found. ``note`` is
+    one sentence for the user. ``operators_before`` and ``operators`` count calls of torch functions in the captured
+    graphs (None: not captured). ``others`` are generated cases that show other bugs; ``tally`` has all such sources.
+    The result of an ``interrupted`` search is neither judged again nor confirmed.
     """
 
     source: str
-    report: Mapping[str, Any]
+    report: Mapping[str, object]
     reproducer: str
     confirmed: bool
     confirmation: str
@@ -78,27 +79,29 @@ class Outcome:
     interrupted: bool = False
 
 
-def same_bug(wanted: Mapping[str, Any], found: Mapping[str, Any], keeps: str = "culprit") -> bool:
-    """Whether a report is one of the same bug: the signature, or where a culprit is but guessed, verdict and stage.
+def same_bug(wanted: Mapping[str, object], reached: Mapping[str, object], keeps: str = "culprit") -> bool:
+    """Whether two reports describe the same bug.
 
-    Of a culprit with several families (siblings, operators of one kernel) a smaller case may show fewer. Where
-    ``keeps`` is "verdict", the kind of verdict is all that counts.
+    They do if their signatures share a family: a smaller case may show fewer of a culprit's siblings, or fewer
+    operators of one kernel. If a culprit has low confidence, the kind of verdict and the stage decide; if ``keeps``
+    is "verdict", the kind of verdict alone.
     """
-    if not found.get("is_bug"):
+    if not reached.get("is_bug"):
         return False
-    if keeps == "culprit" and _share_a_family(wanted.get("signature"), found.get("signature")):
+    before, after = read(wanted), read(reached)
+    if keeps == "culprit" and _share_a_family(before.get("signature"), after.get("signature")):
         return True
-    if Verdict(wanted["verdict"]).kind != Verdict(found["verdict"]).kind:
+    if Verdict(before["verdict"]).kind != Verdict(after["verdict"]).kind:
         return False
     if keeps == "verdict":
         return True
-    guessed = "low" in (wanted.get("confidence"), found.get("confidence"))
-    stages = [(report.get("culprit") or {}).get("stage") for report in (wanted, found)]
+    guessed = "low" in (before.get("confidence"), after.get("confidence"))
+    stages = [(report.get("culprit") or {}).get("stage") for report in (before, after)]
     return guessed and (stages[0] == stages[1] or None in stages)
 
 
 def is_smaller(source: str, program: Program, original: str, captured: Sequence[Program]) -> bool:
-    """Whether a program, written as ``source``, is less than the text that its graphs were ``captured`` of."""
+    """Whether a program, written as ``source``, is smaller than the ``original`` text its graphs were captured from."""
     try:
         before = case_part(original)
     except SyntaxError:
@@ -109,10 +112,10 @@ def is_smaller(source: str, program: Program, original: str, captured: Sequence[
     return not (same_work and model_lines(source) >= model_lines(before))
 
 
-def _share_a_family(one: str | None, other: str | None) -> bool:
+def _share_a_family(wanted: str | None, reached: str | None) -> bool:
     """Whether two signatures name the same stage and file, and a family in common."""
-    if one is None or other is None or one == other:
-        return one == other
-    *place, families = one.rsplit(":", 1)
-    *other_place, other_families = other.rsplit(":", 1)
-    return place == other_place and bool(set(families.split("+")) & set(other_families.split("+")))
+    if wanted is None or reached is None or wanted == reached:
+        return wanted == reached
+    *place, families = wanted.rsplit(":", 1)
+    *reached_place, reached_families = reached.rsplit(":", 1)
+    return place == reached_place and bool(set(families.split("+")) & set(reached_families.split("+")))

@@ -1,4 +1,4 @@
-"""Minimising any case: recipe first, then the captured graph, and the text where no graph holds the bug."""
+"""Minimise any case: its recipe first, then its captured graph, then its text if no graph shows the bug."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from fuzzcompile.generation import GeneratedCase
 from fuzzcompile.oracle.verdicts import Verdict
@@ -14,13 +13,14 @@ from fuzzcompile.reduction.concluding import Shown, can_be_shown, find_neighbour
 from fuzzcompile.reduction.jobs import Capture, Job, Outcome, Tools, is_smaller, same_bug
 from fuzzcompile.reduction.program import Program
 from fuzzcompile.reduction.recipe import NotReproducedError, RecipeProgress, shrink_recipe
+from fuzzcompile.reduction.reports import read
 from fuzzcompile.reduction.schedule import REPEATS, LostBug, Reduced, reduce_programs
 from fuzzcompile.reduction.scripts.sources import case_part
 from fuzzcompile.reduction.search import Budget, OutOfBudget, Progress, Questions, Tally
 from fuzzcompile.reduction.statements import reduce_text
 from fuzzcompile.reduction.writing import Written, case_source, model_lines
 
-# Share of the budget that the recipe may take, so that enough is left for the graph.
+# Share of the budget for the recipe; the rest is for the graph.
 _RECIPE_SHARE = 0.5
 
 
@@ -32,10 +32,15 @@ def minimise(
     tally: Tally | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Outcome:
-    """Make a case small under the signature that ``tools`` are locked to.
+    """Reduce a case to a smaller one with the signature that ``tools`` are locked to.
 
-    ``tally`` holds the answers of an earlier search: with them the search walks again where it was. What
-    ``on_progress`` raises ends the search as a spent budget does if it is a KeyboardInterrupt, and else comes out.
+    Args:
+        job: the case and its report.
+        tools: probes candidates and judges results.
+        budget: bounds the search; building and confirming the reproducer come on top.
+        tally: the answers of an earlier search, which then resumes where it stopped.
+        on_progress: called after each candidate that was compiled. A KeyboardInterrupt from it ends the search like
+            a spent budget; any other exception propagates.
     """
     return _Minimiser(job, tools, Questions(tools, budget, tally or Tally(), on_progress=on_progress)).run()
 
@@ -46,7 +51,7 @@ class _Minimiser:
     tools: Tools
     questions: Questions
     best: str = ""
-    report: Mapping[str, Any] = field(default_factory=dict)
+    report: Mapping[str, object] = field(default_factory=dict)
     how: str = "as found"
     program: Program | None = None
     case: GeneratedCase | None = None
@@ -73,7 +78,7 @@ class _Minimiser:
         before = next((n for c in ("static", "aten") if (n := sum(p.size[0] for p in self.captured.get(c, [])))), None)
         return self._outcome(start, before)
 
-    # -- the three ways ---------------------------------------------------------------------------
+    # -- recipe, graph, text ---------------------------------------------------------------------------
 
     def _by_recipe(self) -> None:
         job, questions = self.job, self.questions
@@ -109,7 +114,7 @@ class _Minimiser:
             return
 
     def _by_graph(self) -> bool:
-        """Whether a graph shows the bug. It is what remains, if it is smaller."""
+        """Reduce a captured graph and take it if it is smaller than the case; whether a graph shows the bug."""
         reduced = self._reduced()
         if reduced is None:
             return False
@@ -119,7 +124,7 @@ class _Minimiser:
             shown, of = reduced.comes_and_goes
             self.note = f"the bug comes and goes: it showed in {shown} of {of} compiles"
         if reduced.program.is_recorded:
-            self.note = "the bug needs values that are too many to write down: what shows it is kept as it was"
+            self.note = "the bug needs more recorded values than fit in a script: the case is kept as it was"
             return True
         source = case_source(reduced.program)
         if not self._is_smaller(source, reduced.program):
@@ -129,9 +134,13 @@ class _Minimiser:
         return True
 
     def _back_on(self, path: Sequence[Program]) -> None:
-        """The last program on the way that triage says is the same bug, by bisection: the lock held too little."""
-        sources = [(case_source(one), one) for one in path if not one.is_recorded]
-        taken = [(source, one) for source, one in sources if self._is_smaller(source, one)]
+        """Take the last program of ``path`` that triage confirms, by bisection.
+
+        A probe compares suspects; triage proves a culprit. Where several suspects are visible, a candidate may keep
+        the locked one as a bystander while another has become the culprit.
+        """
+        sources = [(case_source(program), program) for program in path if not program.is_recorded]
+        taken = [(source, program) for source, program in sources if self._is_smaller(source, program)]
         good, bad = -1, len(taken) - 1
         while bad - good > 1:
             middle = (good + bad) // 2
@@ -145,9 +154,9 @@ class _Minimiser:
         captures: tuple[Capture, ...] = ("static", "dynamic", "aten") if self.job.resizes else ("static", "aten")
         for attempt in ("plain", "thorough", "repeated"):
             for capture in captures:
-                found = self._reduced_from(capture, note=attempt != "repeated")
-                if found is not None:
-                    return found
+                reduced = self._reduced_from(capture, note=attempt != "repeated")
+                if reduced is not None:
+                    return reduced
             if not any(self.captured.values()):
                 return None
             if attempt == "plain":
@@ -161,15 +170,15 @@ class _Minimiser:
         return None
 
     def _reduced_from(self, capture: Capture, *, note: bool) -> Reduced | None:
-        """What the graphs of one kind come to; None if none of them shows the bug."""
+        """The reduced graph of one kind of capture; None if no graph of that kind shows the bug."""
         if capture not in self.captured:
             self.captured[capture] = list(self.tools.programs(self.best, capture))
-            self.questions.tally.screens += capture == "aten"  # which takes a compile
+            self.questions.tally.screens += capture == "aten"  # a functional capture takes a compile
         programs, refuses = self.captured[capture], self.report["verdict"] == Verdict.ACCEPTS_INVALID
         try:
             return reduce_programs(programs, self.questions, screens=self.job.screens, refuses=refuses)
         except LostBug as lost:
-            if note and programs:  # that the bug comes and goes says more
+            if note and programs:
                 self.note = str(lost)
         return None
 
@@ -178,7 +187,7 @@ class _Minimiser:
         self.tools.become_thorough()
 
     def _comes_and_goes(self) -> bool:
-        """Whether the case itself shows the bug in some runs and not in others."""
+        """Whether the case itself shows the bug in some compiles only."""
         self.questions.reducer = "repetition"
         shown = self.questions.times(Written(self.best, {}), REPEATS)
         if 0 < shown < REPEATS:
@@ -198,7 +207,7 @@ class _Minimiser:
         text = case_part(self.best) if self.job.is_case else self.best
         try:
             if not holds(text):
-                self.note = "the bug does not show again in a quick look: it is kept as it is"
+                self.note = "a probe of the case does not show the bug again: it is kept as it is"
                 return
             reduce_text(text, holds)
         except KeyboardInterrupt:
@@ -208,20 +217,20 @@ class _Minimiser:
             if (model_lines(kept), len(kept)) < (model_lines(text), len(text)):
                 self._take(kept, "text")
 
-    # -- what is kept -----------------------------------------------------------------------------
+    # -- results -----------------------------------------------------------------------------
 
     def _take(
         self, source: str, how: str, *, case: GeneratedCase | None = None, program: Program | None = None
     ) -> bool:
-        """Take a smaller source for the best, if triage says that it is the same bug; whether it did.
+        """Make a smaller source the best one if triage confirms the bug in it; whether it did.
 
-        After an interrupt there is no time to ask: the search itself saw the bug in it.
+        After an interrupt the source is taken without triage: a probe has shown the bug in it.
         """
         if source == self.best:
             self.program = program
             return True
         if self.interrupted:
-            report: Mapping[str, Any] = {**self.job.report, "evidence": {"outputs": []}}
+            report: Mapping[str, object] = {**self.job.report, "evidence": {"outputs": []}}
         else:
             report = self._judged(source)
             if not same_bug(self.job.report, report, self.job.keeps):
@@ -230,27 +239,27 @@ class _Minimiser:
         self.best, self.report, self.how, self.case, self.program = source, report, how, case, program
         return True
 
-    def _judged(self, source: str) -> Mapping[str, Any]:
-        """The full report on a source; a second one where the first does not see the bug."""
-        report: Mapping[str, Any] = {}
+    def _judged(self, source: str) -> Mapping[str, object]:
+        """The full report on a source, judged a second time if the first report shows no bug."""
+        report: Mapping[str, object] = {}
         for _ in range(2):
             report = self.tools.judge(source)
-            cost = report.get("cost") or {}
-            self.questions.tally.compiles += int(cost.get("compiles", 0))
-            self.questions.tally.screens += int(cost.get("screens", 0))
+            cost = read(report).get("cost") or {}
+            self.questions.tally.compiles += cost.get("compiles", 0)
+            self.questions.tally.screens += cost.get("screens", 0)
             if report.get("is_bug") and report["verdict"] != Verdict.NONDETERMINISTIC:
                 break
         return report
 
-    def _refuse(self, source: str, how: str, report: Mapping[str, Any]) -> None:
+    def _refuse(self, source: str, how: str, report: Mapping[str, object]) -> None:
         if not report.get("is_bug"):
-            self.note = f"what the reduction by {how} led to lost the bug: triage says {report['verdict']}, twice"
+            self.note = f"the reduction by {how} lost the bug: triage says {report['verdict']}, twice"
             return
         if report["verdict"] == Verdict.NONDETERMINISTIC:
-            self.note = f"what the reduction by {how} led to comes and goes from compile to compile"
+            self.note = f"the result of the reduction by {how} comes and goes from compile to compile"
             return
-        told = report.get("signature") or report["verdict"]
-        self.note = f"what the reduction by {how} led to is another bug ({told})"
+        name = report.get("signature") or report["verdict"]
+        self.note = f"the reduction by {how} led to another bug ({name})"
         self.questions.tally.others.setdefault(Written(source, {}).digest, source)
 
     def _is_smaller(self, source: str, program: Program) -> bool:
@@ -259,7 +268,7 @@ class _Minimiser:
     def _outcome(self, start: float, before: int | None) -> Outcome:
         if self.how == "text" and self.job.is_case and not can_be_shown(self.best, self.report):
             self.best, self.report, self.how = self.job.source, self.job.report, "as found"
-            self.note = "what the reduction of the text led to cannot be run as a script"
+            self.note = "the reduced text cannot be run as a script"
         neighbour = self._neighbour()
         shown = self._shown(neighbour)
         self.note = shown.note or self.note
@@ -292,7 +301,7 @@ class _Minimiser:
         return show(self.best, self.report, neighbour)
 
     def _neighbour(self) -> str | None:
-        """One change that makes the program pass, if one of those that are tried does."""
+        """The source of a program one change away that passes; None if none of those tried does."""
         if self.program is None or self.how != "graph" or not self.finished:
             return None
         self.questions.reducer = "neighbour"

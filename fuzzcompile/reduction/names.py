@@ -1,4 +1,4 @@
-"""Names as they are written: short, and none that hides another."""
+"""Short names for inputs and statements, none of which shadows another."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from fuzzcompile.reduction.program import Program
 
 # Names that a variable of a case file may not have.
 TAKEN = {*dir(builtins), *keyword.kwlist, "torch", "nn", "F", "make", "program", "Model", "self", "run"}
-# Names that the compiler gives: of what was a part of something, or an argument.
-_TELLING_NOTHING = ("getitem", "arg", "chunk", "split", "unbind", "primals", "tangents")
+# Names that the compiler gives to parts and arguments, which say nothing.
+_MEANINGLESS = ("getitem", "arg", "chunk", "split", "unbind", "primals", "tangents")
 
 
 def _plain_names(program: Program) -> dict[str, str]:
     """Short names: inputs by dynamo's last words, statements as the user called them, without needless numbers."""
     names: dict[str, str] = {}
     taken: set[str] = set()
-    inputs = [one.name for one in program.inputs]
+    inputs = [input_.name for input_ in program.inputs]
     free = (letter for letter in "xyzwuv" if letter not in inputs)
     for name in (*inputs, *(s.name for s in program.statements)):
         base = name.rstrip("0123456789_") or name  # all of it, or a second renaming would find another name
-        if name in inputs and base in _TELLING_NOTHING:
+        if name in inputs and base in _MEANINGLESS:
             base = next(free, base)
         wanted = base if base not in taken and not _is_reserved(base) else name
         number = 1
@@ -39,7 +39,7 @@ def _is_reserved(name: str) -> bool:
 
 
 def plain(program: Program) -> Program:
-    """The program with names as they are written."""
+    """The program with short names."""
     return program.renamed(_plain_names(program))
 
 

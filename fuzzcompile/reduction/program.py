@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal, overload
 
 import torch
 
@@ -22,10 +22,10 @@ class Ref:
 
 @dataclass(frozen=True)
 class Input:
-    """A tensor that the program is given.
+    """A tensor input. ``stride`` is in elements.
 
-    ``values`` are recorded ones (any strides); what is written down for them is up to ``fill``. ``stride`` in
-    elements. ``parameter`` says that it was a parameter of a module.
+    ``values`` are the recorded ones, of any strides; ``fill`` says what a script has in their place. ``parameter``: it
+    was a parameter of a module.
     """
 
     name: str
@@ -63,8 +63,8 @@ class Statement:
     name: str
     form: Form
     target: str
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    args: tuple[object, ...] = ()
+    kwargs: Mapping[str, object] = field(default_factory=dict)
     module: str = ""
     line: int = 0
 
@@ -79,8 +79,16 @@ class Statement:
         return self.form in ("function", "method") and last.endswith("_") and not last.endswith("__")
 
     def refs(self) -> list[str]:
-        """Names of what it uses, in order, each as often as it is used."""
-        return list(refs_in((self.args, dict(self.kwargs))))
+        """Names that it uses, in order, each as often as it is used."""
+        return list(refs_in((self.args, self.kwargs)))
+
+    def map_refs(self, function: Callable[[Ref], object]) -> Statement:
+        """The statement with every ref in its arguments replaced."""
+        return replace(self, args=map_refs(function, self.args), kwargs=map_refs(function, self.kwargs))
+
+    def map_leaves(self, function: Callable[[object], object]) -> Statement:
+        """The statement with every leaf of its arguments (refs and constants) replaced."""
+        return replace(self, args=map_leaves(function, self.args), kwargs=map_leaves(function, self.kwargs))
 
 
 @dataclass(frozen=True)
@@ -93,37 +101,45 @@ class Program:
 
     inputs: tuple[Input, ...]
     statements: tuple[Statement, ...]
-    outputs: Any
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    outputs: object
+    settings: Mapping[str, object] = field(default_factory=dict)
     as_module: bool = False
 
     @property
     def size(self) -> tuple[int, int, int, int]:
-        """What a smaller program has less of: operators, inputs, elements, settings."""
+        """Operators, inputs, elements and settings; a smaller program sorts first."""
         operators = [s for s in self.statements if s.form not in ("enter", "exit")]
-        elements = sum(torch.Size(one.shape).numel() for one in self.inputs)
+        elements = sum(torch.Size(input_.shape).numel() for input_ in self.inputs)
         return len(operators), len(self.inputs), elements, len(self.settings)
 
     @property
     def is_recorded(self) -> bool:
-        """Whether it takes values that are too many to write down."""
-        return any(one.fill == "recorded" for one in self.inputs)
+        """Whether an input still has its recorded values, which a script cannot hold."""
+        return any(input_.fill == "recorded" for input_ in self.inputs)
 
     def input(self, name: str) -> Input | None:
         """The input of that name."""
-        return next((one for one in self.inputs if one.name == name), None)
+        return next((input_ for input_ in self.inputs if input_.name == name), None)
 
     def output_refs(self) -> list[str]:
-        """Names of what is returned, in order."""
+        """Names that are returned, in order."""
         return list(refs_in(self.outputs))
 
     def with_input(self, changed: Input) -> Program:
         """The program with the input of that name replaced."""
-        return replace(self, inputs=tuple(changed if one.name == changed.name else one for one in self.inputs))
+        return self.map_inputs(lambda input_: changed if input_.name == changed.name else input_)
 
     def with_statement(self, changed: Statement) -> Program:
         """The program with the statement of that name replaced."""
-        return replace(self, statements=tuple(changed if s.name == changed.name else s for s in self.statements))
+        return self.map_statements(lambda statement: changed if statement.name == changed.name else statement)
+
+    def map_inputs(self, change: Callable[[Input], Input]) -> Program:
+        """The program with every input changed."""
+        return replace(self, inputs=tuple(change(input_) for input_ in self.inputs))
+
+    def map_statements(self, change: Callable[[Statement], Statement]) -> Program:
+        """The program with every statement changed."""
+        return replace(self, statements=tuple(change(statement) for statement in self.statements))
 
     def renamed(self, names: Mapping[str, str]) -> Program:
         """The same program with other names."""
@@ -131,36 +147,30 @@ class Program:
         def rename(ref: Ref) -> Ref:
             return Ref(names.get(ref.name, ref.name))
 
-        inputs = tuple(replace(one, name=names.get(one.name, one.name)) for one in self.inputs)
-        statements = tuple(
-            replace(
-                s,
-                name=names.get(s.name, s.name),
-                args=map_refs(rename, s.args),
-                kwargs=map_refs(rename, dict(s.kwargs)),
-            )
-            for s in self.statements
+        return replace(
+            self,
+            inputs=tuple(replace(input_, name=names.get(input_.name, input_.name)) for input_ in self.inputs),
+            statements=tuple(replace(s.map_refs(rename), name=names.get(s.name, s.name)) for s in self.statements),
+            outputs=map_refs(rename, self.outputs),
         )
-        return replace(self, inputs=inputs, statements=statements, outputs=map_refs(rename, self.outputs))
 
-    def substituted(self, name: str, value: Any) -> Program:
+    def substituted(self, name: str, value: object) -> Program:
         """The program without the statement or input ``name``, whose uses get ``value``."""
 
-        def put(ref: Ref) -> Any:
+        def put(ref: Ref) -> object:
             return value if ref.name == name else ref
 
-        statements = tuple(
-            replace(s, args=map_refs(put, s.args), kwargs=map_refs(put, dict(s.kwargs)))
-            for s in self.statements
-            if s.name != name
+        return replace(
+            self,
+            inputs=tuple(input_ for input_ in self.inputs if input_.name != name),
+            statements=tuple(s.map_refs(put) for s in self.statements if s.name != name),
+            outputs=map_refs(put, self.outputs),
         )
-        inputs = tuple(one for one in self.inputs if one.name != name)
-        return replace(self, inputs=inputs, statements=statements, outputs=map_refs(put, self.outputs))
 
     def without_dead_code(self) -> Program:
-        """Statements and inputs that no output needs are gone.
+        """The program without the statements and inputs that no output needs.
 
-        A statement that writes stays as long as anything that may share its memory is used.
+        A statement that writes stays while any tensor that may share the written memory is used.
         """
         roots = self._roots()
         live = set(self.output_refs())
@@ -176,12 +186,12 @@ class Program:
                 kept.append(statement)
                 live |= set(used)
                 live_roots |= {roots[name] for name in used if roots.get(name) in mutable}
-        inputs = tuple(one for one in self.inputs if one.name in live)
+        inputs = tuple(input_ for input_ in self.inputs if input_.name in live)
         return replace(self, statements=_without_empty_blocks(kept[::-1]), inputs=inputs)
 
     def _roots(self) -> dict[str, str]:
         """For each name, the input or statement whose memory it may be a view of (followed through first arguments)."""
-        roots = {one.name: one.name for one in self.inputs}
+        roots = {input_.name: input_.name for input_ in self.inputs}
         for statement in self.statements:
             first = next((name for name in statement.refs() if name in roots), None)
             viewing = statement.form in ("method", "getitem", "attribute", "setitem") or statement.writes
@@ -200,11 +210,11 @@ def _without_empty_blocks(statements: list[Statement]) -> tuple[Statement, ...]:
     return tuple(result)
 
 
-def refs_in(tree: Any) -> Iterator[str]:
+def refs_in(tree: object) -> Iterator[str]:
     """Names of the refs in a tree of tuples, lists, dictionaries and slices, in order."""
     if isinstance(tree, Ref):
         yield tree.name
-    elif isinstance(tree, (tuple, list)):
+    elif isinstance(tree, tuple | list):
         for part in tree:
             yield from refs_in(part)
     elif isinstance(tree, Mapping):
@@ -214,12 +224,24 @@ def refs_in(tree: Any) -> Iterator[str]:
         yield from refs_in((tree.start, tree.stop, tree.step))
 
 
-def map_refs(function: Callable[[Ref], Any], tree: Any) -> Any:
+@overload
+def map_refs(function: Callable[[Ref], object], tree: tuple[object, ...]) -> tuple[object, ...]: ...
+@overload
+def map_refs(function: Callable[[Ref], object], tree: Mapping[str, object]) -> dict[str, object]: ...
+@overload
+def map_refs(function: Callable[[Ref], object], tree: object) -> object: ...
+def map_refs(function: Callable[[Ref], object], tree: object) -> object:
     """The tree with every ref replaced."""
     return map_leaves(lambda leaf: function(leaf) if isinstance(leaf, Ref) else leaf, tree)
 
 
-def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
+@overload
+def map_leaves(function: Callable[[object], object], tree: tuple[object, ...]) -> tuple[object, ...]: ...
+@overload
+def map_leaves(function: Callable[[object], object], tree: Mapping[str, object]) -> dict[str, object]: ...
+@overload
+def map_leaves(function: Callable[[object], object], tree: object) -> object: ...
+def map_leaves(function: Callable[[object], object], tree: object) -> object:
     """The tree with every leaf replaced (tuples, lists, dictionaries and slices are its branches)."""
     if isinstance(tree, tuple):
         return tuple(map_leaves(function, part) for part in tree)

@@ -1,8 +1,7 @@
 """Shrink a generated case by the choices it was drawn from.
 
-Hypothesis shrinks the choices, so that every candidate is a program that the generator could have
-drawn itself, and runs in eager. A test costs a compile: the answer for a source that was seen is
-remembered, and the number of tests and the time are bounded.
+Hypothesis shrinks the choices, so every candidate is a program that the generator could have drawn, and runs in eager.
+A test costs a compile: each source is tested once, and tests and time are bounded.
 """
 
 from __future__ import annotations
@@ -12,27 +11,27 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, settings
 from hypothesis.configuration import set_hypothesis_home_dir
+from hypothesis.core import HypothesisHandle
 from hypothesis.database import InMemoryExampleDatabase
 
 from fuzzcompile.errors import FuzzcompileError
 from fuzzcompile.generation import CaseSpec, GeneratedCase, Profile, case_strategy, from_choices
 from fuzzcompile.generation.spec import Attention
 
-# Hypothesis stops a shrink after five minutes; a new one goes on from where that ended.
+# Hypothesis stops a shrink after five minutes; the next one resumes it.
 _MAX_ROUNDS = 8
 
 
 class NotReproducedError(FuzzcompileError):
-    """The case that was to be shrunk is not interesting itself, or there was no budget to show it."""
+    """The case itself is not interesting, or the budget was too small to test it."""
 
 
 @dataclass(frozen=True)
 class RecipeProgress:
-    """Handed out after each test. ``best`` was shown interesting and can be kept at any time."""
+    """The state after a test. ``best`` has been tested and can be kept at any time."""
 
     best: GeneratedCase
     tests: int
@@ -41,7 +40,7 @@ class RecipeProgress:
 
 @dataclass(frozen=True)
 class RecipeResult:
-    """The most readable case shown interesting; ``finished`` unless a budget ended the search."""
+    """The most readable interesting case; ``finished`` unless a budget ended the search."""
 
     best: GeneratedCase
     tests: int
@@ -59,9 +58,16 @@ def shrink_recipe(
 ) -> RecipeResult:
     """The simplest case found that is still interesting, within ``max_tests`` calls of the predicate.
 
-    ``deadline`` is a value of ``time.monotonic()``. The case that ``choices`` spell is tested first;
-    `NotReproducedError` if it is not interesting. What the predicate raises comes out as it is, a
-    ``KeyboardInterrupt`` too: the last `RecipeProgress` then holds the best so far.
+    Args:
+        choices: the recipe; the case it draws is tested first.
+        profile: what the generator draws from.
+        is_interesting: the predicate. What it raises propagates, a KeyboardInterrupt too.
+        max_tests: bounds the calls of the predicate.
+        deadline: a value of ``time.monotonic()``.
+        on_progress: called after each test once there is a best case.
+
+    Raises:
+        NotReproducedError: the case that ``choices`` draw is not interesting.
     """
     search = _Search(is_interesting, max_tests, deadline, on_progress, from_choices(choices, profile))
     raised: BaseException | None = None
@@ -78,7 +84,7 @@ def shrink_recipe(
 
 
 def readability(case: GeneratedCase) -> tuple[int, ...]:
-    """What reads better sorts first: fewer modules, fewer lines, plainer attention, smaller sizes."""
+    """A sort key: fewer modules, fewer lines, plainer attention and smaller sizes come first."""
     spec, dims = case.spec, case.spec.dims
     plainest = Attention(spec.attention.idiom)
     return (
@@ -131,7 +137,7 @@ class _Search:
             raise _Stop
         try:
             return self._record(case)
-        except BaseException as error:
+        except BaseException as error:  # of any kind: Hypothesis would take it for a finding
             raise _Stop(error) from error
 
     def _record(self, case: GeneratedCase) -> bool:
@@ -157,7 +163,7 @@ def _no_traces() -> Iterator[None]:
 
 
 def _shrink(search: _Search, profile: Profile) -> bool:
-    """Run Hypothesis until a whole shrink brings nothing better; false if it never came to that."""
+    """Run Hypothesis until a whole shrink finds nothing better; false if the rounds are used up before."""
 
     @settings(
         database=InMemoryExampleDatabase(),
@@ -174,14 +180,14 @@ def _shrink(search: _Search, profile: Profile) -> bool:
         if search.holds(spec):
             raise _Interesting
 
-    target: Any = probe
+    handle: HypothesisHandle = vars(probe)["hypothesis"]
     with suppress(_Interesting):
-        # Files the choices in the database, from where the runs below take them up.
-        target.hypothesis.fuzz_one_input(search.original.choices)
+        # Stores the choices in the database, which the runs below start from.
+        handle.fuzz_one_input(search.original.choices)
     for _ in range(_MAX_ROUNDS if search.best else 0):
         before = search.best
         with suppress(_Interesting):
-            target()
+            probe()
         if search.best is before:
             return True
     return search.best is None

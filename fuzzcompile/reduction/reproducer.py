@@ -1,4 +1,4 @@
-"""Reproducers: a case that is also a script, shows its bug with torch alone, and says when it is mended."""
+"""Reproducers: cases that are also scripts, which show a bug with torch alone and pass once it is fixed."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import torch
 
 from fuzzcompile.errors import CaseError, UsageError
 from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.reduction.reports import Report, read
 from fuzzcompile.reduction.scripts import choice, sharing
 from fuzzcompile.reduction.scripts.comparing import Script
 from fuzzcompile.reduction.scripts.driving import Driving
@@ -27,7 +28,7 @@ from fuzzcompile.templating import environment
 
 _WIDTH = 110
 _BUG = "BUG: "
-# Eager and compiled differ there, but no script could say that one of them is wrong.
+# For these verdicts eager and compiled differ, but neither is wrong.
 _NOTHING_TO_SHOW = (Verdict.UNSTABLE, Verdict.PRECISION_CASTS, Verdict.INVALID)
 _PHRASES = {
     Verdict.MISCOMPILE: "Wrong values",
@@ -54,16 +55,20 @@ class Confirmation:
     confirmed: bool
 
 
-def build_reproducer(source: str, report: Mapping[str, Any], *, neighbour: str | None = None) -> str:
-    """The case as one script that needs torch only, exits with 1 on the bug and with 0 when it is mended.
+def build_reproducer(source: str, report: Mapping[str, object], *, neighbour: str | None = None) -> str:
+    """The case as one script that needs torch only and exits with 1 on the bug, with 0 once it is fixed.
 
-    It stays a valid case. A ``__main__`` part and a docstring that are there are replaced, so building from
-    a reproducer gives the same text. The case is run eagerly in this process, to see which short form will
-    do; a ``neighbour`` that differs in one line only is quoted.
+    It stays a valid case. Its docstring and ``__main__`` part are replaced, so a reproducer of a reproducer is the same
+    text. The case runs eagerly in this process, which decides how short the script can be.
+
+    Args:
+        source: the text of the case.
+        report: its report.
+        neighbour: the source of a program that passes, quoted if it differs in one line only.
 
     Raises:
         CaseError: the source is no case.
-        UsageError: the verdict says that the difference is none of the compiler's making.
+        UsageError: the verdict is not a bug of the compiler.
     """
     if report.get("verdict") in _NOTHING_TO_SHOW:
         raise UsageError(f"There is no bug to reproduce: the verdict is {report['verdict']}.")
@@ -74,15 +79,15 @@ def build_reproducer(source: str, report: Mapping[str, Any], *, neighbour: str |
     device = str(report.get("device") or "cpu")
     seen = probe(kept, _available(device))
     drive = Driving(seen, kept, device, with_backward=seen.case.backward)
-    script = choice.choose(drive, report, _remark(kept, neighbour))
-    return f'"""{_summary(report, script)}"""\n{kept}\n{_main_part(script)}'
+    script = choice.choose(drive, read(report), _remark(kept, neighbour))
+    return f'"""{_summary(read(report), script)}"""\n{kept}\n{_main_part(script)}'
 
 
 def confirm_reproducer(source: str, *, timeout: float = 180) -> Confirmation:
-    """Run a reproducer in a clean process and folder, as a stranger would.
+    """Run a reproducer in a clean process and folder, for at most ``timeout`` seconds.
 
-    A traceback ends Python with status 1 too, so the script's own verdict line is asked for. A bug that was
-    planted into this process does not come back in another: such a reproducer is not confirmed.
+    It must print its own verdict line, because a traceback ends Python with status 1 too. A bug planted into this
+    process is not confirmed: the other process does not have it.
     """
     with tempfile.TemporaryDirectory(prefix="fuzzcompile-") as folder:
         Path(folder, "repro.py").write_text(source, encoding="utf-8")
@@ -128,14 +133,14 @@ def line_count(source: str) -> int:
 def _main_part(script: Script) -> str:
     template = environment().get_template("reports/reproducer.py.j2")
     body = template.render(s=script, d=script.drive, imports=[], enclosed=False)
-    # Which imports it needs, and whether it must keep to itself, is read off the text.
+    # The text decides which imports it needs, and whether its names clash with those of the case.
     needs, clashes = script.drive.needs(body), script.drive.clashes(body)
     return template.render(s=script, d=script.drive, imports=needs, enclosed=clashes)
 
 
 def _available(device: str) -> torch.device:
-    found = torch.device(device)
-    return found if found.type != "cuda" or torch.cuda.is_available() else torch.device("cpu")
+    wanted = torch.device(device)
+    return wanted if wanted.type != "cuda" or torch.cuda.is_available() else torch.device("cpu")
 
 
 def _remark(source: str, neighbour: str | None) -> str:
@@ -144,8 +149,8 @@ def _remark(source: str, neighbour: str | None) -> str:
     return remark if len(remark) <= _WIDTH else ""
 
 
-def _summary(report: Mapping[str, Any], script: Script) -> str:
-    """One line: what is wrong, who is at fault, in which torch."""
+def _summary(report: Report, script: Script) -> str:
+    """One line: the symptom, the culprit, the version of torch."""
     verdict, where = report.get("verdict"), f"torch {report.get('torch') or torch.__version__}"
     device = str(report.get("device") or "cpu")
     if device != "cpu":
@@ -169,5 +174,5 @@ def _summary(report: Mapping[str, Any], script: Script) -> str:
 
 
 def _clean(text: str) -> str:
-    """Text that can stand between triple quotes, and names no absolute path."""
+    """Text fit for a docstring, without absolute paths."""
     return re.sub(r"(?<!\w)/\S+/", "", " ".join(text.split())).replace("\\", "/").replace('"', "'")

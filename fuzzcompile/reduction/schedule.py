@@ -1,4 +1,4 @@
-"""Which reducers run on a captured program, in the order of what they save per compile."""
+"""The reducers of a captured program, in the order in which they run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fuzzcompile.reduction.search import OutOfBudget, Questions, Search
 from fuzzcompile.reduction.writing import written
 
 Reducer = Callable[[Search], None]
-# Names are what progress shows. What makes every later candidate cheaper comes first.
+# Names appear in progress lines. Reducers that make every later candidate cheaper come first.
 CUTTING: tuple[tuple[str, Reducer], ...] = (
     ("settings", plain_settings),
     ("parameters", inputs.plain_parameters),
@@ -43,22 +43,22 @@ POLISHING: tuple[tuple[str, Reducer], ...] = (
     ("parameters", inputs.plain_parameters),
     ("settings", plain_settings),
 )
-# What a search that ran out of its budget may still spend on values that can be written down, and the last check.
+# After the budget is spent, tests and seconds for values that fit in a script and for the last full compile.
 _LAST_TESTS, _LAST_SECONDS = 16, 45.0
-# How often a bug that comes and goes is looked for before a candidate is given up.
+# Compiles of each candidate for a bug that comes and goes.
 REPEATS = 4
 
 
 class LostBug(Exception):
-    """The program that was to be made small does not show the bug itself."""
+    """None of the captured programs shows the bug."""
 
 
 @dataclass(frozen=True)
 class Reduced:
     """The smallest program found, confirmed by a full compile unless the search was ``interrupted``.
 
-    ``finished`` unless that or a budget ended the search. ``path`` are the programs on the way to it,
-    ``comes_and_goes`` says in how many of how many compiles a bug showed that did not in all.
+    ``finished`` unless that or the budget ended the search. ``path`` holds the best programs in the order in which they
+    were found. ``comes_and_goes`` is set if only some compiles show the bug: in how many, of how many.
     """
 
     program: Program
@@ -74,12 +74,12 @@ def reduce_programs(
 ) -> Reduced:
     """Reduce the first of the programs that shows the bug.
 
-    An interrupt ends the search with the smallest program so far that can be written down, as it is.
+    An interrupt ends the search; the result is then the smallest program so far that fits in a script, unconfirmed.
 
     Args:
-        candidates: what was captured, the likeliest first.
-        questions: how candidates are tried, and what that may cost.
-        screens: whether the bug may show without code generation; it is tried.
+        candidates: the captured programs, the likeliest first.
+        questions: probes candidates within the budget.
+        screens: whether the bug may show without code generation, which is then tried first.
         refuses: whether the bug is that compiled accepts what eager refuses.
 
     Raises:
@@ -96,14 +96,14 @@ def reduce_programs(
             if search.screen and not search.holds(search.best, screen=False):
                 shown = _comes_and_goes(search)
                 if shown is None:
-                    # The interpreter does not show all of it: back to what was confirmed, and on with generated code.
+                    # Generated code does not show it: back to the last confirmed program, on with full compiles.
                     _step_back(search, start, steps)
                     _run(search, reducers)
             kept = search.best
     except OutOfBudget:
         return Reduced(_ended(search, kept), False, search.screen, tuple(search.path), comes_and_goes=shown)
     except KeyboardInterrupt:
-        plain = next((one for one in reversed(search.path) if not one.is_recorded), search.best)
+        plain = next((program for program in reversed(search.path) if not program.is_recorded), search.best)
         return Reduced(plain, False, search.screen, interrupted=True, comes_and_goes=shown)
     return Reduced(search.best, True, search.screen, tuple(search.path), comes_and_goes=shown)
 
@@ -115,9 +115,9 @@ def _run(search: Search, reducers: Sequence[tuple[str, Reducer]]) -> None:
 
 
 def _comes_and_goes(search: Search) -> tuple[int, int] | None:
-    """In how many further compiles the best program shows the bug that it did not show in one; None if in no one.
+    """After a full compile without the bug: in how many of all compiles the best program shows it; None if in none.
 
-    Where there are some, every later candidate is compiled more than once.
+    If it shows in some, every later candidate is compiled up to ``REPEATS`` times.
     """
     text = written(search.best)
     shown = search.questions.times(text, REPEATS)
@@ -129,7 +129,7 @@ def _comes_and_goes(search: Search) -> tuple[int, int] | None:
 
 
 def _step_back(search: Search, start: Program, steps: int) -> None:
-    """Back to the last program since ``start`` that a full compile confirms; later candidates are compiled in full."""
+    """Go back to the last program since ``start`` that a full compile confirms, and screen no longer."""
     search.screen = False
     taken = [start, *search.path[steps:]]
     good, bad = 0, len(taken)
@@ -146,7 +146,7 @@ def _step_back(search: Search, start: Program, steps: int) -> None:
 
 
 def _ended(search: Search, kept: Program) -> Program:
-    """The best of a search that was cut short, with plain values and confirmed; ``kept`` if that is not to be had."""
+    """The best program of a search that was cut short, with plain values and confirmed; ``kept`` if that fails."""
     questions = search.questions
     questions.budget = questions.budget.beyond(questions.tally.tests, _LAST_TESTS, _LAST_SECONDS)
     questions.reducer = "values"
@@ -177,5 +177,5 @@ def _started(candidates: Sequence[Program], questions: Questions, *, screens: bo
 
 
 def without_gradients(program: Program) -> Program:
-    """The program with no input that asks for a gradient, as it runs where no gradients are recorded."""
-    return replace(program, inputs=tuple(replace(one, requires_grad=False) for one in program.inputs))
+    """The program with no input that requires a gradient."""
+    return program.map_inputs(lambda input_: replace(input_, requires_grad=False))

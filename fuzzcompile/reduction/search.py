@@ -1,26 +1,26 @@
-"""The search for a smaller case: what was tried, what holds, and what the search may still cost."""
+"""The search for a smaller case: its budget, the answers so far, and the best program."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from fuzzcompile.reduction.evaluating import Evaluation, evaluate
 from fuzzcompile.reduction.program import Program
 from fuzzcompile.reduction.writing import Written, model_lines, written
 
-# By-catch of one reduction that is worth keeping: most of it is one bug in many sizes.
+# Secondary findings kept of one reduction: most of them are one bug in many sizes.
 _MOST_OTHERS = 8
 
 
 @dataclass(frozen=True)
 class Probed:
-    """What a quick look at a candidate said.
+    """The result of one probe of a candidate.
 
-    ``matches``: it fails in the way that the search is locked to. ``is_bug``: it fails in some way. ``verdict`` is its
-    name. ``compiles`` and ``screens`` are what the look took.
+    ``matches``: it shows the bug that the search is locked to. ``is_bug``: it shows some bug. ``compiles`` and
+    ``screens`` are what the probe took.
     """
 
     matches: bool
@@ -31,35 +31,35 @@ class Probed:
 
 
 class Prober(Protocol):
-    """Compiles candidates somewhere (in this process, in a worker) and says how they fail."""
+    """Compiles candidates, in this process or in a worker, and tells how they fail."""
 
     def probe(self, candidate: Written, *, screen: bool) -> Probed:
-        """A quick look at a candidate; with ``screen`` without generating code."""
+        """Compile a candidate once; with ``screen`` without code generation."""
 
 
 @dataclass
 class Budget:
-    """What a search may cost: compiles and screens together, and a value of ``time.monotonic()``."""
+    """Bounds of a search: compiles and screens together, and a deadline (a value of ``time.monotonic()``)."""
 
     compiles: int = 200
     deadline: float | None = None
 
     def spent(self, used: int) -> bool:
-        """Whether nothing more may be tried."""
+        """Whether ``used`` compiles and screens, or the time, reach a bound."""
         return used >= self.compiles or (self.deadline is not None and time.monotonic() >= self.deadline)
 
     def beyond(self, used: int, compiles: int, seconds: float) -> Budget:
-        """What is needed to end in good order, whatever was spent."""
+        """A budget with so many compiles and seconds from now on, for the last steps of a search."""
         return Budget(used + compiles, None if self.deadline is None else time.monotonic() + seconds)
 
 
 class OutOfBudget(Exception):
-    """The search ends with the best that it has."""
+    """Ends the search: its best program so far is the result."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Handed out after each candidate that was compiled. ``operators`` is None where they are not counted."""
+    """The state of the search after a compiled candidate; ``operators`` is None if they are not counted."""
 
     reducer: str
     operators: int | None
@@ -71,9 +71,9 @@ class Progress:
 
 @dataclass
 class Tally:
-    """What a search has cost, and what it met: answers by digest, sources that fail in other ways.
+    """The cost of a search, its answers by digest, and the sources that show other bugs, by digest.
 
-    ``thorough`` says that the answers were given by probing as triage judges.
+    ``thorough``: the answers come from probes that refine verdicts as triage does.
     """
 
     compiles: int = 0
@@ -90,9 +90,9 @@ class Tally:
 
 @dataclass
 class Questions:
-    """Asks a prober about candidates, each once, within the budget.
+    """Probes candidates, each once, within the budget.
 
-    With ``repeats`` above 1 a candidate is compiled up to so often until it shows a bug that comes and goes.
+    For a bug that comes and goes, ``repeats`` is how many compiles may miss it before a candidate is given up.
     """
 
     prober: Prober
@@ -104,10 +104,10 @@ class Questions:
     _now: tuple[int | None, int] = (None, 0)
 
     def ask(self, text: Written, *, screen: bool, operators: int | None = None) -> bool:
-        """Whether a candidate fails in the way that is looked for.
+        """Whether a candidate shows the bug; from the tally if it was probed before.
 
         Raises:
-            OutOfBudget: it would cost what is not there any more.
+            OutOfBudget: the budget is spent.
         """
         key = f"{text.digest}{' screened' if screen else ''}"
         if key in self.tally.answers:
@@ -122,7 +122,7 @@ class Questions:
         return answer
 
     def times(self, text: Written, most: int) -> int:
-        """In how many of ``most`` further full compiles a text shows the bug: a budget does not end this."""
+        """In how many of ``most`` further full compiles a text shows the bug, whatever the budget."""
         shown = 0
         for _ in range(most):
             probed = self.prober.probe(text, screen=False)
@@ -147,10 +147,10 @@ class Questions:
 
 @dataclass
 class Search:
-    """The best program so far, and the means to try another one.
+    """The best program so far, and the test for candidates.
 
-    ``refuses`` says that the bug is that eager raises and compiled does not: candidates must raise in eager.
-    ``path`` are the programs that were the best one after the other.
+    ``refuses``: the bug is that eager raises and compiled does not, so candidates must raise in eager. ``path`` holds
+    the best programs in the order in which they were found.
     """
 
     best: Program
@@ -168,10 +168,10 @@ class Search:
         return self._evaluation[1]
 
     def attempt(self, candidate: Program) -> bool:
-        """Take the candidate for the best if it fails in the same way; whether it did.
+        """Make the candidate the best program if it shows the bug; whether it did.
 
         Raises:
-            OutOfBudget: it would cost what is not there any more.
+            OutOfBudget: the budget is spent.
         """
         candidate = candidate.without_dead_code()
         if not candidate.statements or candidate == self.best:
@@ -184,11 +184,11 @@ class Search:
         return True
 
     def holds(self, candidate: Program, *, screen: bool | None = None) -> bool:
-        """Whether a candidate fails in the way that is looked for."""
+        """Whether a candidate shows the bug."""
         screened = self.screen if screen is None else screen
         return self.questions.ask(written(candidate), screen=screened, operators=candidate.size[0])
 
 
-def settings_without(program: Program, *names: str) -> Mapping[str, Any]:
-    """The program's settings but for those."""
+def settings_without(program: Program, *names: str) -> Mapping[str, object]:
+    """The program's settings without those names."""
     return {name: value for name, value in program.settings.items() if name not in names}

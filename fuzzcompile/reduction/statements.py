@@ -1,24 +1,27 @@
-"""Reducing the text of a case whose program no captured graph stands for: statements out, numbers down.
+"""Reduce the text of a case: leave out statements and arguments, simplify expressions, lower numbers.
 
-Used where the bug lies in what surrounds the graph: attributes written, a way of its own to run the model, function
-transforms. Every candidate is a whole file; what does not run in eager costs no compile.
+For bugs outside the captured graphs: in written attributes, a custom ``run``, function transforms. Every candidate is
+a whole file; one that raises in eager costs no compile.
 """
 
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Callable, Iterator
 
 from fuzzcompile.reduction.unused import calls_left_out, unused_statements, without_run
 
-# Names of a case file that hold what is run.
+# Functions that a case file cannot do without.
 _ENTRY = ("make", "run")
 
 
 def reduce_text(source: str, holds: Callable[[str], bool]) -> str:
     """The smallest text found that still ``holds``.
 
-    ``holds`` may raise to end the search; what it said of a text before is not asked again.
+    Args:
+        source: Python text that holds.
+        holds: the predicate, asked once for each text; an exception from it ends the search and propagates.
     """
     asked: dict[str, bool] = {source: True}
 
@@ -34,14 +37,14 @@ def reduce_text(source: str, holds: Callable[[str], bool]) -> str:
         source = _without_unused(source, test)
         source = _without_statements(source, test)
         source = _without_unused(source, test)
-        source = _simpler_expressions(source, test)
-        source = _without_arguments(source, test)
+        source = _while_any_holds(source, test, _simpler_expressions)
+        source = _while_any_holds(source, test, _without_arguments)
         source = _smaller_numbers(source, test)
     return source
 
 
 def _plainly_driven(source: str, test: Callable[[str], bool]) -> str:
-    """Without a way of its own to run the model, and with as few further calls as show the bug."""
+    """Leave out a custom ``run`` and as many further ``CALLS`` as possible."""
     plain = without_run(source)
     if plain is not None and test(plain):
         source = plain
@@ -53,7 +56,7 @@ def _plainly_driven(source: str, test: Callable[[str], bool]) -> str:
 
 
 def _without_unused(source: str, test: Callable[[str], bool]) -> str:
-    """Everything that nothing reads at once, and again while that leaves more."""
+    """Leave out all unused statements together, until none is left."""
     while True:
         unused = unused_statements(source)
         candidate = _cut(source, unused) if unused else source
@@ -63,7 +66,7 @@ def _without_unused(source: str, test: Callable[[str], bool]) -> str:
 
 
 def _without_statements(source: str, test: Callable[[str], bool]) -> str:
-    """Statements left out, from the outermost and the last: many at once, then one by one."""
+    """Leave out statements, outermost and last first: all of one depth together, then in halves down to single ones."""
     depth = 0
     while True:
         count = len(_removable(source, depth))
@@ -72,7 +75,7 @@ def _without_statements(source: str, test: Callable[[str], bool]) -> str:
         size = count
         while size >= 1:
             end = len(_removable(source, depth))
-            while end > 0:  # what uses a name goes before what makes it
+            while end > 0:  # uses go before definitions
                 places = _removable(source, depth)[max(0, end - size) : end]
                 candidate = _cut(source, places)
                 if candidate != source and test(candidate):
@@ -107,7 +110,7 @@ def _inside(statement: ast.stmt) -> Iterator[ast.stmt]:
 
 
 def _cut(source: str, statements: list[ast.stmt]) -> str:
-    """The text without these statements; a body that would be empty gets a ``pass``."""
+    """The text without these statements, with ``pass`` in a body that would be empty."""
     lines = source.splitlines()
     gone = {(s.lineno, s.end_lineno) for s in statements}
     for node in ast.walk(ast.parse(source)):
@@ -126,22 +129,29 @@ def _cut(source: str, statements: list[ast.stmt]) -> str:
     return "\n".join(kept) + "\n"
 
 
-def _simpler_expressions(source: str, test: Callable[[str], bool]) -> str:
-    """Expressions replaced by a part of themselves: an operand, an argument, an element of what is returned."""
+def _while_any_holds(
+    source: str, test: Callable[[str], bool], candidates: Callable[[str], Iterator[str | None]]
+) -> str:
+    """Take each of the ``candidates`` of the text that holds, and go on with those of the new text."""
     position = 0
     while True:
-        found = [pair for node in ast.walk(ast.parse(source)) for pair in _parts(node)]
-        if position >= len(found):
+        try:
+            candidate = next(itertools.islice(candidates(source), position, None))
+        except StopIteration:
             return source
-        candidate = _replaced(source, *found[position])
         if candidate is not None and candidate != source and test(candidate):
             source = candidate
         else:
             position += 1
 
 
+def _simpler_expressions(source: str) -> Iterator[str | None]:
+    """Replace expressions by a part of themselves: an operand, an argument, an element of a returned tuple."""
+    return (_replaced(source, *pair) for node in ast.walk(ast.parse(source)) for pair in _parts(node))
+
+
 def _parts(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """An expression with each of the parts that may take its place."""
+    """Pairs of an expression and a part that may replace it."""
     if isinstance(node, ast.BinOp):
         yield from ((node, node.left), (node, node.right))
     elif isinstance(node, ast.Return) and isinstance(node.value, ast.Tuple):
@@ -155,47 +165,38 @@ def _parts(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
 
 
 def _replaced(source: str, whole: ast.expr, part: ast.expr) -> str | None:
-    """The text with an expression replaced by a part of it; None where it spans lines."""
+    """The text with an expression replaced by a part of it; None if it spans several lines."""
     if whole.lineno != whole.end_lineno:
         return None
-    lines = source.splitlines(keepends=True)
-    line = lines[whole.lineno - 1].encode()
-    inner = line[part.col_offset : part.end_col_offset]
-    if isinstance(part, ast.BinOp | ast.GeneratorExp):
-        inner = b"(" + inner + b")"
-    lines[whole.lineno - 1] = (line[: whole.col_offset] + inner + line[whole.end_col_offset :]).decode()
-    return "".join(lines)
+    inner = ast.get_source_segment(source, part) or ""
+    return _edited(source, whole, f"({inner})" if isinstance(part, ast.BinOp | ast.GeneratorExp) else inner)
 
 
-def _without_arguments(source: str, test: Callable[[str], bool]) -> str:
-    """Keyword arguments of calls left out."""
-    position = 0
-    while True:
-        found = [k for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Call) for k in n.keywords if k.arg]
-        if position >= len(found):
-            return source
-        candidate = _without_span(source, found[position])
-        if candidate is not None and test(candidate):
-            source = candidate
-        else:
-            position += 1
+def _without_arguments(source: str) -> Iterator[str | None]:
+    """Leave out keyword arguments of calls."""
+    calls = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
+    return (_without_span(source, keyword) for call in calls for keyword in call.keywords if keyword.arg)
 
 
 def _without_span(source: str, node: ast.keyword) -> str | None:
-    """The text without an argument and the comma before it; None where it spans lines."""
-    if node.lineno != node.end_lineno:
+    """The text without an argument and the comma before it; None if it spans several lines."""
+    before = source.splitlines()[node.lineno - 1].encode()[: node.col_offset].rstrip()
+    if node.lineno != node.end_lineno or not before.endswith(b","):
         return None
+    return _edited(source, node, "", start=len(before) - 1)
+
+
+def _edited(source: str, node: ast.expr | ast.keyword, text: str, *, start: int | None = None) -> str:
+    """The source with a node on a single line replaced by ``text``, from column ``start`` (in bytes, as in ast) on."""
     lines = source.splitlines(keepends=True)
     line = lines[node.lineno - 1].encode()
-    before = line[: node.col_offset].rstrip()
-    if not before.endswith(b","):
-        return None
-    lines[node.lineno - 1] = (before[:-1] + line[node.end_col_offset or 0 :]).decode()
+    start = node.col_offset if start is None else start
+    lines[node.lineno - 1] = (line[:start] + text.encode() + line[node.end_col_offset :]).decode()
     return "".join(lines)
 
 
 def _smaller_numbers(source: str, test: Callable[[str], bool]) -> str:
-    """Whole numbers toward 1, 2, 3, each value wherever it occurs."""
+    """Replace integers by 2, 1, 3 or a half, each value in all its places together."""
     done: set[int] = set()
     while True:
         numbers = sorted({n for n, _ in _numbers(source)} - done, reverse=True)
@@ -217,14 +218,10 @@ def _numbers(source: str) -> Iterator[tuple[int, ast.Constant]]:
 
 
 def _with_number(source: str, number: int, smaller: int) -> str:
-    lines = source.splitlines(keepends=True)
     places = [node for value, node in _numbers(source) if value == number]
     for node in sorted(places, key=lambda n: (n.lineno, n.col_offset), reverse=True):
-        line = lines[node.lineno - 1].encode()
-        lines[node.lineno - 1] = (
-            line[: node.col_offset] + str(smaller).encode() + line[node.end_col_offset :]
-        ).decode()
-    return "".join(lines)
+        source = _edited(source, node, str(smaller))
+    return source
 
 
 def _parses(text: str) -> bool:

@@ -1,4 +1,4 @@
-"""From a torch-level FX graph to a :class:`Program`: every target gets the name that users write."""
+"""Translate a torch-level FX graph to a :class:`Program`, with every target by its public name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import math
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import fx, nn
@@ -21,7 +20,7 @@ from fuzzcompile.reduction.program import Form, Input, Program, Ref, Statement, 
 
 
 class Untranslatable(FuzzcompileError):
-    """The graph holds something that no public function of torch stands for."""
+    """A graph holds an operation or value that public torch code cannot express."""
 
 
 # Python's operators by the name of their function.
@@ -33,9 +32,9 @@ OPERATORS = {
     "ixor": "^=", "imatmul": "@=",
 }  # fmt: skip
 _NAMESPACES = ("torch", "F", "torch.special", "torch.linalg", "torch.fft", "torch.nn.utils.rnn", "torch.sparse")
-# Checks and hints of dynamo's that compute nothing.
+# Dynamo's checks and hints, which compute nothing.
 _SILENT = ("_assert", "_check", "_assert_async", "_assert_scalar", "lazy_load_decompositions", "sym_constrain_range")
-# Arguments with which torch's Python functions call each other.
+# Private arguments of torch's Python functions.
 _PRIVATE_ARGUMENTS = ("_stacklevel",)
 _CONTEXTS = ("_enter_autocast", "_exit_autocast", "_set_grad_enabled", "_sdpa_kernel", "_backend_from_string")
 _ATTENTION = "torch.nn.attention"
@@ -49,7 +48,7 @@ _INLINED = (
 
 
 def program_of(
-    module: fx.GraphModule, inputs: Sequence[Any], parameters: Sequence[bool], settings: Mapping[str, Any]
+    module: fx.GraphModule, inputs: Sequence[object], parameters: Sequence[bool], settings: Mapping[str, object]
 ) -> Program:
     """The graph as a program, with ``inputs`` as recorded values.
 
@@ -58,7 +57,7 @@ def program_of(
     """
     translation = _Translation(sizes_of(module.graph))
     given = iter(zip(inputs, parameters, strict=True))
-    outputs: Any = None
+    outputs: object = None
     for node in module.graph.nodes:
         if node.op == "placeholder":
             value, parameter = next(given)
@@ -81,16 +80,16 @@ class _Translation:
         self.waiting: dict[fx.Node, list[fx.Node]] = {}
         self.inputs: list[Input] = []
         self.statements: list[Statement] = []
-        self.values: dict[fx.Node, Any] = {}
+        self.values: dict[fx.Node, object] = {}
         self.names: set[str] = set()
-        self.blocks: list[tuple[str, Any]] = []  # of each block that is open what it is, and what ends it
+        self.blocks: list[tuple[str, object]] = []  # the kind of each open block, and what ends it
         self.prefix = ""
 
     # -- nodes ------------------------------------------------------------------------------------
 
-    def placeholder(self, node: fx.Node, value: Any, parameter: bool) -> None:
+    def placeholder(self, node: fx.Node, value: object, parameter: bool) -> None:
         if not isinstance(value, torch.Tensor):
-            self.values[node] = value  # a number: what it was at the captured call
+            self.values[node] = value  # a number, with its value in the captured call
             if node in self.sizes:
                 self.waiting.setdefault(self.sizes[node][0], []).append(node)
             return
@@ -103,7 +102,7 @@ class _Translation:
             self._size(size, Ref(name), self.sizes[size][1])
 
     def _size(self, node: fx.Node, tensor: Ref, dimension: int) -> None:
-        """A size that the graph was captured for any value of, read off the input that has it."""
+        """A dynamic size, read off the input that has it."""
         name = self._free(node.name)
         self.statements.append(Statement(name, "method", "size", (tensor, dimension)))
         self.values[node] = Ref(name)
@@ -119,7 +118,7 @@ class _Translation:
             raise Untranslatable(f"node {node.name} calls the module {node.target}")
 
     def _attribute(self, node: fx.Node, module: fx.GraphModule) -> None:
-        holder: Any = module
+        holder: object = module
         value = functools.reduce(getattr, str(node.target).split("."), holder)
         if isinstance(value, fx.GraphModule):
             self.values[node] = value
@@ -129,7 +128,8 @@ class _Translation:
         self.placeholder(node, value.detach().clone(), isinstance(value, nn.Parameter))
 
     def _function(self, node: fx.Node, module: fx.GraphModule) -> None:
-        target: Any = node.target
+        target = node.target
+        assert callable(target)
         name = str(getattr(target, "__name__", ""))
         if name in _SILENT:
             return
@@ -156,9 +156,9 @@ class _Translation:
             self._add(node, "function", public_name(target), node.args, node.kwargs)
 
     def _context(self, node: fx.Node, name: str) -> None:
-        """Regions under autocast, another grad mode or chosen kernels of attention, as ``with`` blocks.
+        """Regions under autocast, another grad mode or chosen attention kernels, as ``with`` blocks.
 
-        The last two are left by being set back: to the other mode, to what was allowed before.
+        The graph ends the last two by setting the earlier state again.
         """
         if name == "_enter_autocast":
             device, dtype, enabled, *_ = node.args
@@ -178,11 +178,13 @@ class _Translation:
         elif self.blocks and self.blocks[-1][0] == name:
             self._leave()
         else:
-            chosen = [f"{_ATTENTION}.SDPBackend.{one}" for one in self.argument(node.args[0])]
+            allowed = self.argument(node.args[0])
+            assert isinstance(allowed, tuple | list)
+            chosen = [f"{_ATTENTION}.SDPBackend.{backend}" for backend in allowed]
             backends = chosen[0] if len(chosen) == 1 else f"[{', '.join(chosen)}]"
             self._enter(name, None, f"{_ATTENTION}.sdpa_kernel({backends})")
 
-    def _enter(self, kind: str, ends: Any, text: str) -> None:
+    def _enter(self, kind: str, ends: object, text: str) -> None:
         self.blocks.append((kind, ends))
         self.statements.append(Statement(self._free("context"), "enter", text))
 
@@ -191,12 +193,13 @@ class _Translation:
         self.statements.append(Statement(self._free("context"), "exit", ""))
 
     def _inline(self, node: fx.Node, module: fx.GraphModule) -> None:
-        """The body of a higher-order operator that only calls it."""
+        """Inline the body of a higher-order operator that only calls it."""
         name = str(getattr(node.target, "__name__", node.target))
         bodies = [a for a in node.args if isinstance(a, fx.Node) and isinstance(self.values.get(a), fx.GraphModule)]
         if not name.startswith(_INLINED) or len(bodies) != 1:
             raise Untranslatable(f"node {node.name} calls the higher-order operator {name}")
-        body: fx.GraphModule = self.values[bodies[0]]
+        body = self.values[bodies[0]]
+        assert isinstance(body, fx.GraphModule)
         given = [a for a in node.args if a is not bodies[0]]
         places = [n for n in body.graph.nodes if n.op == "placeholder"]
         if len(places) != len(given):
@@ -209,10 +212,13 @@ class _Translation:
             elif inner.op != "placeholder":
                 self.node(inner, body)
 
-    def _add(self, node: fx.Node, form: Form, target: str, args: Any, kwargs: Mapping[str, Any]) -> None:
+    def _add(
+        self, node: fx.Node, form: Form, target: str, args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> None:
         source = node.args[0] if node.args else None
-        if form == "getitem" and isinstance(source, fx.Node) and isinstance(self.values.get(source), (tuple, list)):
-            self.values[node] = self.values[source][node.args[1]]
+        parts = self.values.get(source) if form == "getitem" and isinstance(source, fx.Node) else None
+        if isinstance(parts, tuple | list) and isinstance(node.args[1], int | slice):
+            self.values[node] = parts[node.args[1]]
             return
         name = self._free(node.name)
         kept = {key: self.argument(value) for key, value in kwargs.items() if key not in _PRIVATE_ARGUMENTS}
@@ -222,10 +228,14 @@ class _Translation:
         )
         self.values[node] = Ref(name)
 
-    def argument(self, tree: Any) -> Any:
-        """An argument with nodes replaced by what they became; only what can be written down."""
+    def argument(self, tree: object) -> object:
+        """An argument with nodes replaced by their values.
 
-        def leaf(value: Any) -> Any:
+        Raises:
+            Untranslatable: a script cannot hold it.
+        """
+
+        def leaf(value: object) -> object:
             if isinstance(value, fx.Node):
                 if value not in self.values:
                     raise Untranslatable(f"node {value.name} has no value")
@@ -249,7 +259,7 @@ class _Translation:
         return candidate
 
 
-def public_name(target: Callable[..., Any]) -> str:
+def public_name(target: Callable[..., object]) -> str:
     """The text by which a user reaches a function.
 
     Raises:
@@ -272,7 +282,7 @@ def public_name(target: Callable[..., Any]) -> str:
     raise Untranslatable(f"{getattr(target, '__module__', '?')}.{name or target} is no public function of torch")
 
 
-def _is_cpu(value: Any) -> bool:
+def _is_cpu(value: object) -> bool:
     return isinstance(value, torch.device) and value.type == "cpu"
 
 
@@ -282,5 +292,5 @@ def _module(node: fx.Node) -> str:
 
 
 def _line(node: fx.Node) -> int:
-    found = re.findall(r'File ".*", line (\d+)', str(node.meta.get("stack_trace") or node.stack_trace or ""))
-    return int(found[-1]) if found else 0
+    lines = re.findall(r'File ".*", line (\d+)', str(node.meta.get("stack_trace") or node.stack_trace or ""))
+    return int(lines[-1]) if lines else 0

@@ -1,4 +1,4 @@
-"""What of a source nothing uses: attributes that are never read, names that are never loaded, calls of a case."""
+"""The unused parts of a source: attributes never read, names never loaded, superfluous calls of a case."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 
 
 def unused_statements(source: str) -> list[ast.stmt]:
-    """Statements that only make what nothing in the source reads.
+    """Statements that only bind attributes of ``self``, names, functions or classes that the source never reads.
 
-    Attributes of ``self``, local names, imports, functions and classes. What is computed for them may matter all the
-    same (random numbers are drawn), so that the text without them is a candidate like any other.
+    Their right-hand sides may still matter (by drawing random numbers, say), so the text without them has to be tested
+    like any other candidate.
     """
     tree = ast.parse(source)
     read = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
@@ -48,14 +48,14 @@ def _flat(target: ast.expr) -> Iterator[ast.expr]:
 
 
 def _is_idle(target: ast.expr, read: set[str], loaded: set[str]) -> bool:
-    """Whether nothing reads what is bound; the module-level names of a case file are read by who runs it."""
+    """Whether nothing reads the target; upper-case names are settings, which the judge reads."""
     if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self":
         return target.attr not in read
     return isinstance(target, ast.Name) and target.id not in loaded and not target.id.isupper()
 
 
 def calls_left_out(source: str) -> Iterator[str]:
-    """The source with fewer of the CALLS of a case: none, the last alone, then without each."""
+    """The source with fewer CALLS: with none, with the last only, then without each single one."""
     calls = _calls(source)
     if calls is None or not isinstance(calls.value, ast.List | ast.Tuple):
         return
@@ -68,7 +68,7 @@ def calls_left_out(source: str) -> Iterator[str]:
 
 
 def without_run(source: str) -> str | None:
-    """The source without its own way to run the model; None if it has none."""
+    """The source without its ``run``; None if it has none."""
     for node in ast.parse(source).body:
         if isinstance(node, ast.FunctionDef) and node.name == "run":
             return _without_lines(source, node, [])

@@ -1,4 +1,4 @@
-"""From a :class:`Program` to Python source that a person reads: a case file with ``make()``."""
+"""Write a :class:`Program` as readable Python: a case file with ``make()``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -16,7 +15,7 @@ from fuzzcompile.reduction.names import plain
 from fuzzcompile.reduction.program import Program, Ref, Statement, refs_in
 
 _WIDTH = 96
-# Statements that are written into the expression that uses them, where they are used once and fit.
+# Statements nested into the expression that uses them, if it is the only one and the line is short.
 _LIGHT_METHODS = (
     "transpose", "permute", "view", "reshape", "unsqueeze", "squeeze", "contiguous", "t", "mT", "T", "flatten",
     "expand", "float", "to", "unflatten", "size", "double", "half", "bfloat16", "chunk", "split", "clone",
@@ -28,7 +27,7 @@ _STRENGTH = {"**": 8, "@": _PRODUCT, "*": _PRODUCT, "/": _PRODUCT, "//": _PRODUC
 
 @dataclass(frozen=True)
 class Written:
-    """A case file, and the recorded values that it reads from ``values.pt`` beside it (none for a finished one)."""
+    """A case file, and the recorded values that it reads from ``values.pt`` beside it (none in a final result)."""
 
     source: str
     values: Mapping[str, torch.Tensor]
@@ -47,7 +46,11 @@ class Written:
 def written(program: Program) -> Written:
     """The program as a case file, with the values that are still recorded ones."""
     program = plain(program)
-    values = {one.name: one.values for one in program.inputs if one.fill == "recorded" and one.values is not None}
+    values = {
+        input_.name: input_.values
+        for input_ in program.inputs
+        if input_.fill == "recorded" and input_.values is not None
+    }
     return Written(case_source(program), values)
 
 
@@ -56,12 +59,12 @@ def case_source(program: Program) -> str:
     program = plain(program)
     lines = ["import torch"]
     body, result = body_lines(program)
-    inputs = [input_expression(one) for one in program.inputs]
+    inputs = [input_expression(input_) for input_ in program.inputs]
     if any("F." in line for line in [*body, result]):
         lines.append("import torch.nn.functional as F")
     if program.as_module:
         lines.append("from torch import nn")
-    recorded = any(one.fill == "recorded" for one in program.inputs)
+    recorded = any(input_.fill == "recorded" for input_ in program.inputs)
     if recorded:
         lines.insert(0, "from pathlib import Path\n")
     if program.settings:
@@ -80,12 +83,12 @@ def model_lines(source: str) -> int:
 
 def _callable_lines(program: Program, body: Sequence[str], result: str) -> list[str]:
     if not program.as_module:
-        arguments = ", ".join(one.name for one in program.inputs)
+        arguments = ", ".join(input_.name for input_ in program.inputs)
         return [f"def program({arguments}):", *(f"    {line}" for line in body), f"    return {result}"]
-    own = [one for one in program.inputs if one.parameter]
+    own = [input_ for input_ in program.inputs if input_.parameter]
     lines = ["class Model(nn.Module):", "    def __init__(self):", "        super().__init__()"]
-    lines += [f"        self.{one.name} = nn.Parameter({input_expression(one, plain=True)})" for one in own]
-    arguments = "".join(f", {one.name}" for one in program.inputs if not one.parameter)
+    lines += [f"        self.{input_.name} = nn.Parameter({input_expression(input_, plain=True)})" for input_ in own]
+    arguments = "".join(f", {input_.name}" for input_ in program.inputs if not input_.parameter)
     lines += ["", f"    def forward(self{arguments}):", *(f"        {line}" for line in body)]
     return [*lines, f"        return {result}"]
 
@@ -96,15 +99,15 @@ def _make_lines(program: Program, inputs: Sequence[str], *, recorded: bool) -> l
         lines.append('    VALUES = torch.load(Path(__file__).with_name("values.pt"))')
     if any(needs_seed(expression) for expression in inputs):
         lines.append("    torch.manual_seed(0)")
-    given = [one for one in program.inputs if not (program.as_module and one.parameter)]
-    expressions = [input_expression(one) for one in given]
+    given = [input_ for input_ in program.inputs if not (program.as_module and input_.parameter)]
+    expressions = [input_expression(input_) for input_ in given]
     model = "Model()" if program.as_module else "program"
     comma = "," if len(given) == 1 else ""
     short = f"    return {model}, ({', '.join(expressions)}{comma})"
     if len(short) <= _WIDTH:
         return [*lines, short]
-    lines += [f"    {one.name} = {expression}" for one, expression in zip(given, expressions, strict=True)]
-    names = ", ".join(one.name for one in given)
+    lines += [f"    {input_.name} = {expression}" for input_, expression in zip(given, expressions, strict=True)]
+    names = ", ".join(input_.name for input_ in given)
     return [*lines, f"    return {model}, ({names}{comma})"]
 
 
@@ -121,7 +124,7 @@ def body_lines(program: Program, *, nested: bool = True) -> tuple[list[str], str
 
     ``nested`` writes light statements into the expressions that use them.
     """
-    holders = {one.name for one in program.inputs if program.as_module and one.parameter}
+    holders = {input_.name for input_ in program.inputs if program.as_module and input_.parameter}
     writer = Writer(holders)
     lines: list[str] = []
     depth = 0
@@ -138,7 +141,7 @@ def body_lines(program: Program, *, nested: bool = True) -> tuple[list[str], str
 
 
 class Writer:
-    """Renders statements; ``inline`` holds the expressions of those that are written where they are used."""
+    """Renders statements; ``inline`` holds the expressions of nested ones, and how strongly they bind."""
 
     def __init__(self, holders: set[str]) -> None:
         self.inline: dict[str, tuple[str, int]] = {}
@@ -154,7 +157,7 @@ class Writer:
         if statement.writes and statement.form == "operator":
             first, second = statement.args
             text = f"{self.text(first)} {statement.target} {self.text(second)}"
-            # An augmented assignment binds the old name: what is used later is the same tensor.
+            # An augmented assignment binds the old name; later uses mean the same tensor.
             self.inline[statement.name] = (self.text(first), _ATOM)
             return text
         text, _ = self.expression(statement)
@@ -179,28 +182,28 @@ class Writer:
             return f"{self.atom(args[0])}.{target}({self.arguments(args[1:], statement.kwargs)})", _ATOM
         return f"{target}({self.arguments(args, statement.kwargs)})", _ATOM
 
-    def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-        """What stands between the parentheses of a call."""
+    def arguments(self, args: Sequence[object], kwargs: Mapping[str, object]) -> str:
+        """The text between the parentheses of a call."""
         return ", ".join([*(self.text(a) for a in args), *(f"{key}={self.text(v)}" for key, v in kwargs.items())])
 
-    def atom(self, value: Any) -> str:
+    def atom(self, value: object) -> str:
         """A value that an attribute or an index can follow."""
         text = self.at(value, _ATOM)
         return f"({text})" if text[:1] in "-0123456789" else text
 
-    def at(self, value: Any, strength: int) -> str:
+    def at(self, value: object, strength: int) -> str:
         """A value in an expression that binds with ``strength``."""
         text, own = self.ref(value) if isinstance(value, Ref) else (self.text(value), _ATOM)
         return text if own >= strength else f"({text})"
 
     def ref(self, ref: Ref) -> tuple[str, int]:
-        """What a name is written as, and how strongly that binds."""
+        """The expression for a name, and how strongly it binds."""
         if ref.name in self.holders:
             return f"self.{ref.name}", _ATOM
         return self.inline.get(ref.name, (ref.name, _ATOM))
 
-    def index(self, value: Any) -> str:
-        """What stands between brackets."""
+    def index(self, value: object) -> str:
+        """The text between the brackets of an index."""
         if isinstance(value, tuple) and value:
             return ", ".join(self.index(part) for part in value) + ("," if len(value) == 1 else "")
         if isinstance(value, slice):
@@ -208,19 +211,19 @@ class Writer:
             return ":".join(parts if parts[2] else parts[:2])
         return "..." if value is Ellipsis else self.text(value)
 
-    def text(self, value: Any) -> str:
+    def text(self, value: object) -> str:
         """A value as an argument."""
         if isinstance(value, Ref):
             return self.ref(value)[0]
         return literal(value, self.text)
 
-    def result(self, outputs: Any) -> str:
-        """What is returned."""
+    def result(self, outputs: object) -> str:
+        """The expression that is returned."""
         text = self.text(outputs)
         return text[1:-1] if isinstance(outputs, tuple) and len(outputs) > 1 else text
 
 
-def literal(value: Any, inner: Callable[[Any], str] | None = None) -> str:
+def literal(value: object, inner: Callable[[object], str] | None = None) -> str:
     """A constant as Python text."""
     text = inner or literal
     if isinstance(value, tuple):
@@ -242,7 +245,7 @@ def literal(value: Any, inner: Callable[[Any], str] | None = None) -> str:
     return repr(value)
 
 
-# -- what is written where --------------------------------------------------------------------------
+# -- nesting --------------------------------------------------------------------------
 
 
 def _uses(program: Program, name: str) -> int:
@@ -251,17 +254,17 @@ def _uses(program: Program, name: str) -> int:
 
 
 def _is_nested(program: Program, index: int, writer: Writer) -> bool:
-    """Whether the statement is written into its one user; its expression is then kept in ``writer.inline``.
+    """Whether the statement is nested into its only use; ``writer.inline`` then has its expression.
 
-    Not across a statement that writes, nor over the edge of a block.
+    A statement that writes, or the start or end of a block, between the two prevents it.
     """
     statement = program.statements[index]
     if statement.form in ("enter", "setitem") or statement.writes or _uses(program, statement.name) != 1:
         return False
     later = program.statements[index + 1 :]
-    place = next((n for n, other in enumerate(later) if statement.name in other.refs()), None)
+    place = next((n for n, statement_ in enumerate(later) if statement.name in statement_.refs()), None)
     between = later if place is None else later[:place]
-    if any(other.writes or other.form in ("enter", "exit") for other in between):
+    if any(statement_.writes or statement_.form in ("enter", "exit") for statement_ in between):
         return False
     if place is not None and later[place].writes:
         return False
@@ -272,7 +275,7 @@ def _is_nested(program: Program, index: int, writer: Writer) -> bool:
     scaled = statement.form == "operator" and statement.target in _LIGHT_OPERATORS
     if place is not None:
         user = later[place]
-        # A copy is made of what it is written behind.
+        # A copied expression stands before ``.clone()``.
         light = light or (user.form == "method" and user.target == "clone" and statement.form in ("function", "method"))
         if scaled:
             # A product or a scale goes into the next operator, not into the arguments of a call.

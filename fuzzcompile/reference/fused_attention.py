@@ -1,13 +1,13 @@
-"""Fused attention kernels written out: the same arguments and the same results, in any dtype and on any device.
+"""Fused attention kernels in plain operators: the same arguments and results, in any dtype and on any device.
 
-The kernels that a graph names on a GPU (flash, memory efficient, cuDNN) take half or single precision only. Their
-stand-ins compute what :mod:`fuzzcompile.reference.sdpa_math` computes and hand it back in the kernel's own form.
+The kernels that graphs call on a GPU (flash, memory efficient, cuDNN) take half or single precision only. Their
+stand-ins compute :mod:`fuzzcompile.reference.sdpa_math` and return the result in the kernel's own form.
 
-What is defined, and what is not:
+What matches the kernel, and what does not:
 
 - ``output`` and gradients: always, in the layout that the kernel gives them.
 - ``logsumexp``: of the scaled and masked scores, natural logarithm, in the dtype of the computation. Rows of which
-  every key is masked have +inf (0 on the CPU), and so has what the memory efficient kernel pads to 32 rows.
+  every key is masked have +inf (0 on the CPU), and so have the rows that the memory efficient kernel adds as padding.
 - causal masks are aligned to the top left. For two lengths torch never chooses the flash kernel, which would align
   them to the bottom right.
 - dropout: the mask is drawn anew from the random state in the results, so that a backward stand-in drops what its
@@ -19,21 +19,47 @@ What is defined, and what is not:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict, cast
 
 import torch
 
 from fuzzcompile.reference.sdpa_math import as_additive, raised, repeated_heads, scores
 
-Results = tuple[Any, ...]
+Results = tuple[torch.Tensor | int | None, ...]
 StandIn = Callable[..., Results]
-_PADDED_ROWS = 32  # what the memory efficient kernel rounds the length of its logsumexp up to
 
 
-def stand_in(kernel: Any) -> StandIn | None:
-    """What computes the same as ``kernel`` (an ATen operator overload); None for any other operator.
+class Given(TypedDict, total=False):
+    """The arguments of a kernel by the names in its schema; each kernel has some of them.
+
+    Tensors have the shapes (batch, heads, length, width), ``logsumexp`` has (batch, heads, length).
+    """
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    attn_bias: torch.Tensor | None
+    attn_mask: torch.Tensor | None
+    dropout_p: float
+    is_causal: bool
+    scale: float | None
+    compute_log_sumexp: bool
+    grad_out: torch.Tensor
+    grad_out_: torch.Tensor
+    out: torch.Tensor
+    logsumexp: torch.Tensor
+    grad_input_mask: Sequence[bool]
+    philox_seed: torch.Tensor
+    philox_offset: torch.Tensor
+
+
+_PADDED_ROWS = 32  # the memory efficient kernel rounds the length of its logsumexp up to a multiple of this
+
+
+def stand_in(kernel: object) -> StandIn | None:
+    """A function that computes the same as ``kernel`` (an ATen operator overload); None for other operators.
 
     It takes the arguments of the operator, by position or name, with key and value heads that divide the query's.
     """
@@ -44,16 +70,14 @@ def stand_in(kernel: Any) -> StandIn | None:
     if form is None:
         return None
 
-    def computed(*args: Any, **kwargs: Any) -> Results:
-        given = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | kwargs
-        for argument in schema.arguments:
-            given.setdefault(argument.name, argument.default_value)
-        return form(given)
+    def computed(*args: object, **kwargs: object) -> Results:
+        defaults = {argument.name: argument.default_value for argument in schema.arguments}
+        return form(cast("Given", defaults | dict(zip(defaults, args, strict=False)) | kwargs))
 
     return computed
 
 
-def has_float64(kernel: Any) -> bool:
+def has_float64(kernel: torch._ops.OpOverload) -> bool:
     """Whether the kernel itself computes in float64."""
     return "_for_cpu" in kernel._schema.name
 
@@ -71,8 +95,8 @@ class _Problem:
     scale: float
 
     @classmethod
-    def of(cls, given: dict[str, Any]) -> _Problem:
-        query, key, value = (given[name] for name in ("query", "key", "value"))
+    def of(cls, given: Given) -> _Problem:
+        query, key, value = given["query"], given["key"], given["value"]
         mask = as_additive(given.get("attn_bias", given.get("attn_mask")), query.dtype)
         scale = given["scale"]
         if scale is None:
@@ -108,76 +132,85 @@ class _Forward:
     state: tuple[int, int]
 
 
-def _attention(given: dict[str, Any], *, masked_row: float = math.inf) -> _Forward:
+def _attention(given: Given, *, masked_row: float = math.inf) -> _Forward:
     """``masked_row`` is the logsumexp of a row without any key."""
     problem = _Problem.of(given)
     state = (0, 0)
     if problem.dropout > 0.0:
         drawn = torch.randint(2**62, (2,)).tolist()
         state = (drawn[0], drawn[1])
-    found = problem.scores()
-    weights = torch.ops.aten._safe_softmax(found, -1) * problem.kept(found.shape, state)
+    attention_scores = problem.scores()
+    weights = torch.ops.aten._safe_softmax(attention_scores, -1) * problem.kept(attention_scores.shape, state)
     output = torch.matmul(weights, problem.wide[2]).to(problem.query.dtype)
-    logsumexp = torch.logsumexp(found, -1)
+    logsumexp = torch.logsumexp(attention_scores, -1)
     return _Forward(output, logsumexp.masked_fill(logsumexp == -math.inf, masked_row), state)
 
 
-def _flash(given: dict[str, Any]) -> Results:
-    found, query = _attention(given), given["query"]
-    state = torch.tensor(found.state, dtype=torch.int64, device=query.device).to(torch.uint64)
+def _flash(given: Given) -> Results:
+    forward, query = _attention(given), given["query"]
+    state = torch.tensor(forward.state, dtype=torch.int64, device=query.device).to(torch.uint64)
     unused = torch.zeros((), dtype=torch.int64, device=query.device).to(torch.uint64)
     lengths = query.size(-2), given["key"].size(-2)
-    return (_laid_out_as(query, found.output), found.logsumexp, None, None, *lengths, state, unused, query.new_empty(0))
+    return (
+        _laid_out_as(query, forward.output),
+        forward.logsumexp,
+        None,
+        None,
+        *lengths,
+        state,
+        unused,
+        query.new_empty(0),
+    )
 
 
-def _efficient(given: dict[str, Any]) -> Results:
-    found, query = _attention(given), given["query"]
+def _efficient(given: Given) -> Results:
+    forward, query = _attention(given), given["query"]
     length = query.size(-2)
     rows = -(-length // _PADDED_ROWS) * _PADDED_ROWS if given["compute_log_sumexp"] else 0
-    logsumexp = found.logsumexp.new_full((*query.shape[:-2], rows), math.inf)
+    logsumexp = forward.logsumexp.new_full((*query.shape[:-2], rows), math.inf)
     if rows:
-        logsumexp[..., :length] = found.logsumexp
-    return _heads_inside(found.output), logsumexp, *_scalars(found, query)
+        logsumexp[..., :length] = forward.logsumexp
+    return _heads_inside(forward.output), logsumexp, *_scalars(forward, query)
 
 
-def _cudnn(given: dict[str, Any]) -> Results:
-    found, query = _attention(given), given["query"]
+def _cudnn(given: Given) -> Results:
+    forward, query = _attention(given), given["query"]
     lengths = query.size(-2), given["key"].size(-2)
-    output = _laid_out_as(query, found.output)
-    return (output, found.logsumexp.unsqueeze(-1), None, None, *lengths, *_scalars(found, query), None)
+    output = _laid_out_as(query, forward.output)
+    return (output, forward.logsumexp.unsqueeze(-1), None, None, *lengths, *_scalars(forward, query), None)
 
 
-def _overrideable(given: dict[str, Any]) -> Results:
-    found, query = _attention(given), given["query"]
-    logsumexp = found.logsumexp if query.dim() == 4 else found.logsumexp.unsqueeze(0)
+def _overrideable(given: Given) -> Results:
+    forward, query = _attention(given), given["query"]
+    logsumexp = forward.logsumexp if query.dim() == 4 else forward.logsumexp.unsqueeze(0)
     lengths = query.size(-2), given["key"].size(-2)
-    output = _laid_out_as(query, found.output)
-    return (output, logsumexp, None, None, *lengths, *_scalars(found, query), None)
+    output = _laid_out_as(query, forward.output)
+    return (output, logsumexp, None, None, *lengths, *_scalars(forward, query), None)
 
 
-def _cpu(given: dict[str, Any]) -> Results:
-    found = _attention(given, masked_row=0.0)
-    logsumexp = found.logsumexp.transpose(1, 2).contiguous().transpose(1, 2)
-    return _laid_out_as(given["query"], found.output), logsumexp
+def _cpu(given: Given) -> Results:
+    forward = _attention(given, masked_row=0.0)
+    logsumexp = forward.logsumexp.transpose(1, 2).contiguous().transpose(1, 2)
+    return _laid_out_as(given["query"], forward.output), logsumexp
 
 
-def _scalars(found: _Forward, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    seed, offset = (torch.tensor(part, dtype=torch.int64, device=query.device) for part in found.state)
+def _scalars(forward: _Forward, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    seed, offset = (torch.tensor(part, dtype=torch.int64, device=query.device) for part in forward.state)
     return seed, offset
 
 
 # -- backward ---------------------------------------------------------------------------------------
 
 
-def _gradients(given: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of query, key, value and of the scores, as the flash algorithm has them."""
+def _gradients(given: Given) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradients of query, key, value and scores, by the flash algorithm."""
     problem = _Problem.of(given)
     query, key, value = problem.wide
-    grad, out = (raised(given[name]) for name in ("grad_out" if "grad_out" in given else "grad_out_", "out"))
-    found = problem.scores()
+    grad, out = raised(given["grad_out"] if "grad_out" in given else given["grad_out_"]), raised(given["out"])
+    attention_scores = problem.scores()
     logsumexp = given["logsumexp"].reshape(*query.shape[:-2], -1)[..., : query.size(-2)]
-    weights = torch.exp(found - logsumexp.unsqueeze(-1)).masked_fill(found == -math.inf, 0.0)
-    kept = problem.kept(found.shape, _state_of(given))
+    weights = torch.exp(attention_scores - logsumexp.unsqueeze(-1)).masked_fill(attention_scores == -math.inf, 0.0)
+    kept = problem.kept(attention_scores.shape, _state_of(given))
     grad_weights = torch.matmul(grad, value.transpose(-2, -1)) * kept
     grad_scores = weights * (grad_weights - (grad * out).sum(-1, keepdim=True))
     gradients = (
@@ -186,34 +219,34 @@ def _gradients(given: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor, torch
         torch.matmul((weights * kept).transpose(-2, -1), grad),
     )
     inputs = (problem.query, problem.key, problem.value)
-    summed = [_ungrouped(one, like).to(like.dtype) for one, like in zip(gradients, inputs, strict=True)]
+    summed = [_ungrouped(gradient, like).to(like.dtype) for gradient, like in zip(gradients, inputs, strict=True)]
     return summed[0], summed[1], summed[2], grad_scores
 
 
-def _like_inputs(given: dict[str, Any]) -> Results:
+def _like_inputs(given: Given) -> Results:
     return _in_layout_of_inputs(given, _gradients(given))
 
 
-def _like_inputs_and_mask(given: dict[str, Any]) -> Results:
-    found = _gradients(given)
-    return *_in_layout_of_inputs(given, found), _grad_of_mask(given, found[3])
+def _like_inputs_and_mask(given: Given) -> Results:
+    gradients = _gradients(given)
+    return *_in_layout_of_inputs(given, gradients), _grad_of_mask(given, gradients[3])
 
 
-def _in_layout_of_inputs(given: dict[str, Any], gradients: Results) -> Results:
-    inputs = (given[name] for name in ("query", "key", "value"))
-    return tuple(_laid_out_as(like, one) for like, one in zip(inputs, gradients, strict=False))
+def _in_layout_of_inputs(given: Given, gradients: Sequence[torch.Tensor]) -> Results:
+    inputs = given["query"], given["key"], given["value"]
+    return tuple(_laid_out_as(like, gradient) for like, gradient in zip(inputs, gradients, strict=False))
 
 
-def _efficient_backward(given: dict[str, Any]) -> Results:
-    found = _gradients(given)
-    return *(_heads_inside(one) for one in found[:3]), _grad_of_mask(given, found[3])
+def _efficient_backward(given: Given) -> Results:
+    gradients = _gradients(given)
+    return *(_heads_inside(gradient) for gradient in gradients[:3]), _grad_of_mask(given, gradients[3])
 
 
-def _cpu_backward(given: dict[str, Any]) -> Results:
-    return tuple(_heads_inside(one) for one in _gradients(given)[:3])
+def _cpu_backward(given: Given) -> Results:
+    return tuple(_heads_inside(gradient) for gradient in _gradients(given)[:3])
 
 
-def _grad_of_mask(given: dict[str, Any], grad_scores: torch.Tensor) -> torch.Tensor | None:
+def _grad_of_mask(given: Given, grad_scores: torch.Tensor) -> torch.Tensor | None:
     mask = given["attn_bias"]
     if mask is None or not given["grad_input_mask"][3]:
         return None
@@ -228,8 +261,8 @@ def _ungrouped(grad: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return grad.reshape(*grad.shape[:-3], own, -1, *grad.shape[-2:]).sum(-3)
 
 
-def _state_of(given: dict[str, Any]) -> tuple[int, ...]:
-    """The random state among the arguments, in the form in which the forward stand-in had it."""
+def _state_of(given: Given) -> tuple[int, ...]:
+    """The random state among the arguments, in the form of the forward stand-in."""
     if "philox_seed" not in given or given["dropout_p"] <= 0.0:
         return ()
     parts = [int(part) for part in given["philox_seed"].reshape(-1).tolist()]
@@ -240,7 +273,7 @@ def _state_of(given: dict[str, Any]) -> tuple[int, ...]:
 
 
 def _laid_out_as(like: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """The values with their dimensions in memory in the order in which ``like`` has them."""
+    """The values with their dimensions in the same order in memory as those of ``like``."""
     strides = like.stride()
     order = sorted(range(like.dim()), key=lambda dimension: (-strides[dimension], dimension))
     return torch.empty_permuted(values.shape, order, dtype=values.dtype, device=values.device).copy_(values)
@@ -251,7 +284,7 @@ def _heads_inside(values: torch.Tensor) -> torch.Tensor:
     return values.transpose(1, 2).contiguous().transpose(1, 2)
 
 
-_FORMS: dict[str, Callable[[dict[str, Any]], Results]] = {
+_FORMS: dict[str, Callable[[Given], Results]] = {
     "_scaled_dot_product_flash_attention": _flash,
     "_scaled_dot_product_efficient_attention": _efficient,
     "_scaled_dot_product_cudnn_attention": _cudnn,

@@ -15,7 +15,6 @@ import torch
 
 from fuzzcompile.capture.loading import defines_make, load
 from fuzzcompile.case import Case
-from fuzzcompile.compiler.configs import CONFIGS
 from fuzzcompile.compiler.graphs import CapturedGraph, capture_functional, capture_graphs
 from fuzzcompile.contract import ReportJson
 from fuzzcompile.errors import FuzzcompileError
@@ -247,8 +246,7 @@ def _settings(case: Case, graph: CapturedGraph) -> dict[str, object]:
         asked["BACKWARD"] = True
     elif graph.grad or case.grad == "inference_mode":
         asked["GRAD"] = "enabled" if graph.grad else case.grad
-    config = {name: dict(getattr(settings, name)) for name in CONFIGS}
-    config = {name: entries for name, entries in config.items() if entries}
+    config = {name: dict(entries) for name, entries in settings.config_patches.items()}
     asked |= {"OPTIONS": dict(settings.options)} if settings.options else {}
     asked |= {"CONFIG": config} if config else {}
     asked |= {"MODE": settings.mode} if settings.mode else {}

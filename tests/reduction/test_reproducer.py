@@ -351,6 +351,13 @@ def test_memory_that_cannot_be_named_is_left_to_the_values():
     assert "memory(" not in main_part(build_reproducer(array, alias(out0=LOST)))
 
 
+def test_memory_shared_by_an_entry_of_a_dictionary_is_named_in_single_quotes():
+    case = program("return {'a': x.view(-1)}", "(torch.randn(2),)")
+    text = build_reproducer(case, alias(out0=LOST))
+    assert "out['a'] and inputs[0] share memory: eager {eager}" in text
+    ast.parse(text, feature_version=(3, 11))
+
+
 BATCH = """import torch
 from dataclasses import dataclass
 

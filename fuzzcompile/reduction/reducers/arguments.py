@@ -1,19 +1,19 @@
-"""Arguments of statements: optional ones left out, constants made round, dtypes and modes made plain."""
+"""Reduce arguments: leave out optional ones, round constants, make dtypes and modes plain."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import torch
 
-from fuzzcompile.reduction.program import Program, Ref, Statement, map_leaves
+from fuzzcompile.reduction.program import Input, Program, Ref, Statement
 from fuzzcompile.reduction.search import Search
 
 
 def drop_arguments(search: Search) -> None:
-    """Keyword arguments, trailing arguments and optional tensors (a bias, a mask) left out where the bug stays."""
+    """Leave out keyword arguments, trailing arguments and optional tensors (a bias, a mask)."""
     together = search.best
     for statement in search.best.statements:
         if statement.kwargs and statement.form in ("function", "method"):
@@ -26,8 +26,8 @@ def drop_arguments(search: Search) -> None:
                 break
 
 
-def _is_telling(value: Any) -> bool:
-    """Whether leaving the argument out is more than tidying: a dimension, a dtype."""
+def _is_telling(value: object) -> bool:
+    """Whether the argument changes the result: a dimension, a dtype."""
     return value is not None and not isinstance(value, bool)
 
 
@@ -36,7 +36,7 @@ def _named(program: Program, name: str) -> Statement | None:
 
 
 def _shorter(statement: Statement | None) -> Iterator[Statement]:
-    """The statement with fewer arguments, the fewest first; eager says which of these are programs at all."""
+    """The statement with fewer arguments, the fewest first; many of these do not run in eager."""
     if statement is None or statement.form not in ("function", "method"):
         return
     if len(statement.kwargs) > 1:
@@ -52,9 +52,9 @@ def _shorter(statement: Statement | None) -> Iterator[Statement]:
 
 
 def round_constants(search: Search) -> None:
-    """Floating constants as short numbers: all at once, then each."""
+    """Round floating constants: all together, then one by one."""
     for rounding in (_half_or_two, _two_digits):
-        candidate = _mapped(search.best, rounding)
+        candidate = search.best.map_statements(functools.partial(_round_in, change=rounding))
         if candidate != search.best and search.attempt(candidate):
             return
     for name in [s.name for s in search.best.statements]:
@@ -65,15 +65,8 @@ def round_constants(search: Search) -> None:
                 search.attempt(search.best.with_statement(rounded))
 
 
-def _mapped(program: Program, change: Callable[[float], float]) -> Program:
-    return replace(program, statements=tuple(_round_in(s, change) for s in program.statements))
-
-
 def _round_in(statement: Statement, change: Callable[[float], float]) -> Statement:
-    def leaf(value: Any) -> Any:
-        return change(value) if isinstance(value, float) else value
-
-    return replace(statement, args=map_leaves(leaf, statement.args), kwargs=map_leaves(leaf, dict(statement.kwargs)))
+    return statement.map_leaves(lambda leaf: change(leaf) if isinstance(leaf, float) else leaf)
 
 
 def _is_short(value: float) -> bool:
@@ -81,7 +74,7 @@ def _is_short(value: float) -> bool:
 
 
 def _half_or_two(value: float) -> float:
-    """The plainest number on the same side of one."""
+    """0.5 or 2 for a longer number, with its sign."""
     if _is_short(value):
         return value
     plain = 0.5 if abs(value) < 1 else 2.0
@@ -93,7 +86,7 @@ def _two_digits(value: float) -> float:
 
 
 def evaluation_mode(search: Search) -> None:
-    """``training=True`` and dropout that drops become their plain counterparts."""
+    """Turn ``training`` and dropout off."""
 
     def plain(statement: Statement) -> Statement:
         kwargs = {k: (False if k == "training" else v) for k, v in statement.kwargs.items()}
@@ -104,33 +97,23 @@ def evaluation_mode(search: Search) -> None:
             kwargs["training"] = False
         return replace(statement, args=args, kwargs=kwargs)
 
-    search.attempt(replace(search.best, statements=tuple(plain(s) for s in search.best.statements)))
+    search.attempt(search.best.map_statements(plain))
 
 
 def single_precision(search: Search) -> None:
-    """Every floating dtype becomes float32: those of inputs, and those that statements name."""
+    """Replace every floating dtype by float32, in inputs and in statements."""
 
-    def dtype_of(dtype: torch.dtype) -> torch.dtype:
-        return torch.float32 if dtype.is_floating_point else dtype
+    def narrowed(leaf: object) -> object:
+        return torch.float32 if isinstance(leaf, torch.dtype) and leaf.is_floating_point else leaf
 
-    def leaf(value: Any) -> Any:
-        return dtype_of(value) if isinstance(value, torch.dtype) else value
+    def of_input(input_: Input) -> Input:
+        if not input_.dtype.is_floating_point:
+            return input_
+        values = None if input_.values is None else input_.values.to(torch.float32)
+        return replace(input_, dtype=torch.float32, values=values)
 
-    program = search.best
-    inputs = tuple(
-        replace(one, dtype=dtype_of(one.dtype), values=one.values.to(dtype_of(one.dtype)))
-        if one.values is not None
-        else replace(one, dtype=dtype_of(one.dtype))
-        for one in program.inputs
-    )
-    casts = {"bfloat16", "half", "double"}
-    statements = tuple(
-        replace(
-            s,
-            target="float" if s.form == "method" and s.target in casts else s.target,
-            args=map_leaves(leaf, s.args),
-            kwargs=map_leaves(leaf, dict(s.kwargs)),
-        )
-        for s in program.statements
-    )
-    search.attempt(replace(program, inputs=inputs, statements=statements))
+    def of_statement(statement: Statement) -> Statement:
+        casts = statement.form == "method" and statement.target in ("bfloat16", "half", "double")
+        return replace(statement.map_leaves(narrowed), target="float" if casts else statement.target)
+
+    search.attempt(search.best.map_inputs(of_input).map_statements(of_statement))

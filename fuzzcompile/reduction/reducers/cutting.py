@@ -1,10 +1,9 @@
-"""Cutting a program to the window that holds the bug: outputs, tail, head."""
+"""Cut a program to the window that shows the bug: outputs, tail, head."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -14,7 +13,7 @@ from fuzzcompile.reduction.search import Search
 
 
 def drop_outputs(search: Search) -> None:
-    """Return one value only, or as few as show the bug; what was written to, where the bug is in that."""
+    """Return a single value, or as few as show the bug; a tensor that is written to if the bug is in that."""
     outputs = list(dict.fromkeys(search.best.output_refs()))
     if len(outputs) < 2:
         if outputs and search.best.outputs != Ref(outputs[0]):
@@ -29,13 +28,13 @@ def drop_outputs(search: Search) -> None:
             return
     kept = outputs
     for name in outputs:
-        fewer = [other for other in kept if other != name]
-        if len(fewer) > 1 and search.attempt(replace(search.best, outputs=tuple(Ref(other) for other in fewer))):
+        fewer = [output for output in kept if output != name]
+        if len(fewer) > 1 and search.attempt(replace(search.best, outputs=tuple(Ref(output) for output in fewer))):
             kept = fewer
 
 
 def cut_tail(search: Search) -> None:
-    """The shortest beginning that shows the bug, by bisection: what lies behind the bug cannot mend it."""
+    """Find the shortest beginning that shows the bug, by bisection."""
     base = search.best
     good, bad = 0, len(base.statements)
     while bad - good > 1:
@@ -48,7 +47,7 @@ def cut_tail(search: Search) -> None:
 
 
 def cut_head(search: Search) -> None:
-    """The shortest end that shows the bug when it is given what came before as inputs."""
+    """Find the shortest end that shows the bug with the earlier values as inputs, by bisection."""
     base, evaluation = search.best, search.evaluation
     bad, good = 0, len(base.statements)
     while good - bad > 1:
@@ -61,7 +60,7 @@ def cut_head(search: Search) -> None:
 
 
 def head(program: Program, count: int) -> Program | None:
-    """The first ``count`` statements, which return what the rest would have used of them."""
+    """The first ``count`` statements, returning the values that later ones use."""
     kept, rest = program.statements[:count], program.statements[count:]
     made = [statement.name for statement in kept if statement.form not in ("enter", "exit", "setitem")]
     used = {name for statement in rest for name in statement.refs()} | set(program.output_refs())
@@ -69,12 +68,12 @@ def head(program: Program, count: int) -> Program | None:
     if not outputs:
         return None
     closing = tuple(Statement(f"{s.name}_end", "exit", "") for s in _open(kept))
-    returned: Any = outputs[0] if len(outputs) == 1 else tuple(outputs)
+    returned: object = outputs[0] if len(outputs) == 1 else tuple(outputs)
     return replace(program, statements=kept + closing, outputs=returned).without_dead_code()
 
 
 def tail(program: Program, start: int, evaluation: Evaluation) -> Program | None:
-    """The statements from ``start`` on, given the values of what came before; None if one cannot be given."""
+    """The statements from ``start`` on, with earlier values as inputs; None if one cannot be an input."""
     gone, kept = program.statements[:start], program.statements[start:]
     result = replace(program, statements=(*_open(gone), *kept))
     for statement in gone:
@@ -87,8 +86,8 @@ def tail(program: Program, start: int, evaluation: Evaluation) -> Program | None
     return result.without_dead_code()
 
 
-def given(program: Program, name: str, value: Any) -> Program | None:
-    """The program with ``name`` as an input of recorded values, or a constant; None if it is neither."""
+def given(program: Program, name: str, value: object) -> Program | None:
+    """The program with ``value`` in place of statement ``name``: a recorded input or a constant; None if neither."""
     statements = tuple(s for s in program.statements if s.name != name)
     used = any(name in s.refs() for s in statements) or name in program.output_refs()
     if not used:
@@ -104,7 +103,7 @@ def given(program: Program, name: str, value: Any) -> Program | None:
 
 
 def _given_parts(program: Program, name: str, parts: Sequence[torch.Tensor]) -> Program | None:
-    """Several tensors that one statement made (``chunk``): each that is taken out becomes an input."""
+    """Replace a statement with several results (``chunk``): each result that is used becomes an input."""
     for statement in program.statements:
         if statement.form == "getitem" and statement.args[0] == Ref(name) and isinstance(statement.args[1], int):
             taken = given(program, statement.name, parts[statement.args[1]])
@@ -115,7 +114,7 @@ def _given_parts(program: Program, name: str, parts: Sequence[torch.Tensor]) -> 
 
 
 def _open(statements: Sequence[Statement]) -> list[Statement]:
-    """The blocks that these statements enter and do not leave."""
+    """The ``enter`` statements of blocks that these statements leave open."""
     blocks: list[Statement] = []
     for statement in statements:
         if statement.form == "enter":

@@ -1,4 +1,4 @@
-"""Delta debugging over a program's statements: whole modules, many at once, one by one."""
+"""Delta debugging over a program's statements: whole modules, many together, one by one."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from fuzzcompile.reduction.search import Search
 
 
 def bypass_modules(search: Search) -> None:
-    """Submodules one after the other, the largest first: identity, or what they returned."""
+    """Replace submodules, the largest first, by one of their inputs or by their recorded result."""
     for path in _paths(search.best):
         inside = [s for s in search.best.statements if _within(s.module, path)]
         if len(inside) < 2 or len(inside) == len(search.best.statements):
             continue
         last = inside[-1].name
-        sources = [name for s in inside for name in s.refs() if name not in {one.name for one in inside}]
+        sources = [name for s in inside for name in s.refs() if name not in {statement.name for statement in inside}]
         for source in dict.fromkeys(sources):
             if _alike(search, source, last) and search.attempt(search.best.substituted(last, Ref(source))):
                 break
@@ -27,27 +27,27 @@ def bypass_modules(search: Search) -> None:
 
 
 def give_first_statements(search: Search) -> None:
-    """Statements that use nothing but inputs become inputs: all at once, then fewer."""
+    """Turn statements that use inputs only into inputs: all together, then fewer."""
     needed: set[str] = set()
     while True:
-        inputs = {one.name for one in search.best.inputs}
+        inputs = {input_.name for input_ in search.best.inputs}
         first = [
             s.name
             for s in search.best.statements
             if s.form not in ("enter", "exit", "setitem") and not s.writes and set(s.refs()) <= inputs
         ]
         new = [name for name in first if name not in needed]
-        # A program that only hands its inputs on shows nothing.
+        # A program that only returns its inputs shows nothing.
         if not new or len(first) == len(search.best.statements):
             return
-        # What cannot be given alone may be given with others: three projections that a pattern wants alike.
+        # A pattern may want three alike projections: they can be replaced together, and not one by one.
         if len(new) < len(first) and _give(search, first):
             continue
         needed |= _needed(search, new)
 
 
 def _needed(search: Search, names: Sequence[str]) -> set[str]:
-    """Those that cannot be given; the others are."""
+    """Replace as many of the statements as possible; the names of those that stay."""
     if _give(search, names):
         return set()
     if len(names) == 1:
@@ -57,24 +57,25 @@ def _needed(search: Search, names: Sequence[str]) -> set[str]:
 
 
 def _give(search: Search, names: Sequence[str]) -> bool:
-    """Take the statements' values as inputs: freshly laid out, else with the strides that they had."""
+    """Turn the statements into inputs, contiguous if possible, else with their own strides; whether it worked."""
     candidate: Program | None = search.best
     values = search.evaluation.values
     for name in names:
         candidate = given(candidate, name, values.get(name)) if candidate is not None else None
     if candidate is None:
         return False
-    plain = replace(candidate, inputs=tuple(contiguous(o) if o.name in names else o for o in candidate.inputs))
-    if any(not is_contiguous(one) for one in candidate.inputs if one.name in names) and search.attempt(plain):
+    plain = candidate.map_inputs(lambda input_: contiguous(input_) if input_.name in names else input_)
+    is_odd = any(input_.name in names and not is_contiguous(input_) for input_ in candidate.inputs)
+    if is_odd and search.attempt(plain):
         return True
     return search.attempt(candidate)
 
 
 def bypass_statements(search: Search) -> None:
-    """Each statement, from the last: one of its own arguments of the same shape instead, or its recorded value."""
+    """Replace each statement, from the last, by an argument of the same shape or by its recorded value."""
     for statement in reversed(search.best.statements):
         if not any(s.name == statement.name for s in search.best.statements):
-            continue  # it went with another one
+            continue  # removed together with another one
         if statement.form in ("enter", "exit"):
             continue
         if statement.writes:
@@ -91,7 +92,7 @@ def bypass_statements(search: Search) -> None:
 
 
 def drop_blocks(search: Search) -> None:
-    """Contexts (autocast) left out, one at a time."""
+    """Leave out contexts (autocast), one at a time."""
     for statement in [s for s in search.best.statements if s.form == "enter"]:
         statements = list(search.best.statements)
         names = [s.name for s in statements]
@@ -116,20 +117,20 @@ def _drop_write(search: Search, statement: Statement) -> None:
     search.attempt(without.substituted(statement.name, Ref(refs[0])) if refs else without)
 
 
-def _alike(search: Search, one: str, other: str) -> bool:
-    shape = search.evaluation.shape_of(one)
-    return shape is not None and shape == search.evaluation.shape_of(other)
+def _alike(search: Search, left: str, right: str) -> bool:
+    shape = search.evaluation.shape_of(left)
+    return shape is not None and shape == search.evaluation.shape_of(right)
 
 
 def _paths(program: Program) -> list[str]:
-    """Paths of the submodules, those that hold most statements first."""
-    found: dict[str, int] = {}
+    """Paths of the submodules, those with most statements first."""
+    counts: dict[str, int] = {}
     for statement in program.statements:
         parts = statement.module.split(".")
         for length in range(2, len(parts) + 1):
             path = ".".join(parts[:length])
-            found[path] = found.get(path, 0) + 1
-    return sorted(found, key=lambda path: (-found[path], path))
+            counts[path] = counts.get(path, 0) + 1
+    return sorted(counts, key=lambda path: (-counts[path], path))
 
 
 def _within(module: str, path: str) -> bool:

@@ -1,15 +1,14 @@
-"""Sizes toward 1, 2, 3: a size is changed wherever it occurs, and eager says which changes are programs.
+"""Shrink sizes toward 1, 2, 3, each in all its places together; only candidates that run in eager count.
 
-What a number in the program means is not known, so that a change is tried in several readings: the sizes of inputs
-that are the number, with the constants that are it, with those that are its multiples (``view(b, t, h * d)``).
+A number may be a size or something else, so each change is tried in several readings: in input sizes only, in constants
+too, and in multiples of the size (``view(b, t, h * d)``).
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
@@ -18,6 +17,8 @@ from fuzzcompile.reduction.filling import resized
 from fuzzcompile.reduction.program import Program, Statement, map_leaves
 from fuzzcompile.reduction.search import Search
 
+# Functions with sizes among their integer arguments, checked on torch 2.13. Schemas do not tell: ATen has sizes of type
+# int (chunk, one_hot), SymInt arguments that are no sizes (padding_idx), and Python functions have no schema.
 _SHAPING = (
     "view", "reshape", "expand", "unflatten", "split", "chunk", "repeat", "narrow", "zeros", "ones", "full", "empty",
     "randn", "rand", "arange", "new_zeros", "new_ones", "new_full", "new_empty", "layer_norm", "rms_norm", "group_norm",
@@ -27,16 +28,17 @@ _SHAPING = (
 )  # fmt: skip
 
 
-# What is a multiple of a size holds it as a factor once, or as often as it divides it (8 heads of 8).
+# Whether a multiple contains the size as a factor once or as often as it divides (8 heads of 8), or is unrelated.
 Multiples = Literal["one", "all", "none"]
 _MULTIPLES: tuple[Multiples, ...] = ("one", "all", "none")
+# Functions by which a statement makes a size that no input has.
 _MAKING = (
     "zeros", "ones", "full", "empty", "randn", "rand", "arange", "eye", "randint", "view", "reshape", "unflatten",
 )  # fmt: skip
 
 
 def shrink_sizes(search: Search) -> None:
-    """Every size as small as shows the bug, the largest first."""
+    """Make every size as small as the bug allows, the largest first."""
     _all_at_once(search)
     done: set[int] = set()
     while True:
@@ -45,21 +47,21 @@ def shrink_sizes(search: Search) -> None:
             break
         done.add(sizes[0])
         _shrink(search, sizes[0])
-    for dimension in range(max((len(one.shape) for one in search.best.inputs), default=0)):
+    for dimension in range(max((len(input_.shape) for input_ in search.best.inputs), default=0)):
         _shrink_everywhere(search, dimension)
 
 
 def _sizes(program: Program) -> set[int]:
-    """Sizes beyond 1: those of inputs, and those that statements make tensors of."""
-    found = {size for one in program.inputs for size in one.shape}
+    """Sizes above 1, of inputs and of tensors that statements make."""
+    sizes = {size for input_ in program.inputs for size in input_.shape}
     for statement in program.statements:
         if statement.target.rpartition(".")[2] in _MAKING:
-            map_leaves(lambda leaf: found.add(leaf) if type(leaf) is int else None, statement.args)
-    return {size for size in found if size > 1}
+            map_leaves(lambda leaf: sizes.add(leaf) if type(leaf) is int else None, statement.args)
+    return {size for size in sizes if size > 1}
 
 
 def _all_at_once(search: Search) -> None:
-    """Every size beyond 3 as 2 (or 3, 4), and its multiples with it."""
+    """Replace all sizes by 2, or all by 3, and their multiples with them."""
     sizes = sorted(_sizes(search.best))
     if not sizes or sizes[-1] <= 3:
         return
@@ -73,7 +75,7 @@ def _all_at_once(search: Search) -> None:
 
 
 def _shrink(search: Search, size: int) -> None:
-    """One size to 1, 2 or 3, else halved as long as that holds."""
+    """Replace a size by 2, 1 or 3, else halve it while the bug stays."""
     for smaller in dict.fromkeys((2, 1, 3)):
         if smaller < size and _try(search, size, smaller):
             if smaller == 2:
@@ -84,7 +86,7 @@ def _shrink(search: Search, size: int) -> None:
 
 
 def _try(search: Search, size: int, smaller: int) -> bool:
-    """The first few readings that run in eager."""
+    """Try the first two readings that run in eager."""
     for count, candidate in enumerate(_readings(search.best, size, smaller)):
         if search.attempt(candidate):
             return True
@@ -94,13 +96,13 @@ def _try(search: Search, size: int, smaller: int) -> bool:
 
 
 def _shrink_everywhere(search: Search, dimension: int) -> None:
-    """One dimension (the batch, say) of all inputs of the highest rank to 1, where several sizes are the same now."""
-    rank = max(len(one.shape) for one in search.best.inputs)
+    """Set one dimension (the batch, say) of all inputs of the highest rank to 1."""
+    rank = max(len(input_.shape) for input_ in search.best.inputs)
     candidate = search.best
-    for one in search.best.inputs:
-        if len(one.shape) == rank:
-            shape = (*one.shape[:dimension], 1, *one.shape[dimension + 1 :])
-            candidate = candidate.with_input(resized(one, shape))
+    for input_ in search.best.inputs:
+        if len(input_.shape) == rank:
+            shape = (*input_.shape[:dimension], 1, *input_.shape[dimension + 1 :])
+            candidate = candidate.with_input(resized(input_, shape))
     if candidate != search.best and _runs(search, candidate):
         search.attempt(candidate)
 
@@ -112,7 +114,7 @@ def _runs(search: Search, candidate: Program) -> bool:
 
 
 def _readings(program: Program, size: int, smaller: int) -> Iterator[Program]:
-    """The program with ``size`` made smaller in each reading that runs in eager, the widest first."""
+    """The program with a smaller ``size``, in each reading that runs in eager, the widest first."""
     was_empty = _is_empty_somewhere(evaluate(program))
     for multiples, constants in itertools.product(_MULTIPLES, (True, False)):
         candidate = _scaled(program, size, smaller, multiples=multiples, constants=constants)
@@ -124,15 +126,15 @@ def _readings(program: Program, size: int, smaller: int) -> Iterator[Program]:
 
 
 def _is_empty_somewhere(evaluation: Evaluation) -> bool:
-    """Whether a tensor without elements is among the values."""
+    """Whether any value is a tensor without elements."""
     return any(isinstance(value, torch.Tensor) and not value.numel() for value in evaluation.values.values())
 
 
 def _takes_nothing(program: Program) -> bool:
-    """Whether an index takes or writes no element, as ``x[1:1]`` does: a size was read as a position."""
+    """Whether an index selects no element (``x[1:1]``), because a position was read as a size."""
     empty: list[slice] = []
 
-    def look(part: Any) -> None:
+    def look(part: object) -> None:
         if isinstance(part, tuple | list):
             for inner in part:
                 look(inner)
@@ -146,9 +148,7 @@ def _takes_nothing(program: Program) -> bool:
 
 
 def _scaled(program: Program, size: int, smaller: int, *, multiples: Multiples, constants: bool) -> Program:
-    def change(number: Any) -> Any:
-        if isinstance(number, bool) or not isinstance(number, int):
-            return number
+    def resize(number: int) -> int:
         if number == size:
             return smaller
         if multiples == "none" or number < size or number % size:
@@ -164,9 +164,7 @@ def _scaled(program: Program, size: int, smaller: int, *, multiples: Multiples, 
         shaping = statement.target.rpartition(".")[2] in _SHAPING or statement.form in ("getitem", "setitem")
         if not constants or not shaping:
             return statement
-        return replace(
-            statement, args=map_leaves(change, statement.args), kwargs=map_leaves(change, dict(statement.kwargs))
-        )
+        return statement.map_leaves(lambda leaf: resize(leaf) if type(leaf) is int else leaf)
 
-    inputs = tuple(resized(one, tuple(change(size) for size in one.shape)) for one in program.inputs)
-    return replace(program, inputs=inputs, statements=tuple(changed(s) for s in program.statements))
+    resized_inputs = program.map_inputs(lambda input_: resized(input_, tuple(map(resize, input_.shape))))
+    return resized_inputs.map_statements(changed)

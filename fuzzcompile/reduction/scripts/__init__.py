@@ -1,1 +1,1 @@
-"""The parts of a reproducer: what is kept of the case, how it is driven, what is compared, at which bound."""
+"""The parts of a reproducer: the text of its case, the runs, the comparison and its bounds."""

@@ -1,12 +1,12 @@
-"""From a report to the shortest form of script that shows what it found."""
+"""Choose the shortest form of script that shows what a report found."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.reduction.reports import Evidence, Report
 from fuzzcompile.reduction.scripts import naming, sharing
 from fuzzcompile.reduction.scripts.comparing import Form, Script, Target
 from fuzzcompile.reduction.scripts.driving import Driving
@@ -22,23 +22,23 @@ _FORMS: dict[str, Form] = {
     Verdict.TIMEOUT: "process",
 }
 _PROPERTY = {"dtype": "dtype", "shape": "shape", "stride": "strides"}
-# Longest list of observables that is still read at a glance.
+# Most characters in a list of observables.
 _WIDTH = 80
 # Gradients this much smaller than the largest are zero by symmetry: nothing but rounding is in them.
 _VANISHING = 1e-6
 
 
-def choose(drive: Driving, report: Mapping[str, Any], remark: str = "") -> Script:
+def choose(drive: Driving, report: Report, remark: str = "") -> Script:
     """The script for ``report`` on the case of ``drive``.
 
-    What the evidence calls wrong is compared, the worst first; without evidence, all that the verdict is
-    about. Both end where the list would grow too long to read.
+    It compares the outputs that the evidence calls wrong, the worst first, or without evidence all that the verdict is
+    about, up to the length of a readable list.
     """
     verdict = str(report.get("verdict") or "")
     form = _FORMS.get(verdict)
     if form in ("raises", "accepts", "process"):
         return Script(drive, form, remark=remark)
-    evidence: Sequence[Mapping[str, Any]] = (report.get("evidence") or {}).get("outputs") or ()
+    evidence: Sequence[Evidence] = (report.get("evidence") or {}).get("outputs") or ()
     wrong = _worst_first(_of_evidence(drive.probe, evidence))
     if verdict == Verdict.METADATA:
         return _metadata(drive, wrong, str(report.get("detail") or ""), remark)
@@ -55,11 +55,11 @@ def choose(drive: Driving, report: Mapping[str, Any], remark: str = "") -> Scrip
     return Script(replace(drive, with_backward=needs_backward), form, targets, remark=remark)
 
 
-def _of_evidence(probe: Probe, evidence: Sequence[Mapping[str, Any]]) -> list[Target]:
+def _of_evidence(probe: Probe, evidence: Sequence[Evidence]) -> list[Target]:
     wrong = [entry for entry in evidence if entry.get("finding") not in _HARMLESS]
-    found = [_target(probe, str(entry.get("name")), entry) for entry in wrong]
-    targets = [target for target in found if target is not None]
-    # Wrong values come before right ones in the wrong memory, and a wrong output explains its gradients.
+    named = [_target(probe, str(entry.get("name")), entry) for entry in wrong]
+    targets = [target for target in named if target is not None]
+    # A wrong value matters more than right values in the wrong memory, and a wrong output explains its gradients.
     targets = [target for target in targets if target.evidence.get("finding") != "alias"] or targets
     return [target for target in targets if target.observable.kind != "gradient"] or targets
 
@@ -70,23 +70,23 @@ def _of_verdict(probe: Probe, verdict: str) -> list[Target]:
     largest = max((seen.largest for seen in chosen), default=0.0)
     if verdict == Verdict.WRONG_GRADIENT:
         chosen = [seen for seen in chosen if seen.largest > _VANISHING * largest]
-    found = [_target(probe, seen.name, {}) for seen in chosen]
-    return [target for target in found if target is not None]
+    named = [_target(probe, seen.name, {}) for seen in chosen]
+    return [target for target in named if target is not None]
 
 
-def _target(probe: Probe, name: str, evidence: Mapping[str, Any]) -> Target | None:
+def _target(probe: Probe, name: str, evidence: Evidence) -> Target | None:
     expression = naming.expression(name, probe)
     if expression is None:
         return None
-    # What only the compiled run changes is missing from the eager run's observables.
+    # A mutation by the compiled run alone is missing from the eager run's observables.
     observable = probe.observables.get(name) or Observable(name, "mutation", True, probe.floating_dtype)
     return Target(observable, expression, evidence)
 
 
 def _with_partner(probe: Probe, target: Target) -> Target | None:
-    """The target with what it shares memory with in one of the runs; None if a script cannot name that."""
+    """The target and a tensor that shares its memory in one of the runs; None if a script cannot name that."""
     for name in (*sharing.gained(target.evidence), *sharing.lost(target.evidence)):
-        # An input is the one of the same call.
+        # An input belongs to the same call.
         call = target.observable.name.partition(".")[0]
         own = f"{call}.{name}" if call.startswith("call") and name.startswith(("input", "argument")) else name
         partner = naming.expression(own, probe)

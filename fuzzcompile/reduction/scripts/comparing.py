@@ -1,11 +1,11 @@
-"""What a reproducer compares, and the expressions for it."""
+"""The comparison that a reproducer makes, as expressions for its template."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
+from fuzzcompile.reduction.reports import Evidence
 from fuzzcompile.reduction.scripts import tolerances
 from fuzzcompile.reduction.scripts.driving import Driving
 from fuzzcompile.reduction.scripts.probe import Observable
@@ -31,20 +31,20 @@ _PROPERTIES = {
 
 @dataclass(frozen=True)
 class Target:
-    """One observable that the script compares: its evidence, if there is any, and how it is written.
+    """One observable that the script compares: the expression for it, and its evidence, if there is any.
 
-    ``partner`` is written likewise, and is what it shares memory with in one of the runs.
+    ``partner`` is the expression for a tensor that shares its memory in one of the runs.
     """
 
     observable: Observable
     expression: str
-    evidence: Mapping[str, Any] = field(default_factory=dict)
+    evidence: Evidence = field(default_factory=Evidence)
     partner: str = ""
 
 
 @dataclass(frozen=True)
 class Script:
-    """What the template ``reports/reproducer.py.j2`` reads; ``drive`` says how the case is run."""
+    """The data of the template ``reports/reproducer.py.j2``; ``drive`` runs the case."""
 
     drive: Driving
     form: Form
@@ -77,17 +77,17 @@ class Script:
 
     @property
     def shown(self) -> str:
-        """What is compared, after a run."""
+        """The expression for what is compared, after a run."""
         expressions = [_compared(target) for target in self.targets]
         return f"[{', '.join(expressions)}]" if self.several else expressions[0]
 
     def show(self, call: str) -> str:
-        """What is compared, as part of the call that makes it."""
+        """The same, with the call in place of ``out``."""
         return self.shown.replace("(out)", f"({call})") if "(out)" in self.shown else call + self.shown[3:]
 
     @property
     def names(self) -> str:
-        """Names of what is compared, as a tuple."""
+        """The names of the observables, as the text of a tuple."""
         return "({})".format(", ".join(f'"{target.observable.name}"' for target in self.targets))
 
     @property
@@ -107,7 +107,7 @@ class Script:
 
     @property
     def bound(self) -> str:
-        """What the error of compiled may be."""
+        """The expression for the largest allowed error."""
         if self.form == "apart in float64":
             return f"{_number(tolerances.FLOAT64_SHARE)} * {self._largest('eager')}"
         pairs = [(target.observable, target.evidence) for target in self.targets]
@@ -126,14 +126,14 @@ class Script:
 
     @property
     def equal(self) -> str:
-        """Whether two runs gave the same, for the form that repeats runs."""
+        """The expression for two runs being the same, in the form that repeats runs."""
         if self.several:
             return "all(map(torch.equal, out, outs[0]))"
         return "torch.equal(out, outs[0])" if self.tensors else "(out == outs[0])"
 
     @property
     def heading(self) -> str:
-        """Start of the line with the figures: torch, device and what they are, as part of an f-string."""
+        """The start of the line of figures (torch, device, what is measured), as part of an f-string."""
         gpu = ", {torch.cuda.get_device_name()}" if self.drive.device.startswith("cuda") else ""
         figures = {
             "values": ", error vs fp64:",
@@ -145,8 +145,8 @@ class Script:
 
     @property
     def sharing(self) -> str:
-        """Which tensors are asked whether they share memory, in words."""
-        return ", ".join(f"{target.expression} and {target.partner}" for target in self.targets)
+        """The pairs of tensors whose memory is compared, as part of an f-string."""
+        return ", ".join(f"{target.expression} and {target.partner}" for target in self.targets).replace('"', "'")
 
     def _largest(self, run: str) -> str:
         finite = ".nan_to_num(0, 0, 0)" if self.nonfinite else ""
@@ -154,10 +154,9 @@ class Script:
 
 
 def _compared(target: Target) -> str:
-    """The expression for what is compared of a target."""
     return f"memory({target.expression}) == memory({target.partner})" if target.partner else target.expression
 
 
 def _number(value: float) -> str:
-    """Two digits, as one would write it: 1.3e-6."""
+    """Two digits, without leading zeros in the exponent: 1.3e-6."""
     return f"{value:.2g}".replace("e-0", "e-")

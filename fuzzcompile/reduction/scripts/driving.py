@@ -8,18 +8,19 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fuzzcompile.execution.building import RUN_SEED
+from fuzzcompile.execution.observing import COTANGENT_SEED
 from fuzzcompile.reduction.scripts import naming
 from fuzzcompile.reduction.scripts.probe import Probe
 from fuzzcompile.reduction.scripts.sources import names_bound
 
-_WIDTH = 90
+_GENERATOR = f"torch.manual_seed({COTANGENT_SEED})"
 
 
 @dataclass(frozen=True)
 class Driving:
-    """Expressions and statements that run the case of ``probe``, written for the script's template.
+    """Expressions and statements that run the case of ``probe``, for the script's template.
 
-    The backward pass is left out where nothing is compared after it.
+    Without ``with_backward`` the backward pass is left out, for scripts that compare nothing after it.
     """
 
     probe: Probe
@@ -48,7 +49,7 @@ class Driving:
         """The context managers around a run."""
         case = self.probe.case
         contexts = [] if case.grad == "enabled" else [f"torch.{case.grad}()"]
-        for name in self._patched:
+        for name in case.settings.config_patches:
             contexts.append(f'torch._{name}.config.patch(CONFIG["{name}"])')
         return ", ".join(contexts)
 
@@ -100,21 +101,21 @@ class Driving:
             return ""
         output = self.probe.outputs[0] if self.probe.outputs else None
         if isinstance(output, torch.Tensor):
-            return "out.backward(torch.randn(out.shape, generator=torch.manual_seed(7)).bfloat16().half().to(out))"
+            return f"out.backward({_cotangent('out', _GENERATOR)})"
         leaves = "out" if naming.is_flat(output) and not isinstance(output, dict) else "tree_leaves(out)"
         if any(not _is_floating(leaf) for leaf in pytree.tree_leaves(output)):
             leaves = f"[x for x in {leaves} if torch.is_tensor(x) and x.is_floating_point()]"
-        product = "x * torch.randn(x.shape, generator=random).bfloat16().half().to(x)"
-        return f"random = torch.manual_seed(7)\nsum(({product}).sum() for x in {leaves}).backward()"
+        product = f"x * {_cotangent('x', 'random')}"
+        return f"random = {_GENERATOR}\nsum(({product}).sum() for x in {leaves}).backward()"
 
     def clashes(self, text: str) -> bool:
-        """Whether the names that this script text binds are names of the case."""
+        """Whether the script text binds names of the case."""
         return bool(names_bound(self.source) & names_bound(text))
 
     def needs(self, text: str) -> list[str]:
-        """Import lines for the script whose text this is."""
+        """The import lines that the script text needs."""
         lines = [f"import {name}" for name in ("copy", "inspect", "subprocess", "sys") if f"{name}." in text]
-        modules = [f"torch._{name}.config" for name in self._patched]
+        modules = [f"torch._{name}.config" for name in self.probe.case.settings.config_patches]
         if "torch._dynamo.reset" in text:
             modules.append("torch._dynamo")
         if self.random:
@@ -128,12 +129,6 @@ class Driving:
         if self.random:
             lines.append("torch._inductor.config.fallback_random = True")
         return lines
-
-    @property
-    def _patched(self) -> list[str]:
-        settings = self.probe.case.settings
-        patches = {"dynamo": settings.dynamo, "functorch": settings.functorch, "inductor": settings.inductor}
-        return [name for name, patch in patches.items() if patch]
 
     def _conversion(self, model: str, tensor: str, *, floating: bool = True) -> str:
         inputs = "calls" if self.calls else "inputs"
@@ -152,6 +147,11 @@ class Driving:
         if isinstance(arguments, torch.Tensor):
             return tensor.replace("x.", "inputs.")
         return f"[{tensor}{'' if plain else ' if x.is_floating_point() else x'} for x in inputs]"
+
+
+def _cotangent(output: str, generator: str) -> str:
+    """The expression for an output's cotangent, as ``execution.observing.backward`` draws it."""
+    return f"torch.randn({output}.shape, generator={generator}).bfloat16().half().to({output})"
 
 
 def _only_tensors(arguments: object) -> bool:

@@ -1,12 +1,11 @@
-"""Python expressions for what a run shows: outputs, inputs, gradients, mutated state."""
+"""Python expressions for the observables of a run: outputs, inputs, gradients, mutated state."""
 
 from __future__ import annotations
 
 import inspect
 import re
 import types
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import nn
@@ -19,51 +18,51 @@ _LEAF = re.compile(r"(?P<kind>out|input|argument)(?P<index>\d+)(?:\.(?P<path>.+)
 
 
 def expression(name: str, probe: Probe) -> str | None:
-    """How a script reaches the observable ``name`` after its calls; None if it is not there.
+    """The expression by which a script reaches the observable ``name`` after its calls; None if it cannot.
 
     With one call the script has ``model``, ``inputs`` and ``out``; with several ``calls`` and ``outs``.
     """
     match = _NAME.match(name)
     if match is None:
         return None
-    found = _LEAF.fullmatch(match["what"])
-    if found is not None:
-        reached = _of_call(found, int(match["call"] or 0), probe)
+    leaf_match = _LEAF.fullmatch(match["what"])
+    if leaf_match is not None:
+        reached = _of_call(leaf_match, int(match["call"] or 0), probe)
     else:
         reached = _state(*match["what"].split(" ", 1), model=probe.model) if " " in match["what"] else None
     return f"{reached}.grad" if reached and match["gradient"] else reached
 
 
 def is_tensor(name: str, probe: Probe) -> bool:
-    """Whether the observable ``name`` is a tensor to the program too: NumPy's arrays are so to the judge alone."""
+    """Whether the observable ``name`` is a tensor to the program too; the judge compares NumPy's arrays as tensors."""
     match = _NAME.match(name)
-    found = _LEAF.fullmatch(match["what"]) if match else None
-    if match is None or found is None or found["kind"] != "out":
+    leaf_match = _LEAF.fullmatch(match["what"]) if match else None
+    if match is None or leaf_match is None or leaf_match["kind"] != "out":
         return match is not None
     leaves = pytree.tree_leaves(probe.outputs[int(match["call"] or 0)])
-    return not found["path"] and isinstance(leaves[int(found["index"])], torch.Tensor)
+    return not leaf_match["path"] and isinstance(leaves[int(leaf_match["index"])], torch.Tensor)
 
 
-def _of_call(found: re.Match[str], call: int, probe: Probe) -> str | None:
-    """An output or an input of a call; a ``path`` leads to what a dataclass or the like holds."""
-    several, index = len(probe.inputs) > 1, int(found["index"])
-    of_output = found["kind"] == "out"
+def _of_call(leaf_match: re.Match[str], call: int, probe: Probe) -> str | None:
+    """An output or an input of a call; the match's ``path`` leads into a dataclass or the like."""
+    several, index = len(probe.inputs) > 1, int(leaf_match["index"])
+    of_output = leaf_match["kind"] == "out"
     trees = probe.outputs if of_output else probe.inputs
     if call >= len(trees):
         return None
     name = ("outs" if of_output else "calls") if several else ("out" if of_output else "inputs")
     base = f"{name}[{call}]" if several else name
-    if found["kind"] == "input":
+    if leaf_match["kind"] == "input":
         return tensor_leaf(base, trees[call], index)
     reached = leaf(base, trees[call], index)
-    if reached is None or found["path"] is None:
+    if reached is None or leaf_match["path"] is None:
         return reached
-    inner = _within(pytree.tree_leaves(trees[call])[index], found["path"].split("."))
+    inner = _within(pytree.tree_leaves(trees[call])[index], leaf_match["path"].split("."))
     return None if inner is None else reached + inner
 
 
-def _within(value: Any, path: list[str]) -> str | None:
-    """What is to be written behind a value to reach along ``path`` into it; None if nothing is there."""
+def _within(value: object, path: list[str]) -> str | None:
+    """The attributes and indices that lead along ``path`` into a value; None if it has no such part."""
     written = ""
     for part in path:
         listed = re.fullmatch(r"([A-Za-z_]\w*?)(\d+)", part)  # a field that holds a list: its name and a number
@@ -81,7 +80,7 @@ def _within(value: Any, path: list[str]) -> str | None:
     return written
 
 
-def leaf(base: str, tree: Any, index: int) -> str | None:
+def leaf(base: str, tree: object, index: int) -> str | None:
     """Expression for leaf ``index`` of ``tree``, which is called ``base``."""
     leaves = pytree.tree_leaves(tree)
     if index >= len(leaves):
@@ -94,24 +93,25 @@ def leaf(base: str, tree: Any, index: int) -> str | None:
     return f"{base}[{index}]" if flat else f"tree_leaves({base})[{index}]"
 
 
-def tensor_leaf(base: str, tree: Any, index: int) -> str | None:
+def tensor_leaf(base: str, tree: object, index: int) -> str | None:
     """Expression for tensor number ``index`` of ``tree``, other leaves not counted."""
     positions = [n for n, value in enumerate(pytree.tree_leaves(tree)) if isinstance(value, torch.Tensor)]
     return leaf(base, tree, positions[index]) if index < len(positions) else None
 
 
-def is_flat(tree: Any) -> bool:
+def is_flat(tree: object) -> bool:
     """Whether the tree is a tuple, a list or a dictionary by name with no further containers in it."""
-    if type(tree) not in (tuple, list, dict):
-        return False
-    values = list(tree.values()) if isinstance(tree, dict) else list(tree)
-    if isinstance(tree, dict) and not all(isinstance(key, str) for key in tree):
+    if type(tree) is dict:
+        values: Iterable[object] = tree.values() if all(isinstance(key, str) for key in tree) else [tree]
+    elif isinstance(tree, tuple | list) and type(tree) in (tuple, list):
+        values = tree
+    else:
         return False
     return all(pytree.tree_structure(value) == pytree.tree_structure(0) for value in values)
 
 
-def _state(kind: str, path: str, *, model: Any) -> str | None:
-    """A tensor that the program reaches by itself: in the module, in a function's closure, in the file."""
+def _state(kind: str, path: str, *, model: object) -> str | None:
+    """A tensor of the module, of a function's closure, or of the file."""
     if kind not in ("parameter", "buffer", "tensor"):
         return None
     parts = path.split(".")

@@ -1,4 +1,4 @@
-"""What one eager run tells about a case that decides how short its reproducer can be."""
+"""Eager runs of a case, which decide how short its reproducer can be."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -29,7 +28,7 @@ _SAME_PROGRAM = 0.1
 
 @dataclass(frozen=True)
 class Observable:
-    """One value that an eager run showed. ``largest`` is its largest finite absolute value."""
+    """One observable value of an eager run. ``largest`` is its largest finite absolute value."""
 
     name: str
     kind: str
@@ -47,16 +46,16 @@ class Observable:
 class Probe:
     """The eager run of a case.
 
-    ``inputs`` and ``outputs`` are the real objects, one a call: their structure decides how they are named.
-    ``repeatable`` says that a forward run on the same model and inputs gives the same again; ``float64``
-    that the program runs as it is on float64 parameters and inputs, and is the same program there;
-    ``nonfinite`` that NaN or infinity is part of its result.
+    ``inputs`` and ``outputs`` are the real objects, one for each call: expressions follow their structure.
+    ``repeatable``: a second forward run on the same model and inputs gives the same. ``float64``: the program runs
+    unchanged on float64 parameters and inputs, and is the same program there. ``nonfinite``: its result holds NaN or
+    infinity.
     """
 
     case: Case
-    model: Callable[..., Any]
-    inputs: Sequence[Any]
-    outputs: Sequence[Any]
+    model: Callable[..., object]
+    inputs: Sequence[object]
+    outputs: Sequence[object]
     observables: Mapping[str, Observable]
     repeatable: bool
     random: bool
@@ -80,9 +79,9 @@ class Probe:
 
 
 def probe(source: str, device: torch.device) -> Probe:
-    """Run the case eagerly, twice on the same state and once in float64, and tell what was seen.
+    """Run the case eagerly, twice on the same state and once in float64.
 
-    A case that raises in eager is described as far as it came. The global random state is left as it was.
+    The probe of a case that raises in eager covers the part that ran. The global random state is left as it was.
 
     Raises:
         CaseError: the source is no case.
@@ -94,7 +93,7 @@ def probe(source: str, device: torch.device) -> Probe:
 
 
 def _probe(case: Case, device: torch.device) -> Probe:
-    outputs: list[Any] = []
+    outputs: list[object] = []
     recorded = _recording(case, outputs)
     program = build(recorded, device)
     first = runs.observe(recorded, program, program.model)
@@ -116,8 +115,8 @@ def _probe(case: Case, device: torch.device) -> Probe:
     )
 
 
-def _recording(case: Case, outputs: list[Any]) -> Case:
-    def run(model: Callable[..., Any], arguments: Any) -> Any:
+def _recording(case: Case, outputs: list[object]) -> Case:
+    def run(model: Callable[..., object], arguments: object) -> object:
         output = case.run(model, arguments) if case.run is not None else _call(model, arguments)
         outputs.append(output)
         return output
@@ -125,7 +124,7 @@ def _recording(case: Case, outputs: list[Any]) -> Case:
     return replace(case, run=run)
 
 
-def _call(model: Callable[..., Any], arguments: Any) -> Any:
+def _call(model: Callable[..., object], arguments: object) -> object:
     if isinstance(arguments, dict):
         return model(**arguments)
     return model(*arguments) if isinstance(arguments, tuple) else model(arguments)
@@ -146,7 +145,7 @@ def _random_was_drawn(observation: Observation) -> bool:
     states = _generator_states()
     seed_everything(RUN_SEED)
     fresh = _generator_states()
-    moved = any(not torch.equal(one, other) for one, other in zip(states, fresh, strict=True))
+    moved = any(not torch.equal(state, seeded) for state, seeded in zip(states, fresh, strict=True))
     return moved and observation.failure is None
 
 
@@ -160,7 +159,7 @@ def _in_float64(case: Case, device: torch.device) -> Observation | None:
     if any(is_wrapped(leaf) for leaf in pytree.tree_leaves(list(program.calls))):
         return None  # a script would need more than a line to convert these
     if any(aliases({str(n): x for n, x in enumerate(tensor_leaves([call]))}) for call in program.calls):
-        return None  # what is converted one by one shares no memory any more
+        return None  # tensors converted one by one no longer share memory
     if any(tensor.is_complex() for tensor in tensor_leaves(list(program.calls))):
         return None
     observation = runs.observe(case, program, program.model)

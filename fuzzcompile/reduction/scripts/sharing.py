@@ -1,29 +1,29 @@
-"""What the evidence says of memory that only one of the two runs shares."""
+"""The names in evidence about memory that only one of the two runs shares."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
+
+from fuzzcompile.reduction.reports import Evidence
 
 _SHARES = re.compile(r"shares memory with (?P<names>.+?)(?: and \d+ more)?$")
 _PARTS = re.compile(r"eager: (?P<eager>.*); compiled: (?P<compiled>.*)")
 
 
-def gained(evidence: Mapping[str, Any]) -> tuple[str, ...]:
-    """What an output shares memory with when compiled, and not in eager; by name."""
+def gained(evidence: Evidence) -> tuple[str, ...]:
+    """Names of tensors that share an output's memory when compiled, and not in eager."""
     return _own(evidence, "compiled")
 
 
-def lost(evidence: Mapping[str, Any]) -> tuple[str, ...]:
-    """What an output shares memory with in eager, and not when compiled; by name."""
+def lost(evidence: Evidence) -> tuple[str, ...]:
+    """Names of tensors that share an output's memory in eager, and not when compiled."""
     return _own(evidence, "eager")
 
 
-def _own(evidence: Mapping[str, Any], run: str) -> tuple[str, ...]:
+def _own(evidence: Evidence, run: str) -> tuple[str, ...]:
     """Names out of the sentence that ``oracle.aliasing`` makes; a part that ends in "only" has none of its own."""
     parts = _PARTS.fullmatch(str(evidence.get("detail") or "")) if evidence.get("finding") == "alias" else None
-    found = _SHARES.search(parts[run]) if parts else None
-    if found is None or found["names"].endswith(" only"):
+    shares = _SHARES.search(parts[run]) if parts else None
+    if shares is None or shares["names"].endswith(" only"):
         return ()
-    return tuple(found["names"].split(", "))
+    return tuple(shares["names"].split(", "))

@@ -1,4 +1,4 @@
-"""Case sources as text: what is kept of one in a reproducer, and in what it differs from another."""
+"""Case sources as text: the part kept in a reproducer, and the difference between two cases."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MAIN = "__main__"
 def case_part(source: str) -> str:
     """The source without its module docstring and ``__main__`` part, one blank line between definitions.
 
-    The text within statements is left as it is. What was cut once has nothing more to cut.
+    The text within statements stays as it is. Applied twice, it gives the same text as once.
     """
     lines = source.splitlines()
     body = ast.parse(source).body
@@ -30,32 +30,32 @@ def case_part(source: str) -> str:
     return "\n".join(result) + "\n"
 
 
-def only_difference(source: str, other: str) -> tuple[str, str] | None:
-    """The one line in which the sources differ, as each has it; None if they differ in more."""
-    one, two = _meant_lines(source), _meant_lines(other)
-    matcher = difflib.SequenceMatcher(None, one, two, autojunk=False)
+def only_difference(source: str, changed: str) -> tuple[str, str] | None:
+    """The one line in which the sources differ, before and after; None if they differ in more."""
+    before, after = _meant_lines(source), _meant_lines(changed)
+    matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
     changes = [change for change in matcher.get_opcodes() if change[0] != "equal"]
     if len(changes) != 1:
         return None
-    tag, start, stop, other_start, other_stop = changes[0]
-    if tag != "replace" or stop - start != 1 or other_stop - other_start != 1:
+    tag, start, stop, after_start, after_stop = changes[0]
+    if tag != "replace" or stop - start != 1 or after_stop - after_start != 1:
         return None
-    return one[start], two[other_start]
+    return before[start], after[after_start]
 
 
 def names_bound(source: str) -> set[str]:
     """Names that the module's top-level statements bind, those in branches and comprehensions too."""
-    found: set[str] = set()
+    bound: set[str] = set()
     for node in ast.parse(source).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
-            found.add(node.name)
+            bound.add(node.name)
         elif isinstance(node, ast.Import | ast.ImportFrom):
-            found |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+            bound |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
         else:
-            found |= {inner.name for inner in ast.walk(node) if isinstance(inner, ast.FunctionDef)}
+            bound |= {inner.name for inner in ast.walk(node) if isinstance(inner, ast.FunctionDef)}
             names = (inner for inner in ast.walk(node) if isinstance(inner, ast.Name))
-            found |= {name.id for name in names if isinstance(name.ctx, ast.Store)}
-    return found
+            bound |= {name.id for name in names if isinstance(name.ctx, ast.Store)}
+    return bound
 
 
 def _meant_lines(source: str) -> list[str]:
