@@ -6,20 +6,22 @@ shows a name takes it from here.
 
 from __future__ import annotations
 
-DYNAMO = "dynamo"
-PRE_GRAD = "pre_grad"
-FUNCTIONALIZATION = "functionalization"
-DECOMPOSITION = "decomposition"
-FAKE_TENSOR = "fake_tensor"
-JOINT_GRAPH = "joint_graph"
-PARTITION = "partition"
-FREEZING = "freezing"
-POST_GRAD = "post_grad"
-LOWERING = "lowering"
-SCHEDULER = "scheduler"
-CODEGEN = "codegen"
-CUDAGRAPHS = "cudagraphs"
-RUNTIME = "runtime"
+from typing import Final
+
+DYNAMO: Final = "dynamo"
+PRE_GRAD: Final = "pre_grad"
+FUNCTIONALIZATION: Final = "functionalization"
+DECOMPOSITION: Final = "decomposition"
+FAKE_TENSOR: Final = "fake_tensor"
+JOINT_GRAPH: Final = "joint_graph"
+PARTITION: Final = "partition"
+FREEZING: Final = "freezing"
+POST_GRAD: Final = "post_grad"
+LOWERING: Final = "lowering"
+SCHEDULER: Final = "scheduler"
+CODEGEN: Final = "codegen"
+CUDAGRAPHS: Final = "cudagraphs"
+RUNTIME: Final = "runtime"
 
 # In the order in which a program passes them.
 STAGES = (

@@ -24,8 +24,8 @@ from fuzzcompile.capture.process import silenced_output
 from fuzzcompile.capture.retarget import cuda_imitated, retargeted
 from fuzzcompile.capture.world import World
 from fuzzcompile.case import Arguments, Case, CompileSettings
+from fuzzcompile.compiler.configs import preserved_config
 from fuzzcompile.compiler.entry import changed_configs, compiler_configs, reset_compiler
-from fuzzcompile.compiler.settings import preserved_config
 from fuzzcompile.errors import CaseError
 from fuzzcompile.execution.building import RUN_SEED, placed_input
 from fuzzcompile.execution.device import seed_everything

@@ -16,8 +16,8 @@ from fuzzcompile.cli import options
 def doctor(device: str, location: str | None, as_json: bool) -> int:
     """Say whether a campaign can run here, and what to do if not.
 
-    Looks at torch, devices, SDPA backends, the C++ compiler, the internals that fuzzcompile holds on to and
-    the corpus, and compiles a small program.
+    Checks torch, devices, SDPA backends, the C++ compiler, the functions of torch that fuzzcompile hooks and the
+    corpus, and compiles a small program.
     """
     from fuzzcompile.commands.doctor import examine
 

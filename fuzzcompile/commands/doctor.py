@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from fuzzcompile.compiler import conformance
-from fuzzcompile.compiler.hooks import HOOKS
+from fuzzcompile.compiler.patches import PATCHES
 from fuzzcompile.corpus import Store
 from fuzzcompile.errors import FuzzcompileError
 from fuzzcompile.execution.device import resolve
@@ -19,7 +19,7 @@ from fuzzcompile.facts import facts_of, known_versions
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at; ``needed`` tells whether a campaign needs it."""
+    """One check and its result; ``needed`` tells whether a campaign needs it to pass."""
 
     name: str
     fine: bool
@@ -69,17 +69,17 @@ def _torch() -> Check:
 
 
 def _hooks() -> Check:
-    """Tries every hook on small planted rewrites."""
+    """Tries every function of torch that is replaced while a compile is watched."""
     failed = conformance.probe()
-    found = f"{len(HOOKS) - len(failed)} of {len(HOOKS)} hold on planted rewrites"
-    if failed:
-        found += "; failed: " + ", ".join(f"{name} ({why})" for name, why in failed.items())
+    shows = {patch.name: patch.shows for patch in PATCHES}
+    lines = [f"{len(PATCHES) - len(failed)} of {len(PATCHES)} hold"]
+    lines += [f"{name} does not ({why}): {shows[name]} are not watched" for name, why in failed.items()]
     return Check(
-        "Inductor hooks",
+        "hooks",
         not failed,
-        found,
-        "This torch's internals are not those that fuzzcompile knows: what these hooks see is not recorded.",
-        needed=len(failed) == len(HOOKS),
+        "; ".join(lines),
+        "This torch's internals are not those that fuzzcompile knows. Reports say what was not watched.",
+        needed=len(failed) == len(PATCHES),
     )
 
 
@@ -100,7 +100,7 @@ def _compiles(device: torch.device) -> Check:
     start = time.perf_counter()
     try:
         right = torch.allclose(torch.compile(small)(x), small(x))
-    except Exception as error:
+    except Exception as error:  # of any kind: it is what is to be shown
         text = " ".join(str(error).split())[:160]
-        return Check("torch.compile", False, f"{type(error).__name__}: {text}", "Mend the compiler toolchain.")
+        return Check("torch.compile", False, f"{type(error).__name__}: {text}", "Repair the compiler toolchain.")
     return Check("torch.compile", right, f"a small program compiles in {time.perf_counter() - start:.1f} s")

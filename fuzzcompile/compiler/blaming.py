@@ -1,4 +1,4 @@
-"""At whose door an exception is laid: the rule that was active when it rose."""
+"""Which rule an exception is booked under: the one that was at work when it rose."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from fuzzcompile.compiler.ledger import Label
 from fuzzcompile.compiler.refusing import Refusing
+from fuzzcompile.compiler.unseen import Unseen
 
 
 @dataclass
@@ -18,14 +19,20 @@ class Blaming(Refusing):
 
     @contextlib.contextmanager
     def blame(self, label: Label) -> Iterator[None]:
-        """Whatever exception leaves this block first is laid at this label's door."""
+        """The first exception that leaves this block is booked under ``label``."""
         try:
             yield
-        except BaseException as error:
+        except BaseException as error:  # re-raised as it is
             if self._blamed is None or self._blamed not in _chain(error):
                 self.ledger.failed_in = label
             self._blamed = error
             raise
+
+    def missed(self, unseen: Unseen, error: BaseException | None = None) -> None:
+        """Write down what was not watched; ``error`` is kept from the compile, so that no rule failed with it."""
+        self.ledger.missed(unseen)
+        if error is not None and self._blamed is not None and error in _chain(self._blamed):
+            self.ledger.failed_in = self._blamed = None
 
 
 def _chain(error: BaseException) -> list[BaseException]:

@@ -1,44 +1,39 @@
-"""Probes: does each hook hold on to the installed torch? Each is tried on a small planted rewrite.
+"""Does each patch hold on the installed torch? Each is tried on a few small compiles.
 
-Three small programs are compiled up to code generation: one trained, one for inference and one whose parameters are
-frozen. Each hook is asked for what it alone records of them. A hook that fails its probe is switched off, so that its
-stage is not recorded and not wrongly recorded either, and every later ledger says so.
+Four programs are compiled up to code generation, with planted rewrites, and one twice up to C++ (whose kernels stay in
+the kernel cache). Each patch is asked for what it alone records of them. One that fails its probe is switched off, so
+that nothing wrong is recorded, and every later ledger says what was not seen.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
-import inspect
 import logging
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
 from fuzzcompile.case import CompileSettings
-from fuzzcompile.compiler import hooks
-from fuzzcompile.compiler.hooked_passes import FUSION_PASSES
-from fuzzcompile.compiler.ledger import Frame, GraphRecord, Ledger
-from fuzzcompile.compiler.probed import Frozen, Trained, dead_probe, first_probe, inference, last_probe, pattern_probe
+from fuzzcompile.compiler import fake, patches, probed
+from fuzzcompile.compiler.hooks import initialise_patterns
+from fuzzcompile.compiler.kernels.control import EVERYTHING, Control
+from fuzzcompile.compiler.ledger import Ledger
+from fuzzcompile.compiler.patches import AnyPatch
+from fuzzcompile.compiler.patching import installed, switched_off
+from fuzzcompile.compiler.probes import Findings
 from fuzzcompile.compiler.session import Compilation, compiling
+from fuzzcompile.compiler.unseen import reason
 from fuzzcompile.facts import is_in_known_range
 
-_MAX_TEXT = 200
-
-
-@dataclass
-class Findings:
-    """What the probes' compiles recorded, or the error with which they ended."""
-
-    trained: Ledger = field(default_factory=Ledger)
-    inferred: Ledger = field(default_factory=Ledger)
-    frozen: Ledger = field(default_factory=Ledger)
-    vetoed: Ledger = field(default_factory=Ledger)
-    vetoed_is_right: bool = False
+_CHANGES = Control(
+    fallbacks=("aten.cos.default",),
+    apart=(EVERYTHING,),
+    realised=("aten.exp.default",),
+    scalarised=("exp",),
+    separate=True,
+)
 
 
 def is_known(version: str = torch.__version__) -> bool:
@@ -46,30 +41,47 @@ def is_known(version: str = torch.__version__) -> bool:
     return is_in_known_range(version)
 
 
+def missing_patches() -> dict[str, str]:
+    """Names of the patches that the installed torch has no place for, and why."""
+    return {patch.name: why for patch in patches.PATCHES if (why := patch.missing()) is not None}
+
+
 def probe() -> dict[str, str]:
-    """Try every hook; the name of each that failed, and how. Switches those off for this process."""
-    hooks.switched_off.clear()
-    missing = dict.fromkeys(hooks.missing_hooks(), "this torch has no place for it")
+    """Try every patch; the name of each that failed, and how. Switches those off for this process."""
+    switched_off.clear()
+    missing = missing_patches()
     findings = _compiled_somehow()
-    failed = dict(hooks.switched_off)
-    for name, look in _PROBES.items():
-        if findings is not None and name not in failed and name not in missing:
-            found = _looked(look, findings)
-            if found is not None:
-                failed[name] = found
-    hooks.switched_off.update(failed)
+    failed = dict(switched_off)
+    for patch in patches.PATCHES:
+        if patch.name not in failed and patch.name not in missing:
+            wrong = _tried(patch, findings)
+            if wrong is not None:
+                failed[patch.name] = wrong
+    switched_off.update(failed)
     return {**failed, **missing}
 
 
+def _tried(patch: AnyPatch, findings: Findings | None) -> str | None:
+    """What is wrong with a patch that this torch has a place for."""
+    try:
+        wrong = patch.misfit()
+        if wrong is not None or findings is None:
+            return wrong
+        trouble = (unseen.why for ledger in findings.ledgers() for unseen in ledger.unseen if unseen.what == patch.name)
+        return next(trouble, None) or (patch.probe(findings) if patch.probe is not None else None)
+    except Exception as error:  # whatever a probe stumbles over says that its patch does not hold
+        return reason(error)
+
+
 def _compiled_somehow() -> Findings | None:
-    """Compile the programs, and switch hooks off until they compile; None if they do not compile without any."""
-    while len(hooks.switched_off) < len(hooks.HOOKS):
+    """Compile the programs, and switch patches off until they compile; None if they do not compile without any."""
+    while len(switched_off) < len(patches.PATCHES):
         try:
             return _compiled()
-        except Exception as error:
+        except Exception as error:  # of any kind: the compiler passes on what rises in a patch
             cause = _root(error)
-            guilty = _hooks_in(cause) - set(hooks.switched_off) or {hook.name for hook in hooks.HOOKS}
-            hooks.switched_off.update(dict.fromkeys(guilty, _text(cause)))
+            guilty = _patches_in(cause) - set(switched_off) or {patch.name for patch in patches.PATCHES}
+            switched_off.update(dict.fromkeys(guilty, reason(cause)))
     return None
 
 
@@ -79,33 +91,25 @@ def _root(error: BaseException) -> BaseException:
     return _root(inner) if isinstance(inner, BaseException) and inner is not error else error
 
 
-def _hooks_in(error: BaseException) -> set[str]:
-    """The hooks whose replacement was called last before the exception rose."""
+def _patches_in(error: BaseException) -> set[str]:
+    """The patches whose replacement was called last before the exception rose."""
     frames = [frame.f_code.co_qualname for frame, _ in traceback.walk_tb(error.__traceback__)]
     for name in reversed(frames):
-        found = {hook.name for hook in hooks.HOOKS if name.startswith(f"{hook.wrap.__qualname__}.<locals>")}
-        if found:
-            return found
+        guilty = {patch.name for patch in patches.PATCHES if name.startswith(_replacement_of(patch))}
+        if guilty:
+            return guilty
     return set()
+
+
+def _replacement_of(patch: AnyPatch) -> str:
+    return f"{patch.wrap.__qualname__}.<locals>"
 
 
 @functools.cache
 def probe_unknown_torch() -> None:
     """Probe once a process where the torch is one that fuzzcompile has not been tried on."""
     if not is_known():
-        with contextlib.suppress(Exception):
-            probe()
-
-
-def _looked(look: Callable[[Findings], str | None], findings: Findings) -> str | None:
-    try:
-        return look(findings)
-    except Exception as error:
-        return _text(error)
-
-
-def _text(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:_MAX_TEXT]
+        probe()
 
 
 # -- the compiles ---------------------------------------------------------------------------------------
@@ -113,21 +117,54 @@ def _text(error: BaseException) -> str:
 
 def _compiled() -> Findings:
     findings = Findings()
-    hooks.initialise_patterns(torch.device("cpu"))
+    initialise_patterns(torch.device("cpu"))
     x = torch.linspace(-1, 1, 15).reshape(3, 5)
-    marks = {"pre_grad_custom_pass": first_probe, "post_grad_custom_post_pass": last_probe}
+    marks = {"pre_grad_custom_pass": probed.first_probe, "post_grad_custom_post_pass": probed.last_probe}
+    pattern = {"joint_custom_pre_pass": probed.pattern_probe}
+    joint = CompileSettings(functorch={"joint_custom_pass": probed.joint_probe})
     with torch.random.fork_rng(devices=[]), torch.enable_grad(), _without_advice():
         torch.manual_seed(0)
-        with _screened(findings, "trained", {**marks, "joint_custom_pre_pass": pattern_probe}) as compiled:
-            compiled(Trained())(x.clone().requires_grad_()).sum().backward()
+        how = Compilation(screen=True, config={**marks, **pattern})
+        with _recording(findings, "trained", how, joint) as compiled:
+            torch.autograd.backward(compiled(probed.Trained())(x.clone().requires_grad_()).sum())
         with torch.no_grad():
-            with _screened(findings, "inferred", {"joint_custom_post_pass": dead_probe, "dce": True}) as compiled:
-                compiled(inference)(x)
-            with _screened(findings, "frozen", {"freezing": True}) as compiled:
-                compiled(Frozen().eval())(torch.ones(1, 2, 5, 5))
-            with _screened(findings, "vetoed", {"joint_custom_pre_pass": pattern_probe}, ("doubled_sine",)) as compiled:
-                findings.vetoed_is_right = torch.allclose(compiled(inference)(x), inference(x))
+            how = Compilation(screen=True, config={"joint_custom_post_pass": probed.dead_probe, "dce": True})
+            with _recording(findings, "inferred", how) as compiled:
+                compiled(probed.inference)(x)
+            how = Compilation(screen=True, config={"freezing": True})
+            with _recording(findings, "frozen", how) as compiled:
+                compiled(probed.Frozen().eval())(torch.ones(1, 2, 5, 5))
+            how = Compilation(
+                screen=True, config=pattern, vetoes=("doubled_sine",), without_decompositions=("aten.silu.default",)
+            )
+            with _recording(findings, "vetoed", how) as compiled:
+                findings.vetoed_is_right = torch.allclose(compiled(probed.activated)(x), probed.activated(x))
+            _generate(findings)
+    findings.metadata = _metadata(findings.vetoed)
     return findings
+
+
+def _generate(findings: Findings) -> None:
+    """The compiles up to C++."""
+    x = torch.linspace(-1, 1, 256).reshape(16, 16)
+    fusion = {"_post_fusion_custom_pass": probed.fusion_probe}
+    for name, control, config in (("generated", Control(), fusion), ("changed", _CHANGES, {})):
+        with _recording(findings, name, Compilation(kernels=True, control=control, config=config)) as compiled:
+            compiled(probed.several_kernels)(x)
+
+
+def _metadata(ledger: Ledger) -> tuple[int, ...]:
+    """The shape that a fake tensor has for a result of two elements, where the operator's description says three."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with torch.library._scoped_library("fuzzcompile_probe", "DEF") as library:
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", lambda x: x * 2, "CPU")
+        library.impl("twice", lambda x: x.new_empty(3), "Meta")
+        metadata = fake.Metadata(("fuzzcompile_probe.twice.default",), ledger)
+        with installed(metadata, patches.METADATA), fake.forgetting_metadata(), FakeTensorMode() as mode:
+            result = torch.ops.fuzzcompile_probe.twice(mode.from_tensor(torch.zeros(2)))
+    return tuple(result.shape)
 
 
 @contextlib.contextmanager
@@ -143,109 +180,9 @@ def _without_advice() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _screened(
-    findings: Findings, name: str, config: dict[str, Any], vetoes: tuple[str, ...] = ()
-) -> Iterator[Callable[..., Any]]:
-    how = Compilation(screen=True, config=config, vetoes=vetoes)
-    with compiling(CompileSettings(), how) as session:
+def _recording(
+    findings: Findings, name: str, how: Compilation, settings: CompileSettings | None = None
+) -> Iterator[Callable[..., Callable[..., torch.Tensor]]]:
+    with compiling(settings or CompileSettings(), how) as session:
         yield session.compile
     setattr(findings, name, session.ledger)
-
-
-# -- what each hook alone records ------------------------------------------------------------------------
-
-
-def _frame(ledger: Ledger) -> Frame:
-    if len(ledger.frames) != 1:
-        raise LookupError(f"{len(ledger.frames)} graphs recorded instead of one")
-    return ledger.frames[0]
-
-
-def _record(ledger: Ledger, stage: str, direction: str | None = None) -> GraphRecord:
-    record = _frame(ledger).record(stage, direction)
-    if record is None or not record.snapshots:
-        raise LookupError(f"no {direction or ''} graph of stage {stage} was recorded".replace("  ", " "))
-    return record
-
-
-def _entry(findings: Findings) -> str | None:
-    frame = _frame(findings.trained)
-    calls = (len(frame.dynamo_calls), len(frame.forward_calls), len(frame.backward_calls))
-    return None if calls == (1, 1, 1) else f"calls recorded: {calls} instead of (1, 1, 1)"
-
-
-def _has(ledger: Ledger, rewrite: str, stage: str, direction: str | None = None) -> str | None:
-    record = _record(ledger, stage, direction)
-    seen = [rewrite.label.rewrite for rewrite in record.rewrites]
-    return (
-        None if rewrite in seen else f"planted {rewrite} is not in the record of {stage}: {', '.join(seen) or 'empty'}"
-    )
-
-
-def _fired(ledger: Ledger, rewrite: str) -> str | None:
-    seen = [rewrite.label.rewrite for _, _, rewrite in ledger.rewrites()]
-    return None if rewrite in seen else f"{rewrite} was not recorded"
-
-
-def _pattern(findings: Findings) -> str | None:
-    if (wrong := _fired(findings.trained, "doubled_sine")) is not None:
-        return wrong
-    if not findings.vetoed_is_right or _fired(findings.vetoed, "doubled_sine") is None:
-        return "a veto of the planted pattern had no effect"
-    return None
-
-
-def _stage(stage: str, direction: str) -> Callable[[Findings], str | None]:
-    def look(findings: Findings) -> str | None:
-        _record(findings.trained, stage, direction)
-        return None
-
-    return look
-
-
-def _partition(findings: Findings) -> str | None:
-    cut = _frame(findings.trained).partitions
-    return None if len(cut) == 1 and cut[0].backward.calls else "the partition of the joint graph was not recorded"
-
-
-def _freezing(findings: Findings) -> str | None:
-    _record(findings.frozen, "freezing")
-    return _fired(findings.frozen, "constant_fold")
-
-
-def _frozen_inputs(findings: Findings) -> str | None:
-    graphs = [record.snapshots[-1].graph for record in _frame(findings.frozen).records if record.stage == "freezing"]
-    inputs = [len(graph.find_nodes(op="placeholder")) for graph in graphs]
-    return None if inputs and inputs[-1] == 1 < inputs[0] else f"inputs of the graphs recorded: {inputs}"
-
-
-def _weights_layout(findings: Findings) -> str | None:
-    records = [record for record in _frame(findings.frozen).records if record.stage == "freezing"]
-    return None if len(records) > 2 else "no record of its own"
-
-
-def _fusion(findings: Findings) -> str | None:
-    hook = next(hook for hook in hooks.HOOKS if hook.name == "fusion passes")
-    parameters = list(inspect.signature(hook.find()[2]).parameters)
-    config = importlib.import_module("torch._inductor.config")
-    if parameters[:2] != ["self", "nodes"]:
-        return f"takes {', '.join(parameters)}"
-    lacking = [name for name in FUSION_PASSES if not hasattr(config, name)]
-    return f"the config has no {', '.join(lacking)}" if lacking else None
-
-
-_PROBES: dict[str, Callable[[Findings], str | None]] = {
-    "backend entry": _entry,
-    "pre-grad stage": _stage("pre_grad", "inference"),
-    "joint-graph stage": _stage("joint_graph", "joint"),
-    "post-grad stage": _stage("post_grad", "backward"),
-    "partition": _partition,
-    "freezing stage": _freezing,
-    "frozen parameters": _frozen_inputs,
-    "layout of frozen weights": _weights_layout,
-    "dead code": lambda findings: _fired(findings.inferred, "eliminate_dead_code"),
-    "graph pass": lambda findings: _has(findings.trained, "last_probe", "post_grad", "forward"),
-    "module pass": lambda findings: _fired(findings.inferred, "constant_fold_uniform_value"),
-    "pattern pass": _pattern,
-    "fusion passes": _fusion,
-}

@@ -2,7 +2,7 @@
 
 Dynamo's graph is run eagerly, with autograd where the program has gradients, and with Python's dispatcher in force, as
 AOTAutograd traces it. Each ATen operator is computed several times on copies of its arguments: by its kernel, by its
-decomposition, and on fake tensors. Decompositions call operators that are decomposed in turn: each is looked at on its
+decomposition, and on fake tensors. Decompositions call operators that are decomposed in turn: each is compared on its
 own, inside a decomposition that otherwise runs on kernels, so that the innermost one that is wrong stands out.
 """
 
@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import fx
@@ -35,9 +35,15 @@ from fuzzcompile.compiler.fake import FakeRuns
 from fuzzcompile.compiler.functional import transforms_left
 from fuzzcompile.compiler.labels import location
 from fuzzcompile.compiler.ledger import Snapshot
+from fuzzcompile.compiler.patching import Function
 from fuzzcompile.compiler.replay import _Replayer
+from fuzzcompile.compiler.unseen import Unseen, UnseenLog, reason
 from fuzzcompile.execution.device import seed_everything
 from fuzzcompile.execution.tensors import copy_tree, with_memory, without_values
+from fuzzcompile.stage_names import DECOMPOSITION, FAKE_TENSOR
+
+if TYPE_CHECKING:
+    from torch._ops import HigherOrderOperator, OpOverload
 
 __watches_calls__ = True  # its frames stand between a call and the program that makes it
 _SEED = 11
@@ -52,23 +58,23 @@ Judge = Callable[[Application], None]
 class Watched:
     """How far the run came: the operator that raised, if one did, and with what.
 
-    ``trouble`` is what kept operators from being looked at; ``writes`` tells whether an operator of the graph writes to
+    ``unseen`` is what kept operators from being compared; ``writes`` says whether an operator of the graph writes to
     its arguments.
     """
 
     raised: Exception | None = None
-    operator: Any | None = None
+    operator: OpOverload | HigherOrderOperator | None = None
     place: Place | None = None
-    trouble: list[str] = field(default_factory=list)
+    unseen: UnseenLog = field(default_factory=UnseenLog)
     writes: bool = False
 
 
 def watch_operators(
     snapshot: Snapshot,
-    inputs: Sequence[Any],
+    inputs: Sequence[object],
     judge: Judge,
     *,
-    tangents: Sequence[Any] | None = None,
+    tangents: Sequence[object] | None = None,
     seconds: float = 20.0,
 ) -> Watched:
     """Run a torch-level graph and have ``judge`` see every operator beside what the compiler takes in its place.
@@ -99,13 +105,13 @@ def watch_operators(
                 _differentiate(results, tangents)
     except (KeyboardInterrupt, MemoryError):
         raise
-    except Exception as error:
+    except Exception as error:  # of an operator of the program: it is the answer
         crossref.watched.raised = crossref.watched.raised or error
     return crossref.watched
 
 
 def watch_program(
-    run: Callable[[], Any], judge: Judge, where: Callable[[], str | None], *, seconds: float = 20.0
+    run: Callable[[], object], judge: Judge, where: Callable[[], str | None], *, seconds: float = 20.0
 ) -> Watched:
     """As :func:`watch_operators`, for a program of which there is no graph, because its capture failed.
 
@@ -117,7 +123,7 @@ def watch_program(
     return crossref.watched
 
 
-def _differentiate(results: Sequence[Any], tangents: Sequence[Any]) -> None:
+def _differentiate(results: Sequence[object], tangents: Sequence[object]) -> None:
     outputs = [out for out in results if isinstance(out, torch.Tensor) and out.requires_grad]
     if not outputs:
         return
@@ -125,18 +131,22 @@ def _differentiate(results: Sequence[Any], tangents: Sequence[Any]) -> None:
         isinstance(tangent, torch.Tensor) and tangent.shape == out.shape
         for out, tangent in zip(outputs, tangents, strict=False)
     )
-    given = [tangent.to(out.dtype) for out, tangent in zip(outputs, tangents, strict=True)] if fitting else None
+    given = (
+        [cast(torch.Tensor, tangent).to(out.dtype) for out, tangent in zip(outputs, tangents, strict=True)]
+        if fitting
+        else []
+    )
     torch.autograd.backward(outputs, given or [torch.ones_like(out) for out in outputs])
 
 
 class _Interpreter(_Replayer):
-    """Tells the watcher which node runs, and which gradients belong to it."""
+    """Says which node runs, and which gradients belong to it."""
 
     def __init__(self, snapshot: Snapshot, crossref: _Crossref) -> None:
         super().__init__(snapshot)
         self._crossref = crossref
 
-    def run_node(self, n: fx.Node) -> Any:
+    def run_node(self, n: fx.Node) -> object:
         """Run one node."""
         self._crossref.enter(n)
         return super().run_node(n)
@@ -164,59 +174,72 @@ class _Crossref(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._nodes.append(node)
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self,
+        func: OpOverload | HigherOrderOperator,
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         args, kwargs = pytree.tree_map(with_memory, (args, kwargs or {}))
         place = self._place(func)
-        if not self._inside and func._schema.is_mutable:
+        if not self._inside and isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable:
             self.watched.writes = True
-        self._look(func, args, kwargs, place)
+        self._compare_all(func, args, kwargs, place)
         try:
             return func(*args, **kwargs)
-        except Exception as error:
+        except Exception as error:  # re-raised: only noted here
             if not self._inside and self.watched.operator is None:
                 self.watched.operator, self.watched.place, self.watched.raised = func, place, error
             raise
 
-    def _look(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place) -> None:
+    def _compare_all(
+        self, func: OpOverload | HigherOrderOperator, args: tuple[object, ...], kwargs: dict[str, object], place: Place
+    ) -> None:
         if not isinstance(func, torch._ops.OpOverload):
             return
         if without_values(args, kwargs):
             return
         if time.monotonic() > self._deadline:
-            self.watched.trouble.append(f"{func}: out of time")
+            self._missed("the rest of the operators", "out of time")
             return
         try:
-            found = decomposition_of(func, self._table)
-            operator = func if found is None else found[0]
+            decomposed = decomposition_of(func, self._table)
+            operator = func if decomposed is None else decomposed[0]
             taken = {argument.name for argument in operator._schema.arguments}
             kwargs = {name: value for name, value in kwargs.items() if name in taken}
-            wanted = found is not None or self._fake.unseen(operator, args, kwargs)
+            wanted = decomposed is not None or self._fake.unseen(operator, args, kwargs)
             if not wanted:
                 return
             with same_stream(operator) as draws, python_dispatcher(False):
                 kernel = outcome_of(operator, args, kwargs)
-                if found is not None and len(self._inside) < _MAX_DEPTH:
-                    self._compare(operator, found[1], args, kwargs, place, kernel, draws, "decomposition")
+                if decomposed is not None and len(self._inside) < _MAX_DEPTH:
+                    self._compare(operator, decomposed[1], args, kwargs, place, kernel, draws, "decomposition")
                 if self._fake.unseen(operator, args, kwargs):
                     fake = self._fake.run(operator, args, kwargs)
                     if fake is not None:
-                        other = Outcome(
-                            fake.results, fake.arguments, aliases_of(fake.results, fake.arguments), fake.error
-                        )
+                        aliases = aliases_of(fake.results, fake.arguments)
+                        outcome = Outcome(fake.results, fake.arguments, aliases, fake.error)
                         given = copy_tree((args, dict(kwargs)))
-                        self._judge(Application(operator, "fake", None, place, kernel, other, draws, given))
+                        self._judge(Application(operator, "fake", None, place, kernel, outcome, draws, given))
         except (KeyboardInterrupt, MemoryError):
             raise
-        except Exception as error:  # an operator that cannot be copied or compared says nothing
-            self.watched.trouble.append(f"{func}: {type(error).__name__}: {error}"[:300])
+        except Exception as error:  # an operator that cannot be copied or compared shows nothing
+            self._missed(str(func), reason(error))
+
+    def _missed(self, operator: str, why: str) -> None:
+        # Where the culprit is proved by a compile without it, nothing hangs on the operators that were not compared;
+        # where it is not, confidence is low anyway.
+        stages = (DECOMPOSITION, FAKE_TENSOR)
+        self.watched.unseen.note(
+            Unseen(f"operator {operator}", why, stages, "decomposition and metadata", harmless=True)
+        )
 
     def _compare(
         self,
-        operator: Any,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
+        operator: OpOverload,
+        function: Function,
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
         place: Place,
         kernel: Outcome,
         draws: bool,
@@ -226,21 +249,24 @@ class _Crossref(TorchDispatchMode):  # type: ignore[no-untyped-call]
         try:
             if draws:
                 seed_everything(_SEED)
-            # Inside, operators come here again: a decomposition runs on kernels, and each of its parts is looked at.
+            # Inside, this mode is on again: a decomposition runs on kernels, and each of its parts is compared.
             watching = self if way == "decomposition" else None
-            other = outcome_of(function, args, kwargs, dispatcher=True, inside=watching)
+            outcome = outcome_of(function, args, kwargs, dispatcher=True, inside=watching)
         finally:
             self._inside = around
-        if other.results == (NotImplemented,):
+        if outcome.results == (NotImplemented,):
             return
         given = copy_tree((args, dict(kwargs)))
-        self._judge(Application(operator, way, function, place, kernel, other, draws, given))
+        self._judge(Application(operator, way, function, place, kernel, outcome, draws, given))
 
-    def look_at_kernel(
-        self, operator: Any, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    def compare_kernel(
+        self, operator: OpOverload, kernel: Function, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> None:
         """Compare a decomposition of the dispatcher with the operator in C++."""
-        if len(self._inside) >= _MAX_DEPTH or time.monotonic() > self._deadline:
+        if len(self._inside) >= _MAX_DEPTH:
+            return
+        if time.monotonic() > self._deadline:
+            self._missed("the rest of the operators", "out of time")
             return
         try:
             place = self._place(operator)
@@ -250,10 +276,10 @@ class _Crossref(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._compare(operator, kernel, args, kwargs, place, own, draws, "dispatcher")
         except (KeyboardInterrupt, MemoryError):
             raise
-        except Exception as error:
-            self.watched.trouble.append(f"{operator}: {type(error).__name__}: {error}"[:300])
+        except Exception as error:  # an operator that cannot be copied or compared shows nothing
+            self._missed(str(operator), reason(error))
 
-    def _place(self, func: Any) -> Place:
+    def _place(self, func: OpOverload | HigherOrderOperator) -> Place:
         node, backward = self._node, False
         running = torch._C._current_autograd_node()
         if self.backward or running is not None:
@@ -269,7 +295,7 @@ class _Crossref(TorchDispatchMode):  # type: ignore[no-untyped-call]
             node.name if node is not None else None, where, max(1, self._ordinals[key]), backward, self._inside
         )
 
-    def _node_of(self, running: Any) -> fx.Node | None:
+    def _node_of(self, running: torch.autograd.graph.Node | None) -> fx.Node | None:
         """The node of the forward pass whose gradient is computed."""
         if running is None:
             return None
@@ -279,12 +305,12 @@ class _Crossref(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextlib.contextmanager
 def _watched_kernels(crossref: _Crossref) -> Iterator[None]:
-    """Show the watcher every decomposition of the dispatcher that runs."""
+    """Compare every decomposition of the dispatcher that runs."""
     kernels = dispatcher_kernels()
 
-    def watched(operator: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            crossref.look_at_kernel(operator, kernel, args, kwargs)
+    def watched(operator: OpOverload, kernel: Function) -> Function:
+        def run(*args: object, **kwargs: object) -> object:
+            crossref.compare_kernel(operator, kernel, args, kwargs)
             return kernel(*args, **kwargs)
 
         return run

@@ -8,38 +8,47 @@ AOTAutograd traces with these in force, and eager mode runs the C++ of the same 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
 
 import torch
 
-_COMPILE_FX = "torch._inductor.compile_fx"
+from fuzzcompile.compiler.configs import patched
+from fuzzcompile.compiler.ledger import Ledger
+from fuzzcompile.compiler.patching import Function
+from fuzzcompile.compiler.unseen import Unseen
+
+if TYPE_CHECKING:
+    from torch._C import DispatchKey
+    from torch._ops import OpOverload
+
+COMPILE_FX = "torch._inductor.compile_fx"
 _KEYS = ("CompositeImplicitAutograd", "Autograd")
 
 
-def decomposition_table() -> Mapping[Any, Callable[..., Any]]:
+def decomposition_table() -> Mapping[OpOverload, Function]:
     """The table that Inductor hands to AOTAutograd, as it is now; empty where this torch has none to be found.
 
     It depends on Inductor's config: see :func:`configured`.
     """
     try:
-        return dict(importlib.import_module(_COMPILE_FX).select_decomp_table())
+        return dict(importlib.import_module(COMPILE_FX).select_decomp_table())
     except (ImportError, AttributeError):
         return {}
 
 
 @contextlib.contextmanager
-def configured(config: Mapping[str, Any]) -> Iterator[None]:
+def configured(config: Mapping[str, object]) -> Iterator[None]:
     """Entries of Inductor's config in force, as far as this torch has them: decompositions read them."""
-    present = importlib.import_module("torch._inductor.config")
-    known = present.get_config_copy()
-    with present.patch({key: value for key, value in config.items() if key in known}):
+    with patched("inductor", config):
         yield
 
 
-def dispatcher_kernels() -> list[tuple[Any, Any, Callable[..., Any]]]:
+def dispatcher_kernels() -> list[tuple[OpOverload, DispatchKey, Function]]:
     """Operators that the Python dispatcher decomposes: operator, dispatch key and function."""
     try:
         loaded = importlib.import_module("torch._dispatch.python").all_py_loaded_overloads
@@ -54,7 +63,7 @@ def dispatcher_kernels() -> list[tuple[Any, Any, Callable[..., Any]]]:
     ]
 
 
-def decomposition_of(operator: Any, table: Mapping[Any, Callable[..., Any]]) -> tuple[Any, Callable[..., Any]] | None:
+def decomposition_of(operator: OpOverload, table: Mapping[OpOverload, Function]) -> tuple[OpOverload, Function] | None:
     """What functionalization makes of ``operator`` (``aten.add`` of ``aten.add_``), and its decomposition, if any."""
     traced = functional_form(operator) or operator
     if traced._schema.is_mutable and any(argument.is_out for argument in traced._schema.arguments):
@@ -62,7 +71,7 @@ def decomposition_of(operator: Any, table: Mapping[Any, Callable[..., Any]]) -> 
     return (traced, table[traced]) if traced in table else None
 
 
-def functional_form(operator: Any) -> Any | None:
+def functional_form(operator: OpOverload) -> OpOverload | None:
     """The operator that computes anew what ``operator`` writes in place, by their names; None if there is none.
 
     It takes the same arguments, save those that are there for their results (``out=``).
@@ -76,22 +85,22 @@ def functional_form(operator: Any) -> Any | None:
     else:
         functional = name[:-1] if name.endswith("_") and not name.endswith("__") else f"{name}_functional"
     try:
-        return getattr(getattr(getattr(torch.ops, namespace), functional), overload)
+        return cast("OpOverload", getattr(getattr(getattr(torch.ops, namespace), functional), overload))
     except (AttributeError, RuntimeError):
         return None
 
 
-def operator_name(operator: Any) -> str:
+def operator_name(operator: object) -> str:
     """``aten.gelu.default``."""
     return str(operator)
 
 
-def operator_named(name: str) -> Any | None:
+def operator_named(name: str) -> OpOverload | None:
     """The operator called ``aten.gelu.default``; None if this torch has none of that name."""
     namespace, _, rest = name.partition(".")
     packet_name, _, overload = rest.rpartition(".")
     try:
-        return getattr(getattr(getattr(torch.ops, namespace), packet_name), overload)
+        return cast("OpOverload", getattr(getattr(getattr(torch.ops, namespace), packet_name), overload))
     except (AttributeError, RuntimeError):
         return None
 
@@ -104,55 +113,58 @@ def family_of_operator(name: str) -> str:
 
 
 def can_take_out() -> bool:
-    """Whether :func:`without` works with the installed torch."""
+    """Whether this torch has the table that decompositions can be left out of."""
     try:
-        return callable(importlib.import_module(_COMPILE_FX).select_decomp_table)
+        return callable(importlib.import_module(COMPILE_FX).select_decomp_table)
     except (ImportError, AttributeError):
         return False
 
 
+@dataclass(frozen=True)
+class Removal:
+    """Operators that a compile is to do without decompositions of, and its ledger.
+
+    With an operator that writes in place goes the one that functionalization makes of it. Names that this torch does
+    not know are passed over.
+    """
+
+    names: Sequence[str]
+    ledger: Ledger
+
+    @functools.cached_property
+    def operators(self) -> tuple[OpOverload, ...]:
+        """The operators, each with its functional form."""
+        named = [operator for operator in map(operator_named, self.names) if operator is not None]
+        return tuple(form for operator in named for form in (operator, functional_form(operator)) if form is not None)
+
+    def missed(self, unseen: Unseen, error: BaseException | None = None) -> None:
+        """Write down what was not done."""
+        self.ledger.missed(unseen)
+
+
+def wrap_table(removal: Removal, original: Function) -> Function:
+    """Leave operators out of the table that Inductor hands to AOTAutograd."""
+
+    def select_decomp_table() -> object:
+        table = cast("Mapping[OpOverload, Function]", original())
+        return {operator: function for operator, function in table.items() if operator not in removal.operators}
+
+    return select_decomp_table
+
+
 @contextlib.contextmanager
-def without(names: Sequence[str]) -> Iterator[None]:
-    """Compile as if the operators called ``names`` had no decomposition.
+def undecomposed(removal: Removal) -> Iterator[None]:
+    """Keep the Python dispatcher from decomposing the operators.
 
     They then reach Inductor, which lowers them or, where it has no lowering, calls the ATen kernel. What it registers
-    for that is taken back at the end. With an operator that writes in place goes the one that functionalization makes
-    of it. Names that this torch does not know are passed over.
+    for that is taken back at the end.
     """
-    named = [operator for operator in map(operator_named, names) if operator is not None]
-    operators = [form for operator in named for form in (operator, functional_form(operator)) if form is not None]
-    if not operators:
-        yield
-        return
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_table_without(operators))
-        stack.enter_context(_dispatcher_without(operators))
-        stack.enter_context(_registrations_restored())
-        stack.enter_context(_without_ci())
+    with _dispatcher_without(removal.operators), _registrations_restored(), _without_ci():
         yield
 
 
 @contextlib.contextmanager
-def _table_without(operators: Sequence[Any]) -> Iterator[None]:
-    try:
-        owner = importlib.import_module(_COMPILE_FX)
-        original = owner.select_decomp_table
-    except (ImportError, AttributeError):
-        yield
-        return
-
-    def select_decomp_table() -> dict[Any, Any]:
-        return {operator: function for operator, function in original().items() if operator not in operators}
-
-    owner.select_decomp_table = select_decomp_table  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        owner.select_decomp_table = original  # type: ignore[attr-defined]
-
-
-@contextlib.contextmanager
-def _dispatcher_without(operators: Sequence[Any]) -> Iterator[None]:
+def _dispatcher_without(operators: Sequence[OpOverload]) -> Iterator[None]:
     wanted = [(operator, key, kernel) for operator, key, kernel in dispatcher_kernels() if operator in operators]
     try:
         for operator, key, _ in wanted:
@@ -170,7 +182,7 @@ def _registrations_restored() -> Iterator[None]:
     """Forget the fallbacks that Inductor registers for operators it has no lowering for."""
     lowering = importlib.import_module("torch._inductor.lowering")
     known = set(lowering.lowerings)
-    fallbacks: set[Any] = getattr(lowering, "fallbacks", set())
+    fallbacks: set[object] = getattr(lowering, "fallbacks", set())
     before = set(fallbacks)
     try:
         yield

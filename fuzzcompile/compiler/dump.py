@@ -53,7 +53,7 @@ def _summary(ledger: Ledger) -> Iterator[str]:
     yield from (f"Graph break: {why}" for why in ledger.graph_breaks)
     if ledger.failed_in is not None:
         yield f"An exception rose in {_shown(ledger.failed_in)}."
-    yield from (f"Not watched: {what}" for what in ledger.trouble)
+    yield from (str(unseen) for unseen in ledger.unseen)
 
 
 def _dump_record(frame: Frame, record: GraphRecord, folder: Path, name: str) -> Iterator[str]:

@@ -3,40 +3,53 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
 
-_OPTIMIZE = ("optimize", "optimize_assert")
-CONFIGS = {
-    "inductor": "torch._inductor.config",
-    "dynamo": "torch._dynamo.config",
-    "functorch": "torch._functorch.config",
-}
+from fuzzcompile.compiler.configs import CONFIGS, config_of
+from fuzzcompile.compiler.patching import Function, Intended, installed
+from fuzzcompile.compiler.unseen import Unseen
+
+
+@dataclass(frozen=True)
+class Interception:
+    """What takes the place of ``torch._dynamo.optimize``."""
+
+    replacement: Function
+
+    def missed(self, unseen: Unseen, error: BaseException | None = None) -> None:
+        """A torch without the older way needs no replacement of it."""
+
+
+def wrap_optimize(interception: Interception, original: Function) -> Function:
+    """Call the replacement instead; what it raises is meant for the program."""
+
+    def optimize(*args: object, **kwargs: object) -> object:
+        try:
+            return interception.replacement(*args, **kwargs)
+        except Exception as error:  # of any kind: it rises in the program
+            raise Intended(error) from error
+
+    return optimize
 
 
 @contextlib.contextmanager
-def replaced_optimize(replacement: Callable[..., Any]) -> Iterator[None]:
+def replaced_optimize(replacement: Function) -> Iterator[None]:
     """Have ``torch._dynamo.optimize`` and ``optimize_assert`` call ``replacement`` inside the block."""
-    dynamo: Any = importlib.import_module("torch._dynamo")
-    kept = {name: getattr(dynamo, name) for name in _OPTIMIZE if hasattr(dynamo, name)}
-    try:
-        for name in kept:
-            setattr(dynamo, name, replacement)
+    from fuzzcompile.compiler.patches import CAPTURE  # which lists the wrapper above
+
+    with installed(Interception(replacement), CAPTURE):
         yield
-    finally:
-        for name, value in kept.items():
-            setattr(dynamo, name, value)
 
 
-def compiler_configs() -> dict[str, dict[str, Any]]:
+def compiler_configs() -> dict[str, dict[str, object]]:
     """Every entry of the compiler's configs, by config (``inductor``, ``dynamo``, ``functorch``)."""
-    return {name: dict(importlib.import_module(module).get_config_copy()) for name, module in CONFIGS.items()}
+    return {name: config_of(name).get_config_copy() for name in CONFIGS}
 
 
-def changed_configs(before: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def changed_configs(before: Mapping[str, Mapping[str, object]]) -> dict[str, dict[str, object]]:
     """The entries that are not what they were in ``before``, by config."""
     return {
         name: {key: value for key, value in entries.items() if not _same(value, before[name].get(key))}
@@ -49,10 +62,10 @@ def reset_compiler() -> None:
     torch._dynamo.reset()
 
 
-def _same(one: Any, other: Any) -> bool:
-    if one is other:
+def _same(before: object, after: object) -> bool:
+    if before is after:
         return True
     try:
-        return bool(one == other)
-    except Exception:  # values of the user's with an __eq__ of their own
+        return bool(before == after)
+    except Exception:  # values of the user's, whose __eq__ may raise anything
         return False

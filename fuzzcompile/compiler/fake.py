@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch.utils import _pytree as pytree
 
 from fuzzcompile.compiler.decompositions import functional_form
+from fuzzcompile.compiler.ledger import Ledger
+from fuzzcompile.compiler.patching import Function, Intended
+from fuzzcompile.compiler.unseen import Unseen
 from fuzzcompile.facts import facts
 
-_FAKE_TENSOR = "torch._subclasses.fake_tensor"
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+    from torch.utils._pytree import TreeSpec
+
+FAKE_TENSOR_MODULE = "torch._subclasses.fake_tensor"
 _FACTS = facts().fake_tensors
 
 
@@ -22,8 +30,8 @@ _FACTS = facts().fake_tensors
 class FakeRun:
     """Leaves of an operator's result and of its arguments as fake tensors, or what was raised."""
 
-    results: tuple[Any, ...] = ()
-    arguments: tuple[Any, ...] = ()
+    results: tuple[object, ...] = ()
+    arguments: tuple[object, ...] = ()
     error: Exception | None = None
 
 
@@ -31,22 +39,21 @@ class FakeRuns:
     """Runs operators on fake tensors, each once for one kind of arguments."""
 
     def __init__(self) -> None:
-        self._seen: set[Any] = set()
-        self._key: tuple[int, Any] | None = None
+        self._seen: set[object] = set()
 
-    def unseen(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def unseen(self, operator: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
         """Whether the operator can be asked, and was not yet with arguments of this kind."""
         if any(tag.name in _FACTS.unknowable_tags for tag in operator.tags) or operator._schema.name in _FACTS.lifts:
             return False
         return _kind(operator, args, kwargs) not in self._seen
 
-    def run(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> FakeRun | None:
+    def run(self, operator: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> FakeRun | None:
         """The operator on fake tensors; None where they do not say."""
         self._seen.add(_kind(operator, args, kwargs))
         return run_fake(operator, args, kwargs)
 
 
-def run_fake(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> FakeRun | None:
+def run_fake(operator: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> FakeRun | None:
     """An operator on fake tensors made of its arguments; None where these do not say what it gives."""
     mode = _fake_mode()
     if mode is None:
@@ -63,14 +70,14 @@ def run_fake(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Fa
                 result = operator(*fake_args, **fake_kwargs)
         except (KeyboardInterrupt, MemoryError):
             raise
-        except Exception as error:
+        except Exception as error:  # of the operator: it is the answer
             if any(parent.__name__ in _FACTS.silent_errors for parent in type(error).__mro__):
                 return None
             return FakeRun(error=error)
     return FakeRun(tuple(pytree.tree_leaves(result)), tuple(pytree.tree_leaves((fake_args, fake_kwargs))))
 
 
-def fake_function(operator: Any) -> Callable[..., Any] | None:
+def fake_function(operator: OpOverload) -> Function | None:
     """The Python function that says what an operator gives on fake tensors; None where C++ does."""
     with contextlib.suppress(ImportError, AttributeError):
         implementations = importlib.import_module("torch._subclasses.fake_impls")
@@ -88,44 +95,61 @@ def fake_function(operator: Any) -> Callable[..., Any] | None:
     return None
 
 
-@contextlib.contextmanager
-def metadata_from_kernels(names: Sequence[str]) -> Iterator[None]:
-    """Compile with the metadata of these operators' results as their kernels give them.
+@dataclass(frozen=True)
+class Metadata:
+    """Operators whose results are to have the metadata that their kernels give them, and the compile's ledger."""
 
-    Each is run on zeros of the shapes and strides that the compiler knows; where these are symbolic, or the operator
+    names: Sequence[str]
+    ledger: Ledger
+
+    def missed(self, unseen: Unseen, error: BaseException | None = None) -> None:
+        """Write down what was not done."""
+        self.ledger.missed(unseen)
+
+    def has(self, operator: object) -> bool:
+        """Whether the operator, or the functional form of one that writes in place, is among them."""
+        form = functional_form(operator) if isinstance(operator, torch._ops.OpOverload) else None
+        return str(operator) in self.names or str(form) in self.names
+
+
+def wrap_dispatch(metadata: Metadata, original: Function) -> Function:
+    """Answer with the metadata of an operator's results as its kernel gives them.
+
+    It is run on zeros of the shapes and strides that the compiler knows; where these are symbolic, or the operator
     gives a view or takes something else than tensors, the compiler's own answer stands. A kernel that raises whatever
     the values are raises there too.
     """
-    owner = getattr(importlib.import_module(_FAKE_TENSOR), "FakeTensorMode", None)
-    original = getattr(owner, "_dispatch_impl", None)
-    if not names or original is None:
-        yield
-        return
 
-    def dispatch(mode: Any, func: Any, *rest: Any) -> Any:
-        if str(func) in names or str(functional_form(func) if hasattr(func, "_schema") else None) in names:
-            args, kwargs = rest[-2], rest[-1]
-            found = _from_kernel(mode, func, args, kwargs or {})
-            if found is not None:
-                return found
+    def dispatch(mode: FakeTensorMode, func: OpOverload, *rest: object) -> object:
+        if metadata.has(func):
+            args, kwargs = cast("tuple[tuple[object, ...], dict[str, object]]", rest[-2:])
+            answer = _from_kernel(mode, func, args, kwargs or {})
+            if answer is not None:
+                return answer
         return original(mode, func, *rest)
 
-    owner._dispatch_impl = dispatch  # type: ignore[union-attr]
-    cached = getattr(owner, "cache_clear", None)
-    if cached is not None:
-        cached()
+    return dispatch
+
+
+@contextlib.contextmanager
+def forgetting_metadata() -> Iterator[None]:
+    """Forget what fake tensors said before the block, and what they said in it."""
+    forget = getattr(getattr(importlib.import_module(FAKE_TENSOR_MODULE), "FakeTensorMode", None), "cache_clear", None)
+    if forget is not None:
+        forget()
     try:
         yield
     finally:
-        owner._dispatch_impl = original  # type: ignore[union-attr]
-        if cached is not None:
-            cached()
+        if forget is not None:
+            forget()
 
 
-def _from_kernel(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any | None:
+def _from_kernel(
+    mode: FakeTensorMode, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]
+) -> object | None:
     if any(returned.alias_info is not None for returned in func._schema.returns):
         return None
-    fake = importlib.import_module(_FAKE_TENSOR).FakeTensor
+    fake = importlib.import_module(FAKE_TENSOR_MODULE).FakeTensor
     no_dispatch = importlib.import_module("torch.utils._mode_utils").no_dispatch
     flat, spec = pytree.tree_flatten((args, kwargs))
     tensors = [value for value in flat if isinstance(value, torch.Tensor)]
@@ -134,66 +158,57 @@ def _from_kernel(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
     sizes = [size for tensor in tensors for size in (*tensor.size(), *tensor.stride())]
     if any(not isinstance(size, int) for size in sizes):
         return None
-    try:
-        with no_dispatch():
-            result, error = _on_values(func, flat, spec, fake, 0)
-            if error is not None and str(_on_values(func, flat, spec, fake, 1)[1]) == str(error):
-                raise _Refused(error)
-            if error is not None:
-                return None
-        return pytree.tree_map_only(
-            torch.Tensor, lambda tensor: mode.fake_tensor_converter.from_real_tensor(mode, tensor), result
-        )
-    except _Refused as refused:
-        raise refused.error from None
-    except Exception:
-        return None
+    with no_dispatch():
+        result, error = _on_values(func, flat, spec, fake, 0)
+        if error is not None and str(_on_values(func, flat, spec, fake, 1)[1]) == str(error):
+            raise Intended(error)
+        if error is not None:
+            return None
+    converted: object = pytree.tree_map_only(
+        torch.Tensor, lambda tensor: mode.fake_tensor_converter.from_real_tensor(mode, tensor), result
+    )
+    return converted
 
 
-class _Refused(Exception):
-    """The kernel raises whatever the values are."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
-def _on_values(func: Any, flat: Sequence[Any], spec: Any, fake: type, fill: int) -> tuple[Any, Exception | None]:
+def _on_values(
+    func: OpOverload, flat: Sequence[object], spec: TreeSpec, fake: type[FakeTensor], fill: int
+) -> tuple[object, Exception | None]:
     """The operator on tensors full of one number, or what it raises."""
     real = [_filled(value, fill) if isinstance(value, fake) else value for value in flat]
     args, kwargs = pytree.tree_unflatten(real, spec)
     try:
         return func(*args, **kwargs), None
-    except Exception as error:
+    except Exception as error:  # of the kernel: it is the answer
         return None, error
 
 
-def _filled(value: Any, fill: int) -> torch.Tensor:
+def _filled(value: FakeTensor, fill: int) -> torch.Tensor:
     made = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.fake_device)
     return made.fill_(fill)
 
 
-def _fake_mode() -> Any | None:
+def _fake_mode() -> FakeTensorMode | None:
     try:
-        mode = importlib.import_module(_FAKE_TENSOR).FakeTensorMode(allow_non_fake_inputs=True)
+        made = importlib.import_module(FAKE_TENSOR_MODULE).FakeTensorMode(allow_non_fake_inputs=True)
     except (ImportError, AttributeError, TypeError):
         return None
+    mode: FakeTensorMode = made
     mode.cache_enabled = False  # an answer may have been remembered from before it was patched
     return mode
 
 
-def _python_dispatcher() -> contextlib.AbstractContextManager[Any]:
+def _python_dispatcher() -> contextlib.AbstractContextManager[object]:
     switch = getattr(torch._C, "_EnablePythonDispatcher", None)
     return switch() if switch is not None else contextlib.nullcontext()
 
 
-def _kind(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    def told(value: Any) -> Any:
+def _kind(operator: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+    def described(value: object) -> object:
         if isinstance(value, torch.Tensor):
             return (value.dtype, tuple(value.shape), _strides(value), value.device, value.requires_grad)
         return repr(value)
 
-    return operator, tuple(told(leaf) for leaf in pytree.tree_leaves((args, kwargs)))
+    return operator, tuple(described(leaf) for leaf in pytree.tree_leaves((args, kwargs)))
 
 
 def _strides(value: torch.Tensor) -> tuple[int, ...]:

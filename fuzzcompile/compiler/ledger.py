@@ -12,11 +12,11 @@ import torch
 from torch import fx
 
 from fuzzcompile.compiler.copies import GraphCopy, Row, State, resolve
+from fuzzcompile.compiler.unseen import Unseen, UnseenLog
 
 if TYPE_CHECKING:
     from fuzzcompile.compiler.kernels.lowered import Lowered
 
-Stage = Literal["pre_grad", "joint_graph", "freezing", "post_grad"]
 Direction = Literal["forward", "backward", "joint", "inference"]
 
 
@@ -55,7 +55,7 @@ class Opaque:
 class Snapshot:
     """A graph as it stood between two rewrites; ``attributes`` holds what its get_attr nodes name.
 
-    ``copied`` is the graph, or what it is built from when somebody looks at it: most snapshots are never replayed.
+    ``copied`` is the graph, or what it is built from when it is needed: most snapshots are never replayed.
     """
 
     copied: fx.Graph | GraphCopy
@@ -86,9 +86,9 @@ class Rewrite:
 
 @dataclass
 class GraphRecord:
-    """All that happened to one graph in one stage."""
+    """All that happened to one graph in one stage (one of :data:`~fuzzcompile.stage_names.GRAPH_STAGES`)."""
 
-    stage: Stage
+    stage: str
     direction: Direction
     snapshots: list[Snapshot] = field(default_factory=list)
     rewrites: list[Rewrite] = field(default_factory=list)
@@ -156,7 +156,8 @@ class Ledger:
     ``inside`` tells in which pass of the user's own a pattern was applied. ``unreplayed`` are rules that worked on
     something else than a graph, so that no replay can judge them. ``graphs`` counts what dynamo captured, for
     whatever backend, and ``graph_breaks`` says why it stopped. ``lowered`` holds what is behind the graph passes, where
-    that was watched. ``reached`` counts decompositions, lowerings and kernels of a recorded compile.
+    that was watched. ``reached`` counts decompositions, lowerings and kernels of a recorded compile. ``unseen`` is what
+    could not be watched.
     """
 
     frames: list[Frame] = field(default_factory=list)
@@ -166,10 +167,21 @@ class Ledger:
     graphs: int = 0
     graph_breaks: tuple[str, ...] = ()
     failed_in: Label | None = None
-    trouble: list[str] = field(default_factory=list)
-    unwatched: list[str] = field(default_factory=list)
+    unseen: UnseenLog = field(default_factory=UnseenLog)
     lowered: list[Lowered] = field(default_factory=list)
     reached: Counter[Reached] = field(default_factory=Counter)
+
+    def missed(self, unseen: Unseen, error: BaseException | None = None) -> None:
+        """Write down what was not watched."""
+        self.unseen.note(unseen)
+
+    def blind(self, *stages: str) -> bool:
+        """Whether something of one of these stages (of any, if none is named) was missed that may matter.
+
+        A veto in such a stage may never have run: that the divergence stays says nothing then, and an empty record of
+        the stage does not show that nothing happened in it.
+        """
+        return self.unseen.blind(*stages)
 
     def rewrites(self) -> list[tuple[Frame, GraphRecord, Rewrite]]:
         """All rewrites of all frames, in the order in which they happened."""

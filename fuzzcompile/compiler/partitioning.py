@@ -4,39 +4,52 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from torch import fx
 
-def partitioner() -> tuple[str, Callable[..., Any] | None]:
-    """Name and function of the partitioner in use: the user's own, or Inductor's."""
-    config = importlib.import_module("torch._inductor.config")
-    own = getattr(config, "custom_partitioner_fn", None)
-    if own is not None:
-        return type(own).__name__, type(own).__call__
-    name = "min_cut_rematerialization_partition"
-    return name, getattr(importlib.import_module("torch._inductor.compile_fx"), name, None)
+from fuzzcompile.compiler.configs import config_of
+
+_MINIMAL_CUT = "min_cut_rematerialization_partition"
 
 
-def plain_partitioning() -> Mapping[str, Any] | None:
+def partitioner_in_use() -> Callable[..., object] | None:
+    """The user's own partitioner, or Inductor's; None if this torch has none that is known."""
+    own: Callable[..., object] | None = getattr(config_of("inductor"), "custom_partitioner_fn", None)
+    return own or getattr(importlib.import_module("torch._inductor.compile_fx"), _MINIMAL_CUT, None)
+
+
+def partitioner() -> tuple[str, Callable[..., object] | None]:
+    """Name and function of the partitioner in use; the function is what holds its code."""
+    function = partitioner_in_use()
+    if function is None or hasattr(function, "__code__"):
+        return _MINIMAL_CUT, function
+    return type(function).__name__, type(function).__call__
+
+
+def plain_partitioning() -> Mapping[str, object] | None:
     """Entries of Inductor's config under which everything that backward needs is saved; None if this torch has none.
 
     That is AOTAutograd's default partition: nothing is computed twice, and no minimal cut is sought.
     """
     with contextlib.suppress(ImportError, AttributeError):
-        base: Any = importlib.import_module("torch._inductor.custom_graph_pass").CustomPartitionerFn
-        default = importlib.import_module("torch._functorch.partitioners").default_partition
-        if not hasattr(importlib.import_module("torch._inductor.config"), "custom_partitioner_fn"):
+        from torch._functorch.partitioners import default_partition
+        from torch._inductor.custom_graph_pass import CustomPartitionerFn
+
+        if not hasattr(config_of("inductor"), "custom_partitioner_fn"):
             return None
 
-        class DefaultPartition(base):  # type: ignore[misc]
+        class DefaultPartition(CustomPartitionerFn):
             """AOTAutograd's default partition."""
 
-            def __call__(self, gm: Any, joint_inputs: Any, **kwargs: Any) -> Any:
+            def __call__(
+                self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
+            ) -> tuple[fx.GraphModule, fx.GraphModule]:
                 kwargs.pop("compiler", None)
-                return default(gm, joint_inputs, **kwargs)
+                return default_partition(gm, joint_inputs, **kwargs)
 
-            def uuid(self) -> Any:
+            def uuid(self) -> None:
                 return None
 
         return {"custom_partitioner_fn": DefaultPartition()}

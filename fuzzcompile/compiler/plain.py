@@ -1,57 +1,42 @@
 """Functions of torch that change a graph and are run as no observed pass: found by their first parameter.
 
 Inductor calls some of its passes straight (``quant_lift_up(gm)``, ``constant_fold(gm)``). Any function or callable
-object that a module of passes knows by name, and that takes a graph first, is replaced for the time of a compile. While
-no observed pass is under way, what it does to the graph that the stage works on is booked under its name: the innermost
-such function is the one that changed it. So a torch whose passes are others is read too.
+object that a module of passes holds by name, and that takes a graph first, is replaced for the time of a compile. While
+no observed pass is under way, what it does to the graph that the stage works on is recorded under its name: the
+innermost such function is the one that changed it. So a torch with other passes is read too.
 """
 
 from __future__ import annotations
 
 import ast
-import contextlib
 import functools
 import inspect
 import sys
 import textwrap
 import types
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from torch import fx
 
 from fuzzcompile.compiler import labels
 from fuzzcompile.compiler.ledger import Label
+from fuzzcompile.compiler.patching import Attempt, Function, Patch
 from fuzzcompile.compiler.recorder import Recorder
 from fuzzcompile.facts import facts
+from fuzzcompile.stage_names import GRAPH_STAGES
 
 _PACKAGE = "torch._inductor.fx_passes"
 _PASSES = facts().passes
 
 
-@contextlib.contextmanager
-def watched(recorder: Recorder) -> Iterator[None]:
-    """Replace all such functions for the time of the block."""
-    kept = []
-    try:
-        for module, name in _places():
-            function = vars(module).get(name)
-            if callable(function):
-                kept.append((module, name, function))
-                setattr(module, name, _watching(recorder, name, function))
-        yield
-    finally:
-        for module, name, function in reversed(kept):
-            setattr(module, name, function)
+def plain_patches(recorder: Recorder) -> Sequence[Patch[Recorder]]:
+    """A patch for each such function of the modules loaded so far."""
+    return _patches_of(_modules(len(sys.modules)))
 
 
 def plain_passes() -> list[str]:
     """Names of the functions that are watched, of the modules loaded so far."""
-    return sorted({name for _, name in _places()})
-
-
-def _places() -> list[tuple[types.ModuleType, str]]:
-    return _places_in(_modules(len(sys.modules)))
+    return sorted({patch.attribute for patch in _patches_of(_modules(len(sys.modules)))})
 
 
 @functools.lru_cache(maxsize=1)
@@ -65,16 +50,23 @@ def _modules(loaded: int) -> tuple[types.ModuleType, ...]:
 
 
 @functools.lru_cache(maxsize=4)
-def _places_in(modules: tuple[types.ModuleType, ...]) -> list[tuple[types.ModuleType, str]]:
-    return [
-        (module, name)
+def _patches_of(modules: tuple[types.ModuleType, ...]) -> tuple[Patch[Recorder], ...]:
+    return tuple(
+        Patch(
+            f"pass {name}",
+            GRAPH_STAGES,
+            f"changes of the graph by {name}",
+            module.__name__,
+            name,
+            functools.partial(_wrap, name),
+        )
         for module in modules
         for name, value in list(vars(module).items())
         if _changes_graphs(name, value)
-    ]
+    )
 
 
-def _changes_graphs(name: str, value: Any) -> bool:
+def _changes_graphs(name: str, value: object) -> bool:
     """Whether ``value`` takes a graph first and gives back nothing, a number or a graph."""
     if name in _PASSES.stages or name.lstrip("_").startswith(_PASSES.reading):
         return False
@@ -96,34 +88,36 @@ def _changes_graphs(name: str, value: Any) -> bool:
     return takes and _plain_name(hints.get("return")) in ("", "None", "NoneType", "int", "bool", *_PASSES.graph_types)
 
 
-def _plain_name(hint: Any) -> str:
+def _plain_name(hint: object) -> str:
     """``Graph`` for an annotation ``torch.fx.Graph``, given as text or as a class."""
     text = "" if hint is None else hint if isinstance(hint, str) else getattr(hint, "__name__", str(hint))
     return text.rsplit(".", 1)[-1]
 
 
-def _watching(recorder: Recorder, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    by_rule = name in _PASSES.by_rule
+def _wrap(name: str, recorder: Recorder, original: Attempt) -> Function:
+    by_rule, function = name in _PASSES.by_rule, original.__wrapped__
 
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if not args or not recorder.owns(args[0]) or (recorder.in_observed_pass and not by_rule):
-            return function(*args, **kwargs)
+    def call(*args: object, **kwargs: object) -> object:
+        graph = args[0] if args else None
+        if not isinstance(graph, (fx.Graph, fx.GraphModule)) or not recorder.owns(graph):
+            return original(*args, **kwargs)
+        if recorder.in_observed_pass and not by_rule:
+            return original(*args, **kwargs)
         label = _label(recorder, type(args[1]).__name__ if by_rule and len(args) > 1 else name, function)
-        if recorder.refuses_plain(label, lambda: _without(function, args[0]) is not _CANNOT):
-            return _without(function, args[0])
+        if recorder.refuses_plain(label, lambda: _without(function, graph) is not _CANNOT):
+            return _without(function, graph)
         if by_rule:
             recorder.note_surrounding(label)
         with recorder.whole_pass(label, plain=not by_rule):
-            result = function(*args, **kwargs)
-            recorder.handed_on(args[0], result)
-        recorder.announce(label, args[0], result)
+            result = original(*args, **kwargs)
+            recorder.handed_on(graph, result)
+        recorder.announce(label, graph, result)
         return result
 
     return call
 
 
-def _label(recorder: Recorder, name: str, function: Callable[..., Any]) -> Label:
+def _label(recorder: Recorder, name: str, function: Function) -> Label:
     source, line = labels.source_of(function if hasattr(function, "__code__") else type(function).__call__)
     return Label(recorder.stage_name, recorder.pass_name if recorder.in_observed_pass else name, name, source, line)
 
@@ -136,7 +130,7 @@ _CANNOT = _Cannot()
 
 
 @functools.lru_cache(maxsize=256)
-def _result_kind(function: Callable[..., Any]) -> str:
+def _result_kind(function: Function) -> str:
     """What a function gives back: ``nothing``, ``number``, ``graph`` (its first argument) or ``unknown``."""
     plain = function if isinstance(function, types.FunctionType) else type(function).__call__
     hint = _plain_name(getattr(plain, "__annotations__", {}).get("return"))
@@ -167,7 +161,7 @@ def _own_nodes(tree: ast.AST) -> Iterator[ast.AST]:
             yield from _own_nodes(child)
 
 
-def _without(function: Callable[..., Any], graph: fx.Graph | fx.GraphModule) -> Any:
+def _without(function: Function, graph: fx.Graph | fx.GraphModule) -> object:
     """What ``function`` gives back where it changes nothing."""
     kind = _result_kind(function)
     return {"nothing": None, "number": 0, "graph": graph}.get(kind, _CANNOT)

@@ -50,10 +50,22 @@ def last_probe(graph: fx.Graph) -> None:
 
 
 def dead_probe(graph: fx.Graph) -> None:
-    """A user's pass that leaves dead code behind."""
+    """A user's pass that runs another one over the module, and leaves dead code behind."""
+    observer = importlib.import_module("torch.fx.passes.graph_transform_observer").GraphTransformObserver
+    observer(graph.owning_module, "module_probe").apply_gm_pass(module_probe)
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default):
         with graph.inserting_after(node):
             graph.call_function(torch.ops.aten.neg.default, (node,)).meta.update(node.meta)
+
+
+def module_probe(module: fx.GraphModule) -> None:
+    """A pass over a module that marks its graph with a multiplication by one."""
+    _times_one(module.graph, torch.ops.aten.sin.default, torch.ops.aten.mul.Tensor)
+
+
+def fusion_probe(nodes: object) -> object:
+    """A user's pass over the scheduler's nodes that leaves them as they are."""
+    return nodes
 
 
 def _times_one(graph: fx.Graph, sine: Any, times: Any) -> None:
@@ -76,3 +88,19 @@ def pattern_probe(graph: fx.Graph) -> None:
     pattern = matcher.CallFunction(torch.ops.aten.sin.default, matcher.KeywordArg("x"))
     matcher.register_graph_pattern(pattern, pass_dict=table)(doubled_sine)
     table.apply(graph)
+
+
+def activated(x: torch.Tensor) -> torch.Tensor:
+    """The same with an activation that has a decomposition."""
+    return nn.functional.silu(inference(x))
+
+
+def several_kernels(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Two loops that can be fused, a reduction, an activation and a matrix product."""
+    return torch.exp(x), torch.cos(x), x.sum(-1), nn.functional.silu(x), x @ x
+
+
+def joint_probe(module: fx.GraphModule, inputs: object) -> fx.GraphModule:
+    """A user's pass over the joint graph that marks it with a multiplication by one."""
+    _times_one(module.graph, torch.ops.aten.sin.default, torch.ops.aten.mul.Tensor)
+    return module

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import fx
@@ -25,12 +25,15 @@ from fuzzcompile.compiler.ledger import (
     Partition,
     Rewrite,
     Site,
-    Stage,
     take_snapshot,
 )
 from fuzzcompile.compiler.matched import is_plain, lowered_match
-from fuzzcompile.compiler.refusing import MANDATORY as MANDATORY
+from fuzzcompile.compiler.unseen import Unseen, reason
 from fuzzcompile.execution.tensors import KnownCopies, copy_tree, storages
+from fuzzcompile.stage_names import JOINT_GRAPH, RUNTIME
+
+if TYPE_CHECKING:
+    from torch._inductor.pattern_matcher import Match
 
 # Calls of one compiled graph whose inputs are kept: the first ones always, later ones while they take little memory.
 CAPTURED_CALLS = 8
@@ -53,8 +56,7 @@ class _OpenStage:
 class Recorder(Blaming):
     """State of one instrumented compile.
 
-    Nothing here may raise into the compile that it watches: what goes wrong in the watching is noted in
-    ``ledger.trouble``.
+    What goes wrong in the watching does not reach the compile that is watched: it is noted in ``ledger.unseen``.
     """
 
     snapshots: bool = True
@@ -81,7 +83,7 @@ class Recorder(Blaming):
     # -- stages ---------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def stage(self, stage: Stage, module: fx.GraphModule) -> Iterator[Callable[[fx.GraphModule], None]]:
+    def stage(self, stage: str, module: fx.GraphModule) -> Iterator[Callable[[object], None]]:
         """A stage works on ``module``; the yielded function takes the graph that the stage returns."""
         nested = bool(self._stages) and self._stages[-1].record.stage == stage
         if nested:
@@ -101,7 +103,9 @@ class Recorder(Blaming):
         self._stages.append(opened)
         self._mark(opened)
 
-        def finish(result: fx.GraphModule) -> None:
+        def finish(result: object) -> None:
+            if not isinstance(result, fx.GraphModule):
+                raise TypeError(f"the stage returns a {type(result).__name__} instead of a graph")
             opened.top = opened.current = result
             self._changed(None, (), None)
 
@@ -111,7 +115,16 @@ class Recorder(Blaming):
         finally:
             self._stages.pop()
 
-    def owns(self, graph: Any) -> bool:
+    @contextlib.contextmanager
+    def facing(self, direction: Direction) -> Iterator[None]:
+        """The graphs of this block are computed in ``direction``."""
+        before, self.direction = self.direction, direction
+        try:
+            yield
+        finally:
+            self.direction = before
+
+    def owns(self, graph: object) -> bool:
         """Whether ``graph`` is the one that the present stage works on (not a pattern being traced)."""
         if not self._stages:
             return False
@@ -154,7 +167,7 @@ class Recorder(Blaming):
         if self._passes:
             self.ledger.inside[label] = self._passes[-1]
 
-    def handed_on(self, graph: Any, result: Any) -> None:
+    def handed_on(self, graph: object, result: object) -> None:
         """A pass was given the stage's ``graph`` and gave back ``result``, with which the stage goes on."""
         opened = self._stages[-1] if self._stages else None
         if opened is None or not isinstance(result, fx.GraphModule) or graph is not opened.current or result is graph:
@@ -163,7 +176,7 @@ class Recorder(Blaming):
             opened.top = result
         opened.current = result
 
-    def announce(self, label: Label, graph: Any, result: Any) -> None:
+    def announce(self, label: Label, graph: object, result: object) -> None:
         """A function gave back another ``fx.Graph`` than it was given: the next change is of its making."""
         if isinstance(result, fx.Graph) and result is not graph:
             self._announced = label
@@ -178,20 +191,20 @@ class Recorder(Blaming):
             self._mark(opened)
 
     def between(self) -> None:
-        """Book what was changed up to now."""
+        """Write down what was changed up to now."""
         self._changed(None, (), None)
 
     @property
     def stage_name(self) -> str:
         """Name of the stage under way."""
-        return self._stages[-1].record.stage if self._stages else "runtime"
+        return self._stages[-1].record.stage if self._stages else RUNTIME
 
     @property
     def pass_name(self) -> str | None:
         """Name of the innermost pass under way: of a user's own, the setting that it was given as."""
         return (self._passes[-1].pass_name or self._passes[-1].rewrite) if self._passes else None
 
-    def apply_pattern(self, label: Label, match: Any, node: fx.Node, apply: Callable[[], None]) -> None:
+    def apply_pattern(self, label: Label, match: Match, node: fx.Node, apply: Callable[[], object]) -> None:
         """Apply a pattern's rewrite and record what it did to the graph."""
         self._changed(None, (), None)
         if self._passes and self._passes[-1].rewrite != self._passes[-1].pass_name:
@@ -206,12 +219,12 @@ class Recorder(Blaming):
         finally:
             self._applied.pop()
         if before is not None and module is not None and (self.snapshots or self.screen):
-            with self._guarded():
+            with self._guarded("what a lowering pattern replaced"):
                 self._opaque.update(lowered_match(before, match, nodes, node, module, self._constants))
         self.count(label, "fired")
         self._changed(label, names, site)
 
-    def apply_unreplayed(self, label: Label, apply: Callable[[], Any]) -> Any:
+    def apply_unreplayed(self, label: Label, apply: Callable[[], object]) -> object:
         """Run a rule that works on something else than a graph: it can be refused, and not replayed."""
         with self.blame(label):
             result = apply()
@@ -219,38 +232,36 @@ class Recorder(Blaming):
         self.count(label, "fired")
         return result
 
-    def partitioned(self, label: Label, graphs: Any) -> None:
+    def partitioned(self, label: Label, graphs: Iterable[fx.GraphModule]) -> None:
         """A partitioner cut the joint graph as it stands into ``graphs``, forward and backward."""
         self.count(label, "fired")
         if self.frame is None or not self.snapshots:
             return
-        joint = [
-            record for record in self.frame.records if (record.stage, record.direction) == ("joint_graph", "joint")
-        ]
+        joint = [record for record in self.frame.records if (record.stage, record.direction) == (JOINT_GRAPH, "joint")]
         if not joint or not joint[-1].snapshots:
             return
-        with self._guarded():
+        with self._guarded("the partition's graphs"):
             forward, backward = (take_snapshot(graph, self._opaque, self._constants) for graph in graphs)
             self.frame.partitions.append(Partition(label, joint[-1], forward, backward))
 
-    def capture(self, calls: list[Call], inputs: Sequence[Any]) -> None:
+    def capture(self, calls: list[Call], inputs: Sequence[object]) -> None:
         """Keep copies of the inputs of the first calls of a compiled graph."""
         room = len(calls) < _ALWAYS_CAPTURED or sum(self._captured.values()) < _CAPTURED_BYTES
         if self.capturing and room and len(calls) < CAPTURED_CALLS:
-            with self._guarded():
+            with self._guarded("inputs of compiled graphs"):
                 calls.append(Call(copy_tree(list(inputs), known=self._known)))
                 self._captured.update(storages(calls[-1].inputs))
 
     def capture_parameters(self, frame: Frame, parameters: Sequence[torch.Tensor]) -> None:
         """Keep copies of the parameters that a frame's graph holds itself."""
         if self.capturing:
-            with self._guarded(), _disable_current_modes():
+            with self._guarded("frozen parameters"), _disable_current_modes():
                 frame.parameters.extend(copy_tree(list(parameters), known=self._known))
 
     # -- private --------------------------------------------------------------------------------
 
     def _mark(self, opened: _OpenStage) -> None:
-        with self._guarded():
+        with self._guarded("the graph at the start of the stage"):
             opened.mark = State(opened.top)
             if self.snapshots:
                 opened.record.snapshots.append(take_snapshot(opened.top, self._opaque, self._constants, opened.mark))
@@ -260,7 +271,7 @@ class Recorder(Blaming):
         if not self._stages:
             return
         opened = self._stages[-1]
-        with self._guarded():
+        with self._guarded("changes of the graph"):
             now = State(opened.top)
             if opened.mark is not None and now.is_same(opened.mark):
                 return
@@ -281,7 +292,7 @@ class Recorder(Blaming):
 
     def _site(self, label: Label, nodes: list[fx.Node]) -> Site | None:
         site: Site | None = None
-        with self._guarded():
+        with self._guarded("places of rewrites in the program"):
             where = labels.location(nodes)
             if where is not None:
                 key = (labels.family_of(label.rewrite), where)
@@ -289,15 +300,15 @@ class Recorder(Blaming):
                 site = Site(where, self._ordinals[key])
         return site
 
-    def _constants(self, attributes: dict[str, Any]) -> dict[str, Any]:
+    def _constants(self, attributes: dict[str, object]) -> dict[str, object]:
         """What a graph holds itself, as it is now: a program that is run in place changes its frozen parameters."""
         plain = {name: value for name, value in attributes.items() if is_plain(value)}
         with _disable_current_modes():
             return {**attributes, **copy_tree(plain, known=self._known)}
 
     @contextlib.contextmanager
-    def _guarded(self) -> Iterator[None]:
+    def _guarded(self, shows: str) -> Iterator[None]:
         try:
             yield
-        except Exception as error:
-            self.ledger.trouble.append(f"{type(error).__name__}: {error}"[:300])
+        except Exception as error:  # of any kind: the compile that is watched goes on
+            self.missed(Unseen("recorder", reason(error), (self.stage_name,), shows), error)

@@ -1,9 +1,8 @@
-"""Compiling a callable with ``torch.compile`` under fuzzcompile's eyes."""
+"""Watched compiles: ``torch.compile`` with the patches of :mod:`~fuzzcompile.compiler.patches` in force."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -12,15 +11,17 @@ from typing import Any
 import torch
 
 from fuzzcompile.case import CompileSettings
-from fuzzcompile.compiler import breaks, decompositions, fake, hooks
+from fuzzcompile.compiler import breaks, decompositions, fake, patches
+from fuzzcompile.compiler.configs import config_of, has_entry, patched
 from fuzzcompile.compiler.kernels.control import UNCHANGED, Control
-from fuzzcompile.compiler.kernels.kernels import watching
+from fuzzcompile.compiler.kernels.kernel_watch import Watch
 from fuzzcompile.compiler.ledger import Ledger
-from fuzzcompile.compiler.reached import reaching
+from fuzzcompile.compiler.patching import installed
 from fuzzcompile.compiler.recorder import Recorder
-from fuzzcompile.compiler.settings import untimed_guards
+from fuzzcompile.compiler.settings import setting
 from fuzzcompile.errors import CaseError
 from fuzzcompile.execution.observation import Failure
+from fuzzcompile.stage_names import DYNAMO
 
 # On the stack only while something is compiled.
 _CONVERTS = "torch/_dynamo/convert_frame.py"
@@ -48,8 +49,8 @@ class Compilation:
     record: bool = True
     screen: bool = False
     fallback_random: bool = True
-    config: Mapping[str, Any] | None = None
-    disallowed: tuple[Callable[..., Any], ...] = ()
+    config: Mapping[str, object] | None = None
+    disallowed: tuple[Callable[..., object], ...] = ()
     timed: bool = False
     kernels: bool = False
     control: Control = UNCHANGED
@@ -70,16 +71,15 @@ def compiling(settings: CompileSettings, how: Compilation) -> Iterator[Session]:
     """
     recorder = Recorder(vetoed=how.vetoes, only=how.only, snapshots=how.record, screen=how.screen)
     recorder.capturing = how.record  # inputs are kept to replay snapshots on
-    patches = {**settings.inductor, "fallback_random": how.fallback_random, **(how.config or {})}
+    changes = {**settings.inductor, "fallback_random": how.fallback_random, **(how.config or {})}
     with (
-        _configured(settings, patches),
-        decompositions.without(how.without_decompositions),
-        fake.metadata_from_kernels(how.kernel_metadata),
-        hooks.installed(recorder),
+        _configured(settings, changes),
+        _operators_changed(how, recorder.ledger),
+        installed(recorder, patches.GRAPHS, lambda entry: settings.options.get(entry, setting(entry))),
         breaks.breaking_at(how.disallowed),
-        watching(recorder, how.control, values=how.kernels),
-        reaching(recorder.ledger) if how.record else contextlib.nullcontext(),
-        untimed_guards(),
+        _kernels_watched(how, recorder),
+        installed(recorder.ledger, patches.COVERAGE if how.record else ()),
+        installed(recorder, patches.SPEED),
     ):
         before = breaks.Counted.now()
         try:
@@ -90,21 +90,52 @@ def compiling(settings: CompileSettings, how: Compilation) -> Iterator[Session]:
 
 
 @contextlib.contextmanager
-def plainly(settings: CompileSettings) -> Iterator[Session]:
-    """All that :func:`compiling` sets, with nobody watching: what the cost of watching is measured against."""
-    with _configured(settings, {**settings.inductor, "fallback_random": True}), untimed_guards():
-        yield Session(settings, Compilation(), Recorder())
+def _operators_changed(how: Compilation, ledger: Ledger) -> Iterator[None]:
+    """Operators without decompositions, and with the metadata of their kernels, as ``how`` says."""
+    with contextlib.ExitStack() as stack:
+        removal = decompositions.Removal(how.without_decompositions, ledger)
+        if removal.operators:
+            stack.enter_context(installed(removal, patches.DECOMPOSITIONS))
+            stack.enter_context(decompositions.undecomposed(removal))
+        if how.kernel_metadata:
+            stack.enter_context(installed(fake.Metadata(how.kernel_metadata, ledger), patches.METADATA))
+            stack.enter_context(fake.forgetting_metadata())
+        yield
 
 
 @contextlib.contextmanager
-def _configured(settings: CompileSettings, inductor: Mapping[str, Any]) -> Iterator[None]:
-    configs = _configs()
+def _kernels_watched(how: Compilation, recorder: Recorder) -> Iterator[None]:
+    """Every graph that is lowered is watched, if values of kernels are to be kept or something is to be changed."""
+    if not how.kernels and not how.control:
+        yield
+        return
+    watch = Watch(recorder, how.control, how.kernels)
+    with installed(watch, patches.KERNELS):
+        try:
+            yield
+        finally:
+            watch.close()
+
+
+@contextlib.contextmanager
+def plainly(settings: CompileSettings) -> Iterator[Session]:
+    """All that :func:`compiling` sets, and nothing watched: what the cost of watching is measured against."""
+    recorder = Recorder()
+    with (
+        _configured(settings, {**settings.inductor, "fallback_random": True}),
+        installed(recorder, patches.SPEED),
+    ):
+        yield Session(settings, Compilation(), recorder)
+
+
+@contextlib.contextmanager
+def _configured(settings: CompileSettings, inductor: Mapping[str, object]) -> Iterator[None]:
     caches = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
     torch._dynamo.reset()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_patched(configs["inductor"], {**inductor, **caches}))
-        stack.enter_context(_patched(configs["functorch"], {**settings.functorch, "enable_autograd_cache": False}))
-        stack.enter_context(_patched(configs["dynamo"], {**settings.dynamo, "suppress_errors": False}))
+        stack.enter_context(patched("inductor", {**inductor, **caches}))
+        stack.enter_context(patched("functorch", {**settings.functorch, "enable_autograd_cache": False}))
+        stack.enter_context(patched("dynamo", {**settings.dynamo, "suppress_errors": False}))
         stack.callback(torch._dynamo.reset)
         yield
 
@@ -122,7 +153,7 @@ class Session:
         """What the compile did so far."""
         return self.recorder.ledger
 
-    def compile(self, target: Callable[..., Any]) -> Callable[..., Any]:
+    def compile(self, target: Callable[..., object]) -> Callable[..., Any]:
         """``torch.compile`` of ``target`` with the case's settings."""
         arguments: dict[str, Any] = {"fullgraph": self.settings.fullgraph, "dynamic": self.settings.dynamic}
         backend = self.how.backend or self.settings.backend
@@ -130,8 +161,10 @@ class Session:
         options, mode = (dict(self.settings.options), self.settings.mode) if own else ({}, None)
         options = {key: value for key, value in options.items() if key not in (self.how.config or {})}
         mode = self.how.mode or mode
-        if mode and options:  # torch.compile takes one of the two: a mode is nothing but options
-            options, mode = {**torch._inductor.list_mode_options(mode), **options}, None
+        given = set(torch._inductor.list_mode_options(mode)) & set(self.how.config or {}) if mode else set()
+        if mode and (options or given):  # torch.compile takes one of the two: a mode is nothing but options
+            options = {**torch._inductor.list_mode_options(mode), **options}
+            options, mode = {key: value for key, value in options.items() if key not in given}, None
         if options:
             arguments["options"] = options
         if mode and mode != "default":
@@ -153,7 +186,7 @@ class Session:
             type(cause).__name__,
             uncaptured or message,
             "compile" if compiler or self.ledger.failed_in is not None else "run",
-            stage if stage is not None else ("dynamo" if compiler else None),
+            stage if stage is not None else (DYNAMO if compiler else None),
             unsupported=uncaptured is not None,
         )
 
@@ -164,12 +197,11 @@ def check_settings(settings: CompileSettings) -> None:
     Raises:
         CaseError: naming the option, config entry or mode.
     """
-    configs = _configs()
     if settings.backend != "inductor":
         return  # its options are its own
     wanted = {"inductor": settings.options, "dynamo": settings.dynamo, "functorch": settings.functorch}
     for name, changes in wanted.items():
-        unknown = [key for key in changes if not _has(configs[name], key)]
+        unknown = [key for key in changes if not has_entry(config_of(name), key)]
         if unknown:
             raise CaseError(f"This torch's {name} config has no {', '.join(sorted(unknown))}; mend OPTIONS or CONFIG.")
     if settings.mode is not None and settings.mode not in modes():
@@ -178,28 +210,17 @@ def check_settings(settings: CompileSettings) -> None:
         raise CaseError("torch.compile takes MODE or OPTIONS, not both; keep one of them.")
 
 
+def effective_setting(settings: CompileSettings, how: Compilation, key: str) -> object:
+    """The entry of Inductor's config under which a case is compiled; ``MISSING`` where this torch has none such."""
+    mode = how.mode or settings.mode
+    given = torch._inductor.list_mode_options(mode) if mode in modes() and mode != "default" else {}
+    options = {**settings.inductor, **given, **settings.options, **(how.config or {})}
+    return options.get(key, setting(key))
+
+
 def modes() -> tuple[str, ...]:
     """The modes that ``torch.compile`` takes."""
     return tuple(dict.fromkeys(("default", *torch._inductor.list_mode_options())))
-
-
-def _configs() -> dict[str, Any]:
-    names = {"dynamo": "torch._dynamo.config", "functorch": "torch._functorch.config"}
-    names["inductor"] = "torch._inductor.config"
-    return {name: importlib.import_module(module) for name, module in names.items()}
-
-
-def _patched(config: Any, changes: Mapping[str, Any]) -> contextlib.AbstractContextManager[Any]:
-    present = {key: value for key, value in changes.items() if _has(config, key)}
-    return config.patch(present) if present else contextlib.nullcontext()
-
-
-def _has(config: Any, key: str) -> bool:
-    for part in key.split("."):
-        if not hasattr(config, part):
-            return False
-        config = getattr(config, part)
-    return True
 
 
 def _compiler_error(error: BaseException) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib
+import functools
 import os
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from fuzzcompile.compiler.configs import config_of, has_entry
+from fuzzcompile.compiler.patching import Function, Watcher
 
 MISSING = object()
 _ELF_HEADER = struct.Struct("<4sBBBBB7xHHIQQQIHHHHHH")
@@ -27,37 +28,13 @@ def compile_in_process() -> None:
 
 def setting(key: str) -> Any:
     """The present value of an entry of ``torch._inductor.config`` (``cpp.simdlen``); ``MISSING`` if there is none."""
-    value: Any = importlib.import_module("torch._inductor.config")
-    for part in key.split("."):
-        if not hasattr(value, part):
-            return MISSING
-        value = getattr(value, part)
-    return value
+    config = config_of("inductor")
+    return functools.reduce(getattr, key.split("."), config) if has_entry(config, key) else MISSING
 
 
-@contextlib.contextmanager
-def untimed_guards() -> Iterator[None]:
+def wrap_guard_timing(watcher: Watcher, original: Function) -> Function:
     """Do without the measurement of how long dynamo's guards take, which flushes the processor's caches: 20 ms each."""
-    guards, name = importlib.import_module("torch._dynamo.guards"), "profile_guard_manager"
-    original = getattr(guards, name, None)
-    if original is None:
-        yield
-        return
-    setattr(guards, name, lambda *args: 0.0)
-    try:
-        yield
-    finally:
-        setattr(guards, name, original)
-
-
-@contextlib.contextmanager
-def preserved_config() -> Iterator[None]:
-    """Set the compiler's configs back at the end of the block to what they were at its beginning."""
-    with contextlib.ExitStack() as stack:
-        for name in ("torch._inductor.config", "torch._dynamo.config", "torch._functorch.config"):
-            config = importlib.import_module(name)
-            stack.enter_context(config.patch(config.get_config_copy()))
-        yield
+    return lambda *args: 0.0
 
 
 def drop_broken_kernels() -> list[str]:

@@ -11,7 +11,6 @@ import torch
 from fuzzcompile.attribution.divergence import Divergence
 from fuzzcompile.attribution.replays import ReplayCount
 from fuzzcompile.attribution.steps import changing_meaning, steps_of, suspects_of
-from fuzzcompile.attribution.suspecting import kernels_suspected
 from fuzzcompile.case import Case
 from fuzzcompile.compiler.hooks import initialise_patterns
 from fuzzcompile.compiler.session import Compilation
@@ -183,6 +182,4 @@ def _suspects(looks: str | None, divergence: Divergence) -> list[Suspect]:
     rewrites = divergence.once(rewrites_visible)
     if looks is None or (rewrites and any(step.is_semantic for step in suspects_of(divergence.steps))):
         return rewrites
-    if looks in BEHIND_GRAPHS:
-        return [*kernels_suspected(divergence.trial), *rewrites]
     return [*stage_named(looks).suspects(divergence), *rewrites]

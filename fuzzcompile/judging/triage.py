@@ -18,6 +18,7 @@ from fuzzcompile.compiler.hooks import initialise_patterns
 from fuzzcompile.compiler.ledger import Ledger
 from fuzzcompile.compiler.same import torch_same
 from fuzzcompile.compiler.session import Compilation
+from fuzzcompile.compiler.unseen import Unseen, gathered, gathering, shown
 from fuzzcompile.errors import EnvironmentUnfit
 from fuzzcompile.execution.observation import Observation
 from fuzzcompile.judging.asked import ask
@@ -35,6 +36,7 @@ class CannotJudge(EnvironmentUnfit):
     """The case ran, but nothing can be said of it (exit status 3)."""
 
 
+@gathering()
 def triage(
     case: Case,
     device: torch.device,
@@ -211,12 +213,13 @@ def _looked_at_again(answer: _Answer, deadline: float | None) -> _Answer:
 def _report(answer: _Answer, attribution: Attribution) -> Report:
     experiments, trial, steps, decision = answer.experiments, answer.trial, answer.steps, answer.decision
     case, device = experiments.case, experiments.device
+    unseen = (*dict.fromkeys((*trial.ledger.unseen, *gathered())),)
     return Report(
         case=case.name,
         torch=torch.__version__,
         device=str(device),
         verdict=decision.verdict,
-        confidence=_confidence(decision, attribution),
+        confidence=_confidence(decision, attribution, unseen),
         detail=decision.detail,
         comparisons=_with_torch_same(experiments, trial),
         eager_deterministic=_deterministic(experiments),
@@ -230,7 +233,7 @@ def _report(answer: _Answer, attribution: Attribution) -> Report:
         # Of a program that was never captured, dynamo lists errors and no breaks.
         graph_breaks=trial.ledger.graph_breaks if trial.ledger.graphs else (),
         warnings=changed_warnings(experiments.eager, trial.observation),
-        notes=(*experiments.case.notes, *(f"not watched: {hook}" for hook in trial.ledger.unwatched)),
+        notes=(*experiments.case.notes, *shown(unseen)),
     )
 
 
@@ -300,8 +303,11 @@ _MACHINE_MESSAGES = ("No space left on device", "Cannot find a working triton in
 # -- the rest of the report -------------------------------------------------------------------------
 
 
-def _confidence(decision: Decision, attribution: Attribution) -> str:
+def _confidence(decision: Decision, attribution: Attribution, unseen: Sequence[Unseen]) -> str:
+    """``low`` if the culprit is not proved, or if something went unseen that might have changed the answer."""
     culprit = attribution.culprit
+    if not all(missed.harmless for missed in unseen):
+        return "low"
     if culprit is not None and (culprit.confidence == "low" or not culprit.necessary):
         return "low"
     return decision.confidence

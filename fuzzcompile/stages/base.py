@@ -67,9 +67,9 @@ class Stage(ABC):
         """How to compile without the suspect; None where no compile can do without it."""
         return None
 
-    @abstractmethod
     def culprit(self, suspect: Suspect) -> Culprit:
         """The suspect as a culprit of which nothing is proved."""
+        return Culprit(self.name, None, suspect.family, suspect.family, source=suspect.source)
 
     def prove(self, ablator: Ablator, suspects: Sequence[Suspect]) -> Attribution | None:
         """The culprit among the stage's suspects, proved by ablations as far as it can be; None if none holds.

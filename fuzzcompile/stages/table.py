@@ -8,25 +8,31 @@ from enum import Enum
 from functools import partial
 
 from fuzzcompile.attribution.ablating import Ablator
-from fuzzcompile.attribution.behind.search import behind_the_graphs
 from fuzzcompile.attribution.culprit import Attribution
 from fuzzcompile.attribution.divergence import Divergence
 from fuzzcompile.stages.base import Stage
+from fuzzcompile.stages.codegen import Codegen
+from fuzzcompile.stages.cudagraphs import Cudagraphs
 from fuzzcompile.stages.decomposition import Decomposition
 from fuzzcompile.stages.dynamo import Dynamo
 from fuzzcompile.stages.fake_tensor import FakeTensor
 from fuzzcompile.stages.freezing import Freezing
 from fuzzcompile.stages.functionalization import Functionalization
 from fuzzcompile.stages.joint_graph import JointGraph
+from fuzzcompile.stages.kernels.search import behind_the_graphs
+from fuzzcompile.stages.lowering import Lowering
 from fuzzcompile.stages.operators.stage import doubt_first, doubt_operators, prove_operators
 from fuzzcompile.stages.operators.suspected import lost_checks_suspected, metadata_suspected
 from fuzzcompile.stages.partition import Partition
 from fuzzcompile.stages.post_grad import PostGrad
 from fuzzcompile.stages.pre_grad import PreGrad
 from fuzzcompile.stages.rewriting import Ground, prove_rewrites
+from fuzzcompile.stages.runtime import Runtime
+from fuzzcompile.stages.scheduler import Scheduler
 
 DYNAMO, FUNCTIONALIZATION, PARTITION = Dynamo(), Functionalization(), Partition()
 OPERATORS = (Decomposition(), FakeTensor())
+LOWERING, SCHEDULER, CODEGEN, CUDAGRAPHS, RUNTIME = Lowering(), Scheduler(), Codegen(), Cudagraphs(), Runtime()
 
 STAGES: tuple[Stage, ...] = (
     DYNAMO,
@@ -37,6 +43,11 @@ STAGES: tuple[Stage, ...] = (
     PARTITION,
     Freezing(),
     PostGrad(),
+    LOWERING,
+    SCHEDULER,
+    CODEGEN,
+    CUDAGRAPHS,
+    RUNTIME,
 )
 
 Prove = Callable[[Ablator, Divergence], Attribution | None]
@@ -75,6 +86,14 @@ def _rewrites(ground: Ground) -> Prove:
     return partial(prove_rewrites, ground=ground)
 
 
+# One setting decides about CUDA graphs alone; then the IR is looked at, the kernels, and the outputs.
+BEHIND = (CUDAGRAPHS, LOWERING, SCHEDULER, CODEGEN, RUNTIME)
+
+
+def _behind_the_graphs(ablator: Ablator, divergence: Divergence) -> Attribution | None:
+    return behind_the_graphs(BEHIND, ablator)
+
+
 # Tuned: what is cheap to look at and rarely wrong comes first. A compile is spent on a suspect only after everything
 # above it in the table has named nothing.
 ORDER: tuple[Look, ...] = (
@@ -93,7 +112,7 @@ ORDER: tuple[Look, ...] = (
     Look(Shows.IN_GRAPHS, partial(doubt_first, metadata_suspected)),
     Look(Shows.IN_GRAPHS, partial(doubt_operators, OPERATORS)),
     Look(Shows.IN_GRAPHS, partial(doubt_first, lost_checks_suspected)),
-    Look(Shows.IN_CODE, lambda ablator, divergence: behind_the_graphs(ablator)),
+    Look(Shows.IN_CODE, _behind_the_graphs),
 )
 # What is tried where all of these prove nothing, and overrides what they doubt.
 LAST = _rewrites(Ground.SHARED_MEMORY)

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import torch
 
 from fuzzcompile.capture import preserved_process
+from fuzzcompile.compiler.configs import preserved_config
 from fuzzcompile.compiler.headers import share_headers
-from fuzzcompile.compiler.settings import preserved_config
 from fuzzcompile.execution.device import Numerics
 
 

@@ -64,7 +64,7 @@ def captured(watched: Watched) -> list[list]:
 def test_parameters_are_kept_once_for_all_graphs_and_calls():
     model, inputs = linear(True)
     watched = watch(model, inputs, inputs, backward=True, screen=True)
-    assert watched.ledger.trouble == []
+    assert watched.ledger.unseen == []
     kept = captured(watched)
     assert len(kept) == 6
     weights = [{p for p in storages(call) if p in storages(kept[0])} for call in kept]
@@ -96,7 +96,7 @@ def test_frozen_parameters_stay_as_they_were():
     (frame,) = session.ledger.frames
     for parameter in model.parameters():
         parameter.data = torch.zeros_like(parameter, dtype=torch.float64)
-    assert session.ledger.trouble == []
+    assert session.ledger.unseen == []
     assert all(torch.equal(one, other) for one, other in zip(frame.parameters, expected, strict=True))
     held = [value for record in frame.records for value in record.snapshots[0].attributes.values()]
     plain = [value for value in held if value.layout == torch.strided]  # the others are prepacked, and so copies

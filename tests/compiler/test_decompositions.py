@@ -15,16 +15,20 @@ from torch._inductor import compile_fx, decomposition, lowering
 from watching import watch
 
 from fuzzcompile.attribution.replays import ReplayCount
+from fuzzcompile.compiler import patches
 from fuzzcompile.compiler.decompositions import (
+    Removal,
     can_take_out,
     decomposition_table,
     family_of_operator,
     functional_form,
     operator_named,
-    without,
+    undecomposed,
 )
-from fuzzcompile.compiler.fake import metadata_from_kernels, run_fake
+from fuzzcompile.compiler.fake import Metadata, forgetting_metadata, run_fake
 from fuzzcompile.compiler.functional import run_functionally, run_plainly
+from fuzzcompile.compiler.ledger import Ledger
+from fuzzcompile.compiler.patching import installed
 from fuzzcompile.stages.operators.metadata import metadata_faults
 from fuzzcompile.stages.operators.side_by_side import Checked, check_operators
 
@@ -34,10 +38,10 @@ DTYPES = (torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow), t
 
 def checked(target: Callable[..., Any], *inputs: torch.Tensor, backward: bool = False) -> Checked:
     watched = watch(target, inputs, backward=backward, screen=True)
-    assert watched.ledger.trouble == []
+    assert watched.ledger.unseen == []
     (found,) = check_operators(watched.ledger, ReplayCount())
     assert found.watched.raised is None
-    assert found.watched.trouble == []
+    assert found.watched.unseen == []
     assert metadata_faults(watched.ledger, ReplayCount(), strides=False) == []
     return found
 
@@ -153,7 +157,8 @@ def test_without_takes_out_and_puts_back():
     assert can_take_out()
     before, lowered = decomposition_table(), set(lowering.lowerings)
     kernels = dict(aten.dropout.default.py_kernels)
-    with without(["aten.gelu_.default", "aten.dropout.default", "aten.no_such_operator.default"]):
+    removal = Removal(["aten.gelu_.default", "aten.dropout.default", "aten.no_such_operator.default"], Ledger())
+    with installed(removal, patches.DECOMPOSITIONS), undecomposed(removal):
         table = compile_fx.select_decomp_table()
         assert aten.gelu.default not in table and aten.gelu.default in before
         assert len(before) - len(table) <= 3
@@ -212,7 +217,8 @@ def test_fake_run_says_what_it_can():
 def test_metadata_from_kernels_is_what_kernels_give():
     fake_tensor = torch._subclasses.fake_tensor
     original = fake_tensor.FakeTensorMode._dispatch_impl
-    with metadata_from_kernels(["aten.cumprod.default"]):
+    metadata = Metadata(["aten.cumprod.default"], Ledger())
+    with installed(metadata, patches.METADATA), forgetting_metadata():
         x = torch.randn(4, 3).t()
         with fake_tensor.FakeTensorMode() as mode:
             result = torch.cumprod(mode.from_tensor(x), 0)

@@ -189,7 +189,7 @@ def test_dynamic_block_is_replayed_in_every_stage(training: bool):
     assert any(name.startswith("_sfdp") for name in watched.fired)
     assert all(step.float64 is not None and step.native is not None for step in watched.steps)
     assert not [s.label.rewrite for s in watched.steps if s.is_semantic or s.moves_natively]
-    assert watched.ledger.trouble == []
+    assert watched.ledger.unseen == []
 
 
 def test_error_in_a_dynamic_joint_graph_is_measured():

@@ -13,15 +13,17 @@ from torch._inductor.fx_passes import joint_graph, post_grad, pre_grad
 from watching import apart, eager, run, watch, watch_plant
 
 from fuzzcompile.case import CompileSettings
-from fuzzcompile.compiler import hooks, matched
+from fuzzcompile.compiler import conformance, matched, patches
 from fuzzcompile.compiler import recorder as recorder_module
 from fuzzcompile.compiler.session import Compilation, compiling
+from fuzzcompile.stage_names import CUDAGRAPHS, FUNCTIONALIZATION, STAGES
 
-HOOK_NAMES = [hook.name for hook in hooks.HOOKS]
+HOOK_NAMES = [patch.name for patch in patches.GRAPHS]
+ALL_NAMES = [patch.name for patch in patches.PATCHES]
 
 
 def hooked_functions() -> list[object]:
-    return [hook.find()[2] for hook in hooks.HOOKS]
+    return [patch.original() for patch in patches.GRAPHS if patch.members is None and patch.name != "joint pass"]
 
 
 def entries() -> list[tuple[object, dict]]:
@@ -36,33 +38,49 @@ def entries() -> list[tuple[object, dict]]:
     return [(entry, dict(entry.__dict__)) for entry in listed]
 
 
-def lose(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Have fuzzcompile look for a hook in a place that this torch does not have."""
-    moved = [
-        dataclasses.replace(hook, attribute=f"{hook.attribute}_of_another_torch") if hook.name == name else hook
-        for hook in hooks.HOOKS
-    ]
-    monkeypatch.setattr(hooks, "HOOKS", tuple(moved))
+def lose(monkeypatch: pytest.MonkeyPatch, name: str, **changes: str) -> None:
+    """Have fuzzcompile look for a function in a place that this torch does not have."""
+    for table in ("GRAPHS", "COVERAGE", "KERNELS", "DECOMPOSITIONS", "METADATA", "SPEED", "CAPTURE", "PATCHES"):
+        rows = [
+            dataclasses.replace(
+                patch, **(changes or {"attribute": f"{patch.attribute}_of_another_torch", "members": None})
+            )
+            if patch.name == name
+            else patch
+            for patch in getattr(patches, table)
+        ]
+        monkeypatch.setattr(patches, table, tuple(rows))
 
 
-def test_this_torch_has_a_place_for_every_hook():
-    assert hooks.missing_hooks() == []
+def test_this_torch_has_a_place_for_every_patch():
+    assert conformance.missing_patches() == {}
 
 
-@pytest.mark.parametrize("name", HOOK_NAMES)
-def test_missing_hook_is_named(monkeypatch: pytest.MonkeyPatch, name: str):
+def test_names_of_patches_are_unique():
+    assert len(set(ALL_NAMES)) == len(ALL_NAMES)
+
+
+@pytest.mark.parametrize("name", ALL_NAMES)
+def test_missing_function_is_named(monkeypatch: pytest.MonkeyPatch, name: str):
     lose(monkeypatch, name)
-    assert hooks.missing_hooks() == [name]
+    assert list(conformance.missing_patches()) == [name]
 
 
-def test_hook_in_a_missing_module_is_named(monkeypatch: pytest.MonkeyPatch):
-    first = dataclasses.replace(hooks.HOOKS[0], module="torch._inductor.of_another_torch")
-    monkeypatch.setattr(hooks, "HOOKS", (first, *hooks.HOOKS[1:]))
-    assert hooks.missing_hooks() == [first.name]
+def test_function_in_a_missing_module_is_named(monkeypatch: pytest.MonkeyPatch):
+    lose(monkeypatch, "backend entry", module="torch._inductor.of_another_torch")
+    assert list(conformance.missing_patches()) == ["backend entry"]
+
+
+@pytest.mark.parametrize("stage", [stage for stage in STAGES if stage not in (FUNCTIONALIZATION, CUDAGRAPHS)])
+def test_every_stage_that_is_watched_knows_its_patches(stage: str):
+    assert all(stage in patch.stages for patch in patches.patches_of(stage))
+    assert patches.patches_of(stage)
 
 
 # What is still recorded of three plants (pre-grad pass, joint-graph pattern, post-grad pass) without a hook.
 SURVIVES = {
+    "plain passes": {"first_logs_off", "sin_off", "last_logs_off"},
+    "joint pass": {"first_logs_off", "sin_off", "last_logs_off"},
     "backend entry": set(),
     "pre-grad stage": {"sin_off", "last_logs_off"},
     "joint-graph stage": {"first_logs_off", "last_logs_off"},
@@ -102,7 +120,9 @@ def test_rest_works_without_a_hook(monkeypatch: pytest.MonkeyPatch, name: str):
     with planting.handler(joint_graph.patterns, planting.aten.sin.default, planting.sin_off):
         watched = watch(program, inputs, config=passes)
     assert apart(watched.values, eager(program, inputs)) > planting.ERROR
-    assert watched.ledger.trouble == []
+    seldom = {"joint pass", "freezing stage", "frozen parameters", "layout of frozen weights", "fusion passes"}
+    unseen = [missed.what for missed in watched.ledger.unseen]
+    assert unseen == ([name] if name not in seldom or name == "joint pass" else [])
     planted = {"first_logs_off", "sin_off", "last_logs_off"}
     assert set(watched.fired) & planted == SURVIVES[name]
 
@@ -227,8 +247,8 @@ def test_broken_recorder_lets_the_compile_succeed_and_says_so(
     monkeypatch.setattr(module, function, failing)
     watched = watch(target, inputs)
     assert apart(watched.values, eager(target, inputs)) < 1e-5
-    assert watched.ledger.trouble
-    assert set(watched.ledger.trouble) == {"RuntimeError: the recorder is broken"}
+    assert watched.ledger.blind()
+    assert {missed.why for missed in watched.ledger.unseen} == {"RuntimeError: the recorder is broken"}
 
 
 def test_recorder_that_cannot_tell_what_a_lowering_replaced_says_so(monkeypatch: pytest.MonkeyPatch):
@@ -237,7 +257,8 @@ def test_recorder_that_cannot_tell_what_a_lowering_replaced_says_so(monkeypatch:
     with planting.lowering(post_grad.pass_patterns[0]):
         watched = watch(target, inputs)
     assert watched.fired == ["erf_off"]
-    assert watched.ledger.trouble == ["RuntimeError: the recorder is broken"]
+    assert [missed.why for missed in watched.ledger.unseen] == ["RuntimeError: the recorder is broken"]
+    assert watched.ledger.blind("post_grad")
 
 
 def test_vetoes_work_with_a_broken_recorder(monkeypatch: pytest.MonkeyPatch):

@@ -10,7 +10,6 @@ import sympy
 import torch
 from watching import eager, run
 
-from fuzzcompile.attribution.behind.values import examined
 from fuzzcompile.attribution.replays import ReplayCount
 from fuzzcompile.case import CompileSettings
 from fuzzcompile.compiler.hooks import initialise_patterns
@@ -18,8 +17,8 @@ from fuzzcompile.compiler.kernels.control import Control
 from fuzzcompile.compiler.kernels.evaluated import Evaluated
 from fuzzcompile.compiler.kernels.fused import dependences
 from fuzzcompile.compiler.kernels.raised import raised_at
-from fuzzcompile.compiler.kernels.statements import Statement, complaint, refused_operators
 from fuzzcompile.compiler.session import Compilation, compiling
+from fuzzcompile.stages.kernels.examined import examined
 
 
 def everything():
@@ -69,7 +68,7 @@ def clean(request):
 def test_nothing_is_wrong_with_a_clean_program(clean):
     ledger, _, looks = clean
     assert looks
-    assert not ledger.trouble
+    assert not ledger.unseen
     for look in looks:
         assert look.first_refused() is None
         assert look.wrong_operators() == []
@@ -157,32 +156,3 @@ def test_an_error_is_placed_where_the_compiler_raised_it():
     assert (source, function) == ("torch/_inductor/index_propagation.py", "maximum")
     assert "Max(" in (Path(torch.__file__).parents[1] / source).read_text().splitlines()[line - 1]
     assert raised_at(ValueError("never raised")) == (None, None, None)
-
-
-GCC = """/tmp/k.main.cpp: In function 'void kernel(const float*, float*)':
-/tmp/k.main.cpp:{line}: error: {error}
-   {number} | {statement}
-      |      ^~~~
-"""
-
-
-@pytest.mark.parametrize(
-    ("statement", "operators"),
-    [
-        ("auto tmp2 = tmp1.no_such_function();", ("sin",)),
-        ("    auto tmp2 = tmp0 * tmp1;", ("mul",)),  # one name, in two loops
-        ("auto at_Half_tmp_acc1_vec = at::vec::convert<at::Half>(tmp_acc1_vec);", ("reduction:sum",)),
-        ("return tmp1.pow(3);", ("pow",)),
-        ("int nothing;", ()),
-    ],
-)
-def test_a_refused_statement_leads_to_its_operator(statement, operators):
-    statements = [
-        Statement("tmp2", "tmp1.no_such_function()", "sin"),
-        Statement("tmp2", "tmp0 * tmp1", "mul"),
-        Statement("tmp3", "[&]\n{\n    return tmp1.pow(3);\n}()", "pow"),
-        Statement("tmp_acc1", "reduction (torch.float32, 'sum', tmp2)", "reduction:sum"),
-    ]
-    message = GCC.format(line="93:26", number=93, error="it is wrong", statement=statement)
-    assert refused_operators(statements, message) == operators
-    assert complaint(message) == "it is wrong"

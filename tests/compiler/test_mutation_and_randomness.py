@@ -115,7 +115,7 @@ def test_input_that_is_mutated_in_place_is_compared():
 def test_rewrites_that_change_what_is_drawn_are_random_and_none_is_semantic(fallback_random: bool):
     target, inputs = programs.block(training=True, dropout=0.2)
     watched = watch(target, inputs, backward=True, fallback_random=fallback_random, screen=True)
-    assert watched.ledger.trouble == []
+    assert watched.ledger.unseen == []
     assert watched.fired
     assert not [s.label.rewrite for s in watched.steps if s.is_semantic or s.moves_natively]
     assert any(step.random for step in watched.steps) is not fallback_random

@@ -28,7 +28,7 @@ def test_plant_makes_the_compiled_result_wrong(plant: Plant, planted: Watched):
 
 
 def test_recording_meets_no_trouble(planted: Watched):
-    assert planted.ledger.trouble == []
+    assert planted.ledger.unseen == []
     assert planted.ledger.failed_in is None
 
 
@@ -79,7 +79,7 @@ def test_veto_by_name_makes_the_result_right(plant: Plant, vetoed: Watched):
     assert plant.rewrite not in vetoed.fired
     assert set(vetoed.outcomes(plant.rewrite)) == {"vetoed"}
     assert apart(vetoed.values, reference(plant)) < ROUNDING
-    assert vetoed.ledger.trouble == []
+    assert vetoed.ledger.unseen == []
 
 
 def test_torch_is_as_before_once_the_plant_is_gone(plant: Plant, planted: Watched):
@@ -196,4 +196,4 @@ def test_lowering_that_cannot_be_replayed_is_not_blamed():
     step = watched.step("add_ignoring")
     assert (step.raised, step.float64, step.native) == (None, None, None)
     assert not step.is_semantic
-    assert watched.ledger.trouble == []
+    assert watched.ledger.unseen == []

@@ -16,12 +16,16 @@ from planted import ERROR, PLANTED
 from watching import apart, eager, watch
 
 from fuzzcompile.case import CompileSettings
-from fuzzcompile.compiler import conformance, hooks, plain
-from fuzzcompile.compiler.hooks import HOOKS, initialise_patterns
+from fuzzcompile.compiler import conformance, patches, patching, plain
+from fuzzcompile.compiler.hooks import initialise_patterns
 from fuzzcompile.compiler.labels import base_name, entry_label
 from fuzzcompile.compiler.session import Compilation, compiling
 
 ROUNDING = 1e-5
+
+
+# Of these nothing is relied on but that they are functions.
+PUBLIC = ("guard timing", "optimize", "optimize_assert")
 
 
 @pytest.fixture(scope="module")
@@ -29,13 +33,13 @@ def probed() -> dict[str, str]:
     return conformance.probe()
 
 
-@pytest.mark.parametrize("name", [hook.name for hook in HOOKS])
+@pytest.mark.parametrize("name", [patch.name for patch in patches.PATCHES])
 def test_probe_of_the_hook_passes(name: str, probed: dict[str, str]):
     assert probed.get(name) is None
 
 
 def test_every_hook_has_a_probe():
-    assert set(conformance._PROBES) == {hook.name for hook in HOOKS}
+    assert [patch.name for patch in patches.PATCHES if patch.probe is None and not patch.takes] == list(PUBLIC)
 
 
 def test_this_version_is_one_of_those_that_are_tried():
@@ -55,8 +59,7 @@ def test_planted_rewrite_makes_the_result_wrong(tried):
 def test_it_is_in_the_ledger_under_its_stage_and_name(tried):
     found = [rewrite.label for _, _, rewrite in tried.watched.ledger.rewrites()]
     assert (tried.plant.stage, tried.plant.rewrite) in {(label.stage, base_name(label.rewrite)) for label in found}
-    assert tried.watched.ledger.trouble == []
-    assert tried.watched.ledger.unwatched == []
+    assert tried.watched.ledger.unseen == []
 
 
 def test_it_has_a_place_in_a_file(tried):
@@ -144,8 +147,11 @@ def test_functions_that_are_no_observed_pass_are_found():
 # -- a torch whose internals moved ----------------------------------------------------------------------
 
 
-def replaced(name: str, **changes: Any) -> tuple[hooks.Hook, ...]:
-    return tuple(dataclasses.replace(hook, **changes) if hook.name == name else hook for hook in HOOKS)
+def replace_patch(monkeypatch: pytest.MonkeyPatch, name: str, **changes: Any) -> None:
+    for table in ("GRAPHS", "COVERAGE", "KERNELS", "DECOMPOSITIONS", "METADATA", "SPEED", "CAPTURE", "PATCHES"):
+        rows = getattr(patches, table)
+        changed = [dataclasses.replace(patch, **changes) if patch.name == name else patch for patch in rows]
+        monkeypatch.setattr(patches, table, tuple(changed))
 
 
 def raising_wrap(recorder: Any, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -155,6 +161,13 @@ def raising_wrap(recorder: Any, original: Callable[..., Any]) -> Callable[..., A
     return call
 
 
+FAMILIES = ("plain passes", "scalar operators")
+
+
+def no_members(watcher: Any) -> tuple[()]:
+    return ()
+
+
 def blind_wrap(recorder: Any, original: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *args, **kwargs: original(*args, **kwargs)
 
@@ -162,32 +175,52 @@ def blind_wrap(recorder: Any, original: Callable[..., Any]) -> Callable[..., Any
 @pytest.fixture
 def probes_again():
     yield
-    hooks.switched_off.clear()
+    patching.switched_off.clear()
 
 
-@pytest.mark.parametrize("name", ["post-grad stage", "pattern pass"])
-def test_hook_that_breaks_compiles_is_named_and_switched_off(name: str, monkeypatch, probes_again):
-    monkeypatch.setattr(hooks, "HOOKS", replaced(name, wrap=raising_wrap))
+def misfit_wrap(recorder: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args, **kwargs: original(*args, **kwargs, of_another_torch=True)
+
+
+@pytest.mark.parametrize("wrap", [raising_wrap, misfit_wrap])
+@pytest.mark.parametrize("name", ["post-grad stage", "pattern pass", "lowered node"])
+def test_patch_whose_wrapper_raises_is_named_and_switched_off(name: str, wrap, monkeypatch, probes_again):
+    replace_patch(monkeypatch, name, wrap=wrap)
     failed = conformance.probe()
-    assert failed[name] == "TypeError: takes other arguments in this torch"
+    assert failed[name].startswith("TypeError: ")
     x = planted.waves()
     watched = watch(planted.sine, (x,), screen=True)
     assert apart(watched.values, eager(planted.sine, (x,))) < ROUNDING
-    assert f"{name} ({failed[name]})" in watched.ledger.unwatched
+    seen = {(missed.what, missed.why) for missed in watched.ledger.unseen}
+    assert ((name, failed[name]) in seen) is (name in {patch.name for patch in patches.GRAPHS})
 
 
-@pytest.mark.parametrize("name", ["post-grad stage", "pattern pass", "freezing stage", "dead code", "partition"])
-def test_hook_that_sees_nothing_any_more_is_named(name: str, monkeypatch, probes_again):
-    monkeypatch.setattr(hooks, "HOOKS", replaced(name, wrap=blind_wrap))
+def breaking_wrap(recorder: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Hands the compile something that it cannot work with, so that the compiler itself raises."""
+    return lambda *args, **kwargs: None
+
+
+def test_patch_that_breaks_compiles_is_found_and_switched_off(monkeypatch, probes_again):
+    replace_patch(monkeypatch, "pre-grad stage", wrap=breaking_wrap)
+    assert "pre-grad stage" in conformance.probe()
+
+
+SIGNATURE_ONLY = {patch.name for patch in patches.PATCHES if patch.probe is None}
+
+
+@pytest.mark.parametrize("name", [patch.name for patch in patches.PATCHES if patch.name not in SIGNATURE_ONLY])
+def test_patch_that_sees_nothing_any_more_is_named(name: str, monkeypatch, probes_again):
+    replace_patch(monkeypatch, name, wrap=blind_wrap, **({"members": no_members} if name in FAMILIES else {}))
     assert name in conformance.probe()
-    assert name in hooks.switched_off
+    assert name in patching.switched_off
 
 
-def test_hook_without_a_place_is_in_the_ledger(monkeypatch):
-    monkeypatch.setattr(hooks, "HOOKS", replaced("partition", attribute="partition_fn_of_another_torch"))
+def test_patch_without_a_place_is_in_the_ledger(monkeypatch):
+    replace_patch(monkeypatch, "partition", attribute="partition_fn_of_another_torch")
     watched = watch(planted.sine, (planted.waves(),), screen=True)
-    (left_out,) = watched.ledger.unwatched
-    assert left_out.startswith("partition (") and "partition_fn_of_another_torch" in left_out
+    (missed,) = watched.ledger.unseen
+    assert missed.what == "partition" and "partition_fn_of_another_torch" in missed.why
+    assert watched.ledger.blind("partition") and not watched.ledger.blind("post_grad")
 
 
 def test_plants_cover_what_works_on_graphs():

@@ -1,122 +1,99 @@
-"""Watching what happens behind the graph passes: lowering, scheduling, code generation, and the kernels as they run.
+"""Wrappers of the functions that lower a graph, schedule it and generate its code.
 
 The generated wrapper calls back before and after every kernel with its local variables, so that what a kernel wrote
-is taken right after it ran, whatever is done with its buffer later. Nothing about fusion changes by that. What must
-be changed for a proof is done by :class:`~fuzzcompile.compiler.control.Control`.
+is taken right after it ran, whatever is done with its buffer later. Nothing about fusion changes by that. What a proof
+has to change is said by :class:`~fuzzcompile.compiler.kernels.control.Control`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import importlib
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
 
-from fuzzcompile.compiler.kernels import kernel_code, statements
-from fuzzcompile.compiler.kernels.control import Control, chooses, falls_back, scalarised
-from fuzzcompile.compiler.kernels.kernel_calls import forget, register
+from fuzzcompile.compiler.kernels.codegen_operators import in_scalars
+from fuzzcompile.compiler.kernels.control import chooses, falls_back
+from fuzzcompile.compiler.kernels.kernel_calls import register
 from fuzzcompile.compiler.kernels.kernel_watch import Watch, operators_of
 from fuzzcompile.compiler.kernels.lowered import Lowered
 from fuzzcompile.compiler.kernels.operators import operator_labels
 from fuzzcompile.compiler.ledger import take_snapshot
-from fuzzcompile.compiler.recorder import Recorder
+from fuzzcompile.compiler.patching import Attempt, Function, Patch
+from fuzzcompile.stage_names import CODEGEN, LOWERING, SCHEDULER
 
+if TYPE_CHECKING:
+    from torch import fx
+    from torch._inductor import ir
+    from torch._inductor.codegen.cpp import CppScheduling
+    from torch._inductor.graph import GraphLowering
+    from torch._inductor.scheduler import BaseSchedulerNode, Scheduler
 
-@contextlib.contextmanager
-def watching(recorder: Recorder, control: Control, *, values: bool) -> Iterator[None]:
-    """Watch every graph that is lowered in this block, and do what ``control`` says.
-
-    Args:
-        recorder: gets the graphs, and says which frame and direction is compiled.
-        control: what is to be done otherwise.
-        values: keep what the kernels write.
-    """
-    if not values and not control:
-        yield
-        return
-    watch = Watch(recorder, control, values)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(scalarised(control.scalarised))
-        for place, attribute, wrap in _HOOKS:
-            try:
-                owner: Any = importlib.import_module(place)
-                *path, leaf = attribute.split(".")
-                for part in path:
-                    owner = getattr(owner, part)
-                original = getattr(owner, leaf)
-            except (ImportError, AttributeError):
-                recorder.ledger.trouble.append(f"kernels: this torch has no {place}.{attribute}")
-                continue
-            setattr(owner, leaf, functools.wraps(original)(wrap(watch, original)))
-            stack.callback(setattr, owner, leaf, original)
-        try:
-            yield
-        finally:
-            for key in watch.keys.values():
-                forget(key)
+CPP = "torch._inductor.codegen.cpp"
 
 
 # -- lowering ---------------------------------------------------------------------------------------
 
 
-def _wrap_run(watch: Watch, original: Callable[..., Any]) -> Callable[..., Any]:
-    def run(graph: Any, *args: Any) -> Any:
+def wrap_run(watch: Watch, original: Function) -> Function:
+    """A graph is lowered: keep a copy of it, and a key for the calls of its kernels."""
+
+    def run(graph: GraphLowering, *args: object) -> object:
         recorder = watch.recorder
-        try:
-            if recorder.frame is not None and _is_whole(graph):
-                lowered = Lowered(
-                    recorder.frame.index,
-                    recorder.direction,
-                    graph,
-                    take_snapshot(graph.module, recorder.opaque),
-                    operator_labels(graph.module.graph, recorder.direction),
-                )
-                recorder.ledger.lowered.append(lowered)
-                watch.keys[id(graph)] = register(lowered)
-        except Exception as error:
-            watch.note(error)
+        module = cast("fx.GraphModule", graph.module)
+        if recorder.frame is not None and _is_whole(graph):
+            lowered = Lowered(
+                recorder.frame.index,
+                recorder.direction,
+                graph,
+                take_snapshot(module, recorder.opaque),
+                operator_labels(module.graph, recorder.direction),
+            )
+            recorder.ledger.lowered.append(lowered)
+            watch.keys[id(graph)] = register(lowered)
         return original(graph, *args)
 
     return run
 
 
-def _is_whole(graph: Any) -> bool:
+def _is_whole(graph: GraphLowering) -> bool:
     return type(graph).__name__ == "GraphLowering" and not getattr(graph, "is_const_graph", False)
 
 
-def _wrap_run_node(watch: Watch, original: Callable[..., Any]) -> Callable[..., Any]:
-    def run_node(graph: Any, node: Any) -> Any:
+def wrap_run_node(watch: Watch, original: Function) -> Function:
+    """Keep the IR of a node, and give it a buffer of its own where that is wanted."""
+
+    def run_node(graph: GraphLowering, node: fx.Node) -> object:
         lowered = watch.of(graph)
         try:
             result = original(graph, node)
-        except Exception as error:
+        except Exception as error:  # re-raised: only noted here
             if lowered is not None:
-                lowered.failure("lowering", (node.name,), error)
+                lowered.failure(LOWERING, (node.name,), error)
             raise
         if lowered is None:
             return result
-        try:
-            if watch.wants(watch.control.realised, lowered.labels.get(node.name)) and hasattr(result, "realize"):
-                result.realize()
-            lowered.values[node.name] = getattr(result, "data", result)
-            lowered.marks[node.name] = len(graph.operations)
-        except Exception as error:
-            watch.note(error)
+        if chooses(watch.control.realised, lowered.labels.get(node.name)) and hasattr(result, "realize"):
+            result.realize()
+        lowered.values[node.name] = getattr(result, "data", result)
+        lowered.marks[node.name] = len(graph.operations)
         return result
 
     return run_node
 
 
-def _wrap_call_function(watch: Watch, original: Callable[..., Any]) -> Callable[..., Any]:
-    def call_function(graph: Any, target: Any, args: Any, kwargs: Any) -> Any:
-        lowered, node = watch.of(graph), getattr(graph, "current_node", None)
-        if lowered is not None and node is not None and falls_back(watch.control, lowered, node):
-            from torch._inductor.lowering import fallback_handler
+def wrap_call_function(watch: Watch, original: Function) -> Function:
+    """Have ATen compute the operators that are to fall back."""
 
-            handler: Any = fallback_handler
-            return handler(target, add_to_fallback_set=False)(*args, **kwargs)
-        return original(graph, target, args, kwargs)
+    def call_function(
+        graph: GraphLowering, target: Function, args: Sequence[object], kwargs: dict[str, object]
+    ) -> object:
+        lowered, node = watch.of(graph), getattr(graph, "current_node", None)
+        if lowered is None or node is None or not falls_back(watch.control, lowered, node):
+            return original(graph, target, args, kwargs)
+        from torch._inductor.lowering import fallback_handler
+
+        handler = cast(Function, fallback_handler(target, add_to_fallback_set=False))  # type: ignore[no-untyped-call]
+        return handler(*args, **kwargs)
 
     return call_function
 
@@ -124,27 +101,33 @@ def _wrap_call_function(watch: Watch, original: Callable[..., Any]) -> Callable[
 # -- scheduling and code generation -----------------------------------------------------------------
 
 
-def _wrap_can_fuse(watch: Watch, original: Callable[..., Any]) -> Callable[..., Any]:
-    def can_fuse(scheduler: Any, one: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
+def wrap_can_fuse(watch: Watch, original: Function) -> Function:
+    """Refuse to fuse the operators that are to stay apart."""
+
+    def can_fuse(
+        scheduler: Scheduler, first: BaseSchedulerNode, second: BaseSchedulerNode, *args: object, **kwargs: object
+    ) -> object:
         if watch.control.apart:
             lowered = watch.current()
             labels = lowered.labels if lowered is not None else {}
-            names = [*operators_of([one]), *operators_of([other])]
+            names = operators_of([first, second])
             if chooses(watch.control.apart, None) or any(chooses(watch.control.apart, labels.get(n)) for n in names):
                 return False
-        return original(scheduler, one, other, *args, **kwargs)
+        return original(scheduler, first, second, *args, **kwargs)
 
     return can_fuse
 
 
-def _wrap_scheduler(watch: Watch, original: Callable[..., Any]) -> Callable[..., Any]:
-    def initialise(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+def wrap_scheduler(watch: Watch, original: Function) -> Function:
+    """Keep the scheduler of a graph."""
+
+    def initialise(scheduler: Scheduler, *args: object, **kwargs: object) -> object:
         lowered = watch.current()
         try:
             result = original(scheduler, *args, **kwargs)
-        except Exception as error:
+        except Exception as error:  # re-raised: only noted here
             if lowered is not None:
-                lowered.failure("scheduler", (), error)
+                lowered.failure(SCHEDULER, (), error)
             raise
         if lowered is not None:
             lowered.scheduler = scheduler
@@ -153,37 +136,43 @@ def _wrap_scheduler(watch: Watch, original: Callable[..., Any]) -> Callable[...,
     return initialise
 
 
-def _wrap_scheduler_node(watch: Watch, original: Callable[..., Any]) -> Callable[..., Any]:
-    def create_scheduler_node(scheduler: Any, node: Any, *args: Any, **kwargs: Any) -> Any:
+def wrap_scheduler_node(watch: Watch, original: Function) -> Function:
+    """Note the operators of a node that cannot be scheduled."""
+
+    def create_scheduler_node(scheduler: Scheduler, node: ir.Operation, *args: object, **kwargs: object) -> object:
         lowered = watch.current()
         try:
             return original(scheduler, node, *args, **kwargs)
-        except Exception as error:
+        except Exception as error:  # re-raised: only noted here
             if lowered is not None:
                 names = [origin.name for origin in sorted(node.get_origins()) if origin.op == "call_function"]
-                lowered.failure("scheduler", tuple(names), error)
+                lowered.failure(SCHEDULER, tuple(names), error)
             raise
 
     return create_scheduler_node
 
 
-def _wrap_codegen(watch: Watch, original: Callable[..., Any]) -> Callable[..., Any]:
-    def codegen(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+def wrap_codegen(watch: Watch, original: Function) -> Function:
+    """Note the operators of the kernel whose code cannot be generated."""
+
+    def codegen(scheduler: Scheduler, *args: object, **kwargs: object) -> object:
         lowered = watch.current()
         try:
             return original(scheduler, *args, **kwargs)
-        except Exception as error:
+        except Exception as error:  # re-raised: only noted here
             if lowered is not None:
                 node = getattr(scheduler, "current_node", None)
                 nodes = operators_of([node] if node is not None else [])
-                lowered.failure("codegen", nodes, error, operator=watch.raised_in)
+                lowered.failure(CODEGEN, nodes, error, operator=watch.raised_in)
             raise
 
     return codegen
 
 
-def _wrap_cpp_node(watch: Watch, original: Callable[..., Any]) -> Callable[..., Any]:
-    def codegen_node(scheduling: Any, *args: Any, **kwargs: Any) -> Any:
+def wrap_cpp_node(watch: Watch, original: Function) -> Function:
+    """End a kernel after every fused loop nest, where they are to be separate."""
+
+    def codegen_node(scheduling: CppScheduling, *args: object, **kwargs: object) -> object:
         result = original(scheduling, *args, **kwargs)
         if watch.control.separate:
             scheduling._set_flush_status(True)
@@ -192,29 +181,25 @@ def _wrap_cpp_node(watch: Watch, original: Callable[..., Any]) -> Callable[..., 
     return codegen_node
 
 
-_GRAPH = "torch._inductor.graph"
-_SCHEDULER = "torch._inductor.scheduler"
-_WRAPPER = "torch._inductor.codegen.wrapper"
-_OUTPUT = "torch._inductor.output_code"
-_COMMON = "torch._inductor.codegen.common"
-_HOOKS: tuple[tuple[str, str, Callable[[Watch, Callable[..., Any]], Callable[..., Any]]], ...] = (
-    (_GRAPH, "GraphLowering.run", _wrap_run),
-    (_GRAPH, "GraphLowering.run_node", _wrap_run_node),
-    (_GRAPH, "GraphLowering.call_function", _wrap_call_function),
-    (_SCHEDULER, "Scheduler.__init__", _wrap_scheduler),
-    (_SCHEDULER, "Scheduler.create_scheduler_node", _wrap_scheduler_node),
-    (_SCHEDULER, "Scheduler.can_fuse", _wrap_can_fuse),
-    (_SCHEDULER, "Scheduler._codegen", _wrap_codegen),
-    (_SCHEDULER, "Scheduler.codegen_extern_call", kernel_code.wrap_extern_call),
-    ("torch._inductor.codegen.cpp", "CppScheduling.codegen_node", _wrap_cpp_node),
-    ("torch._inductor.codegen.cpp", "CppScheduling.define_kernel", kernel_code.wrap_define_kernel),
-    ("torch._inductor.codegen.triton", "TritonScheduling.define_kernel", kernel_code.wrap_define_kernel),
-    (_COMMON, "CSEProxy._default", statements.wrap_operator),
-    (_COMMON, "CSEProxy.load", statements.wrap_load),
-    (_COMMON, "CSEProxy.reduction", statements.wrap_reduction),
-    (_COMMON, "CSE.generate", statements.wrap_generate),
-    (_WRAPPER, "PythonWrapperCodegen.generate_kernel_call", kernel_code.wrap_kernel_call),
-    (_OUTPUT, "CompiledFxGraph.__init__", kernel_code.wrap_compiled),
-    (_OUTPUT, "CompiledFxGraph.__call__", kernel_code.wrap_compiled_call),
-    ("torch._inductor.async_compile", "AsyncCompile.cpp_pybinding", kernel_code.wrap_cpp_compile),
-)
+def scalar_patches(watch: Watch) -> Sequence[Patch[Watch]]:
+    """A patch for each operator of vectorised C++ that is to be computed element by element."""
+    from torch._inductor.codegen import cpp
+
+    return [
+        Patch(
+            f"vectorised {name}",
+            (CODEGEN,),
+            f"{name} computed element by element",
+            CPP,
+            f"CppVecOverrides.{name}",
+            functools.partial(_wrap_in_scalars, name),
+        )
+        for name in watch.control.scalarised
+        if hasattr(cpp.CppOverrides, name)
+    ]
+
+
+def _wrap_in_scalars(name: str, watch: Watch, original: Attempt) -> Function:
+    from torch._inductor.codegen import cpp
+
+    return in_scalars(name, getattr(cpp.CppOverrides, name))

@@ -11,18 +11,13 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import TypeVar
 
 import torch
+from torch import fx
 
-from fuzzcompile.attribution.behind.wrong import (
-    WrongKernel,
-    WrongOperator,
-    WrongOutput,
-    beyond_rounding,
-    how_wrong,
-    relative_change,
-)
+from fuzzcompile.attribution.divergence import Divergence
 from fuzzcompile.attribution.inputs import inputs_of
 from fuzzcompile.attribution.replays import ReplayCount
 from fuzzcompile.compiler.kernels.evaluated import Evaluated, nodes_by_buffer
@@ -31,22 +26,33 @@ from fuzzcompile.compiler.kernels.lowered import GraphCall, Lowered
 from fuzzcompile.compiler.ledger import Ledger
 from fuzzcompile.compiler.replay import Values, random_calls, replay, values_of
 from fuzzcompile.oracle import metrics
-from fuzzcompile.oracle.change import SEMANTIC_STEP
+from fuzzcompile.oracle.change import SEMANTIC_STEP, changes_meaning, relative_change
 from fuzzcompile.oracle.comparison import Comparison
+from fuzzcompile.stage_names import POST_GRAD
+from fuzzcompile.stages.kernels.wrong import WrongKernel, WrongOperator, WrongOutput, beyond_rounding, how_wrong
 
+T = TypeVar("T")
 _NOISE_SEEDS = (1, 2)
-_NOISE_FACTOR = 100.0
+_NOT_KNOWN = (NotEvaluable, AttributeError, RuntimeError, TypeError, KeyError)
 
 
 class Examined:
-    """One lowered graph of a watched compile, looked at on the inputs of one of its calls."""
+    """One lowered graph of a watched compile, evaluated on the inputs of one of its calls.
+
+    Every computation is made on first use.
+
+    Args:
+        ledger: of the watched compile.
+        lowered: the graph.
+        count: counts the replays.
+        number: of the call.
+    """
 
     def __init__(self, ledger: Ledger, lowered: Lowered, count: ReplayCount, number: int = 0) -> None:
-        """``number`` is the call; after construction nothing was run yet."""
         self.lowered, self.count = lowered, count
         frame = next((frame for frame in ledger.frames if frame.index == lowered.frame), None)
-        record = frame.record("post_grad", lowered.direction) if frame is not None else None
-        self.inputs: Sequence[Any] | None = None
+        record = frame.record(POST_GRAD, lowered.direction) if frame is not None else None
+        self.inputs: Sequence[object] | None = None
         if frame is not None and record is not None and record.snapshots:
             self.inputs = inputs_of(frame, record, number)
         self.call = lowered.calls[number] if number < len(lowered.calls) else GraphCall()
@@ -108,12 +114,12 @@ class Examined:
 
     @property
     def usable(self) -> bool:
-        """Whether there are inputs to look at it on."""
+        """Whether there are inputs to evaluate the graph on."""
         return self.inputs is not None
 
     @property
     def draws(self) -> bool:
-        """Whether the graph draws random numbers, which are others in each run."""
+        """Whether the graph draws random numbers, which differ from run to run."""
         return bool(random_calls(self.lowered.snapshot))
 
     @functools.cached_property
@@ -121,11 +127,11 @@ class Examined:
         """The same graph on the random numbers that the compiled one drew."""
         if not self.draws:
             return self
-        other = copy.copy(self)
+        clone = copy.copy(self)
         for name in ("exact_ir", "native_ir", "noisy_exact_ir", "noisy_native_ir"):
-            vars(other).pop(name, None)
-        other._as_run = True
-        return other
+            vars(clone).pop(name, None)
+        clone._as_run = True
+        return clone
 
     # -- errors that the graph raises and the compiled program does not -------------------------
 
@@ -140,52 +146,51 @@ class Examined:
         """Operators whose IR is wrong and that read nothing wrong: those that are wrong in float64 first."""
         exact = self._roots({name: self._step(name) for name in self._names()})
         native = {} if exact else self._roots({name: self._natively(name) for name in self._names()})
-        found = [WrongOperator(self.lowered, self.lowered.producer(name), True, step) for name, step in exact.items()]
-        for name, comparison in native.items():
-            step = comparison.relative_error if comparison is not None else 0.0
-            found.append(WrongOperator(self.lowered, self.lowered.producer(name), False, step, comparison))
-        return found
+        producer = self.lowered.producer
+        wrong = [WrongOperator(self.lowered, producer(name), True, step) for name, step in exact.items()]
+        wrong += [
+            WrongOperator(self.lowered, producer(name), False, comparison.relative_error, comparison)
+            for name, comparison in native.items()
+        ]
+        return wrong
 
     def _names(self) -> Iterator[str]:
         return (name for name in self.lowered.labels if isinstance(self.exact.get(name), torch.Tensor))
 
     def _step(self, name: str) -> float | None:
         """How far the IR is from the interpreted graph in float64; None where that is rounding, or not known."""
-        right = self.exact[name]
         value = _node(self.exact_ir, name)
         if value is None:
             return None
-        if value.shape != right.shape:
-            return float("inf")
-        change = relative_change(right, value)
-        if change <= SEMANTIC_STEP:
+        change = relative_change(self.exact[name], value)
+        if not changes_meaning(change):
             return None
         noisy = _node(self.noisy_exact_ir, name)
         noise = relative_change(value, noisy) if noisy is not None and noisy.shape == value.shape else 0.0
-        return change if change > _NOISE_FACTOR * noise else None
+        return change if changes_meaning(change, noise) else None
 
     def _natively(self, name: str) -> Comparison | None:
         """How the IR is wrong natively; None where it is right, or not known."""
-        value, right = _node(self.native_ir, name), self.native.get(name)
-        if value is None or not isinstance(right, torch.Tensor):
+        value, right, exact = _node(self.native_ir, name), self.native.get(name), self.exact[name]
+        if value is None or not isinstance(right, torch.Tensor) or not isinstance(exact, torch.Tensor):
             return None
         # What rounding the operator itself may have; that of its IR may be what is wrong with it.
-        samples = [run[name] for run in self.noisy_native if isinstance(run.get(name), torch.Tensor)]
-        comparison = how_wrong(name, right, value, self.exact[name], samples)
+        samples = [sample for run in self.noisy_native if isinstance(sample := run.get(name), torch.Tensor)]
+        comparison = how_wrong(name, right, value, exact, samples)
         if comparison is None or not (beyond_rounding(comparison) or not comparison.within_default_tolerance):
             return None
         return comparison
 
-    def _roots(self, wrong: Mapping[str, Any]) -> dict[str, Any]:
+    def _roots(self, wrong: Mapping[str, T | None]) -> dict[str, T]:
         """Of the wrong nodes those that are computed from right ones only."""
-        tainted: set[Any] = set()
+        tainted: set[fx.Node] = set()
         roots = {}
         for node in self.lowered.snapshot.graph.nodes:
             inherits = any(source in tainted for source in node.all_input_nodes)
-            bad = wrong.get(node.name)
-            if bad is not None and not inherits:
-                roots[node.name] = bad
-            if bad is not None or inherits:
+            evidence = wrong.get(node.name)
+            if evidence is not None and not inherits:
+                roots[node.name] = evidence
+            if evidence is not None or inherits:
                 tainted.add(node)
         return roots
 
@@ -193,20 +198,18 @@ class Examined:
 
     def wrong_kernels(self) -> list[WrongKernel]:
         """Kernels that wrote something wrong, in the order in which they ran; beyond default tolerances first."""
-        if not self.call.written:
-            return []
-        nodes, found = nodes_by_buffer(self.lowered), []
+        nodes, wrong = nodes_by_buffer(self.lowered), []
         for (number, name), value in self.call.written.items():
             comparison = self._written_wrong(number, name, value)
             if comparison is None:
                 continue
             kernel = self.lowered.kernels[number]
-            stale = next((one for one in self.call.overwritten if one.read_by == number), None)
+            stale = next((buffer for buffer in self.call.overwritten if buffer.read_by == number), None)
             holds = (self.lowered.producer(nodes[name]),) if name in nodes else ()
-            found.append(WrongKernel(self.lowered, kernel, name, comparison, holds or kernel.nodes, overwritten=stale))
-        gross = [one for one in found if not one.comparison.within_default_tolerance]
-        chosen = gross or [one for one in found if beyond_rounding(one.comparison)]
-        return [_with_schedule(self.exact_ir, one) for one in chosen[:1]] + chosen[1:]
+            wrong.append(WrongKernel(self.lowered, kernel, name, comparison, holds or kernel.nodes, overwritten=stale))
+        gross = [kernel for kernel in wrong if not kernel.comparison.within_default_tolerance]
+        chosen = gross or [kernel for kernel in wrong if beyond_rounding(kernel.comparison)]
+        return [_with_schedule(self.exact_ir, kernel) for kernel in chosen[:1]] + chosen[1:]
 
     def _written_wrong(self, number: int, name: str, value: torch.Tensor) -> Comparison | None:
         if not self._is_last(number, name):
@@ -223,8 +226,8 @@ class Examined:
         """Whether nothing writes into the same buffer afterwards: the IR is evaluated to its end."""
         renamed = getattr(self.lowered.scheduler, "mutation_real_name", {})
         place = renamed.get(name, name)
-        later = (written for n, written in self.call.written if n > number)
-        return all(renamed.get(other, other) != place for other in later)
+        later = (written for kernel, written in self.call.written if kernel > number)
+        return all(renamed.get(written, written) != place for written in later)
 
     # -- outputs --------------------------------------------------------------------------------
 
@@ -234,25 +237,25 @@ class Examined:
             return []
         self.count.replays += 2
         native, exact = (replay(self.lowered.snapshot, self.inputs, double=double) for double in (False, True))
-        found = []
-        triples: list[tuple[str, Any, Any]] = [
-            (f"output {n}", *both) for n, both in enumerate(zip(native.outputs, exact.outputs, strict=False))
+        triples: list[tuple[str, object, object, object]] = [
+            (f"output {n}", *values)
+            for n, values in enumerate(zip(self.call.outputs, native.outputs, exact.outputs, strict=False))
         ]
-        given: dict[str, Any] = dict(zip([name for name, *_ in triples], self.call.outputs, strict=False))
-        for place, value in self.call.inputs_after.items():
-            if place < len(native.inputs) and place < len(exact.inputs):
-                triples.append((f"input {place} after the call", native.inputs[place], exact.inputs[place]))
-                given[f"input {place} after the call"] = value
-        for name, right, best in triples:
-            seen = given.get(name)
-            if not (isinstance(right, torch.Tensor) and isinstance(best, torch.Tensor)):
-                continue
-            if not isinstance(seen, torch.Tensor):
-                continue
-            comparison = how_wrong(name, right, seen.cpu(), best, [])
-            if comparison is not None and not comparison.within_default_tolerance:
-                found.append(WrongOutput(self.lowered, name, comparison))
-        return found
+        triples += [
+            (f"input {place} after the call", value, native.inputs[place], exact.inputs[place])
+            for place, value in self.call.inputs_after.items()
+            if place < min(len(native.inputs), len(exact.inputs))
+        ]
+        return [wrong for triple in triples if (wrong := self._output_wrong(*triple)) is not None]
+
+    def _output_wrong(self, name: str, seen: object, right: object, exact: object) -> WrongOutput | None:
+        if not all(isinstance(value, torch.Tensor) for value in (seen, right, exact)):
+            return None
+        assert isinstance(seen, torch.Tensor) and isinstance(right, torch.Tensor) and isinstance(exact, torch.Tensor)
+        comparison = how_wrong(name, right, seen.cpu(), exact, [])
+        if comparison is None or comparison.within_default_tolerance:
+            return None
+        return WrongOutput(self.lowered, name, comparison)
 
 
 def examined(ledger: Ledger, count: ReplayCount) -> list[Examined]:
@@ -265,33 +268,49 @@ def examined(ledger: Ledger, count: ReplayCount) -> list[Examined]:
     return [look for look in looks if look.usable]
 
 
+def examined_in(divergence: Divergence) -> list[Examined]:
+    """The lowered graphs of the failing compile, evaluated once for all stages."""
+    return divergence.once(_examined)
+
+
+def first_wrong_kernels(divergence: Divergence) -> list[WrongKernel]:
+    """The first wrong kernel in each call of each graph."""
+    return divergence.once(_first_wrong_kernels)
+
+
+def _first_wrong_kernels(divergence: Divergence) -> list[WrongKernel]:
+    return [wrong for look in examined_in(divergence) for wrong in look.as_run.wrong_kernels()[:1]]
+
+
+def _examined(divergence: Divergence) -> list[Examined]:
+    return examined(divergence.trial.ledger, divergence.count)
+
+
 def _with_schedule(ir: Evaluated, wrong: WrongKernel) -> WrongKernel:
     """Whether the scheduler's form of the loops is wrong already."""
     right = _buffer(ir, wrong.buffer)
     for scheduled in wrong.kernel.scheduled:
-        for one in scheduled.get_nodes():
-            if wrong.buffer not in [buffer.get_name() for buffer in one.get_outputs()] or right is None:
+        for loop in scheduled.get_nodes():
+            if wrong.buffer not in [buffer.get_name() for buffer in loop.get_outputs()] or right is None:
                 continue
             try:
-                value = ir.scheduled(one).get(wrong.buffer)
-            except (NotEvaluable, AttributeError, RuntimeError, TypeError, KeyError):
+                value = ir.scheduled(loop).get(wrong.buffer)
+            except _NOT_KNOWN:
                 continue
             if value is not None and value.shape == right.shape and relative_change(right, value) > SEMANTIC_STEP:
-                return WrongKernel(
-                    wrong.lowered, wrong.kernel, wrong.buffer, wrong.comparison, wrong.nodes, True, wrong.overwritten
-                )
+                return replace(wrong, scheduled=True)
     return wrong
 
 
 def _node(ir: Evaluated, name: str) -> torch.Tensor | None:
     try:
         return ir.node(name)
-    except (NotEvaluable, AttributeError, RuntimeError, TypeError, KeyError):
+    except _NOT_KNOWN:
         return None
 
 
 def _buffer(ir: Evaluated, name: str) -> torch.Tensor | None:
     try:
         return ir.buffer(name)
-    except (NotEvaluable, AttributeError, RuntimeError, TypeError, KeyError):
+    except _NOT_KNOWN:
         return None

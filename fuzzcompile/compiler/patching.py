@@ -1,0 +1,226 @@
+"""How functions of torch are replaced for the time of a block: the one kind of patch, and its loader."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+from fuzzcompile.compiler.unseen import Unseen, reason
+
+if TYPE_CHECKING:
+    from fuzzcompile.compiler.probes import Findings
+
+Function = Callable[..., object]
+Probe = Callable[["Findings"], str | None]
+
+
+class Watcher(Protocol):
+    """What a patch works for: it is told what it will not see."""
+
+    def missed(self, unseen: Unseen, error: BaseException | None = None) -> None:
+        """Write down what went unseen; ``error`` rose in the watching and does not reach the compile."""
+
+
+W = TypeVar("W", bound=Watcher)
+
+
+def no_wrapper(watcher: Watcher, original: Function) -> Function:
+    """Stands where a family of patches has a wrapper for each of its members."""
+    return original
+
+
+class Intended(Exception):
+    """Raised by a wrapper that wants ``error`` to rise in the compile."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@dataclass(frozen=True)
+class Patch(Generic[W]):
+    """An attribute of a torch module (or of a class in it) that is replaced while a compile is watched.
+
+    Attributes:
+        name: what doctor and reports call it.
+        stages: the stages of the compiler (:mod:`fuzzcompile.stage_names`) that it serves.
+        shows: what is not seen without it, as the subject of a sentence in the plural.
+        module: name of the module.
+        attribute: path of the attribute in it (``Scheduler.__init__``).
+        wrap: makes the replacement, given what watches and the original. What it raises by itself never reaches the
+            compile: see :func:`contained`.
+        probe: what is wrong with the patch on this torch, by what a few small compiles recorded; it gives None if the
+            patch holds. There is none where the function runs only on CUDA, or only when something fails.
+        takes: the first parameters of the function, as the wrapper relies on them.
+        members: of a family of functions, a patch for each; ``attribute`` describes them.
+        under: entries of Inductor's config without any of which the patched function has nothing to do.
+        harmless: whether no verdict and no culprit can depend on it.
+    """
+
+    name: str
+    stages: tuple[str, ...]
+    shows: str
+    module: str
+    attribute: str
+    wrap: Callable[[W, Attempt], Function]
+    probe: Probe | None = None
+    takes: tuple[str, ...] = ()
+    members: Callable[[W], Sequence[Patch[W]]] | None = None
+    under: tuple[str, ...] = ()
+    harmless: bool = False
+
+    def owner(self) -> object:
+        """The module or class that holds the attribute.
+
+        Raises:
+            ImportError, AttributeError: this torch has no such place.
+        """
+        owner: object = importlib.import_module(self.module)
+        for part in self.attribute.split(".")[:-1]:
+            owner = getattr(owner, part)
+        return owner
+
+    @property
+    def leaf(self) -> str:
+        """Name of the attribute in its owner."""
+        return self.attribute.rsplit(".", 1)[-1]
+
+    def original(self) -> Function:
+        """The present value.
+
+        Raises:
+            ImportError, AttributeError: this torch has no such place.
+        """
+        value: Function = getattr(self.owner(), self.leaf)
+        return value
+
+    def misfit(self) -> str | None:
+        """What is wrong with the function's parameters; None if they are what the wrapper relies on."""
+        parameters = list(inspect.signature(self.original()).parameters) if self.takes else []
+        return None if tuple(parameters[: len(self.takes)]) == self.takes else f"takes {', '.join(parameters)}"
+
+    def missing(self) -> str | None:
+        """Why this torch has no place for the patch; None if it has one."""
+        try:
+            _ = self.original() if self.members is None else importlib.import_module(self.module)
+        except (ImportError, AttributeError) as error:
+            return reason(error)
+        return None
+
+    def unseen(self, why: str) -> Unseen:
+        """That what this patch shows was not seen."""
+        return Unseen(self.name, why, self.stages, self.shows, self.harmless)
+
+
+switched_off: dict[str, str] = {}
+"""Patches that failed their probe on this torch (see :mod:`fuzzcompile.compiler.conformance`), and how."""
+
+
+@contextlib.contextmanager
+def installed(watcher: W, patches: Iterable[Patch[W]], config: Callable[[str], object] | None = None) -> Iterator[None]:
+    """Replace what the patches name for the time of the block.
+
+    Those that this torch has no place for, or that failed their probe, are left out, and the watcher is told.
+
+    Args:
+        watcher: what the wrappers work for.
+        patches: installed in this order; of two of one function, the later one is outside.
+        config: the value that an entry of Inductor's config has in the compile; without it, every patch has something
+            to do.
+    """
+    selected = tuple(patches)
+    reasons = {patch.name: switched_off.get(patch.name) or patch.missing() for patch in selected}
+    lacking = {name: why for name, why in reasons.items() if why is not None}
+    with contextlib.ExitStack() as stack:
+        for patch in selected:
+            if patch.name not in lacking:
+                for member in (patch,) if patch.members is None else patch.members(watcher):
+                    _install(watcher, member, stack)
+            elif config is None or not patch.under or any(config(entry) for entry in patch.under):
+                watcher.missed(patch.unseen(lacking[patch.name]))
+        yield
+
+
+def _install(watcher: W, patch: Patch[W], stack: contextlib.ExitStack) -> None:
+    owner, leaf = patch.owner(), patch.leaf
+    original = getattr(owner, leaf, None)
+    if not callable(original):  # an entry of a config in which the user has put nothing
+        return
+
+    @functools.wraps(original)
+    def replacement(*args: object, **kwargs: object) -> object:
+        return contained(
+            watcher,
+            patch.unseen,
+            lambda attempt: patch.wrap(watcher, attempt)(*args, **kwargs),
+            original,
+            *args,
+            **kwargs,
+        )
+
+    static = isinstance(inspect.getattr_static(owner, leaf, None), staticmethod)
+    if isinstance(owner, type) and leaf not in vars(owner):  # inherited
+        stack.callback(delattr, owner, leaf)
+    else:
+        stack.callback(setattr, owner, leaf, staticmethod(original) if static else original)
+    setattr(owner, leaf, staticmethod(replacement) if static else replacement)
+
+
+class Attempt:
+    """The original as a wrapper gets it: it remembers what came of its last call."""
+
+    __slots__ = ("__wrapped__", "raised", "result", "returned")
+
+    def __init__(self, original: Function) -> None:
+        self.__wrapped__ = original
+        self.returned = False
+        self.result: object = None
+        self.raised: BaseException | None = None
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        """Call the original."""
+        try:
+            self.result = self.__wrapped__(*args, **kwargs)
+        except TypeError as error:
+            # Not even begun: this torch's function takes other arguments than the wrapper gives it.
+            began = error.__traceback__ is not None and error.__traceback__.tb_next is not None
+            self.raised = error if began else None
+            raise
+        except BaseException as error:
+            self.raised = error
+            raise
+        self.returned = True
+        return self.result
+
+
+def contained(
+    watcher: Watcher,
+    unseen: Callable[[str], Unseen],
+    run: Callable[[Attempt], object],
+    original: Function,
+    *args: object,
+    **kwargs: object,
+) -> object:
+    """Call ``run``, which calls ``original`` at some time, and keep errors of fuzzcompile's own from the compile.
+
+    An exception that ``original`` raised rises as it is, whatever came after it. One that ``run`` raises by itself is
+    written down as ``unseen``, and the result is that of ``original``, called with ``args`` and ``kwargs`` if it was
+    not called yet.
+    """
+    attempt = Attempt(original)
+    try:
+        return run(attempt)
+    except Intended as intended:
+        raise intended.error from None
+    except Exception as error:  # whatever it is, it is no error of the compile that is watched
+        if error is attempt.raised:
+            raise
+        watcher.missed(unseen(reason(error)), error)
+    if attempt.raised is not None:
+        raise attempt.raised
+    return attempt.result if attempt.returned else original(*args, **kwargs)
