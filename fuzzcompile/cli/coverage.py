@@ -60,8 +60,8 @@ def coverage(
     refused by their own check; those that this device or the default configuration cannot reach (--stage shows why);
     those that are off under the present settings; and those that never matched, which are then listed by name.
     Operators that are only called where others are lowered are counted apart. "reached" is the share of what can be
-    reached. The last lines give the share of all registered rules too. On a torch for which nobody has checked which
-    rules can be reached, they give that share alone.
+    reached; the last lines give both that share and the share of everything registered. What cannot be reached was
+    checked on some versions of torch only: on others, the share of everything registered stands alone.
     """
     from fuzzcompile.commands.coverage import coverage_of
     from fuzzcompile.errors import UsageError

@@ -131,12 +131,10 @@ def _differentiate(results: Sequence[object], tangents: Sequence[object]) -> Non
         isinstance(tangent, torch.Tensor) and tangent.shape == out.shape
         for out, tangent in zip(outputs, tangents, strict=False)
     )
-    given = (
-        [cast(torch.Tensor, tangent).to(out.dtype) for out, tangent in zip(outputs, tangents, strict=True)]
-        if fitting
-        else []
-    )
-    torch.autograd.backward(outputs, given or [torch.ones_like(out) for out in outputs])
+    given = [torch.ones_like(out) for out in outputs]
+    if fitting:
+        given = [cast(torch.Tensor, tangent).to(out.dtype) for out, tangent in zip(outputs, tangents, strict=True)]
+    torch.autograd.backward(outputs, given)
 
 
 class _Interpreter(_Replayer):
@@ -182,7 +180,9 @@ class _Crossref(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> object:
         args, kwargs = pytree.tree_map(with_memory, (args, kwargs or {}))
         place = self._place(func)
-        if not self._inside and isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable:
+        if not isinstance(func, torch._ops.OpOverload):
+            return func(*args, **kwargs)
+        if not self._inside and func._schema.is_mutable:
             self.watched.writes = True
         self._compare_all(func, args, kwargs, place)
         try:
@@ -192,11 +192,7 @@ class _Crossref(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.watched.operator, self.watched.place, self.watched.raised = func, place, error
             raise
 
-    def _compare_all(
-        self, func: OpOverload | HigherOrderOperator, args: tuple[object, ...], kwargs: dict[str, object], place: Place
-    ) -> None:
-        if not isinstance(func, torch._ops.OpOverload):
-            return
+    def _compare_all(self, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object], place: Place) -> None:
         if without_values(args, kwargs):
             return
         if time.monotonic() > self._deadline:
@@ -226,13 +222,11 @@ class _Crossref(TorchDispatchMode):  # type: ignore[no-untyped-call]
         except Exception as error:  # an operator that cannot be copied or compared shows nothing
             self._missed(str(func), reason(error))
 
-    def _missed(self, operator: str, why: str) -> None:
+    def _missed(self, what: str, why: str) -> None:
         # Where the culprit is proved by a compile without it, nothing hangs on the operators that were not compared;
         # where it is not, confidence is low anyway.
-        stages = (DECOMPOSITION, FAKE_TENSOR)
-        self.watched.unseen.note(
-            Unseen(f"operator {operator}", why, stages, "decomposition and metadata", harmless=True)
-        )
+        shows = "differences between kernels, decompositions and metadata"
+        self.watched.unseen.note(Unseen(what, why, (DECOMPOSITION, FAKE_TENSOR), shows, harmless=True))
 
     def _compare(
         self,

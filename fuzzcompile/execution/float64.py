@@ -1,14 +1,13 @@
 """The reference: the same program in float64, whatever low-precision dtypes its code names.
 
-Casting parameters and inputs is not enough: a program may say ``.to(torch.bfloat16)``, create constants
-in float32 or run under autocast. :class:`Float64Mode` works below autograd, on ATen operators, so it sees
-every such cast in forward and backward, however the user spelled it.
+Casting parameters and inputs is not enough: a program may call ``.to(torch.bfloat16)``, create constants in float32
+or run under autocast. :class:`Float64Mode` works below autograd, on ATen operators, so it handles every such cast in
+forward and backward, however the user spelled it.
 
-Fused attention kernels that take no float64 are computed through the reference of
-:mod:`fuzzcompile.reference.fused_attention`.
+Fused attention kernels that do not support float64 are replaced by :mod:`fuzzcompile.reference.fused_attention`.
 
-Not seen are the casts of ``torch.autocast``: it leaves float64 alone, so a region under autocast is computed
-in float64 throughout, and ``saw_cast`` says nothing of it.
+The casts of ``torch.autocast`` do not occur: it leaves float64 alone, so a region under autocast is computed in
+float64 throughout, and ``saw_cast`` does not reflect it.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ class Float64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     With ``keep_casts`` a cast to a narrower floating type still rounds the values to that type (the result
     stays float64): the program as its author wrote it. Without, such casts change nothing: the program as
-    exact arithmetic has it. ``saw_cast`` tells whether the two can differ at all (but see above on autocast).
+    exact arithmetic has it. ``saw_cast`` says whether the two can differ at all (but see above on autocast).
 
     Random numbers are drawn in the dtype in which the program draws them, since other dtypes draw others.
-    ``native`` stands for the dtype of tensors that are float64 only because they were converted: the draws are
-    right for programs of one floating dtype, and for those that name the dtype of their draws.
+    ``native`` is the original dtype of tensors that were converted to float64: the draws are right for programs of
+    one floating dtype, and for programs that name the dtype of their draws.
 
-    Low-precision tensors from outside (attributes that are no parameters, globals) get one float64 twin per
-    storage for the life of the mode, which later reads and writes go to. The tensors themselves stay as they were.
+    Low-precision tensors from outside (attributes that are not parameters, globals) get one float64 twin per storage
+    for the life of the mode, which later reads and writes use. The tensors themselves do not change.
     """
 
     supports_higher_order_operators = True
@@ -57,7 +56,7 @@ class Float64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._twins: dict[tuple[int, torch.dtype, torch.device], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __enter__(self) -> Float64Mode:
-        """Put the mode in force, and the defaults that depend on the native dtype."""
+        """Enter the mode, and the mode for defaults that depend on the native dtype."""
         self._defaults.__enter__()  # type: ignore[no-untyped-call]
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
@@ -81,7 +80,7 @@ class Float64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._dropout(func, *args, **kwargs)
         rounding = self._narrower_cast(func, args, kwargs)
         args, kwargs = pytree.tree_map(self._wide, (args, kwargs))
-        # half_to_float promises a half input, and there is none any more.
+        # half_to_float requires a half input, which is float64 by now.
         if func._schema.name in _OPERATORS.softmax:
             args = (*args[:2], False, *args[3:])
         written_out = fused_attention.stand_in(func)
@@ -93,7 +92,7 @@ class Float64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if rounding is not None and self.keep_casts:
             return result.to(rounding).to(torch.float64)
         if any(output.alias_info is not None for output in func._schema.returns):
-            return result  # a view, or the target of an in-place write: its identity matters
+            return result  # a view, or the target of an in-place write: it must stay the same tensor
         # Factories that name no dtype make float32, into which an in-place write would be lost.
         return pytree.tree_map(_widen, result)
 
@@ -162,7 +161,7 @@ class Float64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _makes_floats(func: Operator, args: tuple[object, ...], kwargs: dict[str, object], result: object) -> bool:
-    """Whether a factory computed its numbers in float32 for want of a dtype: ``linspace`` and its like."""
+    """Whether a factory such as ``linspace`` computed its numbers in float32 because no dtype was given."""
     if not isinstance(result, torch.Tensor) or result.dtype not in LOW_FLOATS or kwargs.get("dtype") is not None:
         return False
     if any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves((args, kwargs))):
@@ -171,10 +170,10 @@ def _makes_floats(func: Operator, args: tuple[object, ...], kwargs: dict[str, ob
 
 
 class _NativeDefaults(TorchFunctionMode):
-    """Defaults that torch derives from the dtype of an argument, as the native program has them.
+    """Defaults that torch derives from the dtype of an argument, as in the native program.
 
-    ``rms_norm`` without ``eps`` takes that of float32 (also for shorter types); a graph of the compiler has it as
-    a constant. In float64 it would be another constant, and change the gradient by 1e-6 of its size.
+    ``rms_norm`` without ``eps`` uses that of float32 (also for shorter types), which is a constant in the compiler's
+    graph. In float64 the constant would differ and change the gradient by 1e-6 of its size.
     """
 
     def __init__(self, native: torch.dtype) -> None:
@@ -191,9 +190,9 @@ class _NativeDefaults(TorchFunctionMode):
         """Run ``func`` with such defaults filled in."""
         kwargs = kwargs or {}
         if func is torch.rms_norm and self._native is not torch.float64:
-            given = args[3] if len(args) > 3 else kwargs.get("eps")
+            eps = args[3] if len(args) > 3 else kwargs.get("eps")
             args = args[:3]
-            kwargs = {**kwargs, "eps": torch.finfo(torch.float32).eps if given is None else given}
+            kwargs = {**kwargs, "eps": torch.finfo(torch.float32).eps if eps is None else eps}
         return func(*args, **kwargs)
 
 

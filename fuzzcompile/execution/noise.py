@@ -1,9 +1,8 @@
 """The noise floor: how far rounding alone can carry a program.
 
-Every arithmetic operator's floating result is moved by at most one unit in the last place, at random
-(stochastic arithmetic, as in Verificarlo). Perturbing per operator instead of perturbing only the inputs
-also covers programs whose inputs are integers or whose constants sit in the code, and it does not move
-inputs that eager and compiled share exactly.
+Every arithmetic operator's floating result is moved by at most one unit in the last place, at random (stochastic
+arithmetic, as in Verificarlo). Perturbing every operator rather than the inputs also covers programs whose inputs are
+integers or whose constants are in the code, and does not move inputs that eager and compiled share exactly.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class UlpNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if without_values(args, kwargs):
             return func(*args, **kwargs)
         exact = name in _OPERATORS.exact or kwargs.get("rounding_mode") is not None
-        # Whole numbers computed from whole numbers are exact, and a program may well round or index by them.
+        # Whole numbers computed from whole numbers are exact, and a program may round them or index with them.
         whole = not exact and all(_is_whole(leaf) for leaf in pytree.tree_leaves((args, kwargs)))
         if name in _OPERATORS.accumulating and not whole:
             args = pytree.tree_map(self._moved_term, args)

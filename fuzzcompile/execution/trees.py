@@ -1,7 +1,7 @@
 """Values nested in containers that pytree does not know: dataclasses, and subclasses of dict, list and tuple.
 
-A dataclass or a dictionary of a class of its own (Hugging Face's ``ModelOutput`` is both) is one leaf to pytree, so
-that tensors in it would neither be copied nor cast nor seen.
+A dataclass or an instance of a subclass of dict (Hugging Face's ``ModelOutput`` is both) is one leaf to pytree, so
+that the tensors in it would be neither copied, cast nor compared.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def structure(tree: object) -> str:
-    """How a tree is nested, and of which classes its wrapped values are."""
+    """The nesting of a tree, and the classes of its wrapped values."""
     leaves, spec = pytree.tree_flatten(tree)
     classes = [_class_tree(leaf, frozenset()) for leaf in leaves if is_wrapped(leaf)]
     return f"{spec} with {', '.join(classes)}" if classes else str(spec)
@@ -51,7 +51,7 @@ def named_leaves(name: str, tree: object) -> Iterator[tuple[str, object]]:
 
 
 def unwrapped(name: str, leaf: object, path: frozenset[int] = frozenset()) -> Iterator[tuple[str, object]]:
-    """The leaves within one leaf of pytree; itself if it is no container, nothing where it contains itself."""
+    """The leaves within one leaf of pytree: itself if it is not a container, nothing if it contains itself."""
     if not is_wrapped(leaf):
         yield name, leaf
         return
@@ -65,14 +65,14 @@ def unwrapped(name: str, leaf: object, path: frozenset[int] = frozenset()) -> It
 
 
 def _children(leaf: object) -> list[tuple[str, object]]:
-    """What a wrapped value holds, by name: fields, then entries that are no fields."""
+    """The parts of a wrapped value, by name: fields, then entries that are not fields."""
     fields = [entry.name for entry in dataclasses.fields(leaf)] if dataclasses.is_dataclass(leaf) else []
-    held = [(name, getattr(leaf, name, None)) for name in fields]
+    children = [(name, getattr(leaf, name, None)) for name in fields]
     if isinstance(leaf, dict):
-        held += [(str(key), value) for key, value in leaf.items() if key not in fields]
+        children += [(str(key), value) for key, value in leaf.items() if key not in fields]
     elif isinstance(leaf, list | tuple) and not fields:
-        held += [(str(index), value) for index, value in enumerate(leaf)]
-    return held
+        children += [(str(index), value) for index, value in enumerate(leaf)]
+    return children
 
 
 def tree_map(function: Callable[[torch.Tensor], torch.Tensor], tree: T) -> T:

@@ -7,6 +7,7 @@ facts of the nearest one, and :attr:`Facts.note` says so. Loading needs no torch
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from fuzzcompile.facts.loading import FactsError, Minor, known_versions, minor_of, tables_of
@@ -63,6 +64,7 @@ class Facts(Tables):
         return None
 
 
+@functools.cache
 def facts_of(version: str) -> Facts:
     """The facts for a version of torch: its own table, or that of the nearest version (of two, the newer).
 

@@ -59,5 +59,5 @@ class Pen:
 
 @cache
 def _up_to(most: int) -> st.SearchStrategy[int]:
-    """Hypothesis caches strategies too, but looking one up there costs more than the draw."""
+    """Cached here, because a look-up in Hypothesis's own cache costs more than the draw."""
     return st.integers(0, most)

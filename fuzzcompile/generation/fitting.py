@@ -1,4 +1,4 @@
-"""Choices that do not go together, and which of them gives way, so that every spec renders to a program that runs."""
+"""Choices that exclude each other, and which of them gives way, so that every spec renders to a program that runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fuzzcompile.generation.toggles import toggle
 
 
 def fitted(spec: CaseSpec) -> CaseSpec:
-    """The spec with what does not fit left out; a spec that fits comes back as it is."""
+    """The spec without choices that do not fit; a spec that fits comes back unchanged."""
     if spec.layer is None:
         spec = replace(spec, attention=_attention(spec))
     else:
@@ -70,7 +70,7 @@ def _fit(spec: CaseSpec, part: Part) -> Part:
 
 
 def _sizes(spec: CaseSpec) -> CaseSpec:
-    """Keys of another number than queries only in a cross attention; no detours or heads over nothing."""
+    """Only a cross attention has another number of keys than queries; empty inputs get no detours and no head."""
     d = spec.dims
     if spec.layer is not None or not spec.attention.cross:
         spec = replace(spec, dims=replace(d, source=0))
@@ -83,10 +83,11 @@ def _sizes(spec: CaseSpec) -> CaseSpec:
 
 def _program(spec: CaseSpec) -> CaseSpec:
     block, of_x = spec.block, takes_x(spec)
-    if block is not None and block.in_place and (spec.backward or block.residual or block.placement != "pre"):
-        spec = replace(spec, block=replace(block, in_place=False))
-    if block is not None and block.tied and block.layers == 1:
-        spec = replace(spec, block=replace(spec.block or block, tied=False))
+    if block is not None:
+        in_place = block.in_place and not (spec.backward or block.residual or block.placement != "pre")
+        feed_forward = block.feed_forward and _fit(spec, block.feed_forward)
+        tied = block.tied and block.layers > 1
+        spec = replace(spec, block=replace(block, feed_forward=feed_forward, in_place=in_place, tied=tied))
     if spec.head is not None:
         spec = replace(spec, head=_fit(spec, spec.head))
     spec = replace(spec, aliased=False) if of_x else replace(spec, head=None)
@@ -115,7 +116,7 @@ def _compile(spec: CaseSpec) -> Compile:
 
 
 def _second(spec: CaseSpec, how: Compile) -> Compile:
-    """Sizes of the second call stay where the parts are made for those of the first."""
+    """The second call keeps the sizes that a part is made for."""
     if how.second is None:
         return how
     fixes = {size for name in spec.idioms for size in idiom(name).traits.fixes}

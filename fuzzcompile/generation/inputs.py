@@ -22,22 +22,19 @@ def inputs_of(spec: CaseSpec, dims: Dims) -> list[tuple[str, str]]:
         inputs = [("q", _floating(spec, _shape(spec, "q"))), ("k", "q"), ("v", "q")]
     else:
         inputs = [(letter, _floating(spec, _shape(spec, letter))) for letter in "qkv"]
-    inputs += _beside(spec)
+    inputs += [(name, _beside(spec, name)) for name in extra_inputs(spec)]
     if takes_targets(spec):
         ignored = f"torch.arange({d.sequence}) % 3 == 1, -100"
         inputs.append(("targets", f"torch.randint(0, 32, ({d.batch}, {d.sequence})).masked_fill({ignored})"))
     return inputs
 
 
-def _beside(spec: CaseSpec) -> list[tuple[str, str]]:
-    """What the attention takes beside x, or beside query, key and value."""
+def _beside(spec: CaseSpec, name: str) -> str:
+    """The expression of an extra input."""
     a, d = spec.attention, spec.dims
-    if spec.layer is not None:
-        return []
-    inputs = [("memory", _floating(spec, (d.batch, d.keys, d.width)))] if a.cross and takes_x(spec) else []
-    if a.mask is not None and not a.mask.inside:
-        inputs.append(("mask", mask_expression(spec, fixed_sizes(spec))))
-    return [*inputs, *form_of(a).inputs(a, d).items()]
+    if name == "memory":
+        return _floating(spec, (d.batch, d.keys, d.width))
+    return mask_expression(spec, fixed_sizes(spec)) if name == "mask" else form_of(a).inputs(a, d)[name]
 
 
 def _shape(spec: CaseSpec, letter: str) -> tuple[int, ...]:
@@ -54,7 +51,7 @@ def _shape(spec: CaseSpec, letter: str) -> tuple[int, ...]:
 
 
 def _floating(spec: CaseSpec, shape: tuple[int, ...]) -> str:
-    """A floating tensor of that shape, with the values and the place in memory that the spec asks for."""
+    """An expression for a floating tensor of that shape, with the values and memory layout that the spec asks for."""
     option = "" if spec.dtype == "float32" else f", dtype=torch.{spec.dtype}"
     plain = spec.values is None and spec.inputs == "contiguous"
     if plain:
@@ -63,13 +60,13 @@ def _floating(spec: CaseSpec, shape: tuple[int, ...]) -> str:
     layout = LAYOUTS.get(spec.inputs)
     base = layout.base(shape) if layout else shape
     calls = layout.view.format(shape=listed(shape)) if layout else ""
-    made = f"torch.randn({listed(base)}{option})"
+    tensor = f"torch.randn({listed(base)}{option})"
     if spec.values is not None:
         sizes = f"({listed(base)}{',' if len(base) == 1 else ''})"
         like = f"torch.{spec.dtype}"
-        made = filled(spec.values, made, made, shape=sizes, like=like, option=option, dtype=spec.dtype)
+        tensor = filled(spec.values, tensor, tensor, shape=sizes, like=like, option=option, dtype=spec.dtype)
     calls += ".requires_grad_()" if spec.backward else ""
-    wrapped = f"({made})" if calls and (" * " in made or made.startswith("-")) else made
+    wrapped = f"({tensor})" if calls and (" * " in tensor or tensor.startswith("-")) else tensor
     return wrapped + calls
 
 
@@ -79,8 +76,13 @@ def takes_x(spec: CaseSpec) -> bool:
 
 
 def extra_inputs(spec: CaseSpec) -> list[str]:
-    """The names of what the attention takes beside x, or beside query, key and value."""
-    return [name for name, _ in _beside(spec)]
+    """The names of the attention's inputs beside x, or beside query, key and value."""
+    a = spec.attention
+    if spec.layer is not None:
+        return []
+    memory = ["memory"] if a.cross and takes_x(spec) else []
+    mask = ["mask"] if a.mask is not None and not a.mask.inside else []
+    return [*memory, *mask, *form_of(a).inputs(a, spec.dims)]
 
 
 def takes_targets(spec: CaseSpec) -> bool:

@@ -1,4 +1,4 @@
-"""The expression that makes a mask: without near misses no query is ever left without a key."""
+"""Expressions for masks. Without near misses every query keeps at least one key."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fuzzcompile.templating import environment
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a call as source text: numbers, or what reads them off a tensor."""
+    """The sizes of a call as source text: numbers, or expressions that read them from a tensor."""
 
     batch: str
     sequence: str
@@ -20,7 +20,7 @@ class Sizes:
 
     @property
     def tokens(self) -> str:
-        """How many tokens there are, in front of the embedding."""
+        """The number of tokens, for code in front of the embedding."""
         return self.sequence if self.sequence.isdigit() else "tokens.shape[1]"
 
     def dividing(self, count: int) -> int:
@@ -102,7 +102,7 @@ def mask_function(spec: CaseSpec) -> str:
 
 
 def _rows(mask: Mask) -> bool:
-    """Whether a plain triangle or random numbers will not do: one entry for a key hides it from all queries."""
+    """Whether a rule makes the mask: with one entry a key, a triangle would hide keys from every query."""
     return mask.blocked or (mask.shape in ("row", "key") and (mask.kind != "bias" or mask.dtype == "bool"))
 
 

@@ -184,6 +184,8 @@ def register(idiom: Idiom) -> Idiom:
 def unregister(name: str) -> None:
     """Forget the idiom of that name; recipes that were drawn with it are stale.
 
+    Rendered sources stay cached: don't register another template under the same name in this process.
+
     Raises:
         KeyError: there is none.
     """
@@ -209,8 +211,8 @@ def part_idiom(
     """Register the decorated function, which draws the choices of a part, as an idiom under its own name."""
 
     def decorate(draw: DrawPart) -> DrawPart:
-        given = traits or PartTraits()
-        register(Idiom(draw.__name__, role, _text(draw), weight, draw_part=draw, traits=given, source=source))
+        declared = traits or PartTraits()
+        register(Idiom(draw.__name__, role, _text(draw), weight, draw_part=draw, traits=declared, source=source))
         return draw
 
     return decorate

@@ -33,7 +33,7 @@ def render(spec: CaseSpec, *, described: bool = False) -> str:
     classes = [source.strip() for source in _classes(spec)]
     inputs = inputs_of(spec, spec.dims)
     classes = [*functions_in([expression for _, expression in inputs]), *classes]
-    cast = spec.dtype != "float32" and any(made in source for source in classes for made in ("nn.Parameter", "self."))
+    cast = spec.dtype != "float32" and any(mark in source for source in classes for mark in ("nn.Parameter", "self."))
     return (
         environment()
         .get_template("case.py.j2")
@@ -62,7 +62,7 @@ def _new(spec: CaseSpec, part: Part) -> str:
 
 
 def _classes(spec: CaseSpec) -> list[str]:
-    """The source of every function and class, what others use first; the last is ``Model``."""
+    """The source of every function and class, each after those that it uses; the last is ``Model``."""
     d, n, block = spec.dims, _sizes(spec, "x"), spec.block or Block()
     whole = bool(block.layers > 1 or spec.head or spec.detours or spec.returns_activation)
     alone = spec.block is None and not whole
@@ -89,7 +89,7 @@ def _classes(spec: CaseSpec) -> list[str]:
 
 
 def _sizes(spec: CaseSpec, x: str) -> Sizes:
-    """Numbers; or, where another call comes with other sizes, what reads them off ``x``."""
+    """Numbers; or, if a second call has other sizes, expressions that read them from ``x``."""
     if spec.compile.second is None:
         return fixed_sizes(spec)
     if x == "q":
@@ -139,14 +139,14 @@ def _attention_class(spec: CaseSpec, name: str) -> str:
 
 def _sdpa_arguments(spec: CaseSpec, scale: float) -> str:
     a = spec.attention
-    given = (
+    choices = (
         ("q, k, v", True),
         ("mask", a.mask is not None),
         (f"dropout_p={a.dropout}", a.dropout is not None),
         ("is_causal=True", a.is_causal and a.mask is None),
         (f"scale={scale}", bool(a.chosen.get("scaled")) or "factor" in a.chosen),
     )
-    arguments = [argument for argument, present in given if present]
+    arguments = [argument for argument, present in choices if present]
     if a.grouping and (shared := idiom(a.grouping).traits.sdpa_argument):
         arguments.append(shared)
     return ", ".join(arguments)
@@ -174,14 +174,14 @@ def _arrange(spec: CaseSpec, n: Sizes, letter: str) -> str:
 
 
 def scale_value(a: Attention, d: Dims) -> float:
-    """Keeps the scores near 1: the inverse square root of what is summed, or its reciprocal; times an odd factor."""
+    """The scale that keeps scores near 1, from the number of features summed; or the odd one that was drawn."""
     root = float((d.width if a.layout == "flat" else d.head_dim) ** 0.5)
     value = {"factor": 1 / root, "divisor": root, "of_each": root**-0.5}[form_of(a).scale]
     return float(a.chosen["factor"]) if "factor" in a.chosen else round(value, 4)
 
 
 def _promotes(spec: CaseSpec) -> bool:
-    """Whether adding the mask leaves the scores wider than the value they are to be multiplied with."""
+    """Whether the added mask promotes the scores to a wider dtype than the value's."""
     mask = spec.attention.mask
     if mask is None or mask.use != "add" or not form_of(spec.attention).has_scores:
         return False
@@ -218,24 +218,24 @@ def _block_class(spec: CaseSpec, block: Block, name: str) -> str:
 
 
 def _model_class(spec: CaseSpec) -> str:
-    """What is around the body: embedding, detours, a stack of blocks, a head, several outputs."""
+    """The module around the body: embedding, detours, a stack of blocks, a head, several outputs."""
     block, extra, a = spec.block, extra_inputs(spec), spec.attention
     embedding = _macros(spec.embedding)
     of_x = takes_x(spec)
     entering = "x" if of_x else "q"
-    given = ", ".join([*(("x",) if of_x else ("q", "k", "v")), *extra])
+    arguments = ", ".join([*(("x",) if of_x else ("q", "k", "v")), *extra])
     outputs = ["x"]
     if block is not None and block.layers > 1:
-        made = f"[Block()] * {block.layers}" if block.tied else f"Block() for _ in range({block.layers})"
-        parts = [("blocks", f"nn.ModuleList({made})")]
-        calls = [f"for block in self.blocks:\n    x = block({given})"]
+        blocks = f"[Block()] * {block.layers}" if block.tied else f"Block() for _ in range({block.layers})"
+        parts = [("blocks", f"nn.ModuleList({blocks})")]
+        calls = [f"for block in self.blocks:\n    x = block({arguments})"]
     elif block is not None:
-        parts, calls = [("block", "Block()")], [f"x = self.block({given})"]
+        parts, calls = [("block", "Block()")], [f"x = self.block({arguments})"]
     else:
         name = "layer" if spec.layer else "attention"
         returned = {"": [], "weights": ["weights"], "keys": ["keys_out", "values_out"]}["" if spec.layer else a.returns]
         outputs += returned
-        parts, calls = [(name, _body(spec))], [f"{', '.join(outputs)} = self.{name}({given})"]
+        parts, calls = [(name, _body(spec))], [f"{', '.join(outputs)} = self.{name}({arguments})"]
     if spec.returns_activation:
         calls.insert(0, f"given = {entering}")
         outputs.append("given")

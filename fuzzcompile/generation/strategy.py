@@ -27,7 +27,7 @@ _HEAD_DIMS = (2, 3, 4, 8, 16)
 _DTYPE_WEIGHTS = {"float32": 2, "bfloat16": 1, "float16": 1}
 # The patterns that cast look for float32 and float16; to the others bfloat16 is like float16.
 _PLAIN_WEIGHTS = {"float32": 5, "bfloat16": 1, "float16": 5}
-# In how many per cent of the cases there is a plain attention, without a near miss.
+# Percentage of cases that are a plain attention, without a near miss.
 _PLAIN = 40
 _MODES = (("max-autotune-no-cudagraphs", 2), ("max-autotune", 1), ("reduce-overhead", 2))
 
@@ -40,9 +40,9 @@ def case_strategy(profile: Profile) -> st.SearchStrategy[CaseSpec]:
 
 @st.composite
 def _cases(draw: st.DrawFn, profile: Profile) -> CaseSpec:
-    """Each choice is drawn whether or not it comes to anything, but for those within a block or an idiom.
+    """Draws every choice, even one without effect, except those within a block or an idiom.
 
-    So lowering one choice leaves the meaning of all later ones as it is, which is what shrinking needs.
+    Lowering a choice then leaves the meaning of all later ones unchanged, as shrinking needs it.
     """
     pen = Pen(draw, profile.steering)
     if pen.chance(_PLAIN):
@@ -78,7 +78,7 @@ def _cases(draw: st.DrawFn, profile: Profile) -> CaseSpec:
 def _plain(pen: Pen, profile: Profile) -> CaseSpec:
     """One attention over query, key and value and nothing else, as rewrites look for it: half of them trained.
 
-    Its neighbours with near misses are only as good as the knowledge that the plain one is rewritten.
+    A near miss means something only if its plain neighbour is known to be rewritten.
     """
     attention = _form(pen, [(idiom.name, idiom.attention.plain) for idiom in idioms("attention")])
     mask, wide = attention.mask, pen.chance(35)
@@ -123,7 +123,7 @@ def _part(pen: Pen, role: Role, percent: int) -> Part | None:
 
 
 def _block(pen: Pen) -> tuple[Block | None, str | None]:
-    """Nothing, a residual around the attention, a full block, or two to four; and an embedding before."""
+    """No block, a residual around the attention, a full block, or a stack of two to four; and an embedding in front."""
     kind = pen.weighted([("none", 50), ("residual", 14), ("full", 27), ("stack", 9)])
     if kind == "none":
         return None, None
@@ -143,7 +143,7 @@ def _block(pen: Pen) -> tuple[Block | None, str | None]:
 
 
 def _layer(pen: Pen) -> Part | None:
-    """In a third of the cases something else than an attention of drawn parts."""
+    """A layer in place of an attention of drawn parts, in 28 % of the draws."""
     return _part(pen, "layer", percent=28)
 
 
@@ -166,7 +166,7 @@ def _attention(pen: Pen, *, within: bool) -> Attention:
 
 
 def _dims(pen: Pen, profile: Profile) -> Dims:
-    """Sizes; without near misses none that coincide."""
+    """Sizes, of which no two coincide without near misses."""
     batch = pen.one_of((1, 2, 3, 4) if profile.near_misses else (2, 3, 4))
     heads, head_dim = pen.one_of(_HEADS), pen.one_of(_HEAD_DIMS)
     if not profile.near_misses and heads == 1:
@@ -205,7 +205,7 @@ def _compile(pen: Pen, profile: Profile, dims: Dims, layer: Part | None) -> Comp
 
 
 def _toggles(pen: Pen, layer: Part | None) -> tuple[str, ...]:
-    """No setting, one, or two; more, and of those that act on it, where the layer has what few passes look for."""
+    """No setting, one or two; more often, and among those that act on it, for a layer that stirs rare passes."""
     count = pen.weighted([(0, 72), (1, 20), (2, 8)])
     names = [(toggle.name, toggle.weight) for toggle in TOGGLES]
     stirred = idiom(layer.name).traits.stirs if layer is not None else ()

@@ -13,9 +13,9 @@ Shape = tuple[int, ...]
 class Values:
     """Values for an input, as an expression.
 
-    ``expression`` is written over ``{x}``, a tensor, ``{fresh}``, one that may be written to, and ``{shape}``,
-    ``{dtype}`` and ``{option}`` (a factory's keywords) of the result; ``{large}`` and ``{denormal}`` hang on the dtype.
-    The generator draws it by ``weight``, variations alone if that is 0.
+    ``expression`` uses ``{x}``, a tensor, ``{fresh}``, one that may be written to, and ``{shape}``, ``{dtype}`` and
+    ``{option}`` (a factory's keywords) of the result; ``{large}`` and ``{denormal}`` depend on its dtype. The generator
+    draws it in proportion to ``weight``; with weight 0 only variations do.
     """
 
     weight: int

@@ -12,7 +12,7 @@ from fuzzcompile.compiler.session import Compilation, modes
 from fuzzcompile.errors import EnvironmentUnfit, UsageError
 from fuzzcompile.execution import runs
 from fuzzcompile.execution.observation import Observation
-from fuzzcompile.oracle import streams
+from fuzzcompile.oracle.substitution import in_the_form_of
 from fuzzcompile.trials.compiled import compiled_run
 from fuzzcompile.trials.runs import Runs
 from fuzzcompile.trials.trial import Counts
@@ -51,7 +51,7 @@ class Baseline:
             raise EnvironmentUnfit(f"{name} cannot be compared with {self.against}: {observation.failure}.")
         if self.against == "float64" and not self._runs.reference_draws_alike:
             raise EnvironmentUnfit(f"{name} cannot be compared with float64: it draws other random numbers there.")
-        return streams.in_the_form_of(eager, observation) if self.against in ("float64", "cpu") else observation
+        return in_the_form_of(eager, observation) if self.against in ("float64", "cpu") else observation
 
     @property
     def compiled_as(self) -> Compilation | None:

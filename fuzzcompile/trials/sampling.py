@@ -9,6 +9,7 @@ from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.execution.observation import Observation
 from fuzzcompile.oracle import streams
 from fuzzcompile.oracle.judgement import Judgement
+from fuzzcompile.oracle.substitution import with_values_of
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.trials.judged import Judge
 from fuzzcompile.trials.trial import Run
@@ -56,7 +57,7 @@ def judge_samples(
     differences = streams.differences(eager, samples)
     if differences:
         differences = _confirmed(differences, judge, seeded_again())
-    others = judge.judge(streams.with_values_of(judge.baseline.observation, compiled, names))
+    others = judge.judge(with_values_of(judge.baseline.observation, compiled, names))
     return _combined(others, names, differences), names
 
 

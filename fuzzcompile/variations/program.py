@@ -1,4 +1,4 @@
-"""Operators on the text of a program: near misses of what it does, as replacements of pieces of its source."""
+"""Operators on the text of a program: near misses of it, made by replacing pieces of its source."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-# Functions of a case file that are not the program itself.
+# Functions of a case file that are not part of the program.
 _NOT_VARIED = ("make", "run")
 _AXIS_CALLS = ("softmax", "log_softmax", "sum", "mean", "amax", "amin", "cumsum", "argmax", "norm", "var", "std")
 _AXES = (-1, -2, 0, 1, -3)
@@ -15,7 +15,7 @@ _CONSTANTS = ("0.0", "1.0", "-1.0")
 
 @dataclass(frozen=True)
 class Edit:
-    """One piece of source (offsets in characters) and what takes its place; ``name`` says which operator did it."""
+    """A piece of source (offsets in characters) and its replacement; ``name`` is that of the operator."""
 
     name: str
     start: int
@@ -68,7 +68,7 @@ class _Text:
 
 
 def _program_nodes(tree: ast.Module) -> Iterator[ast.AST]:
-    """Nodes inside functions and methods, but for constructors and what only drives the case."""
+    """Nodes inside functions and methods, except constructors and functions that only drive the case."""
     for statement in tree.body:
         functions = [statement] if isinstance(statement, ast.FunctionDef) else []
         if isinstance(statement, ast.ClassDef):
@@ -107,7 +107,7 @@ def _scalar_tensor(node: ast.AST, text: _Text) -> Iterator[Edit]:
 
 
 def _swap(node: ast.AST, text: _Text) -> Iterator[Edit]:
-    """Operands the other way round."""
+    """Operands swapped."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Mult)):
         sign = "+" if isinstance(node.op, ast.Add) else "*"
         yield text.replace("swapped", node, f"({text.of(node.right)}) {sign} ({text.of(node.left)})")
@@ -141,7 +141,7 @@ def _permuted(node: ast.AST, text: _Text) -> Iterator[Edit]:
 
 
 def _in_place(node: ast.AST, text: _Text) -> Iterator[Edit]:
-    """``x = x + y`` as ``x += y``, which writes to what others may hold as well."""
+    """``x = x + y`` as ``x += y``, which also changes aliases of ``x``."""
     if not isinstance(node, ast.Assign) or len(node.targets) != 1 or not isinstance(node.targets[0], ast.Name):
         return
     value, name = node.value, node.targets[0].id

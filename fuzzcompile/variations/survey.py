@@ -183,7 +183,7 @@ def _flattened(value: object, leaves: Leaves) -> Callable[[Iterator[object]], ob
         return lambda replacing: {key: part(replacing) for key, part in parts.items()}
     if type(value) in (list, tuple):
         assert isinstance(value, (list, tuple))
-        made, listed = type(value), [_flattened(inner, leaves) for inner in value]
-        return lambda replacing: made(part(replacing) for part in listed)
+        rebuild, listed = type(value), [_flattened(inner, leaves) for inner in value]
+        return lambda replacing: rebuild(part(replacing) for part in listed)
     leaves.append(value)
     return next

@@ -27,7 +27,7 @@ class Variation:
 
 @dataclass
 class _Draft:
-    """A variation under way: lines for the parts of the template, and the source that they are put behind."""
+    """An unfinished variation: lines for the parts of the template, and the source that they follow."""
 
     survey: Survey
     rng: random.Random
@@ -43,11 +43,11 @@ class _Draft:
     def render(self) -> str:
         """The whole file."""
         settings = [f"{name} = {value}" for name, value in self.settings.items()]
-        if given := options(tuple(self.toggles)):
-            settings.append(f"OPTIONS = {{**globals().get('OPTIONS', {{}}), **{given!r}}}")
-        if around := config(tuple(self.toggles)):
+        if compile_options := options(tuple(self.toggles)):
+            settings.append(f"OPTIONS = {{**globals().get('OPTIONS', {{}}), **{compile_options!r}}}")
+        if inductor := config(tuple(self.toggles)):
             own = "globals().get('CONFIG', {})"
-            settings.append(f"CONFIG = {{**{own}, 'inductor': {{**{own}.get('inductor', {{}}), **{around!r}}}}}")
+            settings.append(f"CONFIG = {{**{own}, 'inductor': {{**{own}.get('inductor', {{}}), **{inductor!r}}}}}")
         if self.second:
             settings.append(self.second)
         return (
@@ -230,7 +230,7 @@ def _setting(draft: _Draft) -> None:
 
 
 def _needs_inference(draft: _Draft) -> bool:
-    """Whether a setting was drawn that acts on frozen weights."""
+    """Whether a drawn setting acts on frozen weights."""
     return any(toggle(name).inference for name in draft.toggles)
 
 
@@ -241,7 +241,7 @@ def _any_input(draft: _Draft, fits: Callable[[Input], bool]) -> Input | None:
 
 _OPERATORS: tuple[Callable[[_Draft], None], ...] = (
     _program,
-    _program,  # near misses of what the program does are what finds most
+    _program,  # edits of the program find the most bugs
     _dtype,
     _size,
     _layout,

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fuzzcompile.case import load_case
-from fuzzcompile.compiler import hooks
+from fuzzcompile.compiler import patching
 from fuzzcompile.judging.triage import triage
 
 FROZEN = """
@@ -72,6 +72,16 @@ def test_without_the_plant_there_is_no_bug(source, write_case):
 
 
 def test_report_says_what_was_not_watched(write_case, monkeypatch):
-    monkeypatch.setitem(hooks.switched_off, "freezing stage", "it takes other arguments")
+    monkeypatch.setitem(patching.switched_off, "freezing stage", "it takes other arguments")
+    case = load_case(write_case(FROZEN.replace("CONFIG = {", 'CONFIG = {"inductor": {"freezing": True}, ')))
+    report = triage(case, torch.device("cpu")).to_json()
+    text = "not watched: freezing stage (it takes other arguments): rewrites of frozen graphs were not seen"
+    assert report["evidence"]["notes"] == [text]
+    assert report["confidence"] == "low"
+
+
+def test_what_has_nothing_to_do_is_not_missed(write_case, monkeypatch):
+    monkeypatch.setitem(patching.switched_off, "freezing stage", "it takes other arguments")
     report = triage(load_case(write_case(UNIFORM)), torch.device("cpu")).to_json()
-    assert report["evidence"]["notes"] == ["not watched: freezing stage (it takes other arguments)"]
+    assert report["evidence"]["notes"] == []
+    assert report["confidence"] == "high"

@@ -6,6 +6,7 @@ import importlib
 import re
 from collections.abc import Iterable, Iterator
 from functools import cache, reduce
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,14 @@ def test_the_known_range_holds_the_versions_between_the_tables():
         version for version in ("2.10.1+cpu", "2.11.0", "2.14.2", "2.15.0", "2.16.0") if is_in_known_range(version)
     ]
     assert known == ["2.11.0", "2.14.2", "2.15.0"]
+
+
+def test_the_package_asks_for_a_torch_in_the_known_range():
+    (bounds,) = [name for name in metadata.requires("fuzzcompile") or () if name.startswith("torch")]
+    lowest, beyond = (re.search(rf"{sign}(\d+)\.(\d+)", bounds) for sign in (">=", "<(?!=)"))
+    assert lowest is not None and beyond is not None
+    assert known_versions()[0] == (int(lowest[1]), int(lowest[2]))
+    assert known_versions()[-1] == (int(beyond[1]), int(beyond[2]) - 1)
 
 
 def test_reasons_hold_only_on_the_version_they_were_checked_on():

@@ -45,10 +45,10 @@ def test_settings_that_the_torch_lacks_are_not_drawn() -> None:
 
 
 def test_seed_and_weights_fix_the_case_in_whatever_order_they_are_given() -> None:
-    one = Profile().steered({"key_permuted": 300, "freezing": 50})
-    other = Profile().steered({"freezing": 50, "key_permuted": 300})
-    assert one == other
-    assert [case_at(4, index, one) for index in range(10)] == [case_at(4, index, other) for index in range(10)]
+    profile = Profile().steered({"key_permuted": 300, "freezing": 50})
+    reordered = Profile().steered({"freezing": 50, "key_permuted": 300})
+    assert profile == reordered
+    assert [case_at(4, index, profile) for index in range(10)] == [case_at(4, index, reordered) for index in range(10)]
 
 
 def test_choices_are_read_under_the_weights_they_were_drawn_under() -> None:

@@ -1,4 +1,4 @@
-"""Attention written in the ways that people write it.
+"""Attention as models write it.
 
 A unit draws what is particular to its form; projection, layout and near misses are drawn for all
 forms alike (`fuzzcompile.generation.strategy`).
@@ -167,7 +167,7 @@ def attention_heads_folded(pen: Pen) -> Attention:
 
 
 def _mask(pen: Pen) -> Mask:
-    """A mask as attention code has it: a bias, a causal triangle or window, one entry per key, distances."""
+    """A mask as models use it: a bias, a causal triangle or window, one entry per key, distances."""
     kinds: list[tuple[MaskKind, int]] = [
         ("bias", 30),
         ("causal", 30),

@@ -1,4 +1,4 @@
-"""What follows the attention in a block: two linear layers around an activation, gated ones, experts."""
+"""Feed-forward parts of a block: two linear layers around an activation, gated ones, experts."""
 
 from fuzzcompile.generation.drawing import Pen
 from fuzzcompile.generation.registry import Idiom, part_idiom, register

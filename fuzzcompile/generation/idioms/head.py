@@ -1,4 +1,4 @@
-"""What is made of the last activation: logits, losses, pooled features, samples."""
+"""Heads on the last activation: logits, losses, pooled features, samples."""
 
 from fuzzcompile.generation.drawing import Pen
 from fuzzcompile.generation.registry import Idiom, PartTraits, part_idiom, register
@@ -32,7 +32,7 @@ def head_sampling(pen: Pen) -> Choices:
 
 @part_idiom("head", 1, PartTraits(targets=lambda part: part["what"] == "tokens"))
 def head_log_probabilities(pen: Pen) -> Choices:
-    """log_softmax, and what is gathered from it: the scores of given tokens, or the entropy."""
+    """log_softmax, from which the scores of given tokens or the entropy are computed."""
     return {"what": pen.one_of(("tokens", "entropy"))}
 
 

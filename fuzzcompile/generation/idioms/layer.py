@@ -44,7 +44,7 @@ register(Idiom("decoder_layer", "layer", "nn.TransformerDecoderLayer over the to
 
 @part_idiom("layer", 3)
 def prefix_dense(pen: Pen) -> Choices:
-    """PrefixLM over packed sequences as one masked attention: all see the prefix, later tokens only what is before."""
+    """PrefixLM over packed sequences as one masked attention: all see the prefix, later tokens only earlier ones."""
     return {"by": pen.one_of(("fill", "where", "sdpa"))}
 
 
@@ -55,7 +55,7 @@ def prefix_looped(pen: Pen) -> Choices:
 
 
 def _static_with_gradient(part: Part, spec: CaseSpec) -> Part:
-    """What a gradient needs may not be overwritten."""
+    """Tensors that a gradient needs may not be overwritten."""
     if spec.backward and part["write"] != "select_scatter":
         part = part.having(write="slice_scatter")
     return part.having(kept=False) if part["kept"] and (spec.backward or spec.compile.grad) else part
@@ -95,7 +95,7 @@ def linear_attention(pen: Pen) -> Choices:
 
 @part_idiom("layer", 2)
 def convolution(pen: Pen) -> Choices:
-    """A gated depthwise convolution over time, padded to the left, as Conformer and Mamba have it."""
+    """A gated depthwise convolution over time, padded to the left, as in Conformer and Mamba."""
     return {"gated": pen.chance(50), "kernel": pen.one_of((2, 3))}
 
 

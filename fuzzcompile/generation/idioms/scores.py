@@ -1,4 +1,4 @@
-"""What is done to query and key before their product: positions, norms, heads that are shared."""
+"""Positions, norms and shared heads of query and key, before their product."""
 
 from fuzzcompile.generation.registry import Idiom, PartTraits, register
 

@@ -1,4 +1,4 @@
-"""Operators over an attention: its scale, mask, softmax, dropout, operands and what it returns."""
+"""Operators on an attention: its scale, mask, softmax, dropout, operands and outputs."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def query_blocked(pen: Pen, spec: CaseSpec) -> CaseSpec:
 def eval_dropout(pen: Pen, spec: CaseSpec) -> CaseSpec:
     """Dropout between softmax and the value, in eval mode.
 
-    It does nothing, but may leave a copy in the graph, by which other patterns match than the plain ones.
+    It has no effect, but may leave a copy in the graph, so that other patterns match than the plain ones.
     """
     return with_attention(spec, dropout=pen.one_of((0.1, 0.5)))
 
@@ -208,7 +208,7 @@ def keys_expanded(pen: Pen, spec: CaseSpec) -> CaseSpec:
 def weights_returned(pen: Pen, spec: CaseSpec) -> CaseSpec:
     """The attention weights are an output too.
 
-    SDPA does not return them, so a pattern may only match where nothing else uses them.
+    SDPA does not return them, so a pattern may match only if they have no other use.
     """
     return with_attention(spec, returns="weights")
 

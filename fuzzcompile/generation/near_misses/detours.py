@@ -15,7 +15,7 @@ def _stays_floating(part: Part) -> bool:
 def cast_twice(pen: Pen) -> Choices:
     """Two casts in a row, the first to a dtype of less range or precision.
 
-    A chain of casts may only be shortened where the one in the middle loses nothing.
+    A chain of casts may be shortened only if the cast in the middle loses nothing.
     """
     return {
         "first": pen.one_of(("float16", "bfloat16", "float64", "int32", "int8")),
@@ -27,7 +27,7 @@ def cast_twice(pen: Pen) -> Choices:
 def constant_factor(pen: Pen) -> Choices:
     """A product with 0, 1 or −1, as a number or as a tensor of one value, of the activation's dtype or another.
 
-    What is removed or folded has to keep NaN, signs of zero, dtypes and the identity of what it copies.
+    Removing or folding the product must keep NaN, signs of zero, dtypes and the identity of copies.
     """
     return {
         "by": pen.one_of((1, 0, -1)),
@@ -40,7 +40,7 @@ def constant_factor(pen: Pen) -> Choices:
 def counted(pen: Pen) -> Choices:
     """A cumulative sum of a constant tensor of a small or boolean dtype, along some axis, added.
 
-    Sums of integers are int64 unless a dtype is asked for, and wrap around where it is small.
+    Sums of integers are int64 unless a dtype is given, and wrap around if it is small.
     """
     return {
         "dtype": pen.one_of(("int64", "bool", "int8", "uint8", "float16", "float32")),
@@ -54,7 +54,7 @@ def counted(pen: Pen) -> Choices:
 def shifted_in_place(pen: Pen) -> Choices:
     """Rows moved on by one within the same memory: x[1:] = x[:-1].clone().
 
-    Source and target overlap: without the copy a loop reads what it has just written.
+    Source and target overlap: without the copy a loop reads elements that it has just written.
     """
     return {"axis": pen.one_of((-1, -2, 0)), "by": pen.one_of((1, -1)), "cloned": pen.chance(70)}
 
@@ -63,7 +63,7 @@ def shifted_in_place(pen: Pen) -> Choices:
 def slice_written(pen: Pen) -> Choices:
     """A slice is overwritten by slice_scatter, select_scatter or assignment, with a step or from the end.
 
-    A scatter that covers everything is what it writes; one that does not must keep the rest.
+    A scatter that covers everything equals its source; any other must keep the remaining elements.
     """
     return {
         "by": pen.one_of(("assign", "slice_scatter", "select_scatter", "diagonal")),
@@ -89,7 +89,7 @@ def index_written(pen: Pen) -> Choices:
 def one_hot(pen: Pen) -> Choices:
     """A constant tensor with one value scattered into each row, of an integer, half or boolean dtype.
 
-    Written as a comparison with an arange it must have the constant's dtype, not that of the numbers in it.
+    Rewritten as a comparison with an arange, it must keep the constant's dtype.
     """
     return {
         "dtype": pen.one_of(("int64", "float32", "bool", "int8", "float16")),
@@ -102,7 +102,7 @@ def one_hot(pen: Pen) -> Choices:
 def cat_before_pointwise(pen: Pen) -> Choices:
     """Parts of other dtypes or sizes concatenated, viewed, then put through relu or tanh.
 
-    Sunk before the concatenation, the function sees each part in its own dtype, and a view of it may not fit.
+    Moved before the concatenation, the function gets each part in its own dtype, and a view may not fit.
     """
     return {
         "other": pen.one_of(("same", "float64", "int64", "bool", "float16", "empty")),
@@ -116,7 +116,7 @@ def cat_before_pointwise(pen: Pen) -> Choices:
 def cat_of_slices(pen: Pen) -> Choices:
     """A concatenation, a slice of it, and both concatenated again.
 
-    Folded into one it may only read the first part if the slice ends within it.
+    Folded into one, it may read the first part alone only if the slice ends within it.
     """
     return {"taken": pen.one_of((1, 2, 5)), "copies": pen.one_of((2, 3)), "start": pen.one_of((0, 1))}
 
@@ -141,7 +141,7 @@ def view_reinterpreted(pen: Pen) -> Choices:
 def small_integers(pen: Pen) -> Choices:
     """Arithmetic in a small integer dtype: sums that wrap around, floor division, remainders and shifts of negatives.
 
-    Kernels that compute in a wider type have to come back to the narrow one after each step.
+    Kernels that compute in a wider type must wrap to the narrow one after each step.
     """
     return {
         "dtype": pen.one_of(("int8", "uint8", "int16", "int32")),
@@ -170,7 +170,7 @@ def clamped(pen: Pen) -> Choices:
 def scaled_softmax(pen: Pen) -> Choices:
     """Softmax or log-softmax of a product with a negative, zero, tensor-valued or infinite factor, along some axis.
 
-    The factor may be drawn out of the subtraction of the maximum only if its sign and its extent allow it.
+    The factor may be moved out of the subtraction of the maximum only if its sign and shape allow it.
     """
     return {
         "factor": pen.one_of(("-2.0", "0.0", "1e30", "tensor", "flipped", "infinite")),
@@ -190,7 +190,7 @@ def powers(pen: Pen) -> Choices:
 def extremes(pen: Pen) -> Choices:
     """Maxima over one axis and over all, maxima with their places, sorted or top values, under ties.
 
-    A partial reduction may be reused for the whole one; which of equal elements is named must stay the first.
+    A partial reduction may be reused for the full one; of equal elements the index must stay that of the first.
     """
     return {"what": pen.one_of(("amax", "max", "argmax", "sort", "topk", "median", "cummax", "aminmax"))}
 
@@ -207,7 +207,7 @@ def variances(pen: Pen) -> Choices:
 
 @detour(3)
 def restrided(pen: Pen) -> Choices:
-    """The same values in other memory: transposed copies, flips, rolls, as_strided, expanded and copied."""
+    """The same values in another memory layout: transposed copies, flips, rolls, as_strided, expanded and copied."""
     return {
         "how": pen.one_of(
             ("transposed_copy", "flip", "roll", "as_strided", "expanded", "unfolded", "movedim", "strided_copy")
@@ -233,7 +233,7 @@ def masked_values(pen: Pen) -> Choices:
 
 @detour(3, has_gradient=never, writes=True)
 def input_written(pen: Pen) -> Choices:
-    """The activation is changed in place, be it an input of the model: by a number, by itself, or through a view."""
+    """The activation, perhaps an input of the model, is changed in place: by a number, by itself, or through a view."""
     return {"by": pen.one_of(("number", "itself", "view", "transposed", "twice"))}
 
 

@@ -34,7 +34,7 @@ class NearMiss:
 
 NEAR_MISSES: list[NearMiss] = []
 
-# In how many per cent of the cases one operator of the family is drawn, then another one.
+# Percentage of cases in which an operator of the family is drawn, then a further one.
 FAMILIES = {"memory": (14,), "values": (12,), "detour": (40, 25, 15)}
 
 

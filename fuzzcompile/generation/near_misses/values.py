@@ -1,4 +1,4 @@
-"""Values that provoke: scales, ties, constants, and numbers that are none."""
+"""Input values at the limits of kernels: scales, ties, constants, NaN and infinities."""
 
 from __future__ import annotations
 

@@ -174,6 +174,8 @@ class Examined:
         value, right, exact = _node(self.native_ir, name), self.native.get(name), self.exact[name]
         if value is None or not isinstance(right, torch.Tensor) or not isinstance(exact, torch.Tensor):
             return None
+        if metrics.same_values(right, value) or exact.shape != right.shape:  # the bits of a float64 have another shape
+            return None
         # What rounding the operator itself may have; that of its IR may be what is wrong with it.
         samples = [sample for run in self.noisy_native if isinstance(sample := run.get(name), torch.Tensor)]
         comparison = how_wrong(name, right, value, exact, samples)

@@ -1,26 +1,25 @@
-"""The local pool of workers that a campaign, a triage or a reduction uses."""
+"""The local pool of workers on which campaigns, triage and minimization run."""
 
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fuzzcompile.campaign.events import WorkerActivity
 from fuzzcompile.compiler.kernel_cache import shared_kernel_cache
 from fuzzcompile.execution.device import assign, resolve
 from fuzzcompile.execution.pool import WorkerPool
 from fuzzcompile.worker.judge import WorkerSetup, prepare
 
-# Enough for the cases that we draw, small enough that one that grows does not take the machine down.
+# Enough for generated cases, small enough that a case that keeps growing does not take the machine down.
 DEFAULT_MEMORY = 8 * 2**30
 DEFAULT_TIME = 180.0
-# After this share of a case's time its attribution begins no further compile, so that a proof that takes long does
-# not cost the finding.
+# After this share of a case's time, attribution starts no further compile: a long proof must not cost the finding.
 ATTRIBUTION_SHARE = 0.6
-# Compiled libraries stay loaded and dynamo keeps what it traced: a worker is renewed now and then.
+# Inductor generates other code for one thread than for several, and users compile for several.
+LEAST_THREADS = 2
+# Compiled libraries stay loaded and dynamo keeps its traces, so a worker is replaced after this many tasks.
 _TASKS_PER_WORKER = 150
 
 
@@ -47,9 +46,14 @@ def default_workers(device: str) -> int:
 def open_pool(
     device: str, workers: int, *, plants: Sequence[Path] = (), limits: Limits | None = None, least_threads: int = 1
 ) -> WorkerPool:
-    """Workers that are ready to judge cases on ``device`` (``auto``, ``cpu``, ``cuda`` or ``cuda:N``).
+    """Start workers that judge cases.
 
-    The processors are shared out among them as threads, at least ``least_threads`` (if there are as many) to each.
+    Args:
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
+        workers: how many processes; the processors are divided among them as threads.
+        plants: files that each worker runs before its first task, to plant bugs.
+        limits: time and memory of one task.
+        least_threads: the fewest threads of a worker, if the machine has as many processors.
 
     Raises:
         EnvironmentUnfit: there is no such device.
@@ -68,17 +72,3 @@ def open_pool(
         devices=assign(device, workers),
         environment=shared_kernel_cache(),
     )
-
-
-def activity(pool: WorkerPool) -> list[WorkerActivity]:
-    """What the pool's workers do, for display."""
-    now = time.monotonic()
-    return [
-        WorkerActivity(
-            state.slot,
-            state.device,
-            state.task if state.ready else state.task or "starting",
-            now - state.busy_since if state.busy_since is not None else 0.0,
-        )
-        for state in pool.workers()
-    ]

@@ -1,4 +1,4 @@
-"""What worker processes do to make a finding small: capture its graphs, look at candidates, judge what is left."""
+"""Minimization in a worker process: capture graphs, probe candidates, judge the result."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import contextlib
 import re
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import torch
 
 from fuzzcompile.capture.loading import defines_make, load
 from fuzzcompile.case import Case
+from fuzzcompile.compiler.configs import CONFIGS
 from fuzzcompile.compiler.graphs import CapturedGraph, capture_functional, capture_graphs
+from fuzzcompile.contract import ReportJson
 from fuzzcompile.errors import FuzzcompileError
 from fuzzcompile.execution.worker import current_device
 from fuzzcompile.generation import GeneratedCase, Profile
@@ -32,17 +34,17 @@ from fuzzcompile.reduction.tracing import Untranslatable, program_of
 from fuzzcompile.reduction.writing import Written
 from fuzzcompile.worker.isolation import isolated
 
-# Candidates of these would take the worker that shrinks them down with them.
+# Compiling a candidate of one of these would take this worker down too.
 _LOST = (Verdict.CRASH, Verdict.TIMEOUT)
 _MOST_GRAPHS = 6
 _MAX_OTHERS = 4
-# Words of sources whose graphs may be compiled for any size.
+# Words in sources whose graphs may be compiled with dynamic shapes.
 _RESIZED = re.compile(r"\b(DYNAMIC|CALLS|dynamic|mark_dynamic)\b")
 
 
 @dataclass(frozen=True)
 class ProbeTask:
-    """A candidate to look at; ``target`` is what it is compared with."""
+    """A candidate to compile; ``target`` is the failure that it must show."""
 
     candidate: Written
     target: Target
@@ -52,15 +54,21 @@ class ProbeTask:
 
 
 @dataclass(frozen=True)
-class ShrinkTask:
-    """A finding to be made small.
+class MinimizeTask:
+    """A finding to minimize.
 
-    ``choices`` is the recipe of a generated case. ``seconds`` bounds the search, not the confirmation after it,
-    ``tests`` its compiles and screens.
+    Attributes:
+        source: the case.
+        report: the report on it; its signature is the one to keep.
+        choices: the recipe of a generated case.
+        profile: the generator's profile under which ``choices`` were drawn.
+        seconds: time for the search, not for the confirmation after it.
+        tests: compiles and screens that the search may use.
+        vetoes: rewrites to refuse.
     """
 
     source: str
-    report: dict[str, Any]
+    report: ReportJson
     choices: bytes | None
     profile: Profile
     seconds: float
@@ -69,17 +77,17 @@ class ShrinkTask:
 
 
 @dataclass(frozen=True)
-class Shrunk:
-    """A small case, its own report, and a reproducer built from it.
+class Minimized:
+    """A small case, the report on it, and the reproducer made from it.
 
-    ``others`` are cases that failed too, but differently: findings of their own, to be judged; ``other_sources`` are
-    the texts of all that did, drawn or not. ``how`` says what
-    made it small: "recipe", "graph", "text", or "as found".
+    ``others`` are generated cases that failed in another way (secondary findings, to be judged); ``other_sources`` are
+    the sources of all candidates that did. ``how`` says what reduced the case: "recipe", "graph", "text", or
+    "as found". ``seconds`` is wall time, ``tests`` counts compiles and screens.
     """
 
     case: GeneratedCase | None
     source: str
-    report: dict[str, Any]
+    report: ReportJson
     reproducer: str
     confirmed: bool
     confirmation: str
@@ -99,12 +107,12 @@ class Shrunk:
     interrupted: bool = False
 
     @classmethod
-    def of(cls, outcome: Outcome, source: str) -> Shrunk:
-        """What a reduction of ``source`` came to."""
+    def of(cls, outcome: Outcome, source: str) -> Minimized:
+        """The outcome of reducing ``source``."""
         return cls(
             outcome.case,
             outcome.source,
-            dict(outcome.report),
+            cast(ReportJson, dict(outcome.report)),
             outcome.reproducer,
             outcome.confirmed,
             outcome.confirmation,
@@ -125,21 +133,18 @@ class Shrunk:
         )
 
 
-def shrink(task: ShrinkTask) -> Shrunk:
-    """Make a finding small in this process, under its locked signature."""
+def minimize(task: MinimizeTask) -> Minimized:
+    """Minimize a finding in this process; the result has the same signature."""
     tools = LocalTools(Target.of(task.report), task.vetoes)
     budget = Budget(task.tests, time.monotonic() + task.seconds)
     if task.report["verdict"] in _LOST:
         budget = Budget(0)
     job = job_of(task.source, task.report, task.choices, task.profile)
-    outcome = minimise(job, tools, budget)
-    return Shrunk.of(outcome, task.source)
+    return Minimized.of(minimise(job, tools, budget), task.source)
 
 
-def job_of(
-    source: str, report: Mapping[str, Any], choices: bytes | None, profile: Profile, keeps: Keep = "culprit"
-) -> Job:
-    """What is to be done to a source with that report."""
+def job_of(source: str, report: ReportJson, choices: bytes | None, profile: Profile, keeps: Keep = "culprit") -> Job:
+    """The reduction of a source with that report; ``choices`` and ``profile`` are its recipe."""
     return Job(
         source,
         report,
@@ -161,28 +166,28 @@ class LocalTools:
     thorough: bool = False
 
     def probe(self, candidate: Written, *, screen: bool) -> Probed:
-        """A quick look at a candidate."""
+        """Whether and how a candidate fails, from one compile."""
         return probe_candidate(ProbeTask(candidate, self.target, screen, self.thorough, self.vetoes))
 
     def programs(self, source: str, capture: Capture) -> Sequence[Program]:
         """The captured graphs of a source."""
         return capture_programs(source, capture)
 
-    def judge(self, source: str) -> Mapping[str, Any]:
+    def judge(self, source: str) -> ReportJson:
         """The full report on a source."""
         return judge_source(source, self.vetoes)
 
     def become_thorough(self) -> None:
-        """From now on, look as triage does."""
+        """From now on, probe as triage judges."""
         self.thorough = True
 
 
 def probe_candidate(task: ProbeTask) -> Probed:
-    """Look at a candidate in this process; one that cannot be run at all is no match."""
+    """Compile a candidate in this process. One that cannot run at all does not match."""
     device = torch.device(current_device())
     with written_out(task.candidate) as path, isolated():
         try:
-            seen = probe(
+            result = probe(
                 load(path, device),
                 device,
                 vetoes=task.vetoes,
@@ -192,20 +197,20 @@ def probe_candidate(task: ProbeTask) -> Probed:
             )
         except MemoryError:
             raise
-        except Exception as error:  # a text from which statements were taken may fail anywhere
+        except Exception as error:  # statements were removed from the source: it may fail anywhere, in any way
             return Probed(False, False, type(error).__name__, 0, 0)
-    return Probed(task.target.matches(seen), seen.is_bug, str(seen.verdict), seen.compiles, seen.screens)
+    return Probed(task.target.matches(result), result.is_bug, str(result.verdict), result.compiles, result.screens)
 
 
-def judge_source(source: str, vetoes: tuple[str, ...] = ()) -> dict[str, Any]:
+def judge_source(source: str, vetoes: tuple[str, ...] = ()) -> ReportJson:
     """The full report on a source."""
     device = torch.device(current_device())
     with written_out(Written(source, {})) as path, isolated():
-        return triage(load(path, device), device, vetoes=vetoes).to_json()
+        return cast(ReportJson, triage(load(path, device), device, vetoes=vetoes).to_json())
 
 
 def capture_programs(source: str, capture: Capture = "static") -> list[Program]:
-    """The graphs of a case as programs, the largest first; those that cannot be written down are left out."""
+    """The graphs of a case as programs, the largest first; those that cannot be written as torch code are left out."""
     device = torch.device(current_device())
     with written_out(Written(source, {})) as path, isolated():
         try:
@@ -216,7 +221,7 @@ def capture_programs(source: str, capture: Capture = "static") -> list[Program]:
                 captured = capture_graphs(case, device, dynamic=capture == "dynamic")
         except FuzzcompileError:
             return []
-        if capture == "dynamic":  # as sizes are that changed between two calls
+        if capture == "dynamic":  # as dynamo makes sizes dynamic that change between calls
             case = replace(case, settings=replace(case.settings, dynamic=True))
         programs = [program for graph in captured if (program := _program(graph, case)) is not None]
     return sorted(programs, key=lambda program: -len(program.statements))[:_MOST_GRAPHS]
@@ -230,19 +235,19 @@ def _program(graph: CapturedGraph, case: Case) -> Program | None:
     if not program.output_refs():
         return None
     freezes = bool(dict(case.settings.options).get("freezing")) or bool(case.settings.inductor.get("freezing"))
-    program = replace(program, as_module=freezes and any(one.parameter for one in program.inputs))
+    program = replace(program, as_module=freezes and any(value.parameter for value in program.inputs))
     return program if graph.grad else without_gradients(program)
 
 
-def _settings(case: Case, graph: CapturedGraph) -> dict[str, Any]:
-    """The module-level names of a case file that ask for what the case asks for."""
+def _settings(case: Case, graph: CapturedGraph) -> dict[str, object]:
+    """The module-level names (``GRAD``, ``OPTIONS``, …) that give a case file the settings of this case."""
     settings = case.settings
-    asked: dict[str, Any] = {}
+    asked: dict[str, object] = {}
     if case.backward:
         asked["BACKWARD"] = True
     elif graph.grad or case.grad == "inference_mode":
         asked["GRAD"] = "enabled" if graph.grad else case.grad
-    config = {name: dict(getattr(settings, name)) for name in ("dynamo", "functorch", "inductor")}
+    config = {name: dict(getattr(settings, name)) for name in CONFIGS}
     config = {name: entries for name, entries in config.items() if entries}
     asked |= {"OPTIONS": dict(settings.options)} if settings.options else {}
     asked |= {"CONFIG": config} if config else {}

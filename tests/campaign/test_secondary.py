@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Executor, Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ import torch
 from fuzzcompile.campaign.budget import Budget
 from fuzzcompile.campaign.drawing import Drawn
 from fuzzcompile.campaign.engine import Engine
-from fuzzcompile.campaign.secondary import store_by_catch
 from fuzzcompile.campaign.settings import CampaignSettings
+from fuzzcompile.commands.secondary import store_secondary_findings
 from fuzzcompile.corpus import Campaign, Store
 from fuzzcompile.generation import Profile
-from fuzzcompile.worker.judge import Judged, ShrinkTask, Shrunk
+from fuzzcompile.worker.judge import Judged
+from fuzzcompile.worker.minimize import Minimized, MinimizeTask
 
 KNOWN = Path(__file__).parent.parent / "known_issues"
 TORCH = "2.13.0"
@@ -43,11 +45,10 @@ class Answers(Executor):
     def submit(self, function: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
         (task,) = args
         future: Future[Any] = Future()
-        if isinstance(task, ShrinkTask):
+        if isinstance(task, MinimizeTask):
             others = tuple(f"# other {number}\n" for number in range(3)) if "found" in task.source else ()
-            future.set_result(
-                Shrunk(None, task.source, task.report, task.source, True, "", 1, 1, 1, 1.0, True, other_sources=others)
-            )
+            small = Minimized(None, task.source, task.report, task.source, True, "", 1, 1, 1, 1.0, True)
+            future.set_result(replace(small, other_sources=others))
             return future
         source = Path(task.path).read_text()
         self.judged.append(source)
@@ -68,9 +69,9 @@ def test_a_campaign_judges_what_its_reductions_meet(tmp_path):
         for _ in engine.run():
             pass
         engine.finish()
-        found = {one.signature for one in store.findings()}
+        signatures = {finding.signature for finding in store.findings()}
     assert executor.judged == ["# found\n", "# other 0\n", "# other 1\n"]  # and no more than two
-    assert found == {"post_grad:-:# found", "post_grad:-:# other 0", "post_grad:-:# other 1"}
+    assert signatures == {"post_grad:-:# found", "post_grad:-:# other 0", "post_grad:-:# other 1"}
 
 
 @pytest.mark.slow
@@ -79,8 +80,8 @@ def test_what_minimising_meets_is_judged_and_stored_once(tmp_path):
     bug = (KNOWN / "issue_193265.py").read_text()
     clean = "import torch\ndef make():\n    return torch.sin, (torch.ones(2),)\n"
     with Store.open(tmp_path / "corpus.db") as store:
-        (caught,) = store_by_catch(store, [clean, bug], device="cpu")
-        assert caught.is_new and caught.signature.endswith("pointless_cumsum_replacement")
+        (secondary,) = store_secondary_findings(store, [clean, bug], device="cpu")
+        assert secondary.is_new and secondary.signature.endswith("pointless_cumsum_replacement")
         (stored,) = store.findings()
-        assert (stored.public_id, stored.source) == (caught.finding, bug)
-        assert store_by_catch(store, [bug], device="cpu") == []
+        assert (stored.public_id, stored.source) == (secondary.finding, bug)
+        assert store_secondary_findings(store, [bug], device="cpu") == []
