@@ -46,6 +46,5 @@ def kept_pools() -> Iterator[Callable[..., contextlib.AbstractContextManager[Wor
 
 @pytest.fixture
 def shared_workers(kept_pools, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands get workers that earlier tests have used; for tests that are not about workers."""
-    for module in ("triage", "minimize"):
-        monkeypatch.setattr(f"fuzzcompile.commands.{module}.open_pool", kept_pools)
+    """Files are judged by workers that earlier tests have used; for tests that are not about workers."""
+    monkeypatch.setattr(triage, "open_pool", kept_pools)
