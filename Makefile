@@ -15,7 +15,7 @@ fuzz: $(STAMP) ## A short campaign on the device that is there
 	$(BIN)/fuzzcompile run --budget $(BUDGET)
 
 test: lint ## What every change must pass: formatter, linter, type checker, and the tests without the slow ones
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
 
 slow: $(STAMP) ## The tests that take minutes
 	$(BIN)/python -m pytest -m slow

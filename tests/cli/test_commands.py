@@ -28,7 +28,7 @@ MALFORMED = {
 
 
 @pytest.fixture(scope="module")
-def triaged_files(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, list[dict[str, Any]]]:
+def triaged_files(tmp_path_factory: pytest.TempPathFactory, kept_pools) -> tuple[int, list[dict[str, Any]]]:
     """The status and the JSON lines of one call: a bug, a clean case, a bug, and a folder of files that are no case."""
     folder = tmp_path_factory.mktemp("triaged")
     clean, malformed = folder / "clean.py", folder / "malformed"
@@ -37,7 +37,8 @@ def triaged_files(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, list[d
     for name, (source, _) in MALFORMED.items():
         Path(malformed, f"{name}.py").write_text(source, encoding="utf-8")
     out = io.StringIO()
-    with contextlib.redirect_stdout(out):
+    with contextlib.redirect_stdout(out), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fuzzcompile.commands.triage.open_pool", kept_pools)
         status = call("triage", KNOWN / "issue_195320.py", clean, KNOWN / "issue_193265.py", malformed, "--json")
     return status, [json.loads(line) for line in out.getvalue().splitlines()]
 
@@ -65,7 +66,7 @@ def test_a_file_that_is_no_case_has_its_line_and_decides_the_status(name, triage
     assert MALFORMED[name][1] in line["error"] and "\n" not in line["error"]
 
 
-def test_a_file_that_is_no_case_is_wrong_usage(write_case, capsys):
+def test_a_file_that_is_no_case_is_wrong_usage(write_case, capsys, shared_workers):
     assert call("triage", write_case("x = 1")) == 2
     said = sentence(capsys)
     assert "defines no make()" in said and "\n" not in said
@@ -132,7 +133,7 @@ def test_help_and_version_need_no_torch():
 def test_doctor_says_that_a_campaign_can_run(tmp_path, capsys):
     assert call("doctor", "--device", "cpu", "--corpus", tmp_path / "corpus.db", "--json") == 0
     checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)}
-    assert checks["Inductor hooks"]["fine"] and checks["torch.compile"]["fine"] and checks["C++ compiler"]["fine"]
+    assert checks["hooks"]["fine"] and checks["torch.compile"]["fine"] and checks["C++ compiler"]["fine"]
 
 
 def test_doctor_without_a_compiler_says_what_to_do(tmp_path, capsys, monkeypatch):

@@ -11,7 +11,7 @@ import time
 
 import psutil
 import pytest
-from calling import CLEAN, KNOWN, PLANT, SUBTRACTS, call, sentence
+from calling import CLEAN, KNOWN, SUBTRACTS, call, sentence
 from interrupting import heed_interrupts
 
 # Makes whatever is compiled crash, hang or grow, after eager has run.
@@ -19,15 +19,15 @@ CRASHING = "import os, torch._inductor.fx_passes.post_grad as p\np.remove_noop_o
 HANGING = "import time, torch._inductor.fx_passes.post_grad as p\np.remove_noop_ops = lambda graph: time.sleep(600)\n"
 
 
-def test_triage_for_people_names_verdict_culprit_and_what_to_do(capsys):
+def test_triage_for_people_names_verdict_culprit_and_what_to_do(capsys, shared_workers):
     assert call("bisect", KNOWN / "issue_195320.py") == 1
     out = capsys.readouterr().out
     assert "miscompile (BUG" in out and "_sfdp_pattern_28_inference" in out and "what to do: report it" in out
     assert ["veto", "_sfdp_pattern_28", "yes"] in [line.split()[:3] for line in out.splitlines()]
 
 
-def test_a_planted_rewrite_is_found_and_named(write_case, capsys):
-    plant, case = write_case(PLANT, "plant.py"), write_case(SUBTRACTS)
+def test_a_planted_rewrite_is_found_and_named(write_case, plant, capsys, shared_workers):
+    case = write_case(SUBTRACTS)
     assert call("triage", case, "--plant", plant, "--json") == 1
     report = json.loads(capsys.readouterr().out)
     culprit = report["culprit"]
@@ -39,8 +39,8 @@ def test_a_planted_rewrite_is_found_and_named(write_case, capsys):
     assert culprit["necessary"] is True and culprit["source"] == "plant.py"
 
 
-def test_vetoes_take_bugs_away(write_case, capsys):
-    plant, case = write_case(PLANT, "plant.py"), write_case(SUBTRACTS)
+def test_vetoes_take_bugs_away(write_case, plant, capsys, shared_workers):
+    case = write_case(SUBTRACTS)
     vetoes = ("--veto", "planted_sub", "--veto", "_sfdp")
     assert call("triage", case, KNOWN / "issue_195320.py", "--plant", plant, *vetoes, "--json") == 0
     reports = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -81,30 +81,30 @@ def test_eager_that_crashes_or_hangs_cannot_be_judged(write_case, capsys):
     assert "hang.py could not be judged" in second and "--timeout" in second
 
 
-def test_minimize_makes_a_reproducer_of_any_case(tmp_path, monkeypatch, capsys):
+def test_minimize_makes_a_reproducer_of_any_case(tmp_path, monkeypatch, capsys, shared_workers):
     monkeypatch.chdir(tmp_path)
     assert call("minimize", KNOWN / "issue_195320.py", "--out", "small.py") == 0
     done = subprocess.run([sys.executable, "small.py"], capture_output=True, text=True, check=False)
     assert done.returncode == 1 and "BUG" in done.stdout
 
 
-def test_minimize_of_a_clean_case_says_so(write_case, capsys):
+def test_minimize_of_a_clean_case_says_so(write_case, capsys, shared_workers):
     assert call("minimize", write_case(CLEAN)) == 0
     assert "no bug" in capsys.readouterr().out
 
 
-def test_bugs_of_the_baseline_are_known_and_do_not_count(write_case, tmp_path, capsys):
+def test_bugs_of_the_baseline_are_known_and_do_not_count(write_case, tmp_path, capsys, shared_workers):
     bug, junit = KNOWN / "issue_195320.py", tmp_path / "out.xml"
     baseline = write_case("joint_graph:torch/_inductor/fx_passes/fuse_attention.py:sfdp\n", "known.txt")
     clean = write_case(CLEAN)
-    assert call("triage", bug, clean, "--baseline", baseline, "--junit", junit, "--json", "--workers", "2") == 0
+    assert call("triage", bug, clean, "--baseline", baseline, "--junit", junit, "--json") == 0
     known, fine = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert known["known"] is True and known["is_bug"] and "known" not in fine
     assert 'skipped="1"' in junit.read_text() and sorted(p.name for p in tmp_path.glob("*.xml*")) == ["out.xml"]
 
 
-def test_a_bug_that_is_not_in_the_baseline_counts(write_case, tmp_path, capsys):
-    plant, case = write_case(PLANT, "plant.py"), write_case(SUBTRACTS)
+def test_a_bug_that_is_not_in_the_baseline_counts(write_case, plant, capsys, shared_workers):
+    case = write_case(SUBTRACTS)
     earlier = write_case("lowering:-:miscompile\n", "known.txt")
     assert call("triage", case, "--plant", plant, "--baseline", earlier, "--json") == 1
     first = json.loads(capsys.readouterr().out)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import calling
 import pytest
-from calling import PLANT, SUBTRACTS
+from calling import SUBTRACTS
 
 
 def call(*arguments: object) -> tuple[int, str, str]:
@@ -20,14 +20,15 @@ def call(*arguments: object) -> tuple[int, str, str]:
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, str, Path]:
+def written(tmp_path_factory: pytest.TempPathFactory, plant: Path, kept_pools) -> tuple[int, str, Path]:
     """Status and output of one call that writes both, and the folder that it wrote into."""
     folder = tmp_path_factory.mktemp("proof")
-    case, plant = folder / "case.py", folder / "plant.py"
+    case = folder / "case.py"
     case.write_text(SUBTRACTS, encoding="utf-8")
-    plant.write_text(PLANT, encoding="utf-8")
     html, ledger = folder / "out.html", folder / "deep" / "ledger"
-    status, out, _ = call("bisect", case, "--plant", plant, "--html", html, "--dump-ledger", ledger)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fuzzcompile.commands.triage.open_pool", kept_pools)
+        status, out, _ = call("bisect", case, "--plant", plant, "--html", html, "--dump-ledger", ledger)
     return status, out, folder
 
 

@@ -59,7 +59,6 @@ def test_every_code_block_names_its_file_and_is_executed():
     assert len(blocks) == len(re.findall(r"^```\w+$", TEXT, re.MULTILINE))
 
 
-@pytest.mark.xfail(reason="codegen/ comes with another branch: drop this mark once it is merged")
 def test_files_that_it_names_exist():
     examples = {block.path for blocks in EXAMPLES.values() for block in blocks}
     templates = {"templates/idioms/sigmoid_attention.py.j2", "templates/detours/centred_in_place.py.j2"}
