@@ -1,26 +1,26 @@
-# Everything a fresh machine needs is installed into .venv by the first target that is asked for.
+# Every target installs what it needs into .venv first.
 PYTHON ?= python3
 BUDGET ?= 5m
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Another torch than the one of constraints.txt, for `make compat`: it lives in an environment of its own.
+# The torch of `make compat`, which lives in an environment of its own.
 TORCH ?= 2.15.0
 OTHER := .venv-$(TORCH)
 OTHER_STAMP := $(OTHER)/.installed
 
 .PHONY: fuzz test slow lint doctor compat clean
 
-fuzz: $(STAMP) ## A short campaign on whatever device there is
+fuzz: $(STAMP) ## A short campaign on the device that is there
 	$(BIN)/fuzzcompile run --budget $(BUDGET)
 
-test: $(STAMP) ## The tests, without the slow ones
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+test: lint ## What every change must pass: formatter, linter, type checker, and the tests without the slow ones
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
 slow: $(STAMP) ## The tests that take minutes
 	$(BIN)/python -m pytest -m slow
 
-lint: $(STAMP)
+lint: $(STAMP) ## Formatter, linter and type checker
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -32,13 +32,16 @@ compat: $(OTHER_STAMP) ## Conformance suite and known issues on another torch: m
 	CUDA_VISIBLE_DEVICES= TORCHINDUCTOR_CACHE_DIR=$(CURDIR)/$(OTHER)/kernels $(OTHER)/bin/python -m pytest -p no:cacheprovider tests/conformance tests/test_known_issues.py
 	CUDA_VISIBLE_DEVICES= $(OTHER)/bin/fuzzcompile doctor --device cpu
 
-# The CPU build if there is one; else the index's own, which on Linux is a CUDA build of 3 to 8 GB that also runs without
-# a GPU. What else is needed comes as it is, without constraints.txt, which pins another torch.
+# The CPU build if the index has one; otherwise its default build, which on Linux is a CUDA build of 3 to 8 GB that also
+# runs without a GPU. constraints.txt pins another torch, so the other packages come unpinned. torch comes last once more,
+# in case that it is newer than pyproject.toml allows: pip then warns, and `doctor` lists the hooks that fail.
+OTHER_TORCH = $(OTHER)/bin/python -m pip install --quiet 'torch==$(TORCH)+cpu' || $(OTHER)/bin/python -m pip install --quiet 'torch==$(TORCH)'
 $(OTHER_STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fuzzcompile needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
 	test -x $(OTHER)/bin/python || $(PYTHON) -m venv $(OTHER)
-	$(OTHER)/bin/python -m pip install --quiet 'torch==$(TORCH)+cpu' || $(OTHER)/bin/python -m pip install --quiet 'torch==$(TORCH)'
-	$(OTHER)/bin/python -m pip install --quiet 'torch==$(TORCH)' 'pytest>=8' -e .
+	$(OTHER_TORCH)
+	$(OTHER)/bin/python -m pip install --quiet 'pytest>=8' -e .
+	$(OTHER_TORCH)
 	touch $@
 
 $(STAMP): pyproject.toml constraints.txt

@@ -34,9 +34,9 @@ def run_in_eager(case: GeneratedCase) -> None:
     model, inputs = namespace["make"]()
     with grad_mode(namespace.get("GRAD", "enabled" if "BACKWARD" in namespace else "no_grad")):
         for call in (inputs, *namespace.get("CALLS", ())):
-            made = namespace["run"](model, call) if "run" in namespace else model(*call)
+            result = namespace["run"](model, call) if "run" in namespace else model(*call)
             if namespace.get("BACKWARD"):
-                outputs = made if isinstance(made, tuple) else (made,)
+                outputs = result if isinstance(result, tuple) else (result,)
                 sum(output.float().sum() for output in outputs if output.requires_grad).backward()
 
 
@@ -47,36 +47,36 @@ def main() -> None:
     parser.add_argument("--eager", type=int, default=None, help="how many of them to run in eager; default: all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-near-misses", action="store_true")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    profile = Profile(near_misses=not given.no_near_misses)
-    case_at(given.seed, 0, profile)
+    profile = Profile(near_misses=not arguments.no_near_misses)
+    case_at(arguments.seed, 0, profile)
 
     wall, busy, invalid_after = [], [], []
     sources: Counter[str] = Counter()
     features: Counter[str] = Counter()
     errors: Counter[str] = Counter()
     ran = 0
-    for index in range(given.count):
+    for index in range(arguments.count):
         start, begun = time.perf_counter(), time.process_time()
-        case = case_at(given.seed, index, profile)
+        case = case_at(arguments.seed, index, profile)
         wall.append(time.perf_counter() - start)
         busy.append(time.process_time() - begun)
         ast.parse(case.source)
         sources[case.sha256] += 1
         features.update(case.features)
-        if given.eager is not None and index >= given.eager:
+        if arguments.eager is not None and index >= arguments.eager:
             continue
         ran += 1
         start = time.process_time()
         try:
             run_in_eager(case)
-        except Exception as error:
+        except Exception as error:  # a case may fail in any way at all
             invalid_after.append(time.process_time() - start)
             errors[f"{type(error).__name__}: {' '.join(str(error).split())[:90]} (index {index})"] += 1
 
-    print(f"{given.count} cases, all parse, {given.count - len(sources)} alike, {len(features)} features")
+    print(f"{arguments.count} cases, all parse, {arguments.count - len(sources)} alike, {len(features)} features")
     print(
         f"generation: {1e3 * statistics.mean(busy):.2f} ms of the processor each (at most {1e3 * max(busy):.0f}), "
         f"{1e3 * statistics.mean(wall):.2f} ms on the clock"

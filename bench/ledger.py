@@ -17,7 +17,8 @@ from pathlib import Path
 
 import torch
 
-from fuzzcompile.attribution.steps import ReplayCount, steps_of
+from fuzzcompile.attribution.replays import ReplayCount
+from fuzzcompile.attribution.steps import steps_of
 from fuzzcompile.case import Case, load_case
 from fuzzcompile.compiler.hooks import initialise_patterns
 from fuzzcompile.compiler.ledger import Ledger

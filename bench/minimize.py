@@ -43,7 +43,7 @@ from fuzzcompile.reduction.scripts.sources import case_part
 from fuzzcompile.reduction.search import Budget
 from fuzzcompile.reduction.writing import model_lines
 from fuzzcompile.worker.judge import WorkerSetup, prepare
-from fuzzcompile.worker.shrink import LocalTools, job_of, judge_source
+from fuzzcompile.worker.minimize import LocalTools, job_of, judge_source
 
 ROOT = Path(__file__).parent.parent
 CPU = torch.device("cpu")

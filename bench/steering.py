@@ -20,7 +20,8 @@ from pathlib import Path
 import torch
 
 from fuzzcompile.attribution.proving import failing_rewrite
-from fuzzcompile.attribution.steps import ReplayCount, steps_of, suspects_of
+from fuzzcompile.attribution.replays import ReplayCount
+from fuzzcompile.attribution.steps import steps_of, suspects_of
 from fuzzcompile.campaign.drawing import Drawn, Generator
 from fuzzcompile.campaign.profiles import for_this_torch
 from fuzzcompile.campaign.steering import UNIFORM, Item, Outcome, Steering, Strategy, items_of

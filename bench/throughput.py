@@ -37,7 +37,6 @@ from fuzzcompile.campaign.budget import Budget, clock
 from fuzzcompile.campaign.drawing import Drawn, Generator
 from fuzzcompile.campaign.events import CaseJudged, Event, Started, Tick
 from fuzzcompile.campaign.local import run_campaign
-from fuzzcompile.campaign.pool import Limits, available_cpus
 from fuzzcompile.campaign.settings import CampaignSettings
 from fuzzcompile.case import load_case
 from fuzzcompile.compiler.session import plainly
@@ -47,6 +46,7 @@ from fuzzcompile.execution.building import build
 from fuzzcompile.execution.environment import describe
 from fuzzcompile.generation import Profile
 from fuzzcompile.worker.judge import Judged, JudgeTask, WorkerSetup, judge_file, prepare
+from fuzzcompile.worker.pool import Limits, available_cpus
 
 _DEVICE = torch.device("cpu")
 _AGE = 45.0  # seconds of a worker's life at which its memory is compared

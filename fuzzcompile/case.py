@@ -1,4 +1,4 @@
-"""A case: a module, its inputs, and how it is compiled, read from one self-contained Python file.
+"""A case: a module, its inputs, and how it is compiled, loaded from one self-contained Python file.
 
 The file defines ``make()``, which seeds itself and returns ``(module_or_callable, inputs)``, and may
 define ``GRAD``, ``BACKWARD``, ``OPTIONS``, ``CONFIG``, ``MODE``, ``DYNAMIC``, ``FULLGRAPH``, ``CALLS``
@@ -27,17 +27,17 @@ _GRAD_MODES: tuple[GradMode, ...] = ("no_grad", "inference_mode", "enabled")
 
 @dataclass(frozen=True)
 class CompileSettings:
-    """What ``torch.compile`` is called with, and the configuration patched around it.
+    """The arguments of ``torch.compile``, and the configuration patched around it.
 
     ``options`` go to ``torch.compile``; ``inductor``, ``dynamo`` and ``functorch`` patch torch's config modules.
-    ``backend`` is a registered name or a callable of the user's.
+    ``backend`` is a registered name or a callable of the user.
     """
 
-    backend: str | Callable[..., Any] = "inductor"
-    options: Mapping[str, Any] = field(default_factory=dict)
-    inductor: Mapping[str, Any] = field(default_factory=dict)
-    dynamo: Mapping[str, Any] = field(default_factory=dict)
-    functorch: Mapping[str, Any] = field(default_factory=dict)
+    backend: str | Callable[..., object] = "inductor"
+    options: Mapping[str, object] = field(default_factory=dict)
+    inductor: Mapping[str, object] = field(default_factory=dict)
+    dynamo: Mapping[str, object] = field(default_factory=dict)
+    functorch: Mapping[str, object] = field(default_factory=dict)
     mode: str | None = None
     dynamic: bool | None = None
     fullgraph: bool = False
@@ -47,8 +47,8 @@ class CompileSettings:
 class Arguments:
     """The inputs of one call that takes positional and keyword arguments."""
 
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    args: tuple[object, ...] = ()
+    kwargs: Mapping[str, object] = field(default_factory=dict)
 
 
 pytree.register_pytree_node(
@@ -59,42 +59,46 @@ pytree.register_pytree_node(
 
 
 class State(Protocol):
-    """What a callable can reach and change that is neither a module of its own nor an input.
+    """The state of a captured script that its callable can reach and change, inputs excepted.
 
-    A captured script is run in place: its closures, globals and objects stay the same, and their tensors are set
-    back before every run.
+    A captured script runs in place: its closures, globals and objects stay the same, and their tensors are restored
+    before every run.
     """
 
     def restore(self, device: torch.device, *, double: bool) -> None:
-        """Set everything back to the moment of capture, on ``device`` (and in float64)."""
+        """Restore everything to the moment of capture, on ``device`` (and in float64)."""
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The reachable tensors, by the name under which a user knows them."""
+        """The reachable tensors, by the name that a user knows them by."""
 
     def originals(self) -> Sequence[torch.Tensor]:
-        """Their copies from the moment of capture, in the dtypes that they had."""
+        """The tensors' copies from the moment of capture, in their original dtypes."""
 
 
 @dataclass(frozen=True)
 class Case:
     """A loaded case file, or a call captured from a script.
 
-    ``make`` builds fresh state at every call, so that runs never see each other's mutations. Where ``state`` is
-    given, it is what makes the state fresh, and what ``make`` returns is used as it is. ``ambient`` is entered
-    around every run (autocast and the like) and ``reseed`` sets the random state that a run begins with;
-    ``notes`` say what a user should know of how the file was read.
+    Attributes:
+        make: builds fresh state at every call, so that no run sees the mutations of another.
+        state: if given, restores the state instead; ``make`` then returns the same objects every time.
+        calls: inputs of further calls.
+        run: calls the model in another way than ``model(*inputs)``.
+        ambient: a context entered around every run (autocast and the like).
+        reseed: sets the random state in which a run begins.
+        notes: what a user should know about how the file was read.
     """
 
     name: str
     path: Path
     source: str
-    make: Callable[[], tuple[Any, Any]]
+    make: Callable[[], tuple[Callable[..., object], object]]
     grad: GradMode
     backward: bool
     settings: CompileSettings
-    calls: Sequence[Any] | None
-    run: Callable[[Any, Any], Any] | None
-    ambient: Callable[[], AbstractContextManager[Any]] = nullcontext
+    calls: Sequence[object] | None
+    run: Callable[[Callable[..., object], object], object] | None
+    ambient: Callable[[], AbstractContextManager[object]] = nullcontext
     reseed: Callable[[], None] | None = None
     state: State | None = None
     notes: tuple[str, ...] = ()
@@ -111,13 +115,12 @@ def source_hash(source: str) -> str:
 
 
 def load_case(path: str | Path) -> Case:
-    """Execute the case file at ``path`` and return what it defines.
+    """Execute the case file at ``path`` and return the case that it defines.
 
-    The file becomes a module in ``sys.modules``, because dynamo resolves the globals of the code that
-    it traces through there.
+    The file becomes a module in ``sys.modules``, where dynamo resolves the globals of the code that it traces.
 
     Raises:
-        CaseError: the file cannot be read, is no Python, raises while it is loaded, or has no ``make()``.
+        CaseError: the file cannot be read, is not Python, raises while it is loaded, or has no ``make()``.
     """
     path = Path(path)
     source = read_source(path)
@@ -168,9 +171,9 @@ def _execute(path: Path, source: str) -> dict[str, Any]:
         raise
     except ModuleNotFoundError as error:
         raise CaseError(f"{path} needs the module {error.name!r}, which is not installed; install it.") from error
-    except BaseException as error:
+    except BaseException as error:  # user code: whatever it raises, SystemExit too, is an error of the case
         raise CaseError(
-            f"{path} cannot be loaded: it raises {type(error).__name__} ({_one_line(error)}); mend the file."
+            f"{path} cannot be loaded: it raises {type(error).__name__} ({_one_line(error)}); fix the file."
         ) from error
     return module.__dict__
 
@@ -194,7 +197,7 @@ def _settings(path: Path, namespace: Mapping[str, Any]) -> CompileSettings:
     )
 
 
-def _grad_mode(path: Path, namespace: Mapping[str, Any], backward: bool) -> GradMode:
+def _grad_mode(path: Path, namespace: Mapping[str, object], backward: bool) -> GradMode:
     wanted = namespace.get("GRAD", "enabled" if backward else "no_grad")
     for mode in _GRAD_MODES:
         if wanted == mode:

@@ -1,18 +1,18 @@
-"""The errors that a user can mend, each with the exit status that it ends the program with.
+"""Errors that a user can fix, each with the exit status of the program.
 
-Every message is one sentence that says what is wrong and what to do. The command line prints it
-without a traceback (``--debug`` adds one).
+Every message is one sentence that says what is wrong and what to do. The command line prints it without a traceback
+(``--debug`` adds one).
 """
 
 
 class FuzzcompileError(Exception):
-    """Something the user can mend; the program ends with ``exit_status``."""
+    """An error that the user can fix; the program ends with ``exit_status``."""
 
     exit_status = 3
 
 
 class UsageError(FuzzcompileError):
-    """A wrong option or an input that is not what the command takes (exit status 2)."""
+    """A wrong option, or an input that the command does not accept (exit status 2)."""
 
     exit_status = 2
 
@@ -22,4 +22,4 @@ class EnvironmentUnfit(FuzzcompileError):
 
 
 class CaseError(UsageError):
-    """A file that is no case: unreadable, no Python, no ``make()`` (exit status 2)."""
+    """A file that is not a case: unreadable, not Python, without ``make()`` (exit status 2)."""

@@ -1,4 +1,4 @@
-"""Plants: Python files run before anything compiles, to put a known bug into the installed torch."""
+"""Plants: Python files that run before anything compiles and put a known bug into the installed torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def check_plants(paths: Sequence[Path]) -> None:
     """Refuse plants that cannot be read or parsed, before any worker starts.
 
     Raises:
-        UsageError: naming the file and what is wrong with it.
+        UsageError: a file is unreadable or not valid Python; the message names it.
     """
     for path in paths:
         try:
@@ -36,7 +36,7 @@ def run_plants(paths: Sequence[Path]) -> None:
         try:
             text = path.read_text(encoding="utf-8")
             exec(compile(text, str(path.resolve()), "exec", dont_inherit=True), module.__dict__)
-        except Exception as error:
+        except Exception as error:  # user code: whatever it raises is an error of the plant
             raise UsageError(
                 f"The plant {path} raises {type(error).__name__}: {' '.join(str(error).split())[:200]}."
             ) from error

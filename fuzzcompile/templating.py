@@ -1,11 +1,13 @@
-"""The one Jinja environment of the project: idioms, cases, reports."""
+"""The project's only Jinja environment: idioms, cases, reports."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template, select_autoescape
+from jinja2.environment import TemplateModule
 
 _PACKAGE = Path(__file__).parent
 
@@ -27,3 +29,19 @@ def environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+
+
+@cache
+def template(name: str, source: str | None = None) -> Template:
+    """The template that ``source`` spells, or the file ``name`` of the folder of templates.
+
+    Raises:
+        jinja2.TemplateError: there is no such file, or it is no template.
+    """
+    return environment().get_template(name) if source is None else environment().from_string(source)
+
+
+def expanded(module: TemplateModule | None, macro: str, *arguments: object) -> str:
+    """What a macro makes of its arguments, stripped; nothing where the module has no such macro."""
+    function: Callable[..., str] | None = getattr(module, macro, None)
+    return function(*arguments).strip() if function else ""

@@ -10,10 +10,10 @@ import pytest
 import torch
 from behind_plants import aten
 
-from fuzzcompile.attribution.suspecting import Suspect
 from fuzzcompile.case import load_case
 from fuzzcompile.judging.probe import Probe, Target, probe
 from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.stages.base import Suspect
 
 KNOWN = Path(__file__).parent / "known_issues"
 CPU = torch.device("cpu")

@@ -11,7 +11,8 @@ import torch
 from planting import Plant
 from torch.utils import _pytree as pytree
 
-from fuzzcompile.attribution.steps import ReplayCount, Step, steps_of
+from fuzzcompile.attribution.replays import ReplayCount
+from fuzzcompile.attribution.steps import Step, steps_of
 from fuzzcompile.case import CompileSettings
 from fuzzcompile.compiler.hooks import initialise_patterns
 from fuzzcompile.compiler.ledger import Ledger, Rewrite

@@ -15,7 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from fuzzcompile.attribution.steps import ReplayCount, steps_of
+from fuzzcompile.attribution.replays import ReplayCount
+from fuzzcompile.attribution.steps import steps_of
 from fuzzcompile.case import load_case
 from fuzzcompile.compiler.hooks import initialise_patterns
 from fuzzcompile.compiler.settings import compile_in_process

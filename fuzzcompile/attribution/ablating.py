@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import functools
+import math
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
-from fuzzcompile.attribution.borders import borders_of
 from fuzzcompile.attribution.culprit import Ablation
-from fuzzcompile.attribution.steps import ReplayCount, Step, steps_of, suspects_of
+from fuzzcompile.attribution.evidence import VALUES, Evidence
+from fuzzcompile.attribution.replays import ReplayCount
 from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.oracle.judgement import error_of
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.trials.compiles import Experiments, Trial
-
-# What shows the bug: wrong values (or an error) as they are; a float64 step, in replay or before the graph passes
-# (border), where the values are within rounding; or values beyond rounding but within default tolerances that float64
-# proves wrong.
-Evidence = Literal["values", "replay", "border", "suspicion"]
 
 
 class OutOfTime(Exception):
@@ -30,13 +24,16 @@ class OutOfTime(Exception):
 class Ablator:
     """Compiles the case of a failing ``trial`` in other ways, says whether that repairs it, and keeps the table.
 
-    ``evidence`` says what shows the bug; after ``deadline`` (``time.monotonic()``) no compile is begun.
+    Attributes:
+        evidence: what shows the bug.
+        deadline: value of ``time.monotonic()`` after which no compile is begun; None for no limit.
+        ablations: the table, in the order of the compiles.
     """
 
     experiments: Experiments
     trial: Trial
     count: ReplayCount
-    evidence: Evidence = "values"
+    evidence: Evidence = VALUES
     deadline: float | None = None
     ablations: list[Ablation] = field(default_factory=list)
 
@@ -48,7 +45,12 @@ class Ablator:
     @property
     def replays(self) -> bool:
         """Whether nothing but replays shows the divergence, so that every compile needs a ledger with snapshots."""
-        return self.evidence in ("replay", "border")
+        return self.evidence.replays
+
+    @property
+    def seconds_left(self) -> float:
+        """Time before the deadline, at least a second, so that what needs no compile is looked at all the same."""
+        return math.inf if self.deadline is None else max(1.0, self.deadline - time.monotonic())
 
     def attempt(self, how: Compilation, toggle: str) -> tuple[Trial, bool]:
         """Compile as ``how`` says; the trial, and whether it repairs the divergence. Noted under ``toggle``.
@@ -85,11 +87,7 @@ class Ablator:
         if verdict.is_bug:
             # A layout that differs besides is another matter than wrong values.
             return verdict is Verdict.METADATA and failing.kind == "values"
-        if self.evidence == "replay":
-            return not changes_meaning(steps_of(trial.ledger, self.count))
-        if self.evidence == "border":
-            return not borders_of(trial.ledger, self.count)
-        return not (self.evidence == "suspicion" and trial.judgement.suspicious)
+        return not self.evidence.shows(trial, self.count)
 
     def same_kind(self, trial: Trial) -> bool:
         """Whether ``trial`` fails in the way that the failing one does."""
@@ -100,8 +98,3 @@ class Ablator:
         """Whether the divergence shows without code generation."""
         trial = self.compiled(replace(self.how, screen=True))
         return not self.repaired(trial) and self.same_kind(trial)
-
-
-def changes_meaning(steps: Sequence[Step]) -> list[Step]:
-    """Steps whose values in float64 prove that a rewrite changed what the graph computes."""
-    return [step for step in suspects_of(steps) if not step.random and step.moves_float64]

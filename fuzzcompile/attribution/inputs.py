@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from fuzzcompile.compiler.ledger import Call, Frame, GraphRecord, Snapshot
+from fuzzcompile.stage_names import POST_GRAD, PRE_GRAD
 
 _STAND_IN_SEED = 3
 
@@ -22,7 +23,7 @@ def inputs_of(frame: Frame, record: GraphRecord, number: int = 0) -> Sequence[An
     this = slice(number, number + 1)
     if record.direction == "joint":
         return _joint_inputs(frame, record, this)
-    if record.stage == "pre_grad":
+    if record.stage == PRE_GRAD:
         candidates = [call.inputs for call in frame.dynamo_calls[this]]
     elif record.direction == "backward":
         candidates = [call.inputs for call in frame.backward_calls[this]]
@@ -59,7 +60,7 @@ def _joint_inputs(frame: Frame, record: GraphRecord, this: slice) -> Sequence[An
 
 
 def _named(frame: Frame, direction: str, calls: Sequence[Call]) -> dict[str, Any]:
-    record = frame.record("post_grad", direction)
+    record = frame.record(POST_GRAD, direction)
     if record is None or not record.snapshots or not calls:
         return {}
     names = [str(node.target) for node in placeholders_of(record.snapshots[0])]

@@ -42,24 +42,24 @@ class Prover:
         through; what was a suspect from the start is a cause of its own.
         """
         known = {(s.label.stage, base_name(s.label.rewrite)) for s in self.suspects(self.steps)}
-        closure, others = [label], list[Label]()
+        closure, causes = [label], list[Label]()
         for _ in range(_MAX_SIBLINGS):
             # The first suspect is nearly always the one, and a compile proves it; a search after it screens.
-            screen = bool(closure[1:] or others) and self.ablator.screens
-            trial, repaired = self.veto([*closure, *others], screen=screen)
+            screen = bool(closure[1:] or causes) and self.ablator.screens
+            trial, repaired = self.veto([*closure, *causes], screen=screen)
             if repaired and screen:
-                trial, repaired = self.veto([*closure, *others])
-            if repaired and others:
-                return self._smallest([closure, *([other] for other in others)])
+                trial, repaired = self.veto([*closure, *causes])
+            if repaired and causes:
+                return self._smallest([closure, *([cause] for cause in causes)])
             if repaired:
-                return self._proved(label, step, closure, others)
-            following = self._next_suspect(trial, [*closure, *others])
+                return self._proved(label, step, closure, causes)
+            following = self._next_suspect(trial, [*closure, *causes])
             if following is None:
                 return None
             independent = family_of(following.rewrite) != family_of(label.rewrite) and (
                 (following.stage, base_name(following.rewrite)) in known
             )
-            (others if independent else closure).append(following)
+            (causes if independent else closure).append(following)
         return None
 
     def _smallest(self, causes: list[list[Label]]) -> Attribution:
@@ -90,22 +90,22 @@ class Prover:
         return None
 
     def _proved(
-        self, label: Label, step: Step | None, closure: Sequence[Label], others: Sequence[Label]
+        self, label: Label, step: Step | None, closure: Sequence[Label], causes: Sequence[Label]
     ) -> Attribution:
         family = family_of(label.rewrite)
-        siblings = {family_of(sibling.rewrite) for sibling in closure}
-        culprit = self._culprit(label, step, necessary=not others)
-        if len(siblings) > 1:
-            culprit = replace(culprit, family="+".join(sorted(siblings | {family})))
-        siblings_told = tuple(self._prefix(sibling) + sibling.rewrite for sibling in closure[1:])
-        culprit = replace(culprit, siblings=siblings_told)
+        families = {family_of(sibling.rewrite) for sibling in closure}
+        culprit = self._culprit(label, step, necessary=not causes)
+        if len(families) > 1:
+            culprit = replace(culprit, family="+".join(sorted(families | {family})))
+        names = tuple(self._prefix(sibling) + sibling.rewrite for sibling in closure[1:])
+        culprit = replace(culprit, siblings=names)
         try:
             sufficient = self._sufficient(closure)
         except OutOfTime:  # what is shown stays shown
-            return Attribution(culprit, [self._culprit(other, None, necessary=None) for other in others])
+            return Attribution(culprit, [self._culprit(cause, None, necessary=None) for cause in causes])
         culprit = replace(culprit, sufficient=sufficient)
-        contributors = [self._culprit(other, None, necessary=None) for other in others]
-        if sufficient is False and not others:
+        contributors = [self._culprit(cause, None, necessary=None) for cause in causes]
+        if sufficient is False and not causes:
             contributors = self._contributors(closure)
         return Attribution(culprit, contributors)
 
@@ -169,7 +169,7 @@ class Prover:
 
     def _contributors(self, closure: Sequence[Label]) -> list[Culprit]:
         """Other rewrites without which the divergence is gone as well."""
-        found: list[Culprit] = []
+        contributors: list[Culprit] = []
         tried = {base_name(label.rewrite) for label in closure}
         for _, _, rewrite in self.trial.ledger.rewrites():
             name = base_name(rewrite.label.rewrite)
@@ -177,8 +177,8 @@ class Prover:
                 continue
             tried.add(name)
             if self.veto([rewrite.label], screen=self.ablator.screens)[1]:
-                found.append(self._culprit(rewrite.label, None, necessary=True))
-        return found
+                contributors.append(self._culprit(rewrite.label, None, necessary=True))
+        return contributors
 
 
 def names_stage(label: Label) -> bool:

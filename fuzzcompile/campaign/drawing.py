@@ -7,40 +7,45 @@ import random
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Protocol
 
 from fuzzcompile.generation import GeneratedCase, Profile, case_at, from_choices
 from fuzzcompile.variations import Survey, vary
 
-# Far beyond any index: further candidates for a place in the stream are drawn from places of their own.
+# Beyond any index, so that further candidates for an index never coincide with another index.
 _CANDIDATES_APART = 10**12
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A case to be judged: its source, how it came about, and what it is made of.
+    """A case to be judged.
 
-    ``features`` name what a campaign can prefer: idioms, operators, choices. ``choices`` are the recipe of a generated
-    case (empty for one that cannot be drawn again), ``spec`` is what the corpus keeps of it. Only cases of one ``kind``
-    compete for a place in the stream.
+    Attributes:
+        source: the program.
+        origin: ``generated``, ``mutated``, ``varied``, ``user`` or ``reduction``.
+        features: what steering can prefer: idioms, operators, choices.
+        choices: the recipe of a generated case; empty for one that cannot be drawn again.
+        spec: what the corpus keeps about how the case was made.
+        idioms: the idioms of a generated case.
+        near_misses: its near misses, or the operators of a variation.
     """
 
     source: str
     origin: str
     features: tuple[str, ...] = ()
     choices: bytes = b""
-    spec: Mapping[str, Any] | None = None
+    spec: Mapping[str, object] | None = None
     idioms: tuple[str, ...] = ()
     near_misses: tuple[str, ...] = ()
 
     @cached_property
     def sha256(self) -> str:
-        """Names the source."""
+        """The hash that identifies the source."""
         return hashlib.sha256(self.source.encode()).hexdigest()
 
     @property
     def kind(self) -> str:
-        """See `kind_of`."""
+        """See `kind_of`; only cases of one kind compete for a place in the stream."""
         return kind_of(self.features)
 
 
@@ -50,21 +55,21 @@ def kind_of(features: Collection[str]) -> str:
 
 
 class Source(Protocol):
-    """Something that cases are drawn from, the same for the same arguments."""
+    """What cases are drawn from; equal arguments give equal cases."""
 
     @property
     def name(self) -> str:
-        """What tells its stream of cases from those of other sources; empty for the plain generator."""
+        """Distinguishes its stream from those of other sources; empty for the plain generator."""
 
     @property
-    def profile(self) -> Mapping[str, Any] | None:
-        """Under which settings recipes can be read again; None where there are no recipes."""
+    def profile(self) -> Mapping[str, object] | None:
+        """The settings under which its recipes can be read; None where there are no recipes."""
 
     def at(self, seed: int, index: int, candidate: int = 0) -> Drawn:
         """The ``candidate``-th case for a place in the stream."""
 
     def of(self, choices: bytes) -> Drawn | None:
-        """The case that a recipe spells; None where it spells none."""
+        """The case of a recipe; None for bytes that are no recipe."""
 
 
 @dataclass(frozen=True)
@@ -75,11 +80,11 @@ class Generator:
 
     @property
     def name(self) -> str:
-        """Near misses are drawn unless the name says otherwise."""
+        """Empty unless near misses are left out."""
         return "" if self.settings.near_misses else "no-near-misses"
 
     @property
-    def profile(self) -> Mapping[str, Any]:
+    def profile(self) -> Mapping[str, object]:
         """The profile as plain data, as the corpus keeps it."""
         return self.settings.to_json()
 
@@ -88,14 +93,14 @@ class Generator:
         return self.drawn(case_at(seed, index + candidate * _CANDIDATES_APART, self.settings), "generated")
 
     def of(self, choices: bytes) -> Drawn | None:
-        """The case that a recipe, which may have been changed at will, spells."""
+        """The case of a recipe that may have been mutated; None if the bytes give no case."""
         try:
             return self.drawn(from_choices(choices, self.settings), "mutated")
         except ValueError:
             return None
 
     def drawn(self, case: GeneratedCase, origin: str) -> Drawn:
-        """A generated case as a campaign takes it."""
+        """Wrap a generated case; see `Drawn` for ``origin``."""
         return Drawn(
             case.source,
             origin,
@@ -109,22 +114,22 @@ class Generator:
 
 @dataclass(frozen=True)
 class Variations:
-    """The user's own case, and variations of it. They have no recipes: choices are made on its text."""
+    """The user's own case and variations of it. They have no recipes: the source itself is varied."""
 
     survey: Survey
 
     @property
     def name(self) -> str:
-        """The hash of what is varied."""
+        """``from=`` and a hash of the varied source."""
         return f"from={hashlib.sha256(self.survey.source.encode()).hexdigest()[:12]}"
 
     @property
     def profile(self) -> None:
-        """There are no recipes to be read again."""
+        """None: there are no recipes."""
         return
 
     def at(self, seed: int, index: int, candidate: int = 0) -> Drawn:
-        """The ``candidate``-th variation for a place in the stream; the first place is that of the case itself."""
+        """The ``candidate``-th variation for a place in the stream; index 0 is the case itself."""
         if index == 0:
             return Drawn(self.survey.source, "user", ("as_given",))
         varied = vary(self.survey, random.Random(f"fuzzcompile {seed} {index} {candidate}"))
@@ -132,5 +137,5 @@ class Variations:
         return Drawn(varied.source, "varied", varied.operators, spec=spec, near_misses=varied.operators)
 
     def of(self, choices: bytes) -> Drawn | None:
-        """No recipe spells a variation."""
+        """None: there are no recipes."""
         return None

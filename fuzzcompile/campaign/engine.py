@@ -7,84 +7,80 @@ stored before they are announced.
 from __future__ import annotations
 
 import itertools
-import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Generator as Yielding
 from concurrent.futures import Executor, Future
-from typing import Any
+from typing import cast
 
+from fuzzcompile.campaign.bookkeeping import Bookkeeping
 from fuzzcompile.campaign.drawing import Drawn, Generator
 from fuzzcompile.campaign.events import (
     CaseJudged,
     Event,
     FindingFound,
-    FindingLine,
     FindingReduced,
     Finished,
     Started,
-    Tally,
     Tick,
     Trouble,
     WorkerActivity,
 )
-from fuzzcompile.campaign.jobs import Job, Jobs
+from fuzzcompile.campaign.findings import keep_reproducer, write_draft
+from fuzzcompile.campaign.jobs import Job, Jobs, Result
 from fuzzcompile.campaign.settings import CampaignSettings
 from fuzzcompile.campaign.steering import Outcome, Steering, items_of
-from fuzzcompile.commands.drafts import write_draft
-from fuzzcompile.commands.minimize import keep
-from fuzzcompile.corpus import CaseRecord, Coverage, Finding, Recorded, Store, public_id, severity
-from fuzzcompile.errors import EnvironmentUnfit, FuzzcompileError
-from fuzzcompile.execution.pool import WorkerFailed, WorkerStartFailed, WorkerStopped, WorkerTimeout
-from fuzzcompile.judging.report import unjudged, worker_failure
+from fuzzcompile.contract import CulpritJson, ReportJson
+from fuzzcompile.corpus import Coverage, Ended, Recorded, Store, public_id, severity
+from fuzzcompile.errors import FuzzcompileError
+from fuzzcompile.execution.pool import WorkerFailed, WorkerStartFailed, WorkerStopped
+from fuzzcompile.judging.report import unjudged
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.reporting.verdict import name_of
-from fuzzcompile.worker.judge import Judged, Shrunk, left_behind
+from fuzzcompile.worker.judge import Judged
+from fuzzcompile.worker.lost import left_behind, report_of, unstartable, verdict_of
+from fuzzcompile.worker.minimize import Minimized
 
 _TICK = 0.5
-# A finding that comes up just before the end of the budget still gets this long to be made small.
-_MIN_SHRINK_SECONDS = 45.0
-_HEARTBEAT = 5.0
-# Candidates of one reduction, beside those that can be drawn, that are judged because they failed in another way.
+# A finding that is hit just before the end of the budget still gets this long to be minimized.
+_MIN_MINIMIZE_SECONDS = 45.0
+# Secondary candidates of one reduction that are judged, beside those that have a recipe.
 _MOST_OTHERS = 2
-# A source that has drawn so many known programs in a row has no others.
+# A source that has drawn this many known programs in a row is taken to have no others.
 _REPEATED = 2000
-# Stages whose coverage is one of rewrites.
-_REWRITES = ("pre_grad", "joint_graph", "freezing", "post_grad", "partition")
 
 
 class Engine:
-    """Runs one campaign. ``describe_workers`` tells what the executor's workers do, for display only."""
+    """Runs one campaign.
+
+    Args:
+        settings: what the campaign is asked to do.
+        store: the open corpus.
+        executor: where judging and minimizing run.
+        environment: what results depend on (:func:`fuzzcompile.execution.environment.describe`).
+        campaign: the campaign's row in the corpus.
+        describe_workers: what the executor's workers do, for display only.
+    """
 
     def __init__(
         self,
         settings: CampaignSettings,
         store: Store,
         executor: Executor,
-        environment: Mapping[str, Any],
+        environment: Mapping[str, object],
         *,
         campaign: int,
         describe_workers: Callable[[], Sequence[WorkerActivity]] = lambda: (),
     ) -> None:
         self.settings = settings
         self.store = store
-        self.environment = environment
-        self.campaign = campaign
         self.describe_workers = describe_workers
-        self.verdicts: Counter[str] = Counter()
-        self.cases = 0
-        self.new: list[str] = []
-        self.hit: set[str] = set()
-        self._known = {(f.signature, _kind(f.verdict)) for f in store.findings() if _is_proved(f.culprit)}
-        self._covered: set[tuple[str, str]] = set()
-        self.screened = 0
+        self._books = Bookkeeping(settings, store, campaign, environment)
+        self._known = {(f.signature, Verdict(f.verdict).kind) for f in store.findings() if _is_proved(f.culprit)}
         self._steering = self._steered()
-        self._left: set[str] = set()  # findings whose minimising failed: each further hit would fail as well
+        self._given_up: set[str] = set()  # findings whose minimization failed: it would fail for further hits too
         self._jobs = Jobs(settings, executor)
-        self._start = time.monotonic()
-        self._beat = self._start
         self._submitted = 0
-        self._ended = "budget"
+        self._ended: Ended = "budget"
 
     # -- the loop ---------------------------------------------------------------------------------
 
@@ -97,17 +93,17 @@ class Engine:
         Raises:
             EnvironmentUnfit: workers cannot be started.
         """
-        known = self.store.recorded_indices(self.settings.stream)
+        judged = self.store.recorded_indices(self.settings.stream)
         yield Started(
-            self.campaign,
+            self._books.campaign,
             self.settings.seed,
             self.settings.device,
             self.settings.workers,
             self.settings.budget,
             self.store.location,
-            len(known),
+            len(judged),
         )
-        indices = (index for index in itertools.count() if index not in known)
+        indices = (index for index in itertools.count() if index not in judged)
         with self._jobs:
             while True:
                 self._fill(indices)
@@ -115,31 +111,18 @@ class Engine:
                     break
                 for future, job in self._jobs.ended(_TICK):
                     yield from self._settle(future, job)
-                self._heartbeat()
-                yield Tick(self.tally(), self.describe_workers())
+                self._books.heartbeat()
+                yield Tick(self._books.tally(), self.describe_workers())
 
     def finish(self, *, interrupted: bool = False) -> Finished:
         """Close the campaign in the corpus and summarise it."""
         ended = "interrupted" if interrupted else self._ended
-        self.store.finish_campaign(self.campaign, self._counters(), ended)  # type: ignore[arg-type]
-        lines = [self._line(found) for found in self.store.findings() if found.public_id in self.hit]
-        return Finished(ended, self.tally(), lines, self.store.location)
+        self._books.end(ended)
+        return self._books.summary(ended)
 
     def fail(self) -> None:
-        """Note in the corpus that the campaign ended by an error of its own."""
-        self.store.finish_campaign(self.campaign, self._counters(), "failed")
-
-    def tally(self) -> Tally:
-        """Counters as they are now."""
-        return Tally(
-            self.cases,
-            dict(self.verdicts),
-            len(self.hit),
-            len(self.new),
-            len(self._covered),
-            time.monotonic() - self._start,
-            self.screened,
-        )
+        """Note in the corpus that an error of our own ended the campaign."""
+        self._books.end("failed")
 
     # -- giving out work --------------------------------------------------------------------------
 
@@ -160,11 +143,11 @@ class Engine:
             self._judge(case, index, screen=screen)
 
     def _steered(self) -> Steering:
-        """The stream's steering, which goes on where earlier campaigns on this corpus left it."""
-        settings, torch = self.settings, self.environment["torch"]
+        """The stream's steering, in the state in which earlier campaigns on this corpus left it."""
+        settings, torch = self.settings, self._books.torch
         steering = Steering(settings.drawn_from, settings.seed, settings.mix, settings.strategy)
         seen = [(row.stage, row.rewrite, row.outcome) for row in self.store.coverage(torch)]
-        signatures = [("finding", found.signature, "fired") for found in self.store.findings()]
+        signatures = [("finding", finding.signature, "fired") for finding in self.store.findings()]
         profile = settings.drawn_from.profile
         seeds = self.store.seeds(torch, profile) if profile is not None else []
         steering.resume([*seen, *signatures], self.store.stream_runs(settings.stream, torch), seeds)
@@ -172,7 +155,7 @@ class Engine:
 
     def _wants_more(self) -> bool:
         budget, limit = self.settings.budget, self.settings.max_findings
-        if limit is not None and len(self.new) >= limit:
+        if limit is not None and len(self._books.new) >= limit:
             self._ended = "max-findings"
             return False
         if budget.cases is not None:
@@ -181,33 +164,36 @@ class Engine:
 
     def _remaining(self) -> float:
         """Seconds of the budget that are left; infinite for a budget of cases."""
-        if self.settings.budget.seconds is None:
-            return float("inf")
-        return self.settings.budget.seconds - (time.monotonic() - self._start)
+        seconds = self.settings.budget.seconds
+        return float("inf") if seconds is None else seconds - self._books.seconds
 
     def _judge(self, case: Drawn, index: int | None, *, retry: bool = False, screen: bool = False) -> None:
         self._jobs.judge(case, index, self._known, retry=retry, screen=screen)
 
-    def _shrink(self, finding: str, job: Job, report: Mapping[str, Any]) -> None:
-        seconds = min(self.settings.shrink_seconds, max(self._remaining(), _MIN_SHRINK_SECONDS))
-        self._jobs.shrink(finding, job, report, seconds)
+    def _judge_secondary(self, case: Drawn) -> None:
+        if self._remaining() > 0 and not self.store.has_source(case.sha256):
+            self._judge(case, None)
+
+    def _minimize(self, finding: str, job: Job, report: ReportJson) -> None:
+        seconds = min(self.settings.minimize_seconds, max(self._remaining(), _MIN_MINIMIZE_SECONDS))
+        self._jobs.minimize(finding, job, report, seconds)
 
     # -- taking results ---------------------------------------------------------------------------
 
-    def _settle(self, future: Future[Any], job: Job) -> Iterator[Event]:
+    def _settle(self, future: Future[Result], job: Job) -> Iterator[Event]:
         try:
             result = future.result()
         except WorkerStartFailed as error:
-            raise EnvironmentUnfit(f"No worker can be started: {error}. Run `fuzzcompile doctor`.") from error
+            raise unstartable(error) from error
         except WorkerStopped:
             return
         except WorkerFailed as error:
             yield from self._lost(error, job)
-        except Exception as error:
+        except Exception as error:  # whatever one task raises, the campaign goes on
             yield from self._raised(error, job)
         else:
-            if isinstance(result, Shrunk):
-                yield from self._reduced(result, job)
+            if isinstance(result, Minimized):
+                yield from self._minimized(result, job)
             else:
                 yield from self._judged(result, job)
 
@@ -219,32 +205,33 @@ class Engine:
             job.seconds,
             public_id(stored.finding_id) if stored.finding_id is not None else None,
         )
-        if stored.finding_id is not None:
-            yield from self._announce(stored, result.report, job)
+        yield from self._announce(stored, result.report, job)
 
-    def _announce(self, stored: Recorded, report: Mapping[str, Any], job: Job) -> Iterator[Event]:
-        finding = public_id(stored.finding_id or 0)
-        self.hit.add(finding)
+    def _announce(self, stored: Recorded, report: ReportJson, job: Job) -> Iterator[Event]:
+        """Announce the finding that a case hit, if any, and have it minimized if that would improve its reproducer."""
+        if stored.finding_id is None:
+            return
+        finding, signature = public_id(stored.finding_id), report["signature"] or ""
+        self._books.hit.add(finding)
         if _is_proved(report["culprit"]):
-            self._known.add((report["signature"], _kind(report["verdict"])))
+            self._known.add((signature, Verdict(report["verdict"]).kind))
         if stored.is_new_finding:
-            self.new.append(finding)
-            culprit = report["culprit"] or {}
-            yield FindingFound(
-                finding, report["signature"], report["verdict"], name_of(culprit), culprit.get("necessary")
-            )
-        if finding not in self._left and severity(report) > self._shown(finding):
-            self._shrink(finding, job, report)
+            self._books.new.append(finding)
+            culprit = report["culprit"]
+            necessary = culprit.get("necessary") if culprit else None
+            yield FindingFound(finding, signature, report["verdict"], name_of(culprit), necessary)
+        if finding not in self._given_up and severity(report) > self._severity_shown(finding):
+            self._minimize(finding, job, report)
 
-    def _shown(self, finding: str) -> int:
-        """Severity of the face that the finding's reproducers show, those under way included."""
+    def _severity_shown(self, finding: str) -> int:
+        """The worst severity that the finding's reproducers show, those being made included."""
         best = self.store.best_reproducer(finding)
-        under_way = [other.severity for other in self._jobs if other.shrinks == finding]
+        under_way = [job.severity for job in self._jobs if job.minimizes == finding]
         return max([severity(best.report if best is not None else None), *under_way])
 
-    def _reduced(self, result: Shrunk, job: Job) -> Iterator[Event]:
-        finding = job.shrinks or ""
-        keep(self.store, finding, result)
+    def _minimized(self, result: Minimized, job: Job) -> Iterator[Event]:
+        finding = job.minimizes or ""
+        keep_reproducer(self.store, finding, result)
         draft: str | None = None
         try:
             draft = str(write_draft(self.store, finding, self.settings.drafts))
@@ -261,137 +248,66 @@ class Engine:
             result.confirmed,
             draft,
         )
-        for other in result.others:
-            if self._remaining() > 0 and not self.store.has_source(other.sha256):
-                self._judge(Generator(self.settings.profile).drawn(other, "reduction"), None)
-        drawn = {other.source for other in result.others}
-        for source in [one for one in result.other_sources if one not in drawn][:_MOST_OTHERS]:
-            met = Drawn(source, "reduction")
-            if self._remaining() > 0 and not self.store.has_source(met.sha256):
-                self._judge(met, None)
+        for case in result.others:
+            self._judge_secondary(Generator(self.settings.profile).drawn(case, "reduction"))
+        drawn = {case.source for case in result.others}
+        for source in [source for source in result.other_sources if source not in drawn][:_MOST_OTHERS]:
+            self._judge_secondary(Drawn(source, "reduction"))
 
     def _lost(self, error: WorkerFailed, job: Job) -> Iterator[Event]:
-        """The worker crashed, hung or grew: that is the case's verdict, believed if it comes twice."""
-        if job.shrinks is not None:
-            self._left.add(job.shrinks)
-            yield Trouble(f"minimising {job.shrinks} {error}; `fuzzcompile minimize {job.shrinks}` tries again")
+        """The worker crashed, hung or used too much memory: the case's verdict, if it happens twice."""
+        if job.minimizes is not None:
+            self._given_up.add(job.minimizes)
+            yield Trouble(f"minimizing {job.minimizes}: {error}; `fuzzcompile minimize {job.minimizes}` tries again")
             return
-        verdict = Verdict.TIMEOUT if isinstance(error, WorkerTimeout) else Verdict.CRASH
-        compiling, found = left_behind(job.marker)
-        if found is not None:
-            yield from self._judged(Judged(found), job)
+        compiling, report = left_behind(job.marker)
+        if report is not None:
+            yield from self._judged(Judged(report), job)
             return
-        believed = compiling and job.retry
-        report = worker_failure(
-            job.path.stem, self.environment["torch"], self.settings.device, verdict, str(error)
-        ).to_json()
-        if not believed:
+        report = report_of(error, job.path.stem, self._books.torch, self.settings.device)
+        if not (compiling and job.retry):
             report |= {"is_bug": False, "signature": None}
             report["detail"] += "; seen once" if compiling else "; before eager had finished"
-        stored = self._record(job, report, None)
-        yield CaseJudged(job.index if job.index is not None else -1, str(verdict), job.seconds)
-        if stored.finding_id is not None:
-            yield from self._announce(stored, report, job)
-        elif compiling and not job.retry and self._remaining() > 0:
+        stored = self._record(job, report)
+        yield CaseJudged(job.index if job.index is not None else -1, str(verdict_of(error)), job.seconds)
+        yield from self._announce(stored, report, job)
+        if compiling and not job.retry and self._remaining() > 0:
             self._judge(job.case, job.index, retry=True, screen=job.screen)
 
     def _raised(self, error: Exception, job: Job) -> Iterator[Event]:
-        """Our own failure, or a case that nothing can be said of: stored, and the campaign goes on."""
+        """Store our own failure, or a case that could not be judged, as unjudged."""
         text = " ".join(str(error).split())[:300]
-        if job.shrinks is not None:
-            self._left.add(job.shrinks)
-            yield Trouble(f"minimising {job.shrinks} failed: {type(error).__name__}: {text}")
+        if job.minimizes is not None:
+            self._given_up.add(job.minimizes)
+            yield Trouble(f"minimizing {job.minimizes} failed: {type(error).__name__}: {text}")
             return
-        report = unjudged(job.path.stem, self.environment["torch"], self.settings.device, text)
-        self._record(job, report, None)
+        report = unjudged(job.path.stem, self._books.torch, self.settings.device, text)
+        self._record(job, cast(ReportJson, report))
         if not isinstance(error, FuzzcompileError):
             yield Trouble(f"case #{job.index} could not be judged: {type(error).__name__}: {text}")
 
-    # -- the corpus -------------------------------------------------------------------------------
-
-    def _record(self, job: Job, report: Mapping[str, Any], result: Judged | None) -> Recorded:
+    def _record(self, job: Job, report: ReportJson, result: Judged | None = None) -> Recorded:
         coverage = [
-            Coverage(c.stage, c.pass_name or "", c.rewrite, c.outcome, c.count)  # type: ignore[arg-type]
-            for c in (result.coverage if result is not None else ())
-            if c.outcome != "vetoed"
+            Coverage(count.stage, count.pass_name or "", count.rewrite, count.outcome, count.count)  # type: ignore[arg-type]
+            for count in (result.coverage if result is not None else ())
+            if count.outcome != "vetoed"
         ]
-        self._covered |= {(c.stage, c.rewrite) for c in coverage if c.outcome == "fired" and c.stage in _REWRITES}
         self._learn(job, report, coverage)
-        screened = result is not None and result.screened
-        self.screened += screened
-        self.cases += not job.retry
-        self.verdicts[str(report["verdict"])] += 1
-        return self.store.record(
-            self.campaign,
-            CaseRecord(
-                sha256=job.case.sha256,
-                source=job.case.source,
-                origin=job.case.origin,
-                stream=self.settings.stream if job.index is not None else None,
-                index=job.index,
-                spec=job.case.spec,
-                choices=job.case.choices or None,
-                idioms=job.case.idioms,
-                near_misses=job.case.near_misses,
-                features=job.case.features,
-            ),
-            dict(self.environment),
-            dict(report),
-            coverage,
-            screened=screened,
-        )
+        return self._books.record(job, report, coverage, screened=result is not None and result.screened)
 
-    def _learn(self, job: Job, report: Mapping[str, Any], coverage: Sequence[Coverage]) -> None:
-        """Tell the steering what a place in the stream brought."""
+    def _learn(self, job: Job, report: ReportJson, coverage: Sequence[Coverage]) -> None:
+        """Pass the result of a place in the stream to the steering."""
         if job.index is None:
             return
-        reached = {(c.stage, c.rewrite, c.outcome) for c in coverage}
-        step = (report.get("evidence") or {}).get("float64_step")
-        signature = report.get("signature") if report.get("is_bug") else None
-        outcome = Outcome(job.case, items_of(reached, signature), job.screen, step, bool(report.get("is_bug")))
+        reached = {(count.stage, count.rewrite, count.outcome) for count in coverage}
+        step = report["evidence"].get("float64_step")
+        is_bug = report["is_bug"]
+        outcome = Outcome(
+            job.case, items_of(reached, report["signature"] if is_bug else None), job.screen, step, is_bug
+        )
         self._steering.learn(job.index, outcome)
 
-    def _heartbeat(self) -> None:
-        if time.monotonic() - self._beat > _HEARTBEAT:
-            self._beat = time.monotonic()
-            self.store.heartbeat(self.campaign, self._counters())
 
-    def _counters(self) -> dict[str, Any]:
-        tally = self.tally()
-        return {
-            "cases": tally.cases,
-            "screened": tally.screened,
-            "verdicts": dict(tally.verdicts),
-            "findings": tally.findings,
-            "new_findings": tally.new_findings,
-            "seconds": round(tally.seconds, 1),
-        }
-
-    def _draft_of(self, finding: str) -> str | None:
-        """The draft's path, from this campaign or an earlier one."""
-        path = self.settings.drafts / f"{finding}.md"
-        return str(path) if path.exists() else None
-
-    def _line(self, found: Finding) -> FindingLine:
-        best = self.store.best_reproducer(found.public_id)
-        culprit = found.culprit or {}
-        return FindingLine(
-            found.public_id,
-            found.verdict,
-            name_of(culprit),
-            culprit.get("necessary"),
-            found.hits,
-            best.lines if best is not None else None,
-            best is not None and best.confirmed,
-            self._draft_of(found.public_id),
-            found.public_id in self.new,
-        )
-
-
-def _kind(verdict: str) -> str:
-    return Verdict(verdict).kind
-
-
-def _is_proved(culprit: Mapping[str, Any] | None) -> bool:
-    """Further hits of a finding whose culprit was shown to be necessary need no ablations of their own."""
+def _is_proved(culprit: CulpritJson | None) -> bool:
+    """Whether the culprit was shown to be necessary: further hits need no ablations of their own."""
     return culprit is not None and culprit.get("necessary") is True

@@ -1,17 +1,16 @@
-"""What a campaign says while it runs. Handlers turn these into a screen, a log, files."""
+"""The events of a running campaign. Handlers turn them into a display, a log, files."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from fuzzcompile.campaign.budget import Budget
 
 
 @dataclass(frozen=True)
 class WorkerActivity:
-    """What one worker does: ``task`` is None while it is idle, ``seconds`` how long it has been at it."""
+    """What one worker does: ``task`` is None while it is idle, ``seconds`` is how long it has run."""
 
     slot: int
     device: str
@@ -21,9 +20,10 @@ class WorkerActivity:
 
 @dataclass(frozen=True)
 class Tally:
-    """Counters of this campaign: ``cases`` judged, ``findings`` hit, ``new_findings`` that the corpus had not.
+    """Counters of this campaign.
 
-    For ``screened`` of the cases no code was generated.
+    ``findings`` were hit, ``new_findings`` of them were not in the corpus; ``rewrites`` fired at least once; no code
+    was generated for ``screened`` of the ``cases``; ``seconds`` is wall time.
     """
 
     cases: int = 0
@@ -42,7 +42,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Started:
-    """The campaign begins; ``known`` cases of its stream were judged by earlier campaigns."""
+    """The campaign starts; earlier campaigns judged ``known`` cases of its stream."""
 
     campaign: int
     seed: int
@@ -55,7 +55,7 @@ class Started:
 
 @dataclass(frozen=True)
 class CaseJudged:
-    """A case has its verdict; ``finding`` is the public id of the finding that it is a hit of."""
+    """A case has its verdict; ``finding`` is the public id of the finding that it hit."""
 
     index: int
     verdict: str
@@ -65,7 +65,7 @@ class CaseJudged:
 
 @dataclass(frozen=True)
 class FindingFound:
-    """A finding that the corpus did not have."""
+    """A finding that was not in the corpus."""
 
     finding: str
     signature: str
@@ -89,7 +89,7 @@ class FindingReduced:
 
 @dataclass(frozen=True)
 class Trouble:
-    """Something went wrong that costs one task, not the campaign."""
+    """Something went wrong that cost one task, not the campaign."""
 
     what: str
 
@@ -126,7 +126,7 @@ class Finished:
     findings: Sequence[FindingLine]
     corpus: str
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The summary for machines."""
         return {
             "ended": self.ended,

@@ -1,29 +1,38 @@
-"""What is under way on the workers: cases being judged, findings being made small."""
+"""What is running on the workers: cases being judged, findings being minimized."""
 
 from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self, TypeVar
 
 from fuzzcompile.campaign.drawing import Drawn
-from fuzzcompile.campaign.pool import ATTRIBUTION_SHARE
 from fuzzcompile.campaign.settings import CampaignSettings
+from fuzzcompile.contract import ReportJson
 from fuzzcompile.corpus import severity
-from fuzzcompile.worker.judge import JudgeTask, ShrinkTask, judge_file, shrink
+from fuzzcompile.execution.pool import WorkerPool
+from fuzzcompile.worker.judge import Judged, JudgeTask, judge_file
+from fuzzcompile.worker.minimize import Minimized, MinimizeTask, minimize
+from fuzzcompile.worker.pool import ATTRIBUTION_SHARE
 
-# What making a finding small may take beyond its time, to confirm what it came to.
+Result = Judged | Minimized
+Task = TypeVar("Task")
+
+# Seconds that minimizing a finding may take beyond its search, to confirm the reproducer.
 _CONFIRMING_SECONDS = 240.0
 
 
 @dataclass
 class Job:
-    """Something under way: a case that is judged, or with ``shrinks`` a finding that is made small."""
+    """A case that is judged, or with ``minimizes`` the finding whose case is minimized.
+
+    ``index`` is the place in the stream (None for a secondary candidate), ``severity`` that of the minimized report.
+    """
 
     case: Drawn
     index: int | None
@@ -31,24 +40,24 @@ class Job:
     marker: Path
     started: float = field(default_factory=time.monotonic)
     retry: bool = False
-    shrinks: str | None = None
+    minimizes: str | None = None
     severity: int = 0
     screen: bool = False
 
     @property
     def seconds(self) -> float:
-        """How long it has been under way."""
+        """How long it has been running."""
         return time.monotonic() - self.started
 
 
 class Jobs:
-    """Gives work to an executor and hands back what has ended. Case files lie in a folder that goes with the block."""
+    """Submits work to an executor and returns what has ended. The folder of case files exists within the block."""
 
     def __init__(self, settings: CampaignSettings, executor: Executor) -> None:
         self.settings = settings
         self.executor = executor
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._under_way: dict[Future[Any], Job] = {}
+        self._running: dict[Future[Result], Job] = {}
 
     def __enter__(self) -> Self:
         self._folder = tempfile.TemporaryDirectory(prefix="fuzzcompile-")
@@ -62,10 +71,10 @@ class Jobs:
         self._folder.cleanup()
 
     def __len__(self) -> int:
-        return len(self._under_way)
+        return len(self._running)
 
     def __iter__(self) -> Iterator[Job]:
-        return iter(self._under_way.values())
+        return iter(self._running.values())
 
     def judge(
         self,
@@ -76,8 +85,8 @@ class Jobs:
         retry: bool = False,
         screen: bool = False,
     ) -> None:
-        """Have a case judged. Signatures and kinds of bug that are ``known`` need no proof of their own."""
-        assert self._folder is not None, "work is given out within the block"
+        """Have a case judged; ``known`` are the signatures and kinds of bug that need no further proof."""
+        assert self._folder is not None, "work is submitted within the block"
         path = Path(self._folder.name, f"case_{case.sha256[:12]}.py")
         path.write_text(case.source, encoding="utf-8")
         marker = path.with_suffix(f".{'again' if retry else 'eager'}")
@@ -89,33 +98,32 @@ class Jobs:
             ATTRIBUTION_SHARE * self.settings.case_seconds,
             screen=screen,
         )
-        label = f"judge #{index}" if index is not None else "judge a by-catch"
+        label = f"judge #{index}" if index is not None else "judge a secondary candidate"
         self._submit(judge_file, task, label, Job(case, index, path, marker, retry=retry, screen=screen))
 
-    def shrink(self, finding: str, job: Job, report: Mapping[str, Any], seconds: float) -> None:
-        """Have the case of a judged job made small, in about so many seconds."""
-        task = ShrinkTask(
+    def minimize(self, finding: str, job: Job, report: ReportJson, seconds: float) -> None:
+        """Have the case of a judged job minimized, in about this many seconds."""
+        task = MinimizeTask(
             job.case.source,
-            dict(report),
+            report,
             job.case.choices or None,
             self.settings.profile,
             seconds,
             vetoes=self.settings.vetoes,
         )
-        shrinking = Job(job.case, job.index, job.path, job.marker, shrinks=finding, severity=severity(report))
-        self._submit(shrink, task, f"minimise {finding}", shrinking, limit=seconds + _CONFIRMING_SECONDS)
+        minimizing = Job(job.case, job.index, job.path, job.marker, minimizes=finding, severity=severity(report))
+        self._submit(minimize, task, f"minimize {finding}", minimizing, limit=seconds + _CONFIRMING_SECONDS)
 
-    def ended(self, timeout: float) -> list[tuple[Future[Any], Job]]:
-        """What has ended, after ``timeout`` seconds at most; it is under way no longer."""
-        done, _ = wait(self._under_way, timeout=timeout, return_when=FIRST_COMPLETED)
-        return [(future, self._under_way.pop(future)) for future in done]
+    def ended(self, timeout: float) -> list[tuple[Future[Result], Job]]:
+        """Wait for ``timeout`` seconds at most; return what has ended, and forget it."""
+        done, _ = wait(self._running, timeout=timeout, return_when=FIRST_COMPLETED)
+        return [(future, self._running.pop(future)) for future in done]
 
     def _submit(
-        self, function: Callable[[Any], Any], task: Any, label: str, job: Job, *, limit: float | None = None
+        self, function: Callable[[Task], Result], task: Task, label: str, job: Job, *, limit: float | None = None
     ) -> None:
-        schedule = getattr(self.executor, "schedule", None)
-        if schedule is None:
-            future: Future[Any] = self.executor.submit(function, task)
+        if isinstance(self.executor, WorkerPool):
+            future = self.executor.schedule(function, (task,), label=label, time_limit=limit)
         else:
-            future = schedule(function, (task,), label=label, time_limit=limit)
-        self._under_way[future] = job
+            future = self.executor.submit(function, task)
+        self._running[future] = job

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import signal
-import threading
+import time
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from types import FrameType
 
 from fuzzcompile import __version__
 from fuzzcompile.campaign.drawing import Variations
 from fuzzcompile.campaign.engine import Engine
-from fuzzcompile.campaign.events import Finished
-from fuzzcompile.campaign.pool import Limits, activity, open_pool
+from fuzzcompile.campaign.events import Finished, WorkerActivity
+from fuzzcompile.campaign.interrupts import sigterm_interrupts
 from fuzzcompile.campaign.settings import CampaignSettings
 from fuzzcompile.campaign.terminal import Handler
 from fuzzcompile.corpus import Campaign, Store
-from fuzzcompile.errors import CaseError, EnvironmentUnfit
+from fuzzcompile.errors import CaseError
 from fuzzcompile.execution.device import Numerics, resolve
 from fuzzcompile.execution.environment import describe
-from fuzzcompile.execution.pool import WorkerFailed, WorkerStartFailed
+from fuzzcompile.execution.pool import WorkerFailed, WorkerPool, WorkerStartFailed
 from fuzzcompile.variations import survey
+from fuzzcompile.worker.lost import unstartable
+from fuzzcompile.worker.pool import Limits, open_pool
 
 
 def run_campaign(
@@ -43,15 +43,15 @@ def run_campaign(
     with Store.open(location) as store:
         campaign = store.start_campaign(Campaign(settings.seed, _settings(settings), command, __version__, environment))
         pool = open_pool(settings.device, settings.workers, plants=plants, limits=limits)
-        engine = Engine(settings, store, pool, environment, campaign=campaign, describe_workers=lambda: activity(pool))
+        engine = Engine(settings, store, pool, environment, campaign=campaign, describe_workers=lambda: _activity(pool))
         interrupted = False
         try:
-            with _sigterm_interrupts(), closing(engine.run()) as events:
+            with sigterm_interrupts(), closing(engine.run()) as events:
                 for event in events:
                     handler.handle(event)
         except KeyboardInterrupt:
             interrupted = True
-        except BaseException:
+        except BaseException:  # whatever ended it, the corpus must say so
             engine.fail()
             raise
         finally:
@@ -60,19 +60,19 @@ def run_campaign(
 
 
 def survey_case(path: Path, device: str, limits: Limits) -> Variations:
-    """Variations of the case file at ``path``; what of it can be varied is found out in a worker process.
+    """Variations of the case file at ``path``; a worker process finds out what of it can be varied.
 
     Raises:
-        CaseError: it is no case file, or it fails, crashes or does not end in eager mode.
+        CaseError: it is not a case file, or it fails, crashes or hangs in eager mode.
         EnvironmentUnfit: there is no such device, or no worker can be started.
     """
     with open_pool(device, 1, limits=limits) as pool:
         try:
             return Variations(pool.submit(survey, str(path), str(resolve(device))).result())
         except WorkerStartFailed as error:
-            raise EnvironmentUnfit(f"No worker can be started: {error}. Run `fuzzcompile doctor`.") from error
+            raise unstartable(error) from error
         except WorkerFailed as error:
-            raise CaseError(f"{path} cannot be varied: in eager mode it {error}; mend it first.") from error
+            raise CaseError(f"{path} cannot be varied: in eager mode it {error}; fix it first.") from error
 
 
 def _settings(settings: CampaignSettings) -> dict[str, object]:
@@ -90,18 +90,15 @@ def _settings(settings: CampaignSettings) -> dict[str, object]:
     }
 
 
-class _sigterm_interrupts:  # noqa: N801 - used as a context manager, like contextlib's
-    """Within the block SIGTERM acts as Ctrl-C does, so that a stopped campaign ends with its summary."""
-
-    def __enter__(self) -> None:
-        self._before = None
-        if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGTERM, _interrupt)
-
-    def __exit__(self, *error: object) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGTERM, self._before)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+def _activity(pool: WorkerPool) -> list[WorkerActivity]:
+    """What the pool's workers do, for display."""
+    now = time.monotonic()
+    return [
+        WorkerActivity(
+            state.slot,
+            state.device,
+            state.task if state.ready else state.task or "starting",
+            now - state.busy_since if state.busy_since is not None else 0.0,
+        )
+        for state in pool.workers()
+    ]

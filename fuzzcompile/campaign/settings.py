@@ -15,8 +15,22 @@ from fuzzcompile.generation import Profile
 class CampaignSettings:
     """What a campaign is asked to do.
 
-    ``source`` is what cases are drawn from (None: the generator under ``profile``), ``mix`` at which speeds they are
-    judged, ``strategy`` how their stream is steered.
+    Attributes:
+        budget: when to stop giving out work.
+        seed: names the stream of cases, with the settings that `stream` lists.
+        profile: the generator's settings.
+        device: as the user named it, ``auto`` resolved.
+        workers: how many cases run at once.
+        torch: the installed version.
+        vetoes: rewrites to refuse in every case.
+        plants: hashes of the files that plant bugs.
+        case_seconds: time of one case.
+        max_findings: stop after this many new findings.
+        minimize_seconds: time of one minimization.
+        drafts: folder for issue drafts.
+        mix: whether cases are screened, judged in full, or both.
+        strategy: how the stream is steered.
+        source: what cases are drawn from; None for the generator under ``profile``.
     """
 
     budget: Budget
@@ -29,7 +43,7 @@ class CampaignSettings:
     plants: tuple[str, ...] = ()
     case_seconds: float = 180.0
     max_findings: int | None = None
-    shrink_seconds: float = 120.0
+    minimize_seconds: float = 120.0
     drafts: Path = Path("reports/drafts")
     mix: Mix = "mixed"
     strategy: Strategy = field(default_factory=Strategy)
@@ -37,7 +51,7 @@ class CampaignSettings:
 
     @property
     def stream(self) -> str:
-        """Key of the seeded sequence of cases, under which judged indices are remembered."""
+        """Key of the seeded sequence of cases, under which the corpus keeps judged indices."""
         drawn = self.drawn_from.name
         source = f" {drawn}" if drawn else ""
         how = "" if self.mix == "mixed" else f" {self.mix}-only"
@@ -49,5 +63,5 @@ class CampaignSettings:
 
     @property
     def drawn_from(self) -> Source:
-        """Where the cases come from."""
+        """What cases are drawn from."""
         return self.source if self.source is not None else Generator(self.profile)

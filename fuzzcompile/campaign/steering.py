@@ -1,11 +1,11 @@
-"""Which case comes next: what still brings something new is drawn more often.
+"""Chooses the next case: features that still lead to something new are drawn more often.
 
-Every place in the stream gets a few candidates, and the one whose features have lately brought most is taken; some
-places vary the recipe of a case that was the first to reach something. What counts as new is a rewrite, a refusal, a
-decomposition, a lowering, a shape of kernel or a signature that no case before had.
+Every place in the stream gets a few candidates, and the one whose features have lately found most is judged; some
+places mutate the recipe of a case that was the first to reach something. A rewrite, a refusal, a decomposition, a
+lowering, a kind of kernel or a signature counts as new if no earlier case had it.
 
-Everything hangs on the seed and on the results of places that lie a whole block back. So the same campaign draws the
-same cases whatever worker is faster, unless one case takes as long as a block of others: its result counts later then.
+The choice depends only on the seed and on the results of places at least a block earlier. So a campaign draws the same
+cases whichever worker is faster, unless one case takes as long as a whole block: its result then counts later.
 """
 
 from __future__ import annotations
@@ -20,27 +20,28 @@ from typing import Literal
 
 from fuzzcompile.campaign.drawing import Drawn, Source, kind_of
 from fuzzcompile.corpus import Seed, StreamRun
+from fuzzcompile.stage_names import LOWERING, SCHEDULER
 
 Mix = Literal["mixed", "screen", "full"]
-# Stage, name, and what became of it; a signature stands under the stage "finding".
+# Stage, name and outcome; a signature has the stage "finding".
 Item = tuple[str, str, str]
 
 FINDING = "finding"
-# Results are taken in by blocks, one block late.
+# Results are learned by blocks, one block late.
 BLOCK = 16
-# What generating code for a case costs beside screening it (measured: bench/throughput.py).
+# Cost of a full compile in units of a screen (measured: bench/throughput.py).
 FULL_COST = 8.0
-# Neither speed is ever given up: the other sees what it cannot.
+# Neither speed is ever given up: each finds bugs that the other cannot.
 _LEAST_FULL, _MOST_FULL = 0.1, 0.9
-# Reached in full compiles alone; a preference for idioms must not hang on the speed that a case happened to get.
-_BEHIND = ("lowering", "scheduler")
-_WORTH = {"scheduler": 0.25, FINDING: 4.0}
-# What is remembered of a feature after each block: a well that has run dry is left.
+# Only full compiles reach these; a preference for idioms must not depend on the speed that a case happened to get.
+_FULL_ONLY = (LOWERING, SCHEDULER)
+_WORTH = {SCHEDULER: 0.25, FINDING: 4.0}
+# Share of a feature's counts that is kept after each block, so that a feature that has run dry is left.
 _MEMORY = 0.9
 _MOST_PARENTS = 128
-# For each candidate that is wanted so many are drawn, until one is of the right kind.
+# How many cases are drawn for each candidate, until one is of the right kind.
 _TRIES = 3
-# What any case costs beside what grows with its source, and what cases cost on average, in characters.
+# The fixed cost of a case, and the average cost of cases, in characters of source.
 _BASE_LENGTH, _MEAN_LENGTH = 500, 1500
 
 
@@ -49,13 +50,13 @@ class Strategy:
     """How places in the stream are filled; bench/steering.py compares them.
 
     Attributes:
-        candidates: how many cases are drawn for a place, of which the most promising is judged.
-        pairs: how much pairs of features count that were never judged together.
-        wholes: how much it counts that exactly these features were never judged.
-        kinds: share of the places whose kind of case follows what each kind brings for its cost, not what is drawn.
-        mutated: share of the places that vary the recipe of an earlier case.
+        candidates: how many cases are drawn for a place; the most promising is judged.
+        pairs: weight of pairs of features that were never judged together.
+        wholes: weight of a set of features that was never judged.
+        kinds: share of places whose kind of case follows each kind's yield per cost instead of the draw.
+        mutated: share of places that mutate the recipe of an earlier case.
         climbing: share of these that start from the case whose rewrites moved float64 most without being a bug.
-        thrift: 0 where candidates are compared by promise alone, 1 by promise for what judging them costs.
+        thrift: exponent of a candidate's cost: 0 compares candidates by promise, 1 by promise per cost.
     """
 
     candidates: int = 4
@@ -72,7 +73,7 @@ UNIFORM = Strategy(candidates=1, pairs=0.0, wholes=0.0, kinds=0.0, mutated=0.0, 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What judging a place in the stream brought: all that it reached, and the largest step in float64."""
+    """The result of a place in the stream: all that it reached, and the largest step in float64."""
 
     drawn: Drawn
     items: frozenset[Item]
@@ -83,7 +84,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Parent:
-    """A recipe worth varying."""
+    """A recipe worth mutating."""
 
     choices: bytes
     worth: float
@@ -92,25 +93,25 @@ class Parent:
 
 @dataclass
 class _Yield:
-    """Discounted counts: how much was tried, how much of it brought something."""
+    """Discounted counts: how much was tried, and how much that found."""
 
     tried: float = 0.0
-    brought: float = 0.0
+    found: float = 0.0
 
     @property
     def rate(self) -> float:
-        """What a try brings; what is not known yet brings one."""
-        return (self.brought + 1.0) / (self.tried + 1.0)
+        """Finds per try; 1 before the first try."""
+        return (self.found + 1.0) / (self.tried + 1.0)
 
-    def count(self, brought: float, tried: float = 1.0) -> None:
-        """Add what tries brought."""
+    def count(self, found: float, tried: float = 1.0) -> None:
+        """Add the finds of ``tried`` tries."""
         self.tried += tried
-        self.brought += brought
+        self.found += found
 
 
 @dataclass
 class Steering:
-    """Fills the places of one stream. Results may arrive in any order; they are taken in by place."""
+    """Fills the places of one stream. Results may arrive in any order; they are learned by place."""
 
     source: Source
     seed: int
@@ -127,7 +128,7 @@ class Steering:
     _block: int = 0
 
     def resume(self, seen: Iterable[Item], past: Iterable[StreamRun], seeds: Iterable[Seed]) -> None:
-        """Take up what the corpus remembers: all that was reached, and this stream's earlier cases."""
+        """Restore the state from the corpus: all that was reached, and this stream's earlier cases."""
         self.seen |= set(seen)
         block = 0
         for run in past:
@@ -144,19 +145,19 @@ class Steering:
 
     def at(self, index: int) -> tuple[Drawn, bool]:
         """The case for a place in the stream, and whether it is to be screened first."""
-        self._take_in(index)
+        self._learn_blocks(index)
         rng = random.Random(f"fuzzcompile steering {self.seed} {index}")
-        full = rng.random()  # drawn in every mix, so that the same cases follow
+        full = rng.random()  # drawn in every mix, so that the draws after it are the same
         mutated = rng.random() < self.strategy.mutated
         drawn = (self._mutated(rng) if mutated else None) or self._chosen(index, rng)
         return drawn, full >= self.full_share(drawn.kind)
 
     def learn(self, index: int, outcome: Outcome) -> None:
-        """Note what judging the case at a place brought."""
+        """Take the result of the case at a place, to be learned with its block."""
         self._waiting[index] = outcome
 
     def full_share(self, kind: str = "") -> float:
-        """Share of the cases of a kind that code is generated for at once."""
+        """Share of the cases of a kind that are judged in full at once."""
         if self.mix != "mixed":
             return float(self.mix == "full")
         full, screen = (self._speeds[kind, screened].rate for screened in (False, True))
@@ -170,21 +171,21 @@ class Steering:
         if len(candidates) == 1:
             return candidates[0]
         names = sorted({name for candidate in candidates for name in candidate.features})
-        # Thompson sampling: what is not known yet is drawn high often enough to be tried.
+        # Thompson sampling: features with few tries are drawn high often enough to be tried.
         promise = {name: self._sample(self._features[name], rng) for name in names}
         return max(candidates, key=lambda candidate: self._score(candidate, promise))
 
     def _candidates(self, index: int, rng: random.Random) -> list[Drawn]:
-        """Cases that compete for a place, all of one kind: else a score over features decides how many there are."""
+        """Cases that compete for a place, all of one kind: a score across kinds would decide the share of each kind."""
         most, wanted = self.strategy.candidates, self._kind(rng)
         drawn = (self.source.at(self.seed, index, number) for number in range((most - 1) * _TRIES + 1))
         first = next(drawn)
         kind = first.kind if wanted is None else wanted
-        alike = (one for one in itertools.chain([first], drawn) if one.kind == kind)
+        alike = (candidate for candidate in itertools.chain([first], drawn) if candidate.kind == kind)
         return list(itertools.islice(alike, most)) or [first]
 
     def _kind(self, rng: random.Random) -> str | None:
-        """The kind of case for a place; None is any."""
+        """The kind of case for a place; None for any."""
         if rng.random() >= self.strategy.kinds or len(self._kinds) < 2:
             return None
         kinds = sorted(self._kinds)
@@ -201,21 +202,21 @@ class Steering:
         return (mean + self.strategy.pairs * untried + self.strategy.wholes * whole) / cost
 
     def _sample(self, known: _Yield, rng: random.Random) -> float:
-        return rng.betavariate(1.0 + known.brought, 1.0 + known.tried - known.brought)
+        return rng.betavariate(1.0 + known.found, 1.0 + known.tried - known.found)
 
     def _mutated(self, rng: random.Random) -> Drawn | None:
         if not self._parents:
             return None
         if rng.random() < self.strategy.climbing:
-            parent = max(self._parents, key=lambda one: one.float64_step)
+            parent = max(self._parents, key=lambda candidate: candidate.float64_step)
         else:
-            parent = rng.choices(self._parents, [one.worth for one in self._parents])[0]
-        other = rng.choice(self._parents)
-        return self.source.of(mutate(parent.choices, other.choices, rng))
+            parent = rng.choices(self._parents, [candidate.worth for candidate in self._parents])[0]
+        donor = rng.choice(self._parents)
+        return self.source.of(mutate(parent.choices, donor.choices, rng))
 
     # -- learning ---------------------------------------------------------------------------------
 
-    def _take_in(self, index: int) -> None:
+    def _learn_blocks(self, index: int) -> None:
         """Learn from the places before the last whole block."""
         block = index // BLOCK
         if block <= self._block:
@@ -229,7 +230,7 @@ class Steering:
     def _apply(self, outcome: Outcome) -> None:
         new = outcome.items - self.seen
         self.seen |= new
-        early = [item for item in new if item[0] not in _BEHIND]
+        early = [item for item in new if item[0] not in _FULL_ONLY]
         self._credit(outcome.drawn.features, bool(early))
         worth = sum(_WORTH.get(stage, 1.0) for stage, _, _ in new)
         self._speeds[outcome.drawn.kind, outcome.screened].count(worth)
@@ -240,25 +241,25 @@ class Steering:
             self._parents.append(Parent(outcome.drawn.choices, worth, step))
             del self._parents[:-_MOST_PARENTS]
 
-    def _credit(self, features: Sequence[str], brought: bool) -> None:
+    def _credit(self, features: Sequence[str], found: bool) -> None:
         for name in features:
-            self._features[name].count(brought)
+            self._features[name].count(found)
         self._pairs |= _pairs_of(features)
         self._wholes.add(frozenset(features))
 
     def _forget(self) -> None:
         for known in (*self._features.values(), *self._speeds.values(), *self._kinds.values()):
             known.tried *= _MEMORY
-            known.brought *= _MEMORY
+            known.found *= _MEMORY
 
 
 def _cost(source: str) -> float:
-    """What judging a case takes, about 1: tracing, rewriting and generating grow in proportion with the program."""
+    """Cost of judging a case, 1 on average: tracing, rewriting and code generation grow with the program."""
     return (_BASE_LENGTH + len(source)) / _MEAN_LENGTH
 
 
-def mutate(choices: bytes, other: bytes, rng: random.Random) -> bytes:
-    """A recipe changed in one to four places: bytes replaced, dropped, doubled, or another recipe's end grafted on."""
+def mutate(choices: bytes, donor: bytes, rng: random.Random) -> bytes:
+    """Change a recipe in one to four places: replace, drop or repeat bytes, or graft the end of ``donor`` on."""
     changed = bytearray(choices or b"\0")
     for _ in range(rng.randint(1, 4)):
         place, way = rng.randrange(len(changed)), rng.random()
@@ -269,17 +270,17 @@ def mutate(choices: bytes, other: bytes, rng: random.Random) -> bytes:
         elif way < 0.85:
             changed[place:place] = changed[place : place + rng.randint(1, 8)]
         else:
-            changed = changed[:place] + bytearray(other)[place:]
+            changed = changed[:place] + bytearray(donor)[place:]
         changed = changed or bytearray(b"\0")
     return bytes(changed)
 
 
 def items_of(coverage: Collection[tuple[str, str, str]], signature: str | None) -> frozenset[Item]:
-    """What a judged case reached, and the signature that it is a hit of."""
-    found = {(FINDING, signature, "fired")} if signature is not None else set()
-    return frozenset({*coverage, *found})
+    """What a judged case reached, its signature included."""
+    hit = {(FINDING, signature, "fired")} if signature is not None else set()
+    return frozenset({*coverage, *hit})
 
 
 def _pairs_of(features: Sequence[str]) -> set[tuple[str, str]]:
     listed = sorted(set(features))
-    return {(one, other) for number, one in enumerate(listed) for other in listed[number + 1 :]}
+    return set(itertools.combinations(listed, 2))

@@ -1,4 +1,4 @@
-"""How a campaign looks: a live display on a terminal, plain lines elsewhere, and the summary of both."""
+"""A campaign's display: a live panel on a terminal, plain lines elsewhere, and the summary of both."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ _PLAIN_INTERVAL = 10.0
 
 
 class Handler(Protocol):
-    """Something that events are shown to."""
+    """Shows the events of a campaign."""
 
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *error: object) -> None: ...
 
     def handle(self, event: Event) -> None:
-        """Take note of one event."""
+        """Show one event."""
 
 
 def progress_handler(console: Console) -> Handler:
-    """A live display if the console is a terminal, else a line every ten seconds."""
+    """A live panel if the console is a terminal, else a line every ten seconds."""
     return LiveProgress(console) if console.is_terminal else PlainProgress(console)
 
 
 class PlainProgress:
-    """One line per happening and a status line now and then, without colour or cursor movement."""
+    """A line per event and a status line every ten seconds, without colour or cursor movement."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -53,10 +53,10 @@ class PlainProgress:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Nothing is open."""
+        """Nothing to close."""
 
     def handle(self, event: Event) -> None:
-        """Print what the event says."""
+        """Print the event as a line."""
         if isinstance(event, Started):
             self._budget = event.budget
         if isinstance(event, Tick):
@@ -86,7 +86,7 @@ class LiveProgress:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Take the panel away."""
+        """Remove the panel."""
         self._live.stop()
 
     def handle(self, event: Event) -> None:
@@ -102,10 +102,13 @@ class LiveProgress:
 
 
 def print_summary(console: Console, summary: Finished) -> None:
-    """What the campaign came to, and what to type next."""
+    """Print the results of a campaign, and what to type next."""
     tally = summary.tally
     verdicts = ", ".join(f"{name} {count}" for name, count in sorted(tally.verdicts.items())) or "none"
-    say = _printer(console)
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
     say("")
     rate = f"{tally.cases_per_minute:.1f}/min; {tally.screened} screened"
     say(f"Campaign {_ENDED[summary.ended]} after {clock(tally.seconds)}: {tally.cases} cases ({rate}), "
@@ -132,15 +135,11 @@ _ENDED = {
 }
 
 
-def _printer(console: Console):  # type: ignore[no-untyped-def]
-    return lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
 def _proof(line: FindingLine) -> str:
     necessary = {True: "necessary: true", False: "necessary: false", None: "necessary: not tested"}
     parts = [necessary[line.necessary], f"{line.hits} hit{'s' if line.hits != 1 else ''}"]
     if line.reproducer_lines is None:
-        parts.append("not minimised yet")
+        parts.append("not minimized yet")
     else:
         state = "confirmed in a clean process" if line.confirmed else "not confirmed"
         parts.append(f"reproducer of {line.reproducer_lines} lines, {state}")
@@ -159,7 +158,7 @@ def _next(line: FindingLine) -> str:
 
 def _sentence(event: Event) -> str | None:
     if isinstance(event, Started):
-        known = f", going on after {event.known} cases" if event.known else ""
+        known = f", resuming after {event.known} cases" if event.known else ""
         return (
             f"Campaign {event.campaign}: seed {event.seed}, budget {event.budget}, {event.workers} "
             f"worker{'s' if event.workers > 1 else ''} on {event.device}, corpus {event.corpus}{known}."
@@ -169,7 +168,7 @@ def _sentence(event: Event) -> str | None:
     if isinstance(event, FindingReduced):
         state = "confirmed" if event.confirmed else "NOT confirmed alone"
         return (
-            f"Minimised {event.finding}: {event.lines_before} lines to {event.lines_after} with its check, "
+            f"Minimized {event.finding}: {event.lines_before} lines to {event.lines_after} with its check, "
             f"{event.tests} tests in {event.seconds:.0f} s, {state}."
         )
     if isinstance(event, Trouble):

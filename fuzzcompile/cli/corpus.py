@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def corpus() -> None:
-    """Look into the corpus of findings."""
+    """List, show and export the findings of the corpus."""
 
 
 @corpus.command("list")
@@ -33,21 +33,21 @@ def list_findings(location: str | None, as_json: bool) -> int:
     with Store.open(location, create=False) as store:
         findings = store.findings()
         counters = store.counters()
-        best = {found.public_id: store.best_reproducer(found.public_id) for found in findings}
+        best = {stored.public_id: store.best_reproducer(stored.public_id) for stored in findings}
     if as_json:
-        for found in findings:
-            click.echo(json.dumps(_as_json(found)))
+        for stored in findings:
+            click.echo(json.dumps(_as_json(stored)))
         return 0
     table = Table("finding", "verdict", "culprit", "hits", "torch", "reproducer", box=None)
-    for found in findings:
-        reproducer = best[found.public_id]
+    for stored in findings:
+        reproducer = best[stored.public_id]
         lines = f"{reproducer.lines} lines" if reproducer is not None else "none yet"
         table.add_row(
-            found.public_id,
-            found.verdict,
-            name_of(found.culprit or {}),
-            str(found.hits),
-            ", ".join(found.torch_versions),
+            stored.public_id,
+            stored.verdict,
+            name_of(stored.culprit or {}),
+            str(stored.hits),
+            ", ".join(stored.torch_versions),
             lines,
         )
     Console().print(table if findings else "No findings yet.")
@@ -64,15 +64,15 @@ def show(finding: str, location: str | None) -> int:
     from fuzzcompile.reporting.verdict import print_report, report_console
 
     with Store.open(location, create=False) as store:
-        found = store.finding(finding)
+        stored = store.finding(finding)
         reproducer = store.best_reproducer(finding)
-    click.echo(f"{found.public_id}  {found.signature}")
-    click.echo(f"{found.hits} hits, first seen {found.first_seen:%Y-%m-%d}, torch {', '.join(found.torch_versions)}")
-    print_report(report_console(), found.report, proof=True, name=found.public_id)
+    click.echo(f"{stored.public_id}  {stored.signature}")
+    click.echo(f"{stored.hits} hits, first seen {stored.first_seen:%Y-%m-%d}, torch {', '.join(stored.torch_versions)}")
+    print_report(report_console(), stored.report, proof=True, name=stored.public_id)
     click.echo("")
     if reproducer is None:
-        click.echo(f"No reproducer yet; the case as found (next: fuzzcompile minimize {found.public_id}):\n")
-        click.echo(found.source)
+        click.echo(f"No reproducer yet; the case as found (next: fuzzcompile minimize {stored.public_id}):\n")
+        click.echo(stored.source)
     else:
         click.echo(f"Reproducer ({'confirmed' if reproducer.confirmed else 'not confirmed'} in a clean process):\n")
         click.echo(reproducer.source)
@@ -93,13 +93,13 @@ def export(finding: str, folder: Path, location: str | None) -> int:
     return 0
 
 
-def _as_json(found: Finding) -> dict[str, object]:
+def _as_json(stored: Finding) -> dict[str, object]:
     return {
-        "finding": found.public_id,
-        "signature": found.signature,
-        "verdict": found.verdict,
-        "hits": found.hits,
-        "culprit": found.culprit,
-        "torch": found.torch_versions,
-        "first_seen": found.first_seen.isoformat(),
+        "finding": stored.public_id,
+        "signature": stored.signature,
+        "verdict": stored.verdict,
+        "hits": stored.hits,
+        "culprit": stored.culprit,
+        "torch": stored.torch_versions,
+        "first_seen": stored.first_seen.isoformat(),
     }

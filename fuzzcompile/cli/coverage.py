@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     import torch
 
     from fuzzcompile.commands.attention import AttentionCoverage
-    from fuzzcompile.commands.coverage import CoverageTable, Stretch
+    from fuzzcompile.commands.coverage import CoverageTable, StageCoverage
 
 _COLUMNS = ("stage", "kind", "known", "fired", "refused only", "called only", "unreachable", "off", "never", "reached")
-# Of these there are hundreds: their names are shown where their stage is asked for.
+# There are hundreds of these: their names are shown only with --stage.
 _MANY = ("decomposition", "lowering", "kernel")
 
 
@@ -40,7 +40,7 @@ _MANY = ("decomposition", "lowering", "kernel")
     default=None,
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Also write all of it as Markdown to FILE.",
+    help="Also write the whole table, with reasons, to FILE as Markdown.",
 )
 @options.device
 @options.corpus
@@ -56,10 +56,12 @@ def coverage(
 ) -> int:
     """Show what campaigns have reached of the installed torch: rewrites, decompositions, lowerings, kernels.
 
-    For each stage: how many rules torch registers, how many fired, only matched and were refused by their own check,
-    cannot be reached on this device or in the default configuration (--stage shows the reasons), are off under the
-    present settings, or never matched; then these last by name. Operators that are called where others are lowered
-    stand apart. "reached" is the share of what has no reason against it.
+    For each stage, the table counts the rules that torch registers; those that fired; those that matched but were
+    refused by their own check; those that this device or the default configuration cannot reach (--stage shows why);
+    those that are off under the present settings; and those that never matched, which are then listed by name.
+    Operators that are only called where others are lowered are counted apart. "reached" is the share of what can be
+    reached; the last lines give both that share and the share of everything registered. What cannot be reached was
+    checked on some versions of torch only: on others, the share of everything registered stands alone.
     """
     from fuzzcompile.commands.coverage import coverage_of
     from fuzzcompile.errors import UsageError
@@ -67,20 +69,20 @@ def coverage(
 
     resolved = resolve(device)
     table = coverage_of(resolved, location, None if within is None else _seconds(within))
-    shown = [one for one in table.stretches if stage in (None, one.stage)]
+    shown = [row for row in table.stages if stage in (None, row.stage)]
     if not shown:
-        stages = ", ".join(dict.fromkeys(one.stage for one in table.stretches))
+        stages = ", ".join(dict.fromkeys(row.stage for row in table.stages))
         raise UsageError(f"There is no stage {stage!r} with coverage; there are {stages}.")
     patterns, missing = _attention(resolved, table) if attention else (None, None)
     if report is not None:
         _write(report, table, patterns, missing)
     if as_json:
-        told: dict[str, object] = {"torch": table.torch, "device": table.device, "corpus": table.corpus}
-        told |= {"counted": table.window.to_json(), "rules": table.rules.to_json()}
-        told["stages"] = [one.to_json() for one in shown]
+        content: dict[str, object] = {"torch": table.torch, "device": table.device, "corpus": table.corpus}
+        content |= {"note": table.note, "counted": table.window.to_json(), "rules": table.rules.to_json()}
+        content["stages"] = [row.to_json() for row in shown]
         if attention:
-            told["attention"] = None if patterns is None else patterns.to_json()
-        click.echo(json.dumps(told))
+            content["attention"] = None if patterns is None else patterns.to_json()
+        click.echo(json.dumps(content))
     else:
         _print(table, shown, every=stage is not None)
         if patterns is not None:
@@ -102,7 +104,7 @@ def _seconds(within: str) -> float:
 
 
 def _attention(device: torch.device, table: CoverageTable) -> tuple[AttentionCoverage | None, str | None]:
-    """The SDPA patterns, or the sentence that says why they cannot be told."""
+    """The SDPA patterns, or the sentence that says why they are not known."""
     from fuzzcompile.commands.attention import attention_coverage
     from fuzzcompile.errors import EnvironmentUnfit
 
@@ -128,45 +130,54 @@ def _write(path: Path, table: CoverageTable, patterns: AttentionCoverage | None,
         raise UsageError(f"The report cannot be written to {path} ({error.strerror}); name another file.") from error
 
 
-def _print(table: CoverageTable, shown: list[Stretch], *, every: bool) -> None:
+def _print(table: CoverageTable, shown: list[StageCoverage], *, every: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    grid = Table(*_COLUMNS, box=None, pad_edge=False)
-    for one in shown:
-        grid.add_row(*_cells(one))
     console = Console()
     if console.is_terminal:
+        grid = Table(*_COLUMNS, box=None, pad_edge=False)
+        for row in shown:
+            grid.add_row(*_cells(row))
         console.print(grid)
     else:  # for grep and cut
-        click.echo("\t".join(_COLUMNS))
-        for one in shown:
-            click.echo("\t".join(_cells(one)))
-    for one in shown:
-        if not every and one.kind in _MANY:
-            continue
-        lists = {"refused only": one.refused, "never reached": (*one.off, *one.never)}
-        if every:
-            lists = {"fired": one.fired, "called only": one.fallback, **lists}
-        for what, names in lists.items():
-            if names:
-                click.echo(f"\n{one.stage}, {one.kind}, {what}: {', '.join(names)}")
-        if every:
-            for name, reason in one.unreachable.items():
-                click.echo(f"\n{one.stage}, {one.kind}, unreachable: {name}: {reason.why}")
+        click.echo("\n".join("\t".join(cells) for cells in (_COLUMNS, *map(_cells, shown))))
+    for row in shown:
+        if every or row.kind not in _MANY:
+            _print_names(row, every=every)
     if not every:
-        rules = table.rules
-        click.echo(
-            f"\nRewrite rules and passes: {rules.fired} fired of {rules.known - rules.unreachable} that can be reached "
-            f"({_percent(rules.share)}); {rules.unreachable} more are known and have a written reason why they cannot."
-        )
+        click.echo(f"\n{_shares(table)}")
     click.echo(f"\ntorch {table.torch}, counted in {table.corpus}{_window(table)}.", err=not console.is_terminal)
 
 
+def _print_names(row: StageCoverage, *, every: bool) -> None:
+    lists = {"fired": row.fired, "called only": row.fallback} if every else {}
+    lists |= {"refused only": row.refused, "never reached": [*row.off, *row.never]}
+    for outcome, names in lists.items():
+        if names:
+            click.echo(f"\n{row.stage}, {row.kind}, {outcome}: {', '.join(names)}")
+    for name, reason in row.unreachable.items() if every else ():
+        click.echo(f"\n{row.stage}, {row.kind}, unreachable: {name}: {reason.why}")
+
+
+def _shares(table: CoverageTable) -> str:
+    from fuzzcompile.reporting.coverage import percent
+
+    rules = table.rules
+    raw = f"{rules.fired} fired of {rules.known} that are registered ({percent(rules.share_of_known)})"
+    if rules.unreachable is None:
+        return f"Rewrite rules and passes: {raw}. {table.note}"
+    reachable = rules.known - rules.unreachable
+    return f"Rewrite rules and passes: {raw}, and of {reachable} that can be reached ({percent(rules.share)})."
+
+
 def _print_attention(patterns: AttentionCoverage) -> None:
+    from fuzzcompile.reporting.coverage import percent
+
+    fired = len(patterns.can_fire) - len(patterns.never)
     click.echo(
         f"\nSDPA patterns: {len(patterns.registered)} registered, {len(patterns.can_fire)} can fire here, "
-        f"{len(patterns.reached)} of these fired ({_percent(patterns.share)})."
+        f"{fired} of these fired ({percent(patterns.share, 0)})."
     )
     if patterns.never:
         click.echo(f"\nSDPA patterns that can fire here and never did: {', '.join(patterns.never)}")
@@ -184,13 +195,10 @@ def _window(table: CoverageTable) -> str:
     return f": {cases}" if window.within is None else f": the {cases} of the first {clock(window.ran)} of campaigns"
 
 
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.0f} %"
+def _cells(row: StageCoverage) -> list[str]:
+    from fuzzcompile.reporting.coverage import percent
 
-
-def _cells(one: Stretch) -> tuple[str, ...]:
-    numbers = (one.fired, one.refused, one.fallback, one.unreachable, one.off, one.never)
-    counts = [str(len(names)) for names in numbers]
-    if one.known is None:
-        counts = [counts[0], *["-"] * (len(counts) - 1)]
-    return (one.stage, one.kind, "-" if one.known is None else str(one.known), *counts, _percent(one.share))
+    if row.known is None:
+        return [row.stage, row.kind, "-", str(len(row.fired)), *["-"] * (len(_COLUMNS) - 4)]
+    counts = (row.fired, row.refused, row.fallback, row.unreachable, row.off, row.never)
+    return [row.stage, row.kind, str(row.known), *(str(len(names)) for names in counts), percent(row.share, 0)]

@@ -21,13 +21,13 @@ from fuzzcompile.cli import options
     type=click.Path(path_type=Path, file_okay=False),
     help="Folder for the case files.",
 )
-@click.option("--no-near-misses", is_flag=True, help="Draw only clean idioms, no near misses.")
+@click.option("--no-near-misses", is_flag=True, help="Draw only plain idioms, no near misses.")
 @options.json_output
 def generate(seed: int, count: int, start: int, out: Path, no_near_misses: bool, as_json: bool) -> int:
     """Write generated cases as files, without running them.
 
-    The same seed gives the same cases that ``run`` draws before it begins to steer; each file says in its docstring
-    which idioms, near misses and choices made it.
+    The same seed gives the cases that ``run`` draws before it starts to steer. The docstring of each file names the
+    idioms, near misses and choices that it is made of.
     """
     from fuzzcompile.campaign.profiles import for_this_torch
     from fuzzcompile.generation import Profile, write_cases

@@ -1,4 +1,4 @@
-"""Entry point: the commands, and what becomes of errors."""
+"""Entry point: the commands, and the exit status that each error gives."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from typing import NoReturn
 import click
 
 from fuzzcompile import __version__
+from fuzzcompile.cli.bisect import bisect
 from fuzzcompile.cli.corpus import corpus
 from fuzzcompile.cli.coverage import coverage
 from fuzzcompile.cli.doctor import doctor
-from fuzzcompile.cli.findings import issue, minimize
 from fuzzcompile.cli.generate import generate
+from fuzzcompile.cli.issue import issue
+from fuzzcompile.cli.minimize import minimize
 from fuzzcompile.cli.passes import passes
 from fuzzcompile.cli.run import run
-from fuzzcompile.cli.triage import bisect, triage
+from fuzzcompile.cli.triage import triage
 from fuzzcompile.errors import FuzzcompileError
 
 _INTERRUPTED = 130
@@ -56,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         _explain(str(error), debug)
     except BrokenPipeError:
         status = 0
-    except Exception as error:
+    except Exception as error:  # a bug of ours ends with one sentence too; --debug shows the traceback
         status = 3
         _explain(
             f"Internal error ({type(error).__name__}: {' '.join(str(error).split())[:300]}); "

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from fuzzcompile.commands.passes import Listed, Listing
 
-# Of these there are hundreds: they are listed where their stage is asked for.
+# There are hundreds of these: they are listed only with --stage.
 _MANY = ("decomposition", "lowering")
 _SETTING = re.compile(r"\bconfig\.([\w.]*\w)")
 _COLUMNS = ("stage", "kind", "name", "pass", "on", "fired", "refused", "source", "when")
@@ -32,16 +32,16 @@ _COLUMNS = ("stage", "kind", "name", "pass", "on", "fired", "refused", "source",
 def passes(stage: str | None, never: bool, device: str, location: str | None, as_json: bool) -> int:
     """List the stages, passes, patterns and settings of the installed torch that fuzzcompile knows.
 
-    Each with whether it runs under the present settings, what that hangs on, where its source is, and how often it
-    fired, or matched and was refused by its own check, in the corpus. Operators with a decomposition or a lowering of
-    Inductor's own are counted, and listed with --stage or --json.
+    Each row says whether it runs under the present settings and on what condition, where its source is, and how often
+    it fired in the corpus, or matched and was refused by its own check. Operators that Inductor decomposes or lowers
+    itself are counted; --stage and --json list them.
     """
     from fuzzcompile.commands.passes import list_passes
     from fuzzcompile.execution.device import resolve
 
     listing = list_passes(resolve(device), location)
     if listing.corpus is None and never:
-        click.echo("fuzzcompile: no corpus is here, so nothing was seen to fire; name one with --corpus.", err=True)
+        click.echo("fuzzcompile: there is no corpus, so nothing was seen to fire; name one with --corpus.", err=True)
     rows = [row for row in listing.rows if stage in (None, row.known.stage)]
     if never:
         rows = [row for row in rows if row.known.kind in ("pass", "pattern") and not row.fired]

@@ -18,19 +18,19 @@ from fuzzcompile.cli import options
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**63 - 1), help="Which cases are drawn.")
 @click.option("--workers", default=None, type=click.IntRange(1, 256), help="Worker processes; default: by processors.")
 @options.corpus
-@click.option("--max-findings", default=None, type=click.IntRange(1), help="Stop after so many new findings.")
-@click.option("--no-near-misses", is_flag=True, help="Draw only clean idioms, no near misses.")
+@click.option("--max-findings", default=None, type=click.IntRange(1), help="Stop after this many new findings.")
+@click.option("--no-near-misses", is_flag=True, help="Draw only plain idioms, no near misses.")
 @click.option(
     "--from",
     "origin",
     default=None,
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="CASE",
-    help="Draw variations of this case file instead: its sizes, dtypes, layouts, program, compile settings.",
+    help="Draw variations of this case file instead: of its sizes, dtypes, layouts, program and compile settings.",
 )
 @click.option("--screen-only", is_flag=True, help="Generate code only for cases whose graphs look wrong.")
 @click.option("--full-only", is_flag=True, help="Generate code for every case.")
-@click.option("--no-steering", is_flag=True, help="Draw every case alike, whatever earlier ones brought.")
+@click.option("--no-steering", is_flag=True, help="Draw cases uniformly, whatever earlier cases found.")
 @click.option("--fail-on-finding", is_flag=True, help="Exit with 1 if there is a finding.")
 @click.option(
     "--drafts",
@@ -66,16 +66,16 @@ def run(
 ) -> int:
     """Run a campaign: generate, judge, attribute, minimise, store and draft.
 
-    A second run on the same corpus goes on where the first ended. Ctrl-C ends it with the same summary.
+    A second run on the same corpus resumes after the last case it judged. Ctrl-C ends a campaign with its summary.
 
-    Most cases are screened: every graph pass is run and checked, and no code generated. How many are judged in full
-    at once hangs on what either brings. What looks wrong in a screen is judged in full.
+    Most cases are screened: every graph pass runs and is checked, but no code is generated. A case that looks wrong in
+    a screen is judged in full. What share is judged in full at once follows what screens and full compiles have each
+    found per second.
     """
     from rich.console import Console
 
     from fuzzcompile.campaign.budget import Budget
     from fuzzcompile.campaign.local import run_campaign, survey_case
-    from fuzzcompile.campaign.pool import Limits, default_workers
     from fuzzcompile.campaign.profiles import for_this_torch
     from fuzzcompile.campaign.settings import CampaignSettings
     from fuzzcompile.campaign.steering import UNIFORM, Strategy
@@ -86,11 +86,12 @@ def run(
     from fuzzcompile.execution.environment import cxx_compiler
     from fuzzcompile.generation import Profile
     from fuzzcompile.plants import check_plants
+    from fuzzcompile.worker.pool import Limits, default_workers
 
     if screen_only and full_only:
         raise UsageError("A campaign is --screen-only or --full-only, not both.")
     if origin is not None and no_near_misses:
-        raise UsageError("--no-near-misses is for generated cases, and --from draws none.")
+        raise UsageError("--no-near-misses is for generated cases, which --from does not draw.")
     parsed = Budget.parse(budget)
     check_plants(plants)
     resolved = resolve(device)

@@ -1,17 +1,19 @@
-"""``fuzzcompile triage`` and ``fuzzcompile bisect``."""
+"""``fuzzcompile triage``."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Unpack
 
 import click
 
 from fuzzcompile.cli import options
+
+if TYPE_CHECKING:
+    from fuzzcompile.contract import ReportJson
 
 
 @click.command()
@@ -22,106 +24,82 @@ from fuzzcompile.cli import options
     "--baseline",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Known bugs, by signature: earlier --json output, or one signature a line. They do not make the status 1.",
+    help="Known bugs: earlier --json output, or one signature a line. They do not make the exit status 1.",
 )
-@click.option("--junit", type=click.Path(path_type=Path), metavar="FILE", help="Write JUnit XML for CI too.")
+@click.option("--junit", type=click.Path(path_type=Path), metavar="FILE", help="Also write JUnit XML for CI.")
 @options.json_output
-def triage(cases: tuple[Path, ...], **given: Any) -> int:
-    """Judge case files: a bug or rounding, and if a bug, whose.
+def triage(
+    cases: tuple[Path, ...],
+    workers: int,
+    baseline: Path | None,
+    junit: Path | None,
+    **judging: Unpack[options.Judging],
+) -> int:
+    """Judge case files: a bug or rounding, and for a bug its culprit.
 
     CASE is a case file, a script that calls torch.compile, a folder of them, or a glob. With several, --json
     prints one object a line, in the order given.
     """
-    return _triage(cases, proof=False, page=None, dump=None, **given)
+    return triage_and_print(cases, workers=workers, baseline=baseline, junit=junit, **judging)
 
 
-@click.command()
-@click.argument("case", type=click.Path(path_type=Path))
-@options.judging
-@click.option(
-    "--html",
-    "page",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Write the answer as one page of HTML too: culprit, graph before and after, steps, what was tried.",
-)
-@click.option(
-    "--dump-ledger",
-    "dump",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Write every graph of the compiler and every rewrite as text into this folder, which must be new or empty.",
-)
-@options.json_output
-def bisect(case: Path, **given: Any) -> int:
-    """Name the rewrite at fault in a case file, and show what proves it."""
-    return _triage((case,), proof=True, workers=1, baseline=None, junit=None, **given)
-
-
-def _triage(
+def triage_and_print(
     cases: Sequence[Path],
     *,
-    proof: bool,
-    device: str,
-    against: str,
-    call: int | None,
-    module: str | None,
-    vetoes: tuple[str, ...],
-    suspects: tuple[str, ...],
-    plants: tuple[Path, ...],
-    timeout: float,
-    memory: float,
-    workers: int,
-    baseline: Path | None,
-    junit: Path | None,
-    page: Path | None,
-    dump: Path | None,
-    as_json: bool,
+    proof: bool = False,
+    workers: int = 1,
+    baseline: Path | None = None,
+    junit: Path | None = None,
+    page: Path | None = None,
+    dump: Path | None = None,
+    **judging: Unpack[options.Judging],
 ) -> int:
+    """Judge files and print the answers as they come; the exit status of ``triage`` and ``bisect``."""
     from rich.console import Console
 
-    from fuzzcompile.campaign.pool import Limits
+    from fuzzcompile.campaign.interrupts import sigterm_interrupts
     from fuzzcompile.commands.triage import Answer, Question, case_files, overall_status, triage_files
-    from fuzzcompile.reporting import files as named
+    from fuzzcompile.reporting import files as outputs
     from fuzzcompile.reporting.baseline import Baseline
     from fuzzcompile.reporting.junit import check_writable, write_junit
     from fuzzcompile.reporting.verdict import print_report, report_console
+    from fuzzcompile.worker.pool import Limits
 
     files = case_files(cases)
     known = Baseline.read(baseline) if baseline is not None else None
     if junit is not None:
         check_writable(junit)
     if page is not None:
-        named.check_writable(page, "--html")
+        outputs.check_writable(page, "--html")
     if dump is not None:
-        named.make_empty_folder(dump, "--dump-ledger")
+        outputs.make_empty_folder(dump, "--dump-ledger")
     out, answers = report_console(), list[Answer]()
-    found = triage_files(
+    results = triage_files(
         files,
-        device=device,
+        device=judging["device"],
         question=Question(
-            against=against,
-            call=call,
-            module=module,
+            against=judging["against"],
+            call=judging["call"],
+            module=judging["module"],
             thorough=True,
-            suspects=suspects,
+            suspects=judging["suspects"],
             dump=str(dump.resolve()) if dump is not None else None,
         ),
-        vetoes=vetoes,
-        plants=plants,
-        limits=Limits(timeout, int(memory * 2**30)),
+        vetoes=judging["vetoes"],
+        plants=judging["plants"],
+        limits=Limits(judging["timeout"], int(judging["memory"] * 2**30)),
         workers=min(workers, len(files)),
         baseline=known,
     )
     waiting = Console(stderr=True).status(f"Judging {files[0]} ...")
-    # Closed at once on Ctrl-C, and its workers and files with it.
-    with _sigterm_interrupts(), contextlib.closing(found), waiting as status:
-        for answer in found:
+    # On Ctrl-C the generator is closed at once, and its workers and files with it.
+    with sigterm_interrupts(), contextlib.closing(results), waiting as status:
+        for answer in results:
             answers.append(answer)
             status.update(f"Judged {len(answers)} of {len(files)} ...")
             if answer.error is not None:
                 click.echo(f"fuzzcompile: {answer.error}", err=True)
-            if as_json:
+            if judging["as_json"]:
                 click.echo(json.dumps(answer.to_json(), allow_nan=False))
             elif answer.report is not None:
                 print_report(out, answer.report, proof=proof, name=str(answer.path), known=bool(answer.known))
@@ -132,7 +110,7 @@ def _triage(
     return overall_status(answers)
 
 
-def _write_page(page: Path, report: Mapping[str, Any], name: str) -> None:
+def _write_page(page: Path, report: ReportJson, name: str) -> None:
     import torch
 
     from fuzzcompile.execution.environment import describe
@@ -141,13 +119,3 @@ def _write_page(page: Path, report: Mapping[str, Any], name: str) -> None:
 
     text = page_of(report, describe(torch.device(report["device"])), name=name)
     write_whole(page, text.encode("utf-8"), "--html")
-
-
-@contextlib.contextmanager
-def _sigterm_interrupts() -> Iterator[None]:
-    """Within the block SIGTERM acts as Ctrl-C does: a job that is cancelled leaves nothing behind."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

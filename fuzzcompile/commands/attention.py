@@ -2,80 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from fuzzcompile.compiler.sdpa_patterns import registered, try_all, variants
 from fuzzcompile.corpus import StoredCoverage
 
-FAMILY = "_sfdp_pattern_"
-
 
 @dataclass(frozen=True)
 class AttentionCoverage:
-    """Names of SDPA patterns: registered, firing when their own search functions are compiled, fired in a corpus.
+    """Names of SDPA patterns, in the order in which torch registers them.
 
-    ``untried`` are those whose search function could not be compiled at all, with the reason.
+    Attributes:
+        registered: all that torch registers for the device.
+        can_fire: fire when a search function of the patterns is compiled.
+        fired: fired for a case of the corpus.
+        untried: those whose search function does not compile, with the reason.
     """
 
-    registered: tuple[str, ...]
-    can_fire: tuple[str, ...]
-    fired: tuple[str, ...]
+    registered: Sequence[str]
+    can_fire: Sequence[str]
+    fired: Sequence[str]
     untried: dict[str, str]
 
     @property
-    def reached(self) -> tuple[str, ...]:
-        """Those that can fire here and did."""
-        return tuple(name for name in self.can_fire if name in self.fired)
+    def never(self) -> list[str]:
+        """Those that can fire and never did."""
+        return [name for name in self.can_fire if name not in self.fired]
 
     @property
-    def never(self) -> tuple[str, ...]:
-        """Those that can fire here and never did."""
-        return tuple(name for name in self.can_fire if name not in self.fired)
-
-    @property
-    def silent(self) -> tuple[str, ...]:
-        """Those that are registered and do not fire for their own search function."""
-        return tuple(name for name in self.registered if name not in self.can_fire)
+    def silent(self) -> list[str]:
+        """Those that do not fire for any search function."""
+        return [name for name in self.registered if name not in self.can_fire]
 
     @property
     def share(self) -> float | None:
-        """Share of those that can fire here which did; None where none can."""
-        return len(self.reached) / len(self.can_fire) if self.can_fire else None
+        """The share of those that can fire which did; None where none can."""
+        return 1 - len(self.never) / len(self.can_fire) if self.can_fire else None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Everything, names included, as plain JSON."""
-        lists = {"registered": self.registered, "can_fire": self.can_fire, "fired": self.fired}
-        lists |= {"never": self.never, "silent": self.silent}
-        return {**{key: list(names) for key, names in lists.items()}, "untried": self.untried, "share": self.share}
+        return {**vars(self), "never": self.never, "silent": self.silent, "share": self.share}
 
 
 def attention_coverage(
     device: torch.device,
     seen: Iterable[StoredCoverage],
-    on_progress: Callable[[int, int], None] = lambda done, of: None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> AttentionCoverage:
     """Compile every SDPA pattern's own search function (a minute on a CPU) and compare with what a corpus has seen.
 
-    ``on_progress`` is told how many are done, of how many.
+    Args:
+        device: where the patterns would run.
+        seen: what the corpus has reached.
+        on_progress: called after each with how many are done, and how many there are.
 
     Raises:
-        EnvironmentUnfit: the installed torch has no list of its SDPA patterns where fuzzcompile looks for it.
+        EnvironmentUnfit: the installed torch keeps no list of its SDPA patterns where fuzzcompile expects it.
     """
-    found = variants(device)
+    candidates = variants(device)
     can_fire, untried = set[str](), {}
-    for number, tried in enumerate(try_all(device, found), 1):
-        can_fire |= tried.fired
-        if tried.trouble is not None:
-            untried[tried.name] = tried.trouble
-        on_progress(number, len(found))
-    fired = {row.rewrite for row in seen if row.outcome == "fired" and row.rewrite.startswith(FAMILY)}
-    order = {name: place for place, name in enumerate(registered(device))}
-
-    def in_order(names: Iterable[str]) -> tuple[str, ...]:
-        return tuple(sorted(names, key=lambda name: (order.get(name, len(order)), name)))
-
-    return AttentionCoverage(tuple(order), in_order(can_fire), in_order(fired), untried)
+    for number, attempt in enumerate(try_all(device, candidates), 1):
+        can_fire |= attempt.fired
+        if attempt.trouble is not None:
+            untried[attempt.name] = attempt.trouble
+        on_progress(number, len(candidates))
+    known = registered(device)
+    fired = {row.rewrite for row in seen if row.outcome == "fired"}
+    return AttentionCoverage(
+        known, [name for name in known if name in can_fire], [name for name in known if name in fired], untried
+    )

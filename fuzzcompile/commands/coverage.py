@@ -2,150 +2,187 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cache
 
 import torch
 
 from fuzzcompile.campaign.window import Window, window_of
 from fuzzcompile.commands.passes import UNREGISTERED, Listed, list_passes
-from fuzzcompile.commands.unreachable import Reason, reason_for
 from fuzzcompile.corpus import Store, StoredCoverage
+from fuzzcompile.facts import Facts, Reason, facts
+from fuzzcompile.generation.toggles import TOGGLES
+from fuzzcompile.stage_names import SCHEDULER
 
-KERNELS = "scheduler"
-# What a rewrite or an observed pass is, among what stands in the table.
+# The kinds that are rewrite rules or observed passes, not operators or kernels.
 RULES = ("pass", "pattern")
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """One kind of thing in one stage: how many are known, and what became of them.
+class StageCoverage:
+    """Everything of one kind in one stage, by what became of it.
 
-    ``refused`` matched and never passed their check, ``fallback`` were only called where others are lowered,
-    ``unreachable`` were never reached and have a written reason (the value) why this device or the default
-    configuration cannot reach them, ``off`` were never reached and do not run under the present settings, ``never`` are
-    the rest. ``known`` is None where nobody registers them: shapes of kernels.
+    Attributes:
+        stage: the stage.
+        kind: pass, pattern, decomposition, lowering or kernel.
+        known: how many torch registers; None for kernels, which are not registered.
+        fired: fired at least once.
+        refused: matched, and its own check refused every match.
+        fallback: operators that were only called where others are lowered.
+        off: never reached, and does not run under the present settings.
+        never: never reached, for no known reason.
+        unreachable: never reached, with the reason why this device or the default configuration cannot reach it.
     """
 
     stage: str
     kind: str
     known: int | None
-    fired: tuple[str, ...]
-    refused: tuple[str, ...] = ()
-    fallback: tuple[str, ...] = ()
+    fired: Sequence[str] = ()
+    refused: Sequence[str] = ()
+    fallback: Sequence[str] = ()
+    off: Sequence[str] = ()
+    never: Sequence[str] = ()
     unreachable: Mapping[str, Reason] = field(default_factory=dict)
-    off: tuple[str, ...] = ()
-    never: tuple[str, ...] = ()
-
-    @property
-    def reachable(self) -> int | None:
-        """How many have no written reason against them; None where that is not known."""
-        return None if self.known is None else self.known - len(self.unreachable)
 
     @property
     def share(self) -> float | None:
-        """Share of what can be reached that fired or was called; None where that is not known or nothing."""
-        return (len(self.fired) + len(self.fallback)) / self.reachable if self.reachable else None
+        """The share that fired or was called, of what has no reason against it; None for kernels, or of nothing."""
+        reachable = (self.known or 0) - len(self.unreachable)
+        return (len(self.fired) + len(self.fallback)) / reachable if reachable else None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Everything, names included, as plain JSON."""
-        plain = {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items()}
         reasons = {name: {"group": reason.group, "why": reason.why} for name, reason in self.unreachable.items()}
-        return {**plain, "unreachable": reasons, "share": self.share}
+        return {**vars(self), "unreachable": reasons, "share": self.share}
 
 
 @dataclass(frozen=True)
 class Total:
-    """Rewrite rules and observed passes of all stages: known, with a reason against them, and fired."""
+    """Counts of the rewrite rules and observed passes of all stages.
+
+    ``unreachable`` counts those with a reason against them; None if no reasons were checked on this torch.
+    """
 
     known: int
-    unreachable: int
+    unreachable: int | None
     fired: int
 
     @property
-    def share(self) -> float:
-        """Share of those that can be reached which fired."""
-        return self.fired / max(self.known - self.unreachable, 1)
+    def share_of_known(self) -> float:
+        """The share that fired of all that torch registers."""
+        return self.fired / max(self.known, 1)
 
-    def to_json(self) -> dict[str, Any]:
+    @property
+    def share(self) -> float | None:
+        """The share that fired of those that can be reached; None if that is not known."""
+        return None if self.unreachable is None else self.fired / max(self.known - self.unreachable, 1)
+
+    def to_json(self) -> dict[str, object]:
         """As plain JSON."""
-        return {**vars(self), "share": self.share}
+        return {**vars(self), "share": self.share, "share_of_known": self.share_of_known}
 
 
 @dataclass(frozen=True)
 class CoverageTable:
-    """All stages in their order, for one torch, one device and one corpus, or the first ``window`` of it."""
+    """All stages in order, for one torch, one device and one corpus, or the first ``window`` of it.
+
+    ``note`` says why no rule counts as unreachable; None where reasons were checked on this torch.
+    """
 
     torch: str
     device: str
     corpus: str
-    stretches: tuple[Stretch, ...]
+    stages: Sequence[StageCoverage]
     window: Window
-    seen: tuple[StoredCoverage, ...]
+    seen: Sequence[StoredCoverage]
+    note: str | None
 
     @property
     def rules(self) -> Total:
         """All rewrite rules and observed passes together."""
-        chosen = [one for one in self.stretches if one.kind in RULES and one.known is not None]
-        return Total(
-            sum(one.known or 0 for one in chosen),
-            sum(len(one.unreachable) for one in chosen),
-            sum(len(one.fired) for one in chosen),
-        )
+        rows = [row for row in self.stages if row.kind in RULES]
+        unreachable = None if self.note else sum(len(row.unreachable) for row in rows)
+        return Total(sum(row.known or 0 for row in rows), unreachable, sum(len(row.fired) for row in rows))
 
 
-def coverage_of(device: torch.device, location: str | None, within: float | None = None) -> CoverageTable:
-    """What the corpus at ``location`` has reached under the installed torch, beside what that torch registers.
+def coverage_of(
+    device: torch.device, location: str | None, within: float | None = None, version_facts: Facts | None = None
+) -> CoverageTable:
+    """What a corpus has reached under the installed torch, beside what that torch registers.
 
-    ``within`` seconds of campaign time, all cases after that are left out.
+    Args:
+        device: where rules would run.
+        location: path or URL of the corpus; None for the default one.
+        within: count only what campaigns had judged in their first so many seconds together.
+        version_facts: whose reasons apply; by default those of the installed torch.
 
     Raises:
         CorpusError: there is no corpus.
     """
+    own = version_facts or facts()
     version = str(torch.__version__)
     with Store.open(location, create=False) as store:
         window = window_of(store, version, within)
-        seen, named = store.coverage(version, until=window.until), store.location
-    listed = list_passes(device, location, until=window.until).rows
-    # What a corpus saw and nobody registers (a user's own pass) would count as reached without ever counting as missed.
-    rows = [row for row in listed if row.known.kind != "setting" and row.known.when != UNREGISTERED]
-    groups: dict[tuple[str, str], list[Listed]] = {}
-    for row in rows:
-        groups.setdefault((row.known.stage, row.known.kind), []).append(row)
-    found = [_stretch(stage, kind, listed, device) for (stage, kind), listed in groups.items()]
-    return CoverageTable(version, device.type, named, (*found, *_kernels(seen)), window, tuple(seen))
+        seen, corpus = store.coverage(version, until=window.until), store.location
+    groups = defaultdict[tuple[str, str], list[Listed]](list)
+    for row in list_passes(device, location, until=window.until).rows:
+        # A pass that torch does not register (a user's own) could only ever count as reached.
+        if row.known.kind != "setting" and row.known.when != UNREGISTERED:
+            groups[row.known.stage, row.known.kind].append(row)
+    stages = [_stage(stage, kind, rows, device, own) for (stage, kind), rows in groups.items()]
+    return CoverageTable(version, device.type, corpus, [*stages, *_kernels(seen)], window, seen, _note(own))
 
 
-def _stretch(stage: str, kind: str, rows: list[Listed], device: torch.device) -> Stretch:
-    sorted_out: dict[str, list[str]] = {"fired": [], "refused": [], "fallback": [], "off": [], "never": []}
+def _note(own: Facts) -> str | None:
+    if own.has_reasons:
+        return None
+    return f"Which rules cannot be reached was not checked on torch {own.version}, so no share of what can be is given."
+
+
+@cache
+def switched_on() -> frozenset[str]:
+    """Settings that some toggle of the generator changes, written as in a reason."""
+    entries: list[tuple[str, object]] = [entry for toggle in TOGGLES for entry in toggle.options]
+    inside = {f"{name}:{key}" for name, value in entries if isinstance(value, Mapping) for key in value}
+    return frozenset({name for name, _ in entries} | inside)
+
+
+def _stage(stage: str, kind: str, rows: Sequence[Listed], device: torch.device, own: Facts) -> StageCoverage:
+    names = defaultdict[str, list[str]](list)
     unreachable = dict[str, Reason]()
     for row in rows:
-        state, name = _state(row), _name(row, rows)
-        reason = reason_for(row.known, device.type) if state not in ("fired", "fallback") else None
+        outcome, name = _outcome(row), _name(row, rows)
+        reason = None
+        if kind in RULES and outcome not in ("fired", "fallback"):
+            reason = own.reason_for(stage, row.known.name, device.type, switched_on())
         if reason is None:
-            sorted_out[state].append(name)
+            names[outcome].append(name)
         else:
             unreachable[name] = reason
-    lists = {state: tuple(names) for state, names in sorted_out.items()}
-    return Stretch(stage, kind, len(rows), unreachable=unreachable, **lists)
+    return StageCoverage(stage, kind, len(rows), unreachable=unreachable, **names)
 
 
-def _state(row: Listed) -> str:
-    for state in ("fired", "fallback", "refused"):
-        if getattr(row, state):
-            return state
+def _outcome(row: Listed) -> str:
+    if row.fired:
+        return "fired"
+    if row.fallback:
+        return "fallback"
+    if row.refused:
+        return "refused"
     return "off" if row.known.on is False else "never"
 
 
 def _name(row: Listed, rows: Iterable[Listed]) -> str:
     """The name, with its pass where the stage has another of that name."""
     known = row.known
-    alone = sum(other.known.name == known.name for other in rows) == 1
+    alone = sum(candidate.known.name == known.name for candidate in rows) == 1
     return known.name if alone or not known.pass_name else f"{known.name} ({known.pass_name})"
 
 
-def _kernels(seen: Iterable[StoredCoverage]) -> Iterator[Stretch]:
-    shapes = sorted((-row.count, row.rewrite) for row in seen if row.stage == KERNELS)
+def _kernels(seen: Iterable[StoredCoverage]) -> Iterator[StageCoverage]:
+    """The shapes of kernels that were scheduled, the most frequent first."""
+    shapes = sorted((-row.count, row.rewrite) for row in seen if row.stage == SCHEDULER)
     if shapes:
-        yield Stretch(KERNELS, "kernel", None, tuple(name for _, name in shapes))
+        yield StageCoverage(SCHEDULER, "kernel", None, [name for _, name in shapes])

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import Any
+from collections import Counter, defaultdict
 
 import torch
 
 from fuzzcompile import __version__
 from fuzzcompile.campaign.budget import clock
-from fuzzcompile.campaign.window import Window
 from fuzzcompile.commands.attention import AttentionCoverage
-from fuzzcompile.commands.coverage import RULES, CoverageTable, Stretch
+from fuzzcompile.commands.coverage import RULES, CoverageTable
 from fuzzcompile.corpus import StoredCampaign
 from fuzzcompile.execution.environment import describe
 from fuzzcompile.reporting.coverage import coverage_page
@@ -21,63 +19,45 @@ from fuzzcompile.reporting.privacy import scrub
 def report_of(table: CoverageTable, patterns: AttentionCoverage | None, missing: str | None) -> str:
     """The report: what was counted, the table by stage, SDPA patterns, what cannot be reached and why, what never was.
 
-    ``patterns`` are left out where they are None, with the sentence ``missing`` if there is one.
+    Args:
+        table: what was reached.
+        patterns: the SDPA patterns; None to leave them out.
+        missing: why they are left out, as a sentence, if they were asked for.
     """
-    rules = [one for one in table.stretches if one.kind in RULES]
+    rules = [row for row in table.stages if row.kind in RULES]
+    names = defaultdict[tuple[str, str, str], list[str]](list)
+    for row in rules:
+        for name, reason in row.unreachable.items():
+            names[row.stage, row.kind, reason.why].append(name)
+    window = table.window
     return coverage_page(
         {
             "version": __version__,
             "torch": table.torch,
-            "environment": describe(torch.device(table.device)),
-            "window": _window(table.window),
-            "campaigns": [_campaign(one) for one in table.window.campaigns],
-            "total": table.rules.to_json(),
-            "stretches": [_row(one) for one in table.stretches],
-            "attention": None if patterns is None else patterns.to_json(),
+            "within": None if window.within is None else clock(window.within),
+            "ran": clock(window.ran),
+            "counters": window.counters,
+            "campaigns": [_campaign(campaign) for campaign in window.campaigns],
+            "total": table.rules,
+            "note": table.note,
+            "stages": table.stages,
+            "rules": rules,
+            "attention": patterns,
             "missing": missing,
-            "groups": Counter(reason.group for one in rules for reason in one.unreachable.values()).most_common(),
-            "reasons": [reason for one in rules for reason in _reasons(one)],
-            "unreached": [
-                {"stage": one.stage, "kind": one.kind, "refused": one.refused, "never": (*one.off, *one.never)}
-                for one in rules
-                if one.refused or one.off or one.never
-            ],
-        }
+            "groups": Counter(reason.group for row in rules for reason in row.unreachable.values()).most_common(),
+            "reasons": [(*place, listed) for place, listed in names.items()],
+        },
+        {**describe(torch.device(table.device)), "torch": table.torch},
     )
 
 
-def _window(window: Window) -> dict[str, Any]:
-    counters = window.counters
+def _campaign(campaign: StoredCampaign) -> dict[str, object]:
+    ran = ((campaign.finished or campaign.last_heard) - campaign.started).total_seconds()
     return {
-        "within": None if window.within is None else clock(window.within),
-        "ran": clock(window.ran),
-        "cases": counters.cases,
-        "findings": counters.findings,
-        "verdicts": counters.by_verdict,
-    }
-
-
-def _campaign(one: StoredCampaign) -> dict[str, Any]:
-    ran = ((one.finished or one.last_heard) - one.started).total_seconds()
-    return {
-        "command": scrub(one.command),
-        "seed": one.seed,
-        "started": f"{one.started:%Y-%m-%d %H:%M} UTC",
+        "command": scrub(campaign.command),
+        "seed": campaign.seed,
+        "started": f"{campaign.started:%Y-%m-%d %H:%M} UTC",
         "ran": clock(ran),
-        "ended": one.ended or "not ended",
-        "version": one.fuzzcompile_version,
+        "ended": campaign.ended or "not ended",
+        "version": campaign.fuzzcompile_version,
     }
-
-
-def _row(one: Stretch) -> dict[str, Any]:
-    counts = {key: len(getattr(one, key)) for key in ("fired", "refused", "fallback", "unreachable", "off", "never")}
-    return {"stage": one.stage, "kind": one.kind, "known": one.known, "share": one.share, **counts}
-
-
-def _reasons(one: Stretch) -> list[dict[str, Any]]:
-    """What cannot be reached, each reason once with all its names."""
-    by_reason: dict[str, dict[str, Any]] = {}
-    for name, reason in one.unreachable.items():
-        entry = by_reason.setdefault(reason.why, {"stage": one.stage, "kind": one.kind, "names": [], "why": reason.why})
-        entry["names"].append(name)
-    return list(by_reason.values())

@@ -14,6 +14,7 @@ from fuzzcompile.corpus import Store
 from fuzzcompile.errors import FuzzcompileError
 from fuzzcompile.execution.device import resolve
 from fuzzcompile.execution.environment import cxx_compiler, describe, sdpa_backends
+from fuzzcompile.facts import facts_of, known_versions
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,10 @@ def _checks(device_option: str, corpus: str | None) -> Iterator[Check]:
 
 def _torch() -> Check:
     found = f"{torch.__version__} (git {str(torch.version.git_version)[:10]})"
-    advice = "fuzzcompile knows torch 2.11 to 2.15; install one of these if attribution fails."
+    known = [".".join(map(str, minor)) for minor in known_versions()]
+    advice = f"fuzzcompile knows torch {known[0]} to {known[-1]}; install one of these if attribution fails."
+    if (note := facts_of(str(torch.__version__)).note) is not None:
+        found += f"; {note}"
     return Check("torch", conformance.is_known(), found, advice, needed=False)
 
 

@@ -1,55 +1,70 @@
-"""Minimising one case or stored finding: judge it, shrink it in a worker, keep the reproducer."""
+"""Minimizes one case file or stored finding: judge it, then search for a smaller case in a worker."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypedDict, TypeVar, cast
 
 import torch
 
-from fuzzcompile.campaign.pool import Limits, open_pool
 from fuzzcompile.capture.loading import defines_make
 from fuzzcompile.case import source_hash
 from fuzzcompile.commands.triage import triage_files
-from fuzzcompile.corpus import CaseRecord, Reproducer, Store
+from fuzzcompile.contract import ReportJson
+from fuzzcompile.corpus import CaseRecord, Store
 from fuzzcompile.errors import EnvironmentUnfit, UsageError
-from fuzzcompile.execution.pool import (
-    RemoteError,
-    WorkerFailed,
-    WorkerOutOfMemory,
-    WorkerPool,
-    WorkerStartFailed,
-    WorkerTimeout,
-)
+from fuzzcompile.execution.pool import RemoteError, WorkerFailed, WorkerOutOfMemory, WorkerPool, WorkerStartFailed
 from fuzzcompile.generation import Profile, StaleRecipe
 from fuzzcompile.judging.probe import Keep, Target
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.reduction.jobs import Capture
-from fuzzcompile.reduction.minimiser import minimise as reduce_case
+from fuzzcompile.reduction.minimiser import minimise
 from fuzzcompile.reduction.program import Program
 from fuzzcompile.reduction.search import Budget, Probed, Progress, Tally
 from fuzzcompile.reduction.writing import Written
-from fuzzcompile.worker.shrink import ProbeTask, Shrunk, capture_programs, job_of, judge_source, probe_candidate
+from fuzzcompile.worker.lost import unstartable, verdict_of
+from fuzzcompile.worker.minimize import (
+    Minimized,
+    ProbeTask,
+    capture_programs,
+    job_of,
+    judge_source,
+    probe_candidate,
+)
+from fuzzcompile.worker.pool import LEAST_THREADS, Limits, open_pool
 
-# Code for one thread is generated in another way than for several: a user's program is compiled for several.
-_THREADS = 2
-# Seconds that one candidate may take: it is a part of what was judged within the limits.
+# Seconds that one candidate may take: less than the case did, which was judged within the limits.
 _CANDIDATE_TIME = 90.0
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is to be minimised: a source with its report, and its recipe and finding where known."""
+    """A case to minimize: its source and report, and its recipe and finding where the corpus has them."""
 
     source: str
-    report: dict[str, Any]
+    report: ReportJson
     recipe: CaseRecord | None = None
     finding: str | None = None
+
+
+class State(TypedDict):
+    """What a search learned so far, as the state file holds it."""
+
+    compiles: int
+    screens: int
+    thorough: bool
+    answers: dict[str, bool]
+    others: dict[str, str]
+    source: str
+    report: ReportJson
 
 
 def subject_of_file(
@@ -61,10 +76,10 @@ def subject_of_file(
     plants: Sequence[Path] = (),
     limits: Limits | None = None,
 ) -> Subject | None:
-    """Judge the case file; None if it is no bug.
+    """Judge the case file; None if it shows no bug.
 
     Raises:
-        CaseError: the file is no case.
+        CaseError: the file is not a case.
         EnvironmentUnfit: it could not be judged.
     """
     (answer,) = triage_files([path], device=device, vetoes=vetoes, plants=plants, limits=limits)
@@ -72,11 +87,7 @@ def subject_of_file(
         error = EnvironmentUnfit(answer.error or f"{path} could not be judged.")
         error.exit_status = answer.status
         raise error
-    if not answer.report["is_bug"]:
-        return None
-    source = path.read_text(encoding="utf-8")
-    recipe = store.case(source_hash(source)) if store is not None else None
-    return Subject(source, answer.report, recipe, _finding_of(store, answer.report["signature"]))
+    return _subject(path, store, answer.report) if answer.report["is_bug"] else None
 
 
 def subject_of_finding(store: Store, name: str) -> Subject:
@@ -85,11 +96,29 @@ def subject_of_finding(store: Store, name: str) -> Subject:
     Raises:
         UsageError: the corpus has no such finding.
     """
-    found = store.finding(name)
-    return Subject(found.source, found.report, store.case(found.source_sha256), found.public_id)
+    finding = store.finding(name)
+    return Subject(finding.source, finding.report, store.case(finding.source_sha256), finding.public_id)
 
 
-def minimise(
+def subject_of_state(path: Path, store: Store | None, state: Path) -> Subject:
+    """The case file at ``path`` with the report that an earlier search started from.
+
+    Raises:
+        UsageError: no search was started for this source with this torch.
+    """
+    subject = Subject(path.read_text(encoding="utf-8"), {"torch": torch.__version__})
+    return _subject(path, store, _kept(state, subject)["report"])
+
+
+def _subject(path: Path, store: Store | None, report: ReportJson) -> Subject:
+    source, signature = path.read_text(encoding="utf-8"), report.get("signature")
+    if store is None:
+        return Subject(source, report)
+    finding = next((finding.public_id for finding in store.findings() if finding.signature == signature), None)
+    return Subject(source, report, store.case(source_hash(source)), finding)
+
+
+def minimize(
     subject: Subject,
     *,
     device: str,
@@ -102,11 +131,23 @@ def minimise(
     state: Path | None = None,
     resume: bool = False,
     on_progress: Callable[[Progress], None] | None = None,
-) -> Shrunk:
-    """Make the subject small under its locked signature; candidates are compiled in a worker, which may be lost.
+) -> Minimized:
+    """Minimize the subject under its locked signature; candidates compile in a worker, which a crash may cost.
 
-    A KeyboardInterrupt ends the search in good order with the best so far. With ``state``, what was learned is kept in
-    that file, from which a search that is to ``resume`` goes on; it is deleted once a search is finished.
+    A KeyboardInterrupt ends the search with the best case so far.
+
+    Args:
+        subject: the case.
+        device: where to compile.
+        seconds: time for the search.
+        compiles: how many compiles and screens the search may use, an earlier search's not counted.
+        keep: what must stay: the verdict's kind, or the culprit too.
+        vetoes: rewrites to refuse.
+        plants: files that plant bugs.
+        limits: time and memory of one candidate.
+        state: a file that keeps what was learned, and is deleted once the search is finished.
+        resume: continue the search that ``state`` holds.
+        on_progress: called after each candidate.
 
     Raises:
         EnvironmentUnfit: no worker can be started.
@@ -125,99 +166,86 @@ def minimise(
     if state is not None:
         write_state(state, subject, tally)
     budget = Budget(tally.tests + compiles, time.monotonic() + seconds)
-    with open_pool(device, 1, plants=plants, limits=limits, least_threads=_THREADS) as pool:
+    with open_pool(device, 1, plants=plants, limits=limits, least_threads=LEAST_THREADS) as pool:
         tools = PooledTools(pool, target, vetoes, subject.report)
-        outcome = reduce_case(job, tools, budget, tally=tally, on_progress=progressed)
+        outcome = minimise(job, tools, budget, tally=tally, on_progress=progressed)
         pool.kill_workers()
     if state is not None and outcome.finished:
         state.unlink(missing_ok=True)
-    return Shrunk.of(outcome, subject.source)
+    return Minimized.of(outcome, subject.source)
 
 
 @dataclass
 class PooledTools:
-    """Candidates are compiled in a pool's worker: one that crashes or hangs costs the worker and nothing else."""
+    """Compiles candidates in a pool's worker: one that crashes or hangs costs the worker and nothing else."""
 
     pool: WorkerPool
     target: Target
     vetoes: tuple[str, ...]
-    report: dict[str, Any]
+    report: ReportJson
     thorough: bool = False
 
     def probe(self, candidate: Written, *, screen: bool) -> Probed:
-        """A quick look; a lost worker is a crash or a time-out of the candidate."""
+        """Whether and how a candidate fails; a lost worker is a crash or a time-out of the candidate."""
         task = ProbeTask(candidate, self.target, screen, self.thorough, self.vetoes)
         limit = _CANDIDATE_TIME if self.target.verdict != Verdict.TIMEOUT else None
         try:
-            seen: Probed = self._done(probe_candidate, task, candidate.source, limit)
-            return seen
+            return self._done(candidate.source, partial(probe_candidate, task), limit)
         except WorkerStartFailed as error:
-            raise EnvironmentUnfit(f"No worker can be started: {error}. Run `fuzzcompile doctor`.") from error
+            raise unstartable(error) from error
         except WorkerOutOfMemory:
             return Probed(False, False, "memory")
         except WorkerFailed as error:
-            verdict = Verdict.TIMEOUT if isinstance(error, WorkerTimeout) else Verdict.CRASH
+            verdict = verdict_of(error)
             return Probed(verdict == self.target.verdict, True, str(verdict))
         except RemoteError as error:
-            return Probed(False, False, str(error).partition(":")[0])
+            return Probed(False, False, error.kind)
 
     def programs(self, source: str, capture: Capture) -> Sequence[Program]:
-        """The captured graphs of a source; none where its worker is lost."""
+        """The captured graphs of a source; none if its worker is lost."""
         try:
-            found: Sequence[Program] = self._done(capture_programs, source, source, None, capture)
+            return self._done(source, partial(capture_programs, source, capture))
         except (WorkerFailed, RemoteError):
             return []
-        return found
 
-    def judge(self, source: str) -> Mapping[str, Any]:
-        """The full report on a source; of a crash there is no more to say than that it is one."""
+    def judge(self, source: str) -> ReportJson:
+        """The full report on a source; of a lost worker's, only the verdict is new."""
         try:
-            report: Mapping[str, Any] = self._done(judge_source, source, source, None, self.vetoes)
+            return self._done(source, partial(judge_source, source, self.vetoes))
         except WorkerFailed as error:
-            verdict = Verdict.TIMEOUT if isinstance(error, WorkerTimeout) else Verdict.CRASH
-            return {**self.report, "verdict": str(verdict), "cost": {"compiles": 1}}
+            return {**self.report, "verdict": str(verdict_of(error)), "cost": {"compiles": 1}}
         except RemoteError as error:
             return {**self.report, "verdict": "invalid", "is_bug": False, "signature": None, "detail": str(error)}
-        return report
 
     def become_thorough(self) -> None:
-        """From now on, look as triage does."""
+        """From now on, probe as triage judges."""
         self.thorough = True
 
-    def _done(self, function: Callable[..., Any], task: Any, source: str, limit: float | None, *more: Any) -> Any:
-        # What a script does to its process cannot be undone.
+    def _done(self, source: str, call: Callable[[], Result], limit: float | None = None) -> Result:
+        # A script may change its process for good, so its worker runs nothing else.
         spends = not defines_make(source)
-        return self.pool.schedule(function, (task, *more), label="minimise", time_limit=limit, spends=spends).result()
-
-
-def subject_of_state(path: Path, store: Store | None, state: Path) -> Subject:
-    """The case file at ``path`` with the report that an earlier search began with.
-
-    Raises:
-        UsageError: there was no search for this text of it with this torch.
-    """
-    subject = Subject(path.read_text(encoding="utf-8"), {"torch": torch.__version__})
-    report = _kept(state, subject)["report"]
-    recipe = store.case(source_hash(subject.source)) if store is not None else None
-    return Subject(subject.source, report, recipe, _finding_of(store, report["signature"]))
+        return self.pool.schedule(call, label="minimize", time_limit=limit, spends=spends).result()
 
 
 def read_state(state: Path, subject: Subject) -> Tally:
     """What an earlier search for this subject learned.
 
     Raises:
-        UsageError: there is no such file, or it is of another case.
+        UsageError: there is no such file, or it is about another case.
     """
-    kept = _kept(state, subject)
+    return _tally(_kept(state, subject))
+
+
+def _tally(kept: State) -> Tally:
     return Tally(kept["compiles"], kept["screens"], kept["thorough"], kept["answers"], kept["others"])
 
 
-def _kept(state: Path, subject: Subject) -> dict[str, Any]:
+def _kept(state: Path, subject: Subject) -> State:
     try:
-        kept: dict[str, Any] = json.loads(state.read_text(encoding="utf-8"))
+        kept = cast(State, json.loads(state.read_text(encoding="utf-8")))
         if kept["source"] != source_hash(subject.source) or kept["report"]["torch"] != subject.report["torch"]:
-            raise UsageError(f"{state} is of another case or another torch; leave out --resume.")
-        Tally(kept["compiles"], kept["screens"], kept["thorough"], kept["answers"], kept["others"])
+            raise UsageError(f"{state} is about another case or another torch; leave out --resume.")
+        _tally(kept)
         return kept
     except FileNotFoundError as error:
         raise UsageError(f"There is nothing to resume: no {state}.") from error
@@ -226,7 +254,7 @@ def _kept(state: Path, subject: Subject) -> dict[str, Any]:
 
 
 def write_state(state: Path, subject: Subject, tally: Tally) -> None:
-    """Keep what a search learned so far; a place that cannot be written to costs the resuming only."""
+    """Keep what a search learned so far; if the file cannot be written, only --resume is lost."""
     kept = {**asdict(tally), "source": source_hash(subject.source), "report": subject.report}
     draft = state.with_name(f"{state.name}.part")
     with contextlib.suppress(OSError):
@@ -234,39 +262,17 @@ def write_state(state: Path, subject: Subject, tally: Tally) -> None:
         draft.replace(state)
 
 
-def keep(store: Store, finding: str, shrunk: Shrunk) -> None:
-    """Store the reproducer with its finding."""
-    store.add_reproducer(
-        finding,
-        Reproducer(
-            source=shrunk.reproducer,
-            sha256=source_hash(shrunk.reproducer),
-            lines=shrunk.lines_after,
-            kind=shrunk.how,
-            confirmed=shrunk.confirmed,
-            torch=shrunk.report["torch"],
-            report=shrunk.report,
-            neighbour=shrunk.neighbour,
-        ),
-    )
-
-
 def drawn_as(recipe: CaseRecord | None) -> tuple[bytes | None, Profile]:
-    """The choices of a stored recipe and the profile that they were drawn under: they mean nothing under another.
+    """The choices of a stored recipe, and the profile without which they mean nothing.
 
-    No choices where there is no recipe, or another generator wrote it: its source is all there is then.
+    Returns:
+        No choices where there is no recipe, or a generator of another version wrote it.
     """
-    drawn = (recipe.spec or {}).get("profile") if recipe is not None else None
+    profile = (recipe.spec or {}).get("profile") if recipe is not None else None
     choices = (recipe.choices or None) if recipe is not None else None
-    if drawn is None:
+    if not isinstance(profile, dict):
         return choices, Profile()
     try:
-        return choices, Profile.from_json(drawn)
+        return choices, Profile.from_json(profile)
     except StaleRecipe:
         return None, Profile()
-
-
-def _finding_of(store: Store | None, signature: str) -> str | None:
-    if store is None:
-        return None
-    return next((f.public_id for f in store.findings() if f.signature == signature), None)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal, TypeGuard
 
 import torch
 
@@ -16,38 +16,31 @@ from fuzzcompile.compiler.hooks import initialise_patterns
 from fuzzcompile.compiler.pass_calls import PassCall, calls_of
 from fuzzcompile.compiler.plain import plain_passes
 from fuzzcompile.compiler.toggles import settings_of
-from fuzzcompile.stage_names import STAGES
+from fuzzcompile.facts import StageSource, facts
+from fuzzcompile.stage_names import DECOMPOSITION, FREEZING, LOWERING, PARTITION, STAGES
+
+if TYPE_CHECKING:
+    from torch._inductor.pattern_matcher import PatternMatcherPass
 
 Kind = Literal["pass", "pattern", "decomposition", "lowering", "setting"]
 _PASSES = "torch._inductor.fx_passes"
-_COMPILE_FX, _FREEZING = "torch._inductor.compile_fx", "torch._inductor.freezing"
-# The stage, the functions that run its passes, the module of its pattern tables, and what switches the whole of it.
-_ROOTS: tuple[tuple[str, tuple[tuple[str, str], ...], str, str], ...] = (
-    ("pre_grad", ((f"{_PASSES}.pre_grad", "pre_grad_passes"),), f"{_PASSES}.pre_grad", "use_pre_grad_passes"),
-    (
-        "joint_graph",
-        ((f"{_PASSES}.joint_graph", "joint_graph_passes"),),
-        f"{_PASSES}.joint_graph",
-        "use_joint_graph_passes",
-    ),
-    (
-        "freezing",
-        ((_COMPILE_FX, "fw_compiler_freezing"), (_FREEZING, "_freeze"), (_FREEZING, "freeze")),
-        f"{_PASSES}.freezing_patterns",
-        "freezing",
-    ),
-    ("post_grad", ((f"{_PASSES}.post_grad", "post_grad_passes"),), f"{_PASSES}.post_grad", "use_post_grad_passes"),
-)
-_GROUP_FUSIONS = "group_batch_fusion_passes"
-_PARTITIONERS = ("min_cut_rematerialization_partition", "default_partition")
 
 
 @dataclass(frozen=True)
 class Known:
     """One thing that can be named as a culprit, switched or vetoed.
 
-    ``on`` says whether it runs under the present settings (None: that hangs on the program), ``when`` what it hangs
-    on. Of a setting, ``when`` is its present value, ``default`` that of torch and ``changed`` whether they differ.
+    Attributes:
+        stage: its stage.
+        kind: what it is.
+        name: the name that a ledger gives it.
+        pass_name: the pass that runs a pattern; a pass's own name.
+        source: the file that defines it, relative to the folder that holds torch; None if that is not known.
+        line: the line in that file.
+        on: whether it runs under the present settings; None if that depends on the program.
+        when: the condition under which it runs, as source; of a setting, its present value.
+        default: torch's own value of a setting.
+        changed: whether a setting has another value than torch's own.
     """
 
     stage: str
@@ -68,163 +61,160 @@ def known_to(device: torch.device) -> list[Known]:
     What this torch does not have is left out.
     """
     initialise_patterns(device)
-    with contextlib.suppress(Exception):  # those of freezing are registered when something is frozen
+    # The patterns of freezing are registered when something is frozen. Whatever keeps a torch from registering them
+    # now, the other stages are listed all the same.
+    with contextlib.suppress(Exception):
         importlib.import_module(f"{_PASSES}.freezing_patterns").lazy_init()
-    found: list[Known] = []
-    guards: dict[str, set[str]] = {}
-    for stage, roots, tables, switch in _ROOTS:
+    rows: list[Known] = []
+    conditions: dict[str, set[str]] = {}
+    for stage, source in facts().stages.items():
         with contextlib.suppress(ImportError, AttributeError):
-            rows = _Stage(stage, list(_functions(roots)), tables, switch).rows()
-            found += rows
-            guards[stage] = {row.when for row in rows}
-    found += [*_partitioners(), *_operators()]
-    found += [
-        Known(one.stage, "setting", one.name, when=one.value, default=one.default, changed=one.changed)
-        for one in settings_of(guards)
+            of_stage = _Stage(stage, source).rows()
+            rows += of_stage
+            conditions[stage] = {row.when for row in of_stage}
+    rows += [*_partitioners(), *_operators()]
+    rows += [
+        Known(toggle.stage, "setting", toggle.name, when=toggle.value, default=toggle.default, changed=toggle.changed)
+        for toggle in settings_of(conditions)
     ]
-    return sorted(found, key=lambda row: (STAGES.index(row.stage), row.kind == "setting"))
+    return sorted(rows, key=lambda row: (STAGES.index(row.stage), row.kind == "setting"))
 
 
 class _Stage:
     """The passes and patterns of one stage."""
 
-    def __init__(self, stage: str, functions: Sequence[Callable[..., Any]], tables: str, switch: str) -> None:
-        self.stage, self.functions, self.switch = stage, functions, switch
-        self.tables = _tables_of(importlib.import_module(tables))
+    def __init__(self, stage: str, source: StageSource) -> None:
+        self.stage, self.switch = stage, source.switch
+        self.functions = list(_functions(source.functions))
+        self.tables = _tables_of(vars(importlib.import_module(source.tables)))
         self.config = importlib.import_module("torch._inductor.config")
-        self.options: Mapping[str, Any] = getattr(self.config, f"{stage}_fusion_options", None) or {}
-        self.fusions = _GROUP_FUSIONS
+        self.is_on = bool(getattr(self.config, source.switch, True))
+        self.option = f"{stage}_fusion_options"
         self.listed = set[str]()
 
     def rows(self) -> list[Known]:
         """Passes in the order in which they run, each before its patterns; then tables that are run by name."""
-        found, done = list[Known](), set[int]()
+        rows, done = list[Known](), set[int]()
         calls = self._calls()
-        for call in calls:
-            if getattr(call.target, "__name__", "") == _GROUP_FUSIONS:
-                self.fusions = call.name  # torch 2.13 runs those of post_grad under the name of a user's own pass
+        group_fusions = facts().passes.group_fusions
+        # torch 2.13 runs the group fusions of post_grad under the name of a user's own pass.
+        names = [call.name for call in calls if getattr(call.target, "__name__", "") == group_fusions]
+        fusions = names[-1] if names else group_fusions
         run = {id(call.target) for call in calls}
         for call in calls:
-            if call.name == self.fusions and call.target is None:
-                continue
-            when = " and ".join(self._guard(*call.when))
-            on = call.on and self._is_on
-            if _is_table(call.target):
-                done.add(id(call.target))
-                found.append(Known(self.stage, "pass", call.name, call.name, on=on, when=when))
-                found += self._patterns(call.target, call.name, on, when)
-            else:
-                source, line = labels.source_of(call.target)
-                found.append(Known(self.stage, "pass", call.name, call.name, source, line, on, when))
-                for table in self._tables_inside(call.target, run):
-                    done.add(id(table))
-                    found += self._patterns(table, call.name, on, when)
+            if call.name != fusions or call.target is not None:
+                tables = [call.target] if is_table(call.target) else _tables_inside(call.target, run)
+                done |= set(map(id, tables))
+                rows += self._with_patterns(self._pass_of(call), tables)
         for name, table in self.tables.items():
-            if id(table) in done:
-                continue
-            done.add(id(table))
-            asked, when = self._by_name(name)
-            found.append(Known(self.stage, "pass", name, name, on=asked, when=when))
-            found += self._patterns(table, name, asked, when)
-        return [*found, *self._group_batch_fusions()]
+            if id(table) not in done:
+                done.add(id(table))
+                on, when = self._by_name(name)
+                rows += self._with_patterns(Known(self.stage, "pass", name, name, on=on, when=when), [table])
+        return [*rows, *self._group_batch_fusions(fusions)]
 
     def _calls(self) -> list[PassCall]:
-        # Asked anew each time: reading a function loads the modules that it imports.
-        def is_pass(target: Any) -> bool:
-            return target.__name__ in plain_passes()
+        """The calls of passes, each once, where it stands last."""
 
-        calls = [call for function in self.functions for call in calls_of(function, _is_table, is_pass)]
+        def is_pass(function: Callable[..., object]) -> bool:
+            return function.__name__ in plain_passes()  # asked anew each time: reading a function loads modules
+
+        calls = [call for function in self.functions for call in calls_of(function, is_table, is_pass)]
         return list({(call.name, id(call.target)): call for call in reversed(calls)}.values())[::-1]
 
-    def _tables_inside(self, function: Any, run: Collection[int]) -> list[Any]:
-        """Tables that a pass applies itself, beside those of the ids ``run`` that have a name of their own."""
-        inside = calls_of(function, _is_table, lambda _: False) if inspect.isfunction(function) else []
-        return [call.target for call in inside if _is_table(call.target) and id(call.target) not in run]
+    def _pass_of(self, call: PassCall) -> Known:
+        source, line = (None, None) if is_table(call.target) else labels.source_of(call.target)
+        when = self._condition(*call.when)
+        return Known(self.stage, "pass", call.name, call.name, source, line, call.on and self.is_on, when)
 
-    def _patterns(self, table: Any, pass_name: str, on: bool | None, when: str) -> Iterator[Known]:
-        entries = {id(entry): entry for listed in table.patterns.values() for entry in listed}
-        # One function runs all tables of freezing, and a ledger knows their rules by its name alone.
-        seen = self.listed if self.stage == "freezing" else set[str]()
-        for entry in entries.values():
-            label = labels.entry_label(entry, self.stage, pass_name)
-            if label.rewrite not in seen:  # one rule may be registered for many operators
-                seen.add(label.rewrite)
-                yield Known(self.stage, "pattern", label.rewrite, pass_name, label.source, label.line, on, when)
+    def _with_patterns(self, owner: Known, tables: Collection[PatternMatcherPass]) -> Iterator[Known]:
+        yield owner
+        for table in tables:
+            # One function runs all tables of freezing, and a ledger knows their rules by its name alone.
+            seen = self.listed if self.stage == FREEZING else set[str]()
+            for entry in {id(entry): entry for entries in table.patterns.values() for entry in entries}.values():
+                label = labels.entry_label(entry, self.stage, owner.name)
+                if label.rewrite not in seen:  # one rule may be registered for many operators
+                    seen.add(label.rewrite)
+                    place = (label.rewrite, owner.name, label.source, label.line)
+                    yield Known(self.stage, "pattern", *place, owner.on, owner.when)
 
-    def _group_batch_fusions(self) -> Iterator[Known]:
-        """Rules of their own kind, run by name as well."""
+    def _group_batch_fusions(self, pass_name: str) -> Iterator[Known]:
+        """Rules of their own kind, run by name as well; a ledger names them by their class."""
         module = importlib.import_module(f"{_PASSES}.group_batch_fusion")
-        rules = getattr(module, f"{self.stage.upper()}_FUSIONS", {})
+        rules: Mapping[str, type] = getattr(module, f"{self.stage.upper()}_FUSIONS", {})
         for name, rule in rules.items():
-            on, when = self._by_name(name)
             source, line = labels.source_of(getattr(rule, "fuse", None))
-            yield Known(
-                self.stage, "pattern", rule.__name__, self.fusions, source, line, on, when
-            )  # as a ledger names it
+            yield Known(self.stage, "pattern", rule.__name__, pass_name, source, line, *self._by_name(name))
 
     def _by_name(self, name: str) -> tuple[bool | None, str]:
-        option = f"{self.stage}_fusion_options"
-        if not hasattr(self.config, option):
+        """Whether the stage's fusion options ask for a table, and the condition."""
+        if not hasattr(self.config, self.option):
             return None, ""
-        on = name in self.options and self._is_on and bool(self.config.pattern_matcher)
-        return on, " and ".join(self._guard(f"{name!r} in config.{option}"))
+        asked = name in (getattr(self.config, self.option) or {})
+        on = asked and self.is_on and bool(getattr(self.config, "pattern_matcher", True))
+        return on, self._condition(f"{name!r} in config.{self.option}")
 
-    def _guard(self, *conditions: str) -> tuple[str, ...]:
-        """The conditions, with the switch of the whole stage where it is set against it."""
-        return (*(() if self._is_on else (f"config.{self.switch}",)), *conditions)
-
-    @property
-    def _is_on(self) -> bool:
-        return bool(getattr(self.config, self.switch, True))
+    def _condition(self, *conditions: str) -> str:
+        """The conditions together, with the switch of the whole stage where that is off."""
+        return " and ".join((*(() if self.is_on else (f"config.{self.switch}",)), *conditions))
 
 
-def _functions(roots: Sequence[tuple[str, str]]) -> Iterator[Callable[..., Any]]:
-    for module, name in roots:
+def is_table(value: object) -> TypeGuard[PatternMatcherPass]:
+    """Whether ``value`` is a table of patterns."""
+    return isinstance(value, importlib.import_module("torch._inductor.pattern_matcher").PatternMatcherPass)
+
+
+def _tables_inside(function: object, run: Collection[int]) -> list[PatternMatcherPass]:
+    """Tables that a pass applies itself, beside those of the ids ``run`` that have a name of their own."""
+    calls = calls_of(function, is_table, lambda _: False) if inspect.isfunction(function) else []
+    return [call.target for call in calls if is_table(call.target) and id(call.target) not in run]
+
+
+def _functions(names: Collection[str]) -> Iterator[Callable[..., object]]:
+    """The functions ``module:name``, as far as this torch has them."""
+    for place in names:
+        module, _, name = place.partition(":")
         function = getattr(importlib.import_module(module), name, None)
         if function is not None:
             yield function
 
 
-def _is_table(value: Any) -> bool:
-    return isinstance(value, importlib.import_module("torch._inductor.pattern_matcher").PatternMatcherPass)
-
-
-def _tables_of(module: Any) -> dict[str, Any]:
+def _tables_of(module: Mapping[str, object]) -> dict[str, PatternMatcherPass]:
     """The pattern tables that a module knows by name, alone or in a list or dictionary."""
-    found: dict[str, Any] = {}
-    for name, value in vars(module).items():
-        if _is_table(value):
-            found[getattr(value, "pass_name", None) or name] = value
-        elif isinstance(value, (list, tuple)) and value and all(map(_is_table, value)):
-            found |= {f"{name.removesuffix('s')}_{index}": table for index, table in enumerate(value)}
-        elif isinstance(value, dict) and value and all(map(_is_table, value.values())):
-            found |= {str(key): table for key, table in value.items()}
-    return found
+    tables: dict[str, PatternMatcherPass] = {}
+    for name, value in module.items():
+        if is_table(value):
+            tables[getattr(value, "pass_name", None) or name] = value
+        elif isinstance(value, (list, tuple)) and all(map(is_table, value)):
+            tables |= {f"{name.removesuffix('s')}_{index}": table for index, table in enumerate(value)}
+        elif isinstance(value, dict) and all(map(is_table, value.values())):
+            tables |= {str(key): table for key, table in value.items()}
+    return tables
 
 
 def _partitioners() -> Iterator[Known]:
     with contextlib.suppress(ImportError):
         module = importlib.import_module("torch._functorch.partitioners")
-        for name in _PARTITIONERS:
+        for name in facts().passes.partitioners:
             function = getattr(module, name, None)
             if function is not None:
-                yield Known("partition", "pass", name, name, *labels.source_of(function), when="with gradients")
+                yield Known(PARTITION, "pass", name, name, *labels.source_of(function), when="with gradients")
 
 
 def _operators() -> Iterator[Known]:
     """Operators that have a decomposition or a lowering of Inductor's own."""
-    kinds: tuple[tuple[Literal["decomposition", "lowering"], str, str], ...] = (
-        ("decomposition", "torch._inductor.decomposition", "decompositions"),
-        ("lowering", "torch._inductor.lowering", "lowerings"),
+    tables: tuple[tuple[str, Kind, str, str], ...] = (
+        (DECOMPOSITION, "decomposition", "torch._inductor.decomposition", "decompositions"),
+        (LOWERING, "lowering", "torch._inductor.lowering", "lowerings"),
     )
-    for kind, module, table in kinds:
+    for stage, kind, module, table in tables:
         with contextlib.suppress(ImportError, AttributeError):
-            entries = getattr(importlib.import_module(module), table)
-            named = {str(operator): function for operator, function in entries.items() if _is_overload(operator)}
-            for name in sorted(named):
-                source, line = labels.source_of(named[name])
-                yield Known(kind, kind, name, None, source, line)
+            entries: Mapping[object, object] = getattr(importlib.import_module(module), table)
+            overloads = {str(key): function for key, function in entries.items() if _is_overload(key)}
+            for name, function in sorted(overloads.items()):
+                yield Known(stage, kind, name, None, *labels.source_of(function))
 
 
-def _is_overload(operator: Any) -> bool:
+def _is_overload(operator: object) -> bool:
     return isinstance(operator, torch._ops.OpOverload)

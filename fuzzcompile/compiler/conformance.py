@@ -25,9 +25,7 @@ from fuzzcompile.compiler.patching import installed, switched_off
 from fuzzcompile.compiler.probes import Findings
 from fuzzcompile.compiler.session import Compilation, compiling
 from fuzzcompile.compiler.unseen import reason
-
-TESTED = ((2, 11), (2, 15))
-"""The oldest and the newest minor version of torch on which the probes have been seen to pass."""
+from fuzzcompile.facts import is_in_known_range
 
 _CHANGES = Control(
     fallbacks=("aten.cos.default",),
@@ -40,8 +38,7 @@ _CHANGES = Control(
 
 def is_known(version: str = torch.__version__) -> bool:
     """Whether the probes have been seen to pass on this version of torch."""
-    numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:2])
-    return TESTED[0] <= numbers <= TESTED[1]
+    return is_in_known_range(version)
 
 
 def missing_patches() -> dict[str, str]:

@@ -45,6 +45,7 @@ from fuzzcompile.stage_names import DECOMPOSITION, FAKE_TENSOR
 if TYPE_CHECKING:
     from torch._ops import HigherOrderOperator, OpOverload
 
+__watches_calls__ = True  # its frames stand between a call and the program that makes it
 _SEED = 11
 # Decompositions within decompositions are followed so far down.
 _MAX_DEPTH = 4
@@ -62,7 +63,7 @@ class Watched:
     """
 
     raised: Exception | None = None
-    operator: OpOverload | None = None
+    operator: OpOverload | HigherOrderOperator | None = None
     place: Place | None = None
     unseen: UnseenLog = field(default_factory=UnseenLog)
     writes: bool = False

@@ -15,6 +15,7 @@ from fuzzcompile.compiler.decompositions import functional_form
 from fuzzcompile.compiler.ledger import Ledger
 from fuzzcompile.compiler.patching import Function, Intended
 from fuzzcompile.compiler.unseen import Unseen
+from fuzzcompile.facts import facts
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -22,19 +23,7 @@ if TYPE_CHECKING:
     from torch.utils._pytree import TreeSpec
 
 FAKE_TENSOR_MODULE = "torch._subclasses.fake_tensor"
-# What fake tensors cannot say: shapes that depend on values, numbers taken out of tensors.
-_UNKNOWABLE = ("dynamic_output_shape", "data_dependent_output", "inplace_view")
-# Fake tensors are made of what these are given, and give them back.
-_LIFTS = ("aten::lift_fresh", "aten::lift_fresh_copy", "aten::lift", "aten::set_")
-_SAYS_NOTHING = (
-    "DataDependentOutputException",
-    "DynamicOutputShapeException",
-    "UnsupportedOperatorException",
-    "UnsupportedFakeTensorException",
-    "GuardOnDataDependentSymNode",
-    "UnsupportedMutationAliasingException",
-    "NotImplementedError",
-)
+_FACTS = facts().fake_tensors
 
 
 @dataclass(frozen=True)
@@ -54,7 +43,7 @@ class FakeRuns:
 
     def unseen(self, operator: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
         """Whether the operator can be asked, and was not yet with arguments of this kind."""
-        if any(tag.name in _UNKNOWABLE for tag in operator.tags) or operator._schema.name in _LIFTS:
+        if any(tag.name in _FACTS.unknowable_tags for tag in operator.tags) or operator._schema.name in _FACTS.lifts:
             return False
         return _kind(operator, args, kwargs) not in self._seen
 
@@ -82,7 +71,7 @@ def run_fake(operator: OpOverload, args: tuple[object, ...], kwargs: dict[str, o
         except (KeyboardInterrupt, MemoryError):
             raise
         except Exception as error:  # of the operator: it is the answer
-            if any(parent.__name__ in _SAYS_NOTHING for parent in type(error).__mro__):
+            if any(parent.__name__ in _FACTS.silent_errors for parent in type(error).__mro__):
                 return None
             return FakeRun(error=error)
     return FakeRun(tuple(pytree.tree_leaves(result)), tuple(pytree.tree_leaves((fake_args, fake_kwargs))))

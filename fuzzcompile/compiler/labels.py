@@ -13,10 +13,11 @@ import torch
 from torch import fx
 
 from fuzzcompile.compiler.ledger import Label
+from fuzzcompile.facts import facts
 
-_VARIANT = re.compile(r"(_inference|_training|_half|_fp32_mask|_mask_fp32|_bs1|_\d+d)+$")
+_NAMES = facts().names
+_VARIANT = re.compile(rf"({'|'.join(_NAMES.variants)})+$")
 _NUMBERED = re.compile(r"^_*(?P<family>\w+?)_pattern_\d+$")
-_NAMELESS = ("fn", "inner", "wrapper")
 _SITE = re.compile(r'File "([^"]+)", line (\d+)')
 
 
@@ -126,7 +127,7 @@ def _search_function(entry: Any) -> Any:
     if code is None:
         return None
     names = dict(zip(code.co_freevars, cells, strict=False))
-    return names["search_fn"].cell_contents if "search_fn" in names else None
+    return names[_NAMES.search_function].cell_contents if _NAMES.search_function in names else None
 
 
 def _partial_inside(function: Any) -> Any:
@@ -138,7 +139,7 @@ def _partial_inside(function: Any) -> Any:
             strict=False,
         )
     )
-    held = cells["partial_func"].cell_contents if set(cells) == {"partial_func"} else None
+    held = cells[_NAMES.partial].cell_contents if set(cells) == {_NAMES.partial} else None
     return held if isinstance(held, functools.partial) else None
 
 
@@ -159,7 +160,7 @@ def _unwrapped(function: Any) -> Any:
 def _function_name(function: Any) -> str | None:
     function = _unwrapped(function)
     name = getattr(function, "__name__", None)
-    if name in _NAMELESS and "<locals>" in function.__qualname__:
+    if name in _NAMES.nameless and "<locals>" in function.__qualname__:
         return str(function.__qualname__).split(".<locals>")[0]  # the factory that made it
     if name == "<lambda>":
         _, line = source_of(function)

@@ -1,6 +1,6 @@
-"""Which passes a stage of Inductor runs, read from the source of the stage's function, and under which settings.
+"""Which passes a stage of Inductor runs and under which settings, read from the source of its function.
 
-Nothing is run: passes are found by the ways in which torch calls them (under a ``GraphTransformObserver``, as a
+Nothing runs: the ways in which torch calls passes show them (under a ``GraphTransformObserver``, as a
 pattern table's ``apply``, as a plain function over the graph), and conditions are evaluated on the settings alone.
 """
 
@@ -11,67 +11,65 @@ import contextlib
 import importlib
 import inspect
 import textwrap
+import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, TypeGuard
 
-_OBSERVER = "GraphTransformObserver"
-_OBSERVED = ("apply_graph_pass", "apply_gm_pass")
-_GRAPHS = ("gm", "graph", "aot_autograd_gm", "aot_autograd_model")
-# Calls that may stand in a condition which is evaluated here.
-_HARMLESS_CALLS = ("hasattr", "get_custom_graph_passes", "get", "bool", "len")
+from fuzzcompile.facts import facts
+
+if TYPE_CHECKING:
+    from torch._inductor.pattern_matcher import PatternMatcherPass
+
+_PASSES = facts().passes
 _DEEPEST = 3
+IsTable = Callable[[object], "TypeGuard[PatternMatcherPass]"]
+IsPass = Callable[[types.FunctionType], bool]
 
 
 @dataclass(frozen=True)
 class PassCall:
     """A place where a stage runs a pass.
 
-    ``target`` is the function or pattern table, None where it is known at run time only. ``when`` holds the conditions
-    around it, as source. ``on`` says whether none of them fails under the present settings: what hangs on a graph
-    counts as fulfilled.
+    Attributes:
+        name: the name under which the pass runs.
+        target: the function or pattern table; None if only a compile determines it.
+        when: the conditions around the call, as source.
+        on: whether none of them fails under the present settings; those that depend on a graph count as fulfilled.
     """
 
     name: str
-    target: Any
+    target: object
     when: tuple[str, ...]
     on: bool
 
 
-def calls_of(
-    function: Callable[..., Any], is_table: Callable[[Any], bool], is_pass: Callable[[Any], bool]
-) -> list[PassCall]:
-    """The passes that ``function`` runs, each once, in the order of its source.
+def calls_of(function: Callable[..., object], is_table: IsTable, is_pass: IsPass) -> list[PassCall]:
+    """The passes that ``function`` runs, each once, in the order of its source; those inside passes are included.
 
-    Passes that run passes themselves are read in turn. Empty where there is no source. ``is_table`` tells a pattern
-    table, ``is_pass`` a function that changes the graph that it is given.
+    Args:
+        function: the function of a stage, or of a pass. Without its source the result is empty.
+        is_table: recognises a table of patterns.
+        is_pass: recognises a function that changes the graph that it is given.
     """
-    found: dict[tuple[str, int], PassCall] = {}
-    for call in _Reader(function, _Kinds(is_table, is_pass), 0).read():
+    calls: dict[tuple[str, int], PassCall] = {}
+    for call in _Reader(function, is_table, is_pass, 0).read():
         key = (call.name, id(call.target))
-        if key not in found or (call.on and not found[key].on):
-            found[key] = call
-    return list(found.values())
-
-
-@dataclass(frozen=True)
-class _Kinds:
-    """What tells pattern tables and passes."""
-
-    is_table: Callable[[Any], bool]
-    is_pass: Callable[[Any], bool]
+        if key not in calls or (call.on and not calls[key].on):
+            calls[key] = call
+    return list(calls.values())
 
 
 @dataclass(frozen=True)
 class _Conditions:
-    """Conditions that all hold where a statement runs; each as source, with what it is under the present settings."""
+    """Conditions that all hold where a statement runs; each as source, with its value under the present settings."""
 
     parts: tuple[tuple[str, bool | None], ...] = ()
 
     def plus(self, source: str, holds: bool | None) -> _Conditions:
         return self if any(source == part for part, _ in self.parts) else _Conditions((*self.parts, (source, holds)))
 
-    def call(self, name: str, target: Any) -> PassCall:
+    def call(self, name: str, target: object) -> PassCall:
         return PassCall(name, target, tuple(source for source, _ in self.parts), self.may_hold)
 
     @property
@@ -82,11 +80,11 @@ class _Conditions:
 class _Reader:
     """Reads one function."""
 
-    def __init__(self, function: Callable[..., Any], kinds: _Kinds, depth: int) -> None:
-        self.function = inspect.unwrap(function)
-        self.kinds, self.is_table = kinds, kinds.is_table
+    def __init__(self, function: Callable[..., object], is_table: IsTable, is_pass: IsPass, depth: int) -> None:
+        self.function: Callable[..., object] = inspect.unwrap(function)
+        self.is_table, self.is_pass = is_table, is_pass
         self.depth = depth
-        self.names: dict[str, Any] = dict(getattr(self.function, "__globals__", {}))
+        self.names: dict[str, object] = dict(getattr(self.function, "__globals__", {}))
         self._titles: dict[int, str] = {}  # of tables that have no name of their own
 
     def read(self) -> Iterator[PassCall]:
@@ -125,17 +123,18 @@ class _Reader:
         listed, targets, number = loop.iter, [loop.target], None
         if isinstance(listed, ast.Call) and _called(listed) == "enumerate" and isinstance(loop.target, ast.Tuple):
             listed, number, targets = listed.args[0], loop.target.elts[0], list(loop.target.elts[1:])
-        found = self._resolve(listed)
-        if isinstance(found, list) and found and all(self.is_table(one) or callable(one) for one in found):
-            tables = all(map(self.is_table, found))
-            for index, one in enumerate(found):
-                self._assign(targets[0], one)
+        passes = self._resolve(listed)
+        if isinstance(passes, list) and passes and all(self.is_table(value) or callable(value) for value in passes):
+            tables = all(map(self.is_table, passes))
+            for index, value in enumerate(passes):
+                self._assign(targets[0], value)
                 self._assign(number, index)
                 if isinstance(listed, ast.Name):
-                    self._titles[id(one)] = f"{listed.id.removesuffix('s')}_{index}"
+                    self._titles[id(value)] = f"{listed.id.removesuffix('s')}_{index}"
                 yield from self._block(loop.body, conditions)
                 if not tables:
-                    yield conditions.call(str(getattr(one, "pass_name", None) or getattr(one, "__name__", "?")), one)
+                    name = getattr(value, "pass_name", None) or getattr(value, "__name__", "?")
+                    yield conditions.call(str(name), value)
             return
         if not isinstance(listed, ast.Call) or _called(listed) != "range":
             conditions = conditions.plus(ast.unparse(listed), self._holds(listed))
@@ -151,7 +150,7 @@ class _Reader:
 
     def _calls(self, statement: ast.stmt, conditions: _Conditions) -> Iterator[PassCall]:
         for call in (node for node in ast.walk(statement) if isinstance(node, ast.Call)):
-            if isinstance(call.func, ast.Attribute) and call.func.attr in _OBSERVED:
+            if isinstance(call.func, ast.Attribute) and call.func.attr in _PASSES.observed:
                 name = self._observed_name(call.func.value)
                 if name is not None and call.args:
                     yield conditions.call(name, self._resolve(call.args[0]))
@@ -168,28 +167,28 @@ class _Reader:
                 yield conditions.call(getattr(table, "pass_name", None) or title, table)
             return
         target = self._resolve(call.func)
-        over_graph = call.args and _root(call.args[0]) in _GRAPHS
-        if not over_graph or not inspect.isfunction(target) or not self.kinds.is_pass(target):
+        over_graph = call.args and _root(call.args[0]) in _PASSES.graph_variables
+        if not over_graph or not inspect.isfunction(target) or not self.is_pass(target):
             return
-        reader = _Reader(target, self.kinds, self.depth + 1)
+        reader = _Reader(target, self.is_table, self.is_pass, self.depth + 1)
         inside = list(reader.read()) if self.depth < _DEEPEST else []
-        if all(one.name != target.__name__ for one in inside):
+        if all(inner.name != target.__name__ for inner in inside):
             yield conditions.call(target.__name__, target)
-        for one in inside:
-            when = dict.fromkeys((*(source for source, _ in conditions.parts), *one.when))
-            yield PassCall(one.name, one.target, tuple(when), one.on and conditions.may_hold)
+        for inner in inside:
+            when = dict.fromkeys((*(source for source, _ in conditions.parts), *inner.when))
+            yield PassCall(inner.name, inner.target, tuple(when), inner.on and conditions.may_hold)
 
     def _observed_name(self, node: ast.expr) -> str | None:
         """The name under which a ``GraphTransformObserver(gm, name)`` runs its pass."""
-        if not isinstance(node, ast.Call) or _called(node) != _OBSERVER or len(node.args) < 2:
+        if not isinstance(node, ast.Call) or _called(node) != _PASSES.observer or len(node.args) < 2:
             return None
         name = self._resolve(node.args[1])
         return name if isinstance(name, str) else None
 
     # -- values -----------------------------------------------------------------------------------
 
-    def _resolve(self, node: ast.expr) -> Any:
-        """What an expression stands for, as far as names, attributes and text go; None otherwise."""
+    def _resolve(self, node: ast.expr) -> object:
+        """The value of an expression of names, attributes and text; None for every other."""
         if isinstance(node, ast.Constant):
             return node.value
         if isinstance(node, ast.Name):
@@ -198,7 +197,7 @@ class _Reader:
             owner = self._resolve(node.value)
             if node.attr == "apply" and self.is_table(owner):
                 return owner
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception):  # a property of torch may raise anything
                 return getattr(owner, node.attr, None)
         if isinstance(node, ast.JoinedStr):
             pieces = [part.value if isinstance(part, ast.FormattedValue) else part for part in node.values]
@@ -218,15 +217,15 @@ class _Reader:
         if listed:
             self._assign(statement.targets[0], listed)
 
-    def _list(self, node: ast.expr) -> list[Any]:
+    def _list(self, node: ast.expr) -> list[object]:
         if isinstance(node, ast.List):
-            return [found for found in map(self._resolve, node.elts) if found is not None]
+            return [value for value in map(self._resolve, node.elts) if value is not None]
         if isinstance(node, ast.BinOp):
             return [*self._list(node.left), *self._list(node.right)]
-        found = self._resolve(node)
-        return found if isinstance(found, list) else []
+        listed = self._resolve(node)
+        return listed if isinstance(listed, list) else []
 
-    def _assign(self, target: ast.expr | None, value: Any) -> None:
+    def _assign(self, target: ast.expr | None, value: object) -> None:
         if isinstance(target, ast.Name):
             self.names[target.id] = value
 
@@ -234,13 +233,13 @@ class _Reader:
         if isinstance(statement, ast.Import):
             return
         package = self.function.__module__.rpartition(".")[0]
-        with contextlib.suppress(Exception):  # what this torch cannot import it does not run either
+        with contextlib.suppress(Exception):  # the import fails in the compiler too, so nothing from it runs
             module = importlib.import_module("." * statement.level + (statement.module or ""), package)
             for alias in statement.names:
                 self.names[alias.asname or alias.name] = getattr(module, alias.name)
 
     def _holds(self, test: ast.expr) -> bool | None:
-        """Whether a condition holds under the present settings; None where it hangs on something else."""
+        """Whether a condition holds under the present settings; None if it depends on more than these."""
         if isinstance(test, ast.BoolOp):
             parts = [self._holds(part) for part in test.values]
             decided = isinstance(test.op, ast.Or)
@@ -253,11 +252,11 @@ class _Reader:
         if isinstance(test, ast.NamedExpr):
             return self._holds(test.value)
         for node in ast.walk(test):
-            if isinstance(node, ast.Call) and _called(node) not in _HARMLESS_CALLS:
+            if isinstance(node, ast.Call) and _called(node) not in _PASSES.condition_calls:
                 return None
             if isinstance(node, (ast.NamedExpr, ast.Lambda)):
                 return None
-        with contextlib.suppress(Exception):  # a name that only exists at run time
+        with contextlib.suppress(Exception):  # it may use a name that exists at run time alone, in any way
             return bool(eval(compile(ast.Expression(test), "<condition>", "eval"), dict(self.names)))
         return None
 

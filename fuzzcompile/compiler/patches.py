@@ -142,6 +142,8 @@ KERNELS: tuple[Patch[Watch], ...] = (
     Patch("C++ compiler", (CODEGEN,), "errors of the C++ compiler",
           _ASYNC, "AsyncCompile.cpp_pybinding", kernel_code.wrap_cpp_compile,
           takes=("self", "argtypes", "source_code")),
+    Patch("Triton compiler", (CODEGEN,), "errors of the Triton compiler",
+          _ASYNC, "AsyncCompile.triton", kernel_code.wrap_triton_compile, takes=("self", "kernel_name", "source_code")),
 )
 
 # What an ablation asks for.

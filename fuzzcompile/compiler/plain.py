@@ -22,21 +22,11 @@ from fuzzcompile.compiler import labels
 from fuzzcompile.compiler.ledger import Label
 from fuzzcompile.compiler.patching import Attempt, Function, Patch
 from fuzzcompile.compiler.recorder import Recorder
+from fuzzcompile.facts import facts
 from fuzzcompile.stage_names import GRAPH_STAGES
 
 _PACKAGE = "torch._inductor.fx_passes"
-_FURTHER = ("torch._inductor.freezing", "torch._inductor.constant_folding")
-_GRAPHS = ("graph", "gm", "graph_module", "g", "mod", "module", "fx_g")
-_KINDS = ("Graph", "GraphModule")
-# The stages themselves, and what reads, measures or annotates graphs and is called too often to be watched for nothing.
-_STAGES = ("pre_grad_passes", "joint_graph_passes", "post_grad_passes")
-_READ = (
-    *("build", "can_", "check", "collect", "compute", "count", "decide", "estimate", "extract", "fake_tensor_prop"),
-    *("fetch", "find", "gather", "get", "greedy", "has_", "identify", "is_", "lint", "log", "make_graph_view", "mark_"),
-    *("print", "save", "shape_prop", "should", "spmd_check"),
-)
-# Works on a graph by a rule that is its second argument, which gives it its name; also inside an observed pass.
-_BY_RULE = ("apply_group_batch_fusion",)
+_PASSES = facts().passes
 
 
 def plain_patches(recorder: Recorder) -> Sequence[Patch[Recorder]]:
@@ -55,7 +45,7 @@ def _modules(loaded: int) -> tuple[types.ModuleType, ...]:
     return tuple(
         module
         for name, module in list(sys.modules.items())
-        if isinstance(module, types.ModuleType) and (name.startswith(_PACKAGE) or name in _FURTHER)
+        if isinstance(module, types.ModuleType) and (name.startswith(_PACKAGE) or name in _PASSES.modules)
     )
 
 
@@ -78,7 +68,7 @@ def _patches_of(modules: tuple[types.ModuleType, ...]) -> tuple[Patch[Recorder],
 
 def _changes_graphs(name: str, value: object) -> bool:
     """Whether ``value`` takes a graph first and gives back nothing, a number or a graph."""
-    if name in _STAGES or name.lstrip("_").startswith(_READ):
+    if name in _PASSES.stages or name.lstrip("_").startswith(_PASSES.reading):
         return False
     own = isinstance(value, types.FunctionType)
     if not own and not type(value).__module__.startswith(_PACKAGE):
@@ -94,8 +84,8 @@ def _changes_graphs(name: str, value: object) -> bool:
         parameters[1].rstrip("s").endswith("node") or _plain_name(hints.get(parameters[1])) == "Node"
     ):
         return False  # edits a node on behalf of a pass
-    takes = parameters[0] in _GRAPHS or _plain_name(hints.get(parameters[0])) in _KINDS
-    return takes and _plain_name(hints.get("return")) in ("", "None", "NoneType", "int", "bool", *_KINDS)
+    takes = parameters[0] in _PASSES.graph_parameters or _plain_name(hints.get(parameters[0])) in _PASSES.graph_types
+    return takes and _plain_name(hints.get("return")) in ("", "None", "NoneType", "int", "bool", *_PASSES.graph_types)
 
 
 def _plain_name(hint: object) -> str:
@@ -105,7 +95,7 @@ def _plain_name(hint: object) -> str:
 
 
 def _wrap(name: str, recorder: Recorder, original: Attempt) -> Function:
-    by_rule, function = name in _BY_RULE, original.__wrapped__
+    by_rule, function = name in _PASSES.by_rule, original.__wrapped__
 
     def call(*args: object, **kwargs: object) -> object:
         graph = args[0] if args else None
@@ -145,7 +135,7 @@ def _result_kind(function: Function) -> str:
     plain = function if isinstance(function, types.FunctionType) else type(function).__call__
     hint = _plain_name(getattr(plain, "__annotations__", {}).get("return"))
     if hint:
-        return {"int": "number", "bool": "number", **dict.fromkeys(_KINDS, "graph")}.get(hint, "nothing")
+        return {"int": "number", "bool": "number", **dict.fromkeys(_PASSES.graph_types, "graph")}.get(hint, "nothing")
     if isinstance(plain, types.FunctionType) and getattr(plain, "__annotations__", {}).get("return", 0) is None:
         return "nothing"
     try:

@@ -7,40 +7,14 @@ from dataclasses import dataclass, field
 
 from fuzzcompile.compiler import labels
 from fuzzcompile.compiler.ledger import Label, Ledger, Outcome
+from fuzzcompile.facts import facts
 
-# Passes that later stages rely on: without them a graph cannot be lowered at all.
-MANDATORY = frozenset(
-    {
-        "stable_sort",
-        "remove_assert_ops",
-        "remove_profiler_ops",
-        "chain_random_ops_ordering",
-        "fix_auto_functionalized_dtype_views",
-        "decompose_triton_kernel_wrapper_functional",
-        "decompose_auto_functionalized",
-        "decompose_scan_to_while_loop",
-        "decompose_map_to_while_loop",
-        "fuse_seed_creation_pass",
-        "move_constructors_to_cuda",
-        "replace_random",
-        "replace_randint",
-        "stable_topological_sort",
-        "view_to_reshape",
-    }
-)
-# Functions that do nothing but run other passes, or that tidy up after them: left to run where only one rule is wanted.
+MANDATORY = facts().passes.mandatory
+"""Passes that later stages rely on: without them a graph cannot be lowered."""
+
+_ALWAYS_RUN = MANDATORY | facts().passes.kept
+# Functions whose name ends so only run other passes.
 _HOLDS_PASSES = "passes"
-_LEFT_TO_RUN = frozenset(
-    {
-        "canonicalize_quant_mapping",
-        "eliminate_dead_code",
-        "fuse_fx",
-        "mkldnn_fuse_fx",
-        "numpy_compat_normalization",
-        "recover_original_precision_folded_computation_ops",
-        "remove_redundant_views",
-    }
-)
 
 
 @dataclass
@@ -53,26 +27,25 @@ class Refusing:
 
     def refuses(self, label: Label) -> bool:
         """Whether this rewrite is vetoed, by name or because only others are wanted; counted if so."""
-        relied_on = label.rewrite in MANDATORY or label.rewrite in _LEFT_TO_RUN
-        unwanted = self.only is not None and not relied_on and not labels.vetoes(label, self.only)
-        if unwanted or labels.vetoes(label, self.vetoed):
+        wanted = self.only is None or label.rewrite in _ALWAYS_RUN or labels.vetoes(label, self.only)
+        refused = not wanted or labels.vetoes(label, self.vetoed)
+        if refused:
             self.count(label, "vetoed")
-            return True
-        return False
+        return refused
 
     def refuses_pass(self, label: Label, *, container: bool) -> bool:
-        """As :meth:`refuses` for a whole pass; a container of patterns is left to its patterns."""
+        """Like :meth:`refuses` for a whole pass; of a container of patterns, ``only`` refuses just the patterns."""
         if self.only is not None and container and not labels.vetoes(label, self.vetoed):
             return False
         return self.refuses(label)
 
     def refuses_plain(self, label: Label, can: Callable[[], bool]) -> bool:
-        """As :meth:`refuses` for a function that is no observed pass, if it ``can`` be left out."""
+        """Like :meth:`refuses` for a function that is no observed pass, if ``can`` says that it can be left out."""
         named = labels.vetoes(label, self.vetoed)
         if not named and (self.only is None or label.rewrite.endswith(_HOLDS_PASSES)):
             return False
         return can() and self.refuses(label)
 
     def count(self, label: Label, outcome: Outcome) -> None:
-        """Count what became of a match, for coverage."""
+        """Count the outcome of a match, for coverage."""
         self.ledger.coverage[label, outcome] += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -15,20 +16,11 @@ from fuzzcompile.execution.device import seed_everything
 from fuzzcompile.execution.float64 import Float64Mode
 from fuzzcompile.execution.noise import UlpNoise
 from fuzzcompile.execution.tensors import copy_tree
+from fuzzcompile.facts import facts
 
 _REPLAY_SEED = 11
-# Random operators of a graph: two graphs that draw differently cannot be compared value by value.
-_RANDOM = (
-    "rand",
-    "bernoulli",
-    "dropout",
-    "multinomial",
-    "normal_",
-    "philox",
-    "uniform",
-    "exponential",
-    "inductor_seed",
-)
+# Arguments that switch off what a fused random operator draws, where they are 0 or False.
+_SWITCHES = ("dropout_p", "dropout", "training")
 
 
 class NotReplayable(Exception):
@@ -171,7 +163,37 @@ def interpret(snapshot: Snapshot, inputs: Sequence[Any]) -> Any:
 
 def random_calls(snapshot: Snapshot) -> list[str]:
     """The random operators of the graph, in order: graphs with the same ones draw the same numbers."""
-    return [call for call in snapshot.calls if any(word in call for word in _RANDOM)]
+    return [str(node.target) for node in snapshot.graph.nodes if node.op.startswith("call") and _draws(node)]
+
+
+def _draws(node: fx.Node) -> bool:
+    """Whether a call at ATen or torch level draws random numbers; functions and methods go by their ATen namesake."""
+    if isinstance(node.target, torch._ops.OpOverload):
+        name = node.target._schema.name.rpartition("::")[2]
+    else:
+        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+    operator = node.target if isinstance(node.target, torch._ops.OpOverload) else _namesake(name)
+    if operator is None or torch.Tag.nondeterministic_seeded not in operator.tags:
+        return name in facts().operators.drawing_untagged
+    return all(_argument(node, operator, switch) not in (0, False) for switch in _SWITCHES)
+
+
+@functools.cache
+def _namesake(name: str) -> torch._ops.OpOverload | None:
+    packet = getattr(torch.ops.aten, name, None) or getattr(torch.ops.aten, f"{name}_", None)
+    if not isinstance(packet, torch._ops.OpOverloadPacket):
+        return None
+    overload = getattr(packet, packet._overload_names[0], None)
+    return overload if isinstance(overload, torch._ops.OpOverload) else None
+
+
+def _argument(node: fx.Node, operator: torch._ops.OpOverload, name: str) -> object:
+    """The value of an argument of a call, or its default; None where the operator has none of that name."""
+    for position, argument in enumerate(operator._schema.arguments):
+        if argument.name == name:
+            given = node.args[position] if position < len(node.args) else argument.default_value
+            return node.kwargs.get(name, given)
+    return None
 
 
 def _version(value: Any) -> int:

@@ -1,7 +1,7 @@
 """Which of Inductor's SDPA patterns can fire on a device: those that fire when their own search functions are compiled.
 
-Each registered variant brings a function and example inputs. It is screened (no code is generated) with gradients
-where the variant is one of training, in the dtypes of the variant, and where it drops out under both random streams.
+Each registered variant brings a search function and example inputs. The function is compiled up to code generation,
+with gradients for a training variant, in each dtype of the variant, and with both random streams if it drops out.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ import contextlib
 import functools
 import importlib
 import inspect
+import itertools
 import logging
 import sys
 import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
 import torch
 
@@ -29,27 +30,41 @@ from fuzzcompile.errors import EnvironmentUnfit
 _MODULE = "torch._inductor.fx_passes.fuse_attention"
 _LISTED = "_get_sfdp_patterns"
 _FAMILY = "_sfdp_pattern_"
-# Dynamo traces no function that stands in a file of torch, so copies of them live in a module of this name.
+# Dynamo traces no function that is defined in a file of torch, so copies live in a module of this name.
 _HOME = "fuzzcompile_sdpa_patterns"
 _DROPOUT = "dropout_p"
 
 
+class _Registered(TypedDict):
+    """What torch registers for a variant, as far as it is used here."""
+
+    search_fn: Callable[..., object]
+    trace_fn: Callable[..., object]
+    example_inputs: Sequence[torch.Tensor]
+    scalar_workaround: Mapping[str, float] | None
+
+
 @dataclass(frozen=True)
 class Variant:
-    """One registered variant of a pattern, as it can be called.
+    """One registered variant of a pattern, in a form that can be called.
 
-    ``inputs`` are examples (shapes, strides, dtypes; their values are nothing), ``scalars`` what else is passed.
+    Attributes:
+        name: the name that torch gives it.
+        function: its search function.
+        inputs: examples of the tensors; only shapes, strides and dtypes matter.
+        scalars: the other arguments, by name.
+        training: whether it is compiled with gradients.
     """
 
     name: str
-    function: Callable[..., Any]
+    function: Callable[..., object]
     inputs: tuple[torch.Tensor, ...]
     scalars: Mapping[str, float]
     training: bool
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
-        """What floating inputs of the variant's own dtype are tried in: half patterns serve bfloat16 as well."""
+        """The dtypes to try for floating inputs: half patterns serve bfloat16 as well."""
         own = self.inputs[0].dtype
         return (own, torch.bfloat16) if own == torch.float16 else (own,)
 
@@ -61,7 +76,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Tried:
-    """What came of one variant: the names of the patterns that fired, and why none could be compiled, if so."""
+    """The patterns that fired for one variant; ``trouble`` is the error if it compiled in no dtype."""
 
     name: str
     fired: frozenset[str]
@@ -77,9 +92,10 @@ def variants(device: torch.device) -> list[Variant]:
     initialise_patterns(device)
     try:
         module = importlib.import_module(_MODULE)
-        listed = getattr(module, _LISTED)
-        found = list(listed(device) if inspect.signature(listed).parameters else listed())
-        return [_variant(name, registered, _functions(module)) for name, registered in found]
+        list_variants = getattr(module, _LISTED)
+        takes_device = bool(inspect.signature(list_variants).parameters)
+        listed = list_variants(device) if takes_device else list_variants()
+        return [_variant(name, registered, _functions(module)) for name, registered in listed]
     except (ImportError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise EnvironmentUnfit(
             f"This torch's list of SDPA patterns ({_MODULE}.{_LISTED}) is not where fuzzcompile looks for it "
@@ -87,18 +103,17 @@ def variants(device: torch.device) -> list[Variant]:
         ) from error
 
 
-def try_all(device: torch.device, found: Sequence[Variant]) -> Iterator[Tried]:
-    """Compile the variants one after another, some 0.5 s each; see :class:`Tried`."""
-    for variant in found:
-        fired, done, trouble = set[str](), False, ""
-        for dtype in variant.dtypes:
-            for fallback_random in variant.random_modes:
-                try:
-                    fired |= _fired(variant, device, dtype, fallback_random)
-                    done = True
-                except Exception as error:  # some functions name a dtype themselves and take no other
-                    trouble = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        yield Tried(variant.name, frozenset(fired), None if done else trouble)
+def try_all(device: torch.device, candidates: Sequence[Variant]) -> Iterator[Tried]:
+    """Compile the variants one after another, some 0.5 s each."""
+    for variant in candidates:
+        fired, compiled, trouble = set[str](), False, ""
+        for dtype, fallback_random in itertools.product(variant.dtypes, variant.random_modes):
+            try:
+                fired |= _fired(variant, device, dtype, fallback_random)
+                compiled = True
+            except Exception as error:  # some functions name a dtype themselves; a compile may raise anything
+                trouble = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        yield Tried(variant.name, frozenset(fired), None if compiled else trouble)
 
 
 def registered(device: torch.device) -> list[str]:
@@ -107,8 +122,8 @@ def registered(device: torch.device) -> list[str]:
     return [row.name for row in rows if row.kind == "pattern" and row.name.startswith(_FAMILY)]
 
 
-def _variant(name: str, registered: Mapping[str, Any], functions: Mapping[str, Callable[..., Any]]) -> Variant:
-    function = functions[registered["search_fn"].__name__]  # what holds the dropout at 0 goes by the same name
+def _variant(name: str, registered: _Registered, functions: Mapping[str, Callable[..., object]]) -> Variant:
+    function = functions[registered["search_fn"].__name__]  # the wrapper that sets the dropout to 0 has its name
     scalars = dict(registered["scalar_workaround"] or {})
     if _DROPOUT in inspect.signature(function).parameters:
         scalars.setdefault(_DROPOUT, 0.0)
@@ -117,8 +132,8 @@ def _variant(name: str, registered: Mapping[str, Any], functions: Mapping[str, C
 
 
 @functools.cache
-def _functions(module: types.ModuleType) -> Mapping[str, Callable[..., Any]]:
-    """The search functions as dynamo traces them: from no file of torch, and calling each other's copies."""
+def _functions(module: types.ModuleType) -> Mapping[str, Callable[..., object]]:
+    """Copies of the search functions that dynamo traces: they are from no file of torch, and call each other."""
     home = types.ModuleType(_HOME)
     own = vars(home).copy()
     home.__dict__.update({**vars(module), **own})
@@ -128,7 +143,7 @@ def _functions(module: types.ModuleType) -> Mapping[str, Callable[..., Any]]:
             copy = types.FunctionType(code, vars(home), name, function.__defaults__, function.__closure__)
             copy.__kwdefaults__ = function.__kwdefaults__
             setattr(home, name, copy)
-    sys.modules[_HOME] = home  # dynamo's guards look globals up in the module that a function says it is from
+    sys.modules[_HOME] = home  # dynamo's guards look globals up in the module that a function names as its own
     return {name: function for name, function in vars(home).items() if name.startswith(_FAMILY)}
 
 
@@ -146,7 +161,7 @@ def _fired(variant: Variant, device: torch.device, dtype: torch.dtype, fallback_
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Nothing is logged: torch reports what dynamo could not trace, which is no news here."""
+    """Switch logging off: torch would report what dynamo could not trace, which is expected here."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -156,7 +171,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _input(example: torch.Tensor, variant: Variant, device: torch.device, dtype: torch.dtype) -> torch.Tensor | float:
-    """Values of the example's form; a scale is a plain number, as the patterns' checks want it."""
+    """A tensor of ones like the example; a plain number for a scale, because the patterns' checks want one."""
     if example.dim() == 0:
         return 2.0
     own = variant.inputs[0].dtype

@@ -161,8 +161,10 @@ class Session:
         options, mode = (dict(self.settings.options), self.settings.mode) if own else ({}, None)
         options = {key: value for key, value in options.items() if key not in (self.how.config or {})}
         mode = self.how.mode or mode
-        if mode and options:  # torch.compile takes one of the two: a mode is nothing but options
-            options, mode = {**torch._inductor.list_mode_options(mode), **options}, None
+        given = set(torch._inductor.list_mode_options(mode)) & set(self.how.config or {}) if mode else set()
+        if mode and (options or given):  # torch.compile takes one of the two: a mode is nothing but options
+            options = {**torch._inductor.list_mode_options(mode), **options}
+            options, mode = {key: value for key, value in options.items() if key not in given}, None
         if options:
             arguments["options"] = options
         if mode and mode != "default":
@@ -206,6 +208,14 @@ def check_settings(settings: CompileSettings) -> None:
         raise CaseError(f"torch.compile knows no mode {settings.mode!r}; use one of {', '.join(modes())}.")
     if settings.mode is not None and settings.options:
         raise CaseError("torch.compile takes MODE or OPTIONS, not both; keep one of them.")
+
+
+def effective_setting(settings: CompileSettings, how: Compilation, key: str) -> object:
+    """The entry of Inductor's config under which a case is compiled; ``MISSING`` where this torch has none such."""
+    mode = how.mode or settings.mode
+    given = torch._inductor.list_mode_options(mode) if mode in modes() and mode != "default" else {}
+    options = {**settings.inductor, **given, **settings.options, **(how.config or {})}
+    return options.get(key, setting(key))
 
 
 def modes() -> tuple[str, ...]:

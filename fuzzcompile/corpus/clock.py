@@ -1,4 +1,4 @@
-"""Campaign time: what the clocks of all campaigns under one torch have run, without the time between them."""
+"""Campaign time: how long campaigns ran, without the time between them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from fuzzcompile.corpus.records import StoredCampaign
 
 
 def campaign_seconds(campaigns: Iterable[StoredCampaign]) -> float:
-    """Seconds in which a campaign ran; where several ran at once, the time counts once."""
+    """Seconds in which at least one campaign ran."""
     return sum((end - start).total_seconds() for start, end in _spans(campaigns))
 
 
 def moment_at(campaigns: Iterable[StoredCampaign], seconds: float) -> datetime | None:
-    """When campaigns had run for so many seconds; None where they have not yet."""
+    """When campaigns had run for this many seconds in all; None if they have not."""
     left = timedelta(seconds=seconds)
     for start, end in _spans(campaigns):
         if end - start >= left:
@@ -24,9 +24,9 @@ def moment_at(campaigns: Iterable[StoredCampaign], seconds: float) -> datetime |
 
 
 def _spans(campaigns: Iterable[StoredCampaign]) -> list[tuple[datetime, datetime]]:
-    """The times in which at least one campaign ran, in their order; a killed one until it was last heard of."""
+    """The intervals in which at least one campaign ran, in order; a killed one ends with its last heartbeat."""
     spans: list[tuple[datetime, datetime]] = []
-    for start, end in sorted((one.started, one.finished or one.last_heard) for one in campaigns):
+    for start, end in sorted((run.started, run.finished or run.last_heard) for run in campaigns):
         if spans and start <= spans[-1][1]:
             spans[-1] = spans[-1][0], max(spans[-1][1], end)
         else:

@@ -1,4 +1,4 @@
-"""Engines, transactions and their errors: the one place that knows SQLite's own ways."""
+"""Engines, transactions and their errors: all that is particular to SQLite."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event, exc, text
 
@@ -20,11 +19,14 @@ INTEGRITY_PROBLEMS_SHOWN = 5
 
 
 def connect(url: URL, *, migrating: bool = False) -> Engine:
-    """Return an engine; one for migrating leaves foreign keys off, since those rebuild tables."""
+    """Return an engine; for ``migrating``, foreign keys are off, because migrations rebuild tables.
+
+    Raises:
+        CorpusError: the URL's database driver is not installed.
+    """
     # Closing the last connection folds SQLite's log into the file: the migrating one closes at once.
-    pool: dict[str, Any] = {"poolclass": NullPool} if migrating else {}
     try:
-        engine = create_engine(url, json_serializer=to_json, **pool)
+        engine = create_engine(url, json_serializer=to_json, poolclass=NullPool if migrating else None)
     except (exc.ArgumentError, ImportError) as error:
         raise CorpusError(
             f"The corpus {describe(url)} needs a database driver that is not installed ({error}): "
@@ -44,16 +46,16 @@ def writing(engine: Engine) -> Engine:
     return engine.execution_options(**{WRITES: True})
 
 
-def to_json(value: Any) -> str:
-    """JSON proper: a NaN or an infinity raises ValueError."""
+def to_json(value: object) -> str:
+    """Strict JSON: a NaN or an infinity raises ValueError."""
     return json.dumps(value, allow_nan=False)
 
 
 @contextmanager
-def mendable_errors(url: URL) -> Iterator[None]:
-    """Turn what a database says about its file or server into a sentence for the user.
+def explained_errors(url: URL) -> Iterator[None]:
+    """Turn errors about the database's file or server into a `CorpusError`.
 
-    Violated constraints and wrong values are faults of the program and pass through as they are.
+    Violated constraints and wrong values are bugs of this program, and pass through.
     """
     try:
         yield
@@ -64,7 +66,7 @@ def mendable_errors(url: URL) -> Iterator[None]:
 
 
 def integrity(engine: Engine) -> str:
-    """``ok``, or what is wrong with the file. A database server looks after itself."""
+    """``ok``, or what is wrong with the file; a database server checks its own."""
     if engine.dialect.name != "sqlite":
         return "ok"
     try:
@@ -80,7 +82,7 @@ def integrity(engine: Engine) -> str:
 
 def _prepare_sqlite(engine: Engine, *, foreign_keys: bool) -> None:
     @event.listens_for(engine, "connect")
-    def connected(connection: sqlite3.Connection, _: Any) -> None:
+    def connected(connection: sqlite3.Connection, _: object) -> None:
         # sqlite3 would begin transactions late and leave schema changes outside of them.
         connection.isolation_level = None
         connection.execute(f"PRAGMA busy_timeout = {int(BUSY_SECONDS * 1000)}")
@@ -112,7 +114,7 @@ def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
 
 def _explain(corpus: str, problem: str) -> str:
     if "not a database" in problem:
-        return f"{corpus} is no SQLite database: name another file with --corpus."
+        return f"{corpus} is not an SQLite database: name another file with --corpus."
     if "malformed" in problem:
         return (
             f"The corpus {corpus} is damaged ({problem}): restore a copy, or save what can be read "
@@ -127,4 +129,4 @@ def _explain(corpus: str, problem: str) -> str:
         )
     if "disk" in problem:
         return f"The disk of the corpus {corpus} fails or is full ({problem}): make room and run again."
-    return f"The corpus {corpus} cannot be used ({problem}): mend that, or name another with --corpus."
+    return f"The corpus {corpus} cannot be used ({problem}): fix that, or name another with --corpus."

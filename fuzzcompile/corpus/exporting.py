@@ -1,4 +1,4 @@
-"""Writes a finding as files that stand without the corpus."""
+"""Writes a finding as files that need no corpus."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from fuzzcompile.corpus.failures import CorpusError, FolderTakenError
 from fuzzcompile.corpus.records import Finding, Reproducer
@@ -19,7 +18,11 @@ SOURCE_FILES = ("case.py", "repro.py", "neighbour.py")
 def export(finding: Finding, reproducer: Reproducer | None, folder: Path) -> list[Path]:
     """Write case, reproducer, its passing neighbour and report into a folder; return the paths.
 
-    Only what an earlier export of this finding wrote, and nobody changed since, is replaced.
+    Only files that an earlier export of this finding wrote, unchanged since, are replaced.
+
+    Raises:
+        FolderTakenError: the folder holds other files of these names.
+        CorpusError: the folder cannot be written.
     """
     files = {name: text.encode(errors="surrogatepass") for name, text in _sources(finding, reproducer)}
     summary = _summary(finding, reproducer) | {"files": {name: _sha256(data) for name, data in files.items()}}
@@ -48,7 +51,7 @@ def _sources(finding: Finding, reproducer: Reproducer | None) -> Iterator[tuple[
             yield "neighbour.py", reproducer.neighbour
 
 
-def _summary(finding: Finding, reproducer: Reproducer | None) -> dict[str, Any]:
+def _summary(finding: Finding, reproducer: Reproducer | None) -> dict[str, object]:
     return {
         "schema": 1,
         "id": finding.public_id,
@@ -66,7 +69,7 @@ def _summary(finding: Finding, reproducer: Reproducer | None) -> dict[str, Any]:
     }
 
 
-def _reproducer_summary(reproducer: Reproducer) -> dict[str, Any]:
+def _reproducer_summary(reproducer: Reproducer) -> dict[str, object]:
     return {
         "sha256": reproducer.sha256,
         "lines": reproducer.lines,
@@ -78,18 +81,18 @@ def _reproducer_summary(reproducer: Reproducer) -> dict[str, Any]:
 
 
 def _earlier_export(finding: Finding, folder: Path) -> dict[str, str]:
-    """Names and hashes of what an earlier export of this finding wrote into the folder."""
+    """Names and hashes of the files that an earlier export of this finding wrote into the folder."""
     path = folder / REPORT_FILE
     try:
-        found = json.loads(path.read_bytes())
+        earlier = json.loads(path.read_bytes())
     except FileNotFoundError:
         return {}
     except ValueError:
-        found = None
-    if not isinstance(found, dict) or found.get("signature") != finding.signature:
+        earlier = None
+    if not isinstance(earlier, dict) or earlier.get("signature") != finding.signature:
         raise _taken(finding, path)
-    files = found.get("files")
-    # Names come from a file that anyone may have edited: only those that an export writes count.
+    files = earlier.get("files")
+    # Anyone may have edited the file: only names that an export writes count.
     return {name: files[name] for name in SOURCE_FILES if name in files} if isinstance(files, dict) else {}
 
 
@@ -105,7 +108,7 @@ def _refuse_foreign_files(finding: Finding, folder: Path, files: dict[str, bytes
 
 def _taken(finding: Finding, path: Path) -> FolderTakenError:
     return FolderTakenError(
-        f"{path} is not of {finding.public_id}, or was changed since its export: "
+        f"{path} does not belong to {finding.public_id}, or was changed since its export: "
         "export to another folder, or move that file away."
     )
 
@@ -115,7 +118,7 @@ def _sha256(data: bytes) -> str:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    """Whoever reads the file sees the old or the new one, never a half."""
+    """Replace a file atomically: a reader sees the old or the new one, never a half."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     partial.write_bytes(data)
     partial.replace(path)

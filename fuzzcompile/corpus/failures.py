@@ -1,4 +1,4 @@
-"""What can go wrong with a corpus that its user can mend."""
+"""Errors about a corpus that its user can fix."""
 
 from fuzzcompile.errors import EnvironmentUnfit, UsageError
 
@@ -8,8 +8,8 @@ class CorpusError(EnvironmentUnfit):
 
 
 class UnknownFindingError(UsageError):
-    """No finding, or more than one, answers to the name that was given (exit status 2)."""
+    """No finding, or more than one, has the given name (exit status 2)."""
 
 
 class FolderTakenError(UsageError):
-    """An export would overwrite files that are not of this finding (exit status 2)."""
+    """An export would overwrite files that do not belong to this finding (exit status 2)."""

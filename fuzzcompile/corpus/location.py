@@ -1,4 +1,4 @@
-"""Where a corpus lies: from what the user typed to a database URL."""
+"""The location of a corpus: from what the user typed to a database URL."""
 
 from __future__ import annotations
 
@@ -39,7 +39,11 @@ def describe(url: URL) -> str:
 
 
 def require_file(path: Path, *, create: bool) -> None:
-    """Make the folder of an SQLite corpus, or, without ``create``, insist that the file is there."""
+    """Make the folder of an SQLite corpus, or, without ``create``, insist that the file exists.
+
+    Raises:
+        CorpusError: the folder cannot be used, or the file is not there.
+    """
     try:
         if create:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,6 @@
 """The tables of a corpus. A change here needs a revision in ``migrations/versions``."""
 
 from datetime import UTC, datetime
-from typing import Any
 
 from sqlalchemy import (
     JSON,
@@ -23,7 +22,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """A time with zone UTC, also where the database (SQLite) knows no zones."""
+    """A time with zone UTC, even where the database (SQLite) has no zones."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
@@ -41,7 +40,7 @@ class UtcDateTime(TypeDecorator[datetime]):
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
-# Constraints need names on SQLite, or no later migration could alter them.
+# On SQLite, a later migration can alter only constraints that have names.
 NAMES = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
     "uq": "uq_%(table_name)s_%(column_0_N_name)s",
@@ -56,8 +55,8 @@ class Base(DeclarativeBase):
     metadata = MetaData(naming_convention=NAMES)
     type_annotation_map = {  # noqa: RUF012 (SQLAlchemy's own spelling)
         # Without none_as_null a missing value would be stored as the text "null".
-        dict[str, Any]: JSON(none_as_null=True),
-        list[Any]: JSON(none_as_null=True),
+        dict[str, object]: JSON(none_as_null=True),
+        list[str]: JSON(none_as_null=True),
         datetime: UtcDateTime(),
         bytes: LargeBinary(),
         float: Float(),
@@ -77,7 +76,7 @@ class EnvironmentRow(Base):
     driver: Mapped[str | None]
     compiler: Mapped[str | None]
     cpu: Mapped[str | None]
-    details: Mapped[dict[str, Any]]
+    details: Mapped[dict[str, object]]
 
 
 class CampaignRow(Base):
@@ -88,10 +87,10 @@ class CampaignRow(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
     environment_id: Mapped[int] = mapped_column(ForeignKey("environments.id"))
     seed: Mapped[int] = mapped_column(BigInteger)
-    settings: Mapped[dict[str, Any]]
+    settings: Mapped[dict[str, object]]
     command: Mapped[str]
     fuzzcompile_version: Mapped[str]
-    counters: Mapped[dict[str, Any]]
+    counters: Mapped[dict[str, object]]
     started: Mapped[datetime]
     last_heard: Mapped[datetime]
     finished: Mapped[datetime | None]
@@ -107,11 +106,11 @@ class CaseRow(Base):
     sha256: Mapped[str] = mapped_column(String(64), unique=True)
     source: Mapped[str]
     origin: Mapped[str] = mapped_column(String(32))
-    spec: Mapped[dict[str, Any] | None]
+    spec: Mapped[dict[str, object] | None]
     choices: Mapped[bytes | None]
-    idioms: Mapped[list[Any]]
-    near_misses: Mapped[list[Any]]
-    features: Mapped[list[Any]] = mapped_column(server_default="[]")
+    idioms: Mapped[list[str]]
+    near_misses: Mapped[list[str]]
+    features: Mapped[list[str]] = mapped_column(server_default="[]")
     created: Mapped[datetime]
 
 
@@ -125,8 +124,8 @@ class FindingRow(Base):
     status: Mapped[str] = mapped_column(String(32))
     verdict: Mapped[str] = mapped_column(String(32))
     confidence: Mapped[str | None] = mapped_column(String(16))
-    culprit: Mapped[dict[str, Any] | None]
-    evidence: Mapped[dict[str, Any] | None]
+    culprit: Mapped[dict[str, object] | None]
+    evidence: Mapped[dict[str, object] | None]
     hits: Mapped[int]
     first_seen: Mapped[datetime]
     last_seen: Mapped[datetime]
@@ -155,7 +154,7 @@ class RunRow(Base):
     screened: Mapped[bool] = mapped_column(server_default=false())
     seconds: Mapped[float | None]
     compiles: Mapped[int | None]
-    report: Mapped[dict[str, Any]]
+    report: Mapped[dict[str, object]]
     created: Mapped[datetime]
 
 
@@ -173,16 +172,16 @@ class ReproducerRow(Base):
     kind: Mapped[str] = mapped_column(String(32))
     confirmed: Mapped[bool]
     torch: Mapped[str]
-    report: Mapped[dict[str, Any] | None]
+    report: Mapped[dict[str, object] | None]
     neighbour: Mapped[str | None]
     created: Mapped[datetime]
 
 
 class CoverageRow(Base):
-    """How often something was reached under one torch, and by which case first.
+    """How often a rewrite, operator or kernel was reached under one torch, and by which case first.
 
-    A rewrite fired or was refused by its check; a decomposition, a lowering or a shape of kernel (``stage`` says which)
-    was used (``fired`` too), or fell back to a call.
+    ``outcome`` of a rewrite is ``fired`` or ``refused`` (by its check); that of a decomposition, a lowering or a kernel
+    (``stage`` says which) is ``fired`` where it was used, or ``fallback`` where the operator was called instead.
     """
 
     __tablename__ = "rewrite_coverage"

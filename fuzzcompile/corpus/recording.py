@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -26,6 +26,12 @@ from fuzzcompile.corpus.models import (
 from fuzzcompile.corpus.records import CaseRecord, Coverage, Recorded, Reproducer
 from fuzzcompile.corpus.severity import severity
 
+if TYPE_CHECKING:
+    from fuzzcompile.contract import ReportJson
+
+# How well a run shows its finding; the greatest is the best.
+Rank: TypeAlias = tuple[int, bool, bool, bool, int]
+
 ENVIRONMENT_COLUMNS = ("torch", "device", "driver", "compiler", "cpu")
 
 
@@ -34,14 +40,16 @@ def now() -> datetime:
     return datetime.now(UTC)
 
 
-def plain(value: Any) -> Any:
-    """A copy made of JSON's own types; ValueError on NaN and infinities, which JSON does not have."""
-    if isinstance(value, Mapping):
-        value = dict(value)
-    return json.loads(json.dumps(value, allow_nan=False))
+def plain(value: Mapping[str, object]) -> dict[str, object]:
+    """A copy made of JSON's own types.
+
+    Raises:
+        ValueError: it holds a NaN or an infinity, which JSON does not have.
+    """
+    return cast("dict[str, object]", json.loads(json.dumps(dict(value), allow_nan=False)))
 
 
-def check_report(report: Mapping[str, Any]) -> None:
+def check_report(report: ReportJson) -> None:
     """Raise ValueError for a report that cannot be stored."""
     if not isinstance(report.get("verdict"), str):
         raise ValueError("a report needs a verdict")
@@ -49,7 +57,7 @@ def check_report(report: Mapping[str, Any]) -> None:
         raise ValueError("a bug needs a signature: supply one, of the error or of the stage")
 
 
-def put_environment(session: Session, environment: Mapping[str, Any]) -> int:
+def put_environment(session: Session, environment: Mapping[str, object]) -> int:
     """Return the row of an environment, which is the same for the same content."""
     details = plain(environment)
     if not details.get("torch"):
@@ -73,9 +81,9 @@ def put_case(session: Session, case: CaseRecord) -> CaseRow:
             sha256=case.sha256,
             source=case.source,
             origin=case.origin,
-            idioms=plain(list(case.idioms)),
-            near_misses=plain(list(case.near_misses)),
-            features=plain(list(case.features)),
+            idioms=list(case.idioms),
+            near_misses=list(case.near_misses),
+            features=list(case.features),
             created=now(),
         )
         session.add(row)
@@ -91,13 +99,18 @@ def put_run(
     session: Session,
     campaign_id: int | None,
     case: CaseRecord,
-    environment: Mapping[str, Any],
-    report: Mapping[str, Any],
+    environment: Mapping[str, object],
+    report: ReportJson,
     coverage: Sequence[Coverage],
+    *,
     screened: bool = False,
 ) -> Recorded:
-    """Store a judged case with all that hangs on it."""
-    report = plain(report)
+    """Store a judged case: its source, environment, run, finding and coverage.
+
+    Raises:
+        ValueError: a bug has no signature, the environment no torch, or a number is NaN or infinite.
+    """
+    check_report(report)
     case_row = put_case(session, case)
     cost = report.get("cost") or {}
     run = RunRow(
@@ -111,18 +124,18 @@ def put_run(
         screened=screened,
         seconds=cost.get("seconds"),
         compiles=cost.get("compiles"),
-        report=report,
+        report=plain(report),
         created=now(),
     )
     session.add(run)
     session.flush()
-    is_new = _count_finding(session, run, case_row.source) if run.is_bug else False
+    is_new = run.is_bug and _count_finding(session, run, report, case_row.source)
     _count_coverage(session, str(environment["torch"]), case_row.id, coverage)
     return Recorded(case_row.id, run.id, run.finding_id, is_new)
 
 
 def put_reproducer(session: Session, finding_id: int, reproducer: Reproducer) -> int:
-    """Store a reproducer; the same script again replaces what was known of it."""
+    """Store a reproducer; a script that is already stored is updated."""
     row = session.scalar(
         select(ReproducerRow).where(ReproducerRow.finding_id == finding_id, ReproducerRow.sha256 == reproducer.sha256)
     )
@@ -136,8 +149,9 @@ def put_reproducer(session: Session, finding_id: int, reproducer: Reproducer) ->
     return row.id
 
 
-def _count_finding(session: Session, run: RunRow, source: str) -> bool:
-    signature = run.report["signature"]
+def _count_finding(session: Session, run: RunRow, report: ReportJson, source: str) -> bool:
+    """Count the run as a hit of its finding; whether the finding is new."""
+    signature = report["signature"]
     row = session.scalar(select(FindingRow).where(FindingRow.signature == signature))
     is_new = row is None
     if row is None:
@@ -148,16 +162,21 @@ def _count_finding(session: Session, run: RunRow, source: str) -> bool:
     row.hits += 1
     row.last_seen = run.created
     run.finding_id = row.id
-    if is_new or _rank(run.report, source) > _rank_of_best(session, row):
+    if is_new or _rank(report, source) > _rank_of_best(session, row):
         row.best_run_id = run.id
-        row.verdict, row.confidence = run.verdict, run.report.get("confidence")
-        row.culprit, row.evidence = run.report.get("culprit"), run.report.get("evidence")
+        row.verdict, row.confidence = run.verdict, report.get("confidence")
+        row.culprit, row.evidence = (_nested(run.report, key) for key in ("culprit", "evidence"))
     session.flush()
     return is_new
 
 
-def _rank(report: Mapping[str, Any], source: str) -> tuple[int, bool, bool, bool, int]:
-    """How well a run shows its finding: the worst face first, then proof, then the shorter program."""
+def _nested(report: dict[str, object], key: str) -> dict[str, object] | None:
+    value = report.get(key)
+    return value if isinstance(value, dict) else None
+
+
+def _rank(report: ReportJson, source: str) -> Rank:
+    """How well a run shows its finding: the worst symptom first, then proof, then the shorter program."""
     culprit = report.get("culprit") or {}
     return (
         severity(report),
@@ -168,13 +187,13 @@ def _rank(report: Mapping[str, Any], source: str) -> tuple[int, bool, bool, bool
     )
 
 
-def _rank_of_best(session: Session, finding: FindingRow) -> tuple[int, bool, bool, bool, int]:
+def _rank_of_best(session: Session, finding: FindingRow) -> Rank:
     report, source = session.execute(
         select(RunRow.report, CaseRow.source)
         .join(CaseRow, RunRow.case_id == CaseRow.id)
         .where(RunRow.id == finding.best_run_id)
     ).one()
-    return _rank(report, source)
+    return _rank(cast("ReportJson", report), source)
 
 
 def _count_coverage(session: Session, torch: str, case_id: int, coverage: Sequence[Coverage]) -> None:
@@ -184,7 +203,7 @@ def _count_coverage(session: Session, torch: str, case_id: int, coverage: Sequen
     rows = session.scalars(select(CoverageRow).where(CoverageRow.torch == torch, wanted))
     known = {(row.stage, row.pass_name, row.rewrite, row.outcome): row for row in rows}
     for item in coverage:
-        identity = (item.stage, item.pass_name, item.rewrite, item.outcome)
+        identity = (item.stage, item.pass_name, item.rewrite, str(item.outcome))
         row = known.get(identity)
         if row is None:
             named = dict(zip(("stage", "pass_name", "rewrite", "outcome"), identity, strict=True))
@@ -194,5 +213,5 @@ def _count_coverage(session: Session, torch: str, case_id: int, coverage: Sequen
     session.flush()
 
 
-def _as_text(value: Any) -> str | None:
+def _as_text(value: object) -> str | None:
     return value if value is None or isinstance(value, str) else json.dumps(value)

@@ -1,7 +1,7 @@
 """The plain values that go into a corpus and come out of it.
 
-Nothing here knows of SQL, and nothing of torch: reports and environments are JSON objects, a
-report being the one that ``fuzzcompile triage --json`` prints.
+They depend on neither SQL nor torch. Reports and environments are JSON objects; a report is the one that
+``fuzzcompile triage --json`` prints (`fuzzcompile.contract`).
 """
 
 from __future__ import annotations
@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from fuzzcompile.contract import CulpritJson, EvidenceJson, ReportJson
 
 Ended = Literal["budget", "interrupted", "max-findings", "exhausted", "failed"]
 Outcome = Literal["fired", "refused", "fallback"]
 
 
 def public_id(finding_id: int) -> str:
-    """The short name under which people speak of a finding: F1, F2 and so on."""
+    """The short name of a finding: F1, F2 and so on."""
     return f"F{finding_id}"
 
 
@@ -25,10 +28,10 @@ class Campaign:
     """What a campaign is started with."""
 
     seed: int
-    settings: Mapping[str, Any]
+    settings: Mapping[str, object]
     command: str
     fuzzcompile_version: str
-    environment: Mapping[str, Any]
+    environment: Mapping[str, object]
 
 
 @dataclass(frozen=True)
@@ -37,11 +40,11 @@ class StoredCampaign:
 
     id: int
     seed: int
-    settings: dict[str, Any]
+    settings: dict[str, object]
     command: str
     fuzzcompile_version: str
-    environment: dict[str, Any]
-    counters: dict[str, Any]
+    environment: dict[str, object]
+    counters: dict[str, object]
     started: datetime
     last_heard: datetime
     finished: datetime | None
@@ -52,8 +55,8 @@ class StoredCampaign:
 class CaseRecord:
     """A case: what is executed is exactly ``source``, and ``sha256`` identifies it.
 
-    ``stream`` names the seeded sequence that it was drawn from and ``index`` its place there, so
-    that a later campaign can go on behind it; ``choices`` are the bytes Hypothesis drew it from.
+    ``stream`` names the seeded sequence that it was drawn from and ``index`` its place there, after which a later
+    campaign resumes; ``choices`` are the bytes from which Hypothesis drew it.
     """
 
     sha256: str
@@ -61,16 +64,16 @@ class CaseRecord:
     origin: str
     stream: str | None = None
     index: int | None = None
-    spec: Mapping[str, Any] | None = None
+    spec: Mapping[str, object] | None = None
     choices: bytes | None = None
-    idioms: Sequence[Any] = ()
-    near_misses: Sequence[Any] = ()
+    idioms: Sequence[object] = ()
+    near_misses: Sequence[object] = ()
     features: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """How often a rewrite fired in a run, or matched and was refused by its check; or something else was reached."""
+    """How often a rewrite fired or was refused by its check in one run, or an operator or kernel was used."""
 
     stage: str
     pass_name: str
@@ -81,7 +84,7 @@ class Coverage:
 
 @dataclass(frozen=True)
 class StoredCoverage:
-    """How often something was reached under one torch, and the case that did so first."""
+    """How often a rewrite, operator or kernel was reached under one torch, and the case that reached it first."""
 
     torch: str
     stage: str
@@ -106,7 +109,7 @@ class StreamRun:
 
 @dataclass(frozen=True)
 class Seed:
-    """A case worth varying: its recipe, and why: how much it was the first to reach, how far it moved float64."""
+    """A recipe worth varying: how much its case was the first to reach, and how far its rewrites moved float64."""
 
     sha256: str
     choices: bytes
@@ -116,7 +119,7 @@ class Seed:
 
 @dataclass(frozen=True)
 class Recorded:
-    """Where a run was stored; ``finding_id`` is None when it is no bug."""
+    """The rows of a stored run; ``finding_id`` is None if it shows no bug."""
 
     case_id: int
     run_id: int
@@ -126,7 +129,7 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Reproducer:
-    """A script that shows a finding alone; ``neighbour`` is the source of the nearest case that passes."""
+    """A script that shows a finding on its own; ``neighbour`` is the source of the nearest case that passes."""
 
     source: str
     sha256: str
@@ -134,26 +137,26 @@ class Reproducer:
     kind: str
     confirmed: bool
     torch: str
-    report: Mapping[str, Any] | None = None
+    report: ReportJson | None = None
     neighbour: str | None = None
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One root cause. ``report`` and ``source`` are those of its best run, all runs count as hits."""
+    """One root cause. ``report`` and ``source`` are those of its best run; all runs count as hits."""
 
     id: int
     signature: str
     status: str
     verdict: str
     confidence: str | None
-    culprit: dict[str, Any] | None
-    evidence: dict[str, Any] | None
+    culprit: CulpritJson | None
+    evidence: EvidenceJson | None
     hits: int
     first_seen: datetime
     last_seen: datetime
     torch_versions: tuple[str, ...]
-    report: dict[str, Any]
+    report: ReportJson
     source: str
     source_sha256: str
 

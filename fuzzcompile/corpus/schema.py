@@ -13,19 +13,23 @@ from fuzzcompile.corpus.connection import connect, writing
 from fuzzcompile.corpus.failures import CorpusError
 from fuzzcompile.corpus.location import describe
 
-# Not Alembic's default name: it tells a corpus from some other program's database.
+# Not Alembic's default name, to distinguish a corpus from another program's database.
 VERSION_TABLE = "fuzzcompile_schema"
 
 
 def bring_up_to_date(engine: Engine, *, create: bool) -> None:
-    """Create or upgrade the schema where needed; a current one is only read."""
+    """Create or upgrade the schema where needed; a current one is only read.
+
+    Raises:
+        CorpusError: it is not a corpus, or one that this version can neither read nor upgrade.
+    """
     scripts = ScriptDirectory.from_config(configuration())
     with engine.connect() as connection:
         revision = revision_of(connection)
         tables = set(inspect(connection).get_table_names()) - {VERSION_TABLE}
     if revision == scripts.get_current_head():
         return
-    _refuse_what_is_not_ours(engine.url, scripts, revision, bool(tables), create)
+    _refuse_unusable(engine.url, scripts, revision, bool(tables), create)
     upgrade(engine.url)
 
 
@@ -57,16 +61,19 @@ def revision_of(connection: Connection) -> str | None:
     return context.get_current_revision()
 
 
-def _refuse_what_is_not_ours(
-    url: URL, scripts: ScriptDirectory, revision: str | None, has_tables: bool, create: bool
-) -> None:
+def _refuse_unusable(url: URL, scripts: ScriptDirectory, revision: str | None, has_tables: bool, create: bool) -> None:
     corpus = describe(url)
     if revision is None and has_tables:
         raise CorpusError(f"{corpus} is another program's database: name another file with --corpus.")
     if revision is None and not create:
         raise CorpusError(f"{corpus} holds no corpus yet: fill it with `fuzzcompile run`, or name yours with --corpus.")
-    if revision is not None and revision not in {script.revision for script in scripts.walk_revisions()}:
+    known = {script.revision for script in scripts.walk_revisions()}
+    if revision is not None and revision not in known:
+        age = "an older" if revision < min(known) else "a newer"
+        remedy = "start a new one, with another name for --corpus"
+        if age == "a newer":
+            remedy = "update fuzzcompile, or name another with --corpus"
         raise CorpusError(
-            f"The corpus {corpus} was written by a newer fuzzcompile (schema {revision}, this is "
-            f"{__version__}): update fuzzcompile, or name another with --corpus."
+            f"The corpus {corpus} was written by {age} fuzzcompile (schema {revision}, this is {__version__}): "
+            f"{remedy}."
         )

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -25,35 +24,35 @@ RUN_SEED = 20240229
 class Program:
     """Fresh state of a case on one device: the callable and the inputs of each call.
 
-    ``dtype`` is the widest floating dtype among the tensors that ``make()`` gave (float32 if there are none),
-    ``double`` says that they were converted to float64 since.
+    ``dtype`` is the widest floating dtype among the tensors that ``make()`` returned (float32 if there are none),
+    ``double`` says that they were converted to float64 afterwards. ``state`` is that of a captured call.
     """
 
-    model: Any
-    calls: tuple[Any, ...]
+    model: Callable[..., object]
+    calls: tuple[object, ...]
     dtype: torch.dtype = torch.float32
     double: bool = False
     state: State | None = None
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Tensors that exist before the call and are no inputs, by the name under which a user knows them."""
+        """Tensors that exist before the call and are not inputs, by the name that a user knows them by."""
         return self.state.tensors() if self.state is not None else Reached({"": self.model}).tensors
 
 
 def build(case: Case, device: torch.device, *, double: bool = False) -> Program:
     """Call the case's ``make()`` and copy what it returns to ``device`` (and to float64).
 
-    Modules are copied too: ``make()`` may return one that lives longer than a run.
+    Modules are copied too: ``make()`` may return a module that outlives a run.
 
     Raises:
-        CaseError: ``make()`` raises or returns something else than ``(callable, inputs)``.
-        MemoryError: there is not enough memory for it, on the host or on the device.
+        CaseError: ``make()`` raises or does not return ``(callable, inputs)``.
+        MemoryError: there is not enough memory, on the host or on the device.
     """
     seed_everything(RUN_SEED)
     with memory_errors():
         model, calls = _made(case)
         if case.state is not None:
-            # What the callable reaches is set back in place; ``make`` gives the very objects.
+            # The state that the callable reaches is restored in place; ``make`` returns the same objects every time.
             case.state.restore(device, double=double)
             own = named = case.state.tensors()
             originals: Sequence[torch.Tensor] = case.state.originals()
@@ -70,7 +69,7 @@ def build(case: Case, device: torch.device, *, double: bool = False) -> Program:
         copier = StorageCopier(double=double, device=device)
 
         def place(tensor: torch.Tensor) -> torch.Tensor:
-            # A parameter that is an input as well stays one tensor.
+            # A parameter that is also an input stays one tensor.
             return own[names[id(tensor)]] if id(tensor) in names else placed_input(tensor, copier)
 
         placed = map_tensors(place, calls)
@@ -78,10 +77,10 @@ def build(case: Case, device: torch.device, *, double: bool = False) -> Program:
 
 
 def placed_input(tensor: torch.Tensor, copier: StorageCopier) -> torch.Tensor:
-    """A copy of an input that is a leaf where the input is one, with the attributes that were set on it.
+    """A copy of an input that is a leaf only if the input is, with the attributes that were set on it.
 
-    The result of an operator may be written to in place where a leaf that requires a gradient may not; attributes
-    carry what ``torch._dynamo.mark_dynamic`` says.
+    The result of an operator may be written to in place, a leaf that requires a gradient may not; attributes hold what
+    ``torch._dynamo.mark_dynamic`` has marked.
     """
     made = copier(tensor)
     if tensor.requires_grad and not tensor.is_leaf:
@@ -94,16 +93,16 @@ def placed_input(tensor: torch.Tensor, copier: StorageCopier) -> torch.Tensor:
     return made
 
 
-def _made(case: Case) -> tuple[Any, list[Any]]:
+def _made(case: Case) -> tuple[Callable[..., object], list[object]]:
     try:
         made = case.make()
     except KeyboardInterrupt:
         raise
-    except BaseException as error:
+    except BaseException as error:  # user code: whatever it raises, SystemExit too, is an error of the case
         if is_exhausted_memory(error):
             raise
         raise CaseError(
-            f"make() of {case.name} raises {type(error).__name__}: {first_line(error)}; mend the case."
+            f"make() of {case.name} raises {type(error).__name__}: {first_line(error)}; fix the case."
         ) from error
     if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0])):
         raise CaseError(f"make() of {case.name} must return (module_or_callable, inputs).")
@@ -114,16 +113,16 @@ def _made(case: Case) -> tuple[Any, list[Any]]:
 def _copied_module(module: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(module)
-    except Exception as error:
+    except Exception as error:  # a module's own __deepcopy__ may raise anything
         if is_exhausted_memory(error):
             raise
-        return module  # one that cannot be copied (non-leaf tensors as attributes, locks) is hardly shared
+        return module  # a module that cannot be copied (non-leaf tensors as attributes, locks) is hardly shared
 
 
 def _move(module: nn.Module, copier: StorageCopier) -> None:
-    """Give every tensor that the module holds (no global or closure) the copier's device and dtype, in place."""
+    """Give every tensor of the module (not of globals and closures) the copier's device and dtype, in place."""
     for tensor in Reached({"": module}, functions=False).tensors.values():
-        with contextlib.suppress(RuntimeError):  # inference tensors and subclasses keep what they have
+        with contextlib.suppress(RuntimeError):  # inference tensors and subclasses stay as they are
             tensor.data = copier(tensor).detach()
 
 
@@ -133,5 +132,5 @@ def _widest_float(tensors: list[torch.Tensor]) -> torch.dtype:
     return known[0] if known else torch.float32
 
 
-def _as_arguments(call: Any) -> Any:
+def _as_arguments(call: object) -> object:
     return tuple(call) if isinstance(call, list) else call

@@ -1,11 +1,12 @@
 """Where a case runs and under which numeric settings: devices, TF32, SDPA back ends, seeds.
 
-Everything here works without a GPU: the CUDA settings are process state that torch keeps in any build.
+All of it works without a GPU: the CUDA settings are process state that torch keeps in any build.
 """
 
 from __future__ import annotations
 
 import contextlib
+import operator
 import random
 import re
 from collections.abc import Callable, Iterator
@@ -24,11 +25,13 @@ _OPTION = re.compile(r"auto|cpu|cuda(?::(?P<index>\d+))?")
 def resolve(option: str) -> torch.device:
     """The device that ``auto``, ``cpu``, ``cuda`` or ``cuda:N`` stands for; ``auto`` prefers CUDA.
 
-    Raises UsageError for another spelling, EnvironmentUnfit where the machine has no such device.
+    Raises:
+        UsageError: ``option`` is spelled otherwise.
+        EnvironmentUnfit: the machine has no such device.
     """
     match = _OPTION.fullmatch(option)
     if match is None:
-        raise UsageError(f"{option!r} is no device that can be asked for; use auto, cpu, cuda or cuda:N.")
+        raise UsageError(f"{option!r} is not a device; use auto, cpu, cuda or cuda:N.")
     if option == "cpu" or (option == "auto" and not _cuda_count()):
         return torch.device("cpu")
     index = int(match["index"] or 0)
@@ -44,7 +47,9 @@ def resolve(option: str) -> torch.device:
 def assign(option: str, workers: int) -> tuple[str, ...]:
     """The device of each worker: ``auto`` and ``cuda`` spread over all GPUs, ``cuda:N`` pins them all.
 
-    Raises as ``resolve`` does.
+    Raises:
+        UsageError: ``option`` is not a device.
+        EnvironmentUnfit: the machine has no such device.
     """
     device = resolve(option)
     if device.type == "cuda" and ":" not in option:
@@ -71,9 +76,9 @@ def seed_everything(seed: int) -> None:
 class Numerics:
     """The process-wide switches that change floating-point results; the defaults are what we run under.
 
-    TF32 is off, so that float32 means float32; the rest are torch's own defaults, because a report under
-    other settings would not be believed. ``float32_matmul`` is torch's word: "highest", "high" (TF32) or
-    "medium" (bfloat16). It holds for oneDNN on CPU too.
+    TF32 is off, so that float32 means float32; the rest are torch's own defaults, because nobody would believe a
+    report under other settings. ``float32_matmul`` has torch's values: "highest", "high" (TF32) or "medium"
+    (bfloat16), and applies to oneDNN on the CPU as well.
     """
 
     float32_matmul: str = "highest"
@@ -91,7 +96,7 @@ class Numerics:
 
     @classmethod
     def current(cls) -> Numerics:
-        """The settings that are in force."""
+        """The settings now in force."""
         return cls(**{name: read() for name, (read, _) in _switches().items()})
 
     def apply(self) -> None:
@@ -107,7 +112,7 @@ class Numerics:
 
 @contextlib.contextmanager
 def pinned(numerics: Numerics) -> Iterator[None]:
-    """Have these settings in force inside the block, and those from before it afterwards."""
+    """Apply these settings inside the block, and restore the previous ones after it."""
     before = Numerics.current()
     numerics.apply()
     try:
@@ -116,6 +121,7 @@ def pinned(numerics: Numerics) -> Iterator[None]:
         before.apply()
 
 
+# Reads and writes a setting; a string for float32_matmul, a truth value for all others.
 _Switch: TypeAlias = tuple[Callable[[], Any], Callable[[Any], object]]
 
 
@@ -145,10 +151,9 @@ def _attribute(owner: object, name: str) -> _Switch:
     return partial(getattr, owner, name), partial(setattr, owner, name)
 
 
-# torch has two APIs for TF32. Whoever writes through the new one (fp32_precision) makes the old one
-# (allow_tf32, get_float32_matmul_precision) raise on reading, and Inductor and dynamo read both. So we
-# write through the old one, which keeps the two in step, and read so that a case which has used the
-# new one does not break us.
+# torch has two APIs for TF32. A write through the new one (fp32_precision) makes the old one (allow_tf32,
+# get_float32_matmul_precision) raise when it is read, and Inductor and dynamo read both. So we write through
+# the old one, which keeps the two in step, and read in a way that survives a case that has used the new one.
 
 
 def _float32_matmul() -> str:
@@ -159,12 +164,15 @@ def _float32_matmul() -> str:
 
 
 def _cudnn_tf32() -> bool:
-    convolution: Any = torch.backends.cudnn.conv  # type: ignore[attr-defined] # made at run time
-    return bool(convolution.fp32_precision == "tf32")
+    return bool(_backend("cudnn.conv.fp32_precision") == "tf32")
 
 
 def _clear_new_tf32_api() -> None:
-    """Forget what the new API has set and the old one cannot: it would win."""
-    onednn: Any = torch.backends.mkldnn
-    for group in (torch.backends, torch.backends.cudnn, onednn, onednn.conv, onednn.rnn):
+    """Clear what only the new API can set, as it takes precedence over the old one."""
+    for group in (torch.backends, *map(_backend, ("cudnn", "mkldnn", "mkldnn.conv", "mkldnn.rnn"))):
         setattr(group, "fp32_precision", "none")  # noqa: B010 - stubs don't know it
+
+
+def _backend(path: str) -> object:
+    """An attribute below ``torch.backends``; some are made at run time, and torch's stubs lack them."""
+    return operator.attrgetter(path)(torch.backends)

@@ -1,6 +1,6 @@
 """What a result depends on besides the case: torch, device, driver, compiler, CPU.
 
-It goes into public issues, so it names no host, user or folder.
+The description goes into public issues, so it names no host, user or folder.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SDPA_BACKENDS = {
 
 
 def describe(device: torch.device) -> dict[str, JSON]:
-    """The environment in which results on ``device`` arise. Never raises: what is not known is None."""
+    """Describe the environment of results on ``device``. Never raises: unknown entries are None."""
     return copy.deepcopy(_describe(str(device)))
 
 
@@ -63,8 +63,8 @@ def _describe(device: str) -> dict[str, JSON]:
 def cxx_compiler() -> Path | None:
     """The C++ compiler that Inductor calls: ``$CXX``, or g++ (clang++ on macOS). None if it isn't there."""
     default = "clang++" if platform.system() == "Darwin" else "g++"
-    found = shutil.which(os.environ.get("CXX") or default)
-    return Path(found) if found else None
+    path = shutil.which(os.environ.get("CXX") or default)
+    return Path(path) if path else None
 
 
 def sdpa_backends(device: torch.device) -> list[str]:
@@ -80,7 +80,7 @@ def _runs(backend: SDPBackend, device: torch.device) -> bool:
             warnings.simplefilter("ignore")  # each refusal is explained in warnings
             query = torch.ones(1, 2, 64, 64, dtype=dtype, device=device)
             scaled_dot_product_attention(query, query, query).sum().item()
-    except Exception:
+    except Exception:  # torch refuses a back end with errors of many types, and a refusal is all that counts
         return False
     return True
 
@@ -102,7 +102,7 @@ def _nvidia_smi_driver() -> str | None:
 
 
 def _kernel_driver() -> str | None:
-    """The driver as the kernel module says; containers often lack nvidia-smi."""
+    """The driver's version according to the kernel module; containers often lack nvidia-smi."""
     match = re.search(r"\b\d+\.\d+(\.\d+)?\b", Path("/proc/driver/nvidia/version").read_text())
     return match[0] if match else None
 
@@ -135,5 +135,5 @@ def _output(*command: str) -> str:
 def _or_none(ask: Callable[[], T]) -> T | None:
     try:
         return ask()
-    except Exception:
+    except Exception:  # a version that cannot be read must not cost the report that it would stand in
         return None

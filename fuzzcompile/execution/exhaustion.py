@@ -1,4 +1,4 @@
-"""Exhausted memory, which torch spells in several ways, as one exception."""
+"""Exhausted memory, which torch reports in several ways, as one exception."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from collections.abc import Iterator
 
 import torch
 
-# What torch's allocators say in a plain RuntimeError.
+# Messages of torch's allocators in a plain RuntimeError.
 _NO_MEMORY = ("can't allocate memory", "not enough memory", "std::bad_alloc", "CUDA out of memory")
 
 
 @contextlib.contextmanager
 def memory_errors() -> Iterator[None]:
-    """Make every exception that stands for exhausted memory a MemoryError."""
+    """Turn every exception that stands for exhausted memory into a MemoryError."""
     try:
         yield
     except MemoryError:
         raise
-    except Exception as error:
+    except Exception as error:  # re-raised unless it stands for exhausted memory
         if not is_exhausted_memory(error):
             raise
         raise MemoryError(first_line(error)) from error
 
 
 def is_exhausted_memory(error: BaseException | None) -> bool:
-    """Whether an exception, or one that it came from, says that memory ran out."""
+    """Whether an exception, or one of its causes, says that memory ran out."""
     while error is not None:
         if isinstance(error, MemoryError | torch.OutOfMemoryError):
             return True

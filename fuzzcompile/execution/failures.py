@@ -1,7 +1,7 @@
-"""How a task can fail apart from raising: the worker process that ran it was lost.
+"""How a task can fail other than by raising: the worker process that ran it was lost.
 
-Each arrives on the task's future, can be pickled, and says in one line what happened. ``output`` holds
-the last lines that the worker printed during the task, a segfault's Python stack among them.
+Each of these exceptions is set on the task's future, can be pickled, and says in one line what happened. ``output``
+holds the last lines that the worker printed during the task, including a segfault's Python stack.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class WorkerFailed(Exception):
 
 
 class WorkerTimeout(WorkerFailed):
-    """The task ran for longer than its limit; ``output`` ends with the stack that it hung in."""
+    """The task ran for longer than its limit, in seconds; ``output`` ends with the stack in which it hung."""
 
     def __init__(self, seconds: float, output: str = "") -> None:
         super().__init__(seconds, output)
@@ -28,7 +28,7 @@ class WorkerTimeout(WorkerFailed):
 
 
 class WorkerOutOfMemory(WorkerFailed):
-    """The worker's resident memory went over its limit (both in bytes)."""
+    """The worker's resident memory exceeded its limit; both in bytes."""
 
     def __init__(self, limit: int, seen: int, output: str = "") -> None:
         super().__init__(limit, seen, output)
@@ -43,7 +43,7 @@ class WorkerOutOfMemory(WorkerFailed):
 class WorkerCrashed(WorkerFailed):
     """The worker process ended in the middle of the task.
 
-    ``exit_code`` is negative for a signal, as subprocess has it, and None where it is not known.
+    ``exit_code`` is negative for a signal, as in subprocess, and None if it is not known.
     """
 
     def __init__(self, exit_code: int | None, output: str = "") -> None:
@@ -53,7 +53,7 @@ class WorkerCrashed(WorkerFailed):
 
     @property
     def signal_name(self) -> str | None:
-        """``"SIGSEGV"`` and the like; None when the worker left by itself."""
+        """``"SIGSEGV"`` and the like; None if the worker exited by itself."""
         if self.exit_code is None or self.exit_code >= 0:
             return None
         try:
@@ -70,7 +70,7 @@ class WorkerCrashed(WorkerFailed):
 class WorkerStartFailed(WorkerFailed):
     """No worker could be started, or its initializer failed: the pool is broken for good.
 
-    ``final`` says that another try would not help.
+    ``final`` says that another attempt would not help.
     """
 
     def __init__(self, reason: str, output: str = "", final: bool = False) -> None:
@@ -92,7 +92,7 @@ class WorkerStopped(WorkerFailed):
 
 
 class RemoteError(Exception):
-    """Stands for an exception of the task that cannot travel: unpicklable, or SystemExit and its like.
+    """Stands for an exception of the task that cannot be sent: unpicklable, or SystemExit and the like.
 
     ``kind`` is its qualified class name, ``message`` its text.
     """
@@ -107,7 +107,7 @@ class RemoteError(Exception):
 
 
 class RemoteTraceback(Exception):
-    """The traceback in the worker, as text: the ``__cause__`` of an exception that fn raised."""
+    """The traceback in the worker, as text: the ``__cause__`` of an exception that the task raised."""
 
     def __str__(self) -> str:
         return f'\n"""\n{self.args[0]}"""'

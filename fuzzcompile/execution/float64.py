@@ -1,18 +1,18 @@
 """The reference: the same program in float64, whatever low-precision dtypes its code names.
 
-Casting parameters and inputs is not enough: a program may say ``.to(torch.bfloat16)``, create constants
-in float32 or run under autocast. :class:`Float64Mode` works below autograd, on ATen operators, so it sees
-every such cast in forward and backward, however the user spelled it.
+Casting parameters and inputs is not enough: a program may call ``.to(torch.bfloat16)``, create constants in float32
+or run under autocast. :class:`Float64Mode` works below autograd, on ATen operators, so it handles every such cast in
+forward and backward, however the user spelled it.
 
-Fused attention kernels that take no float64 are computed through the reference of
-:mod:`fuzzcompile.reference.fused_attention`.
+Fused attention kernels that do not support float64 are replaced by :mod:`fuzzcompile.reference.fused_attention`.
 
-Not seen are the casts of ``torch.autocast``: it leaves float64 alone, so a region under autocast is computed
-in float64 throughout, and ``saw_cast`` says nothing of it.
+The casts of ``torch.autocast`` do not occur: it leaves float64 alone, so a region under autocast is computed in
+float64 throughout, and ``saw_cast`` does not reflect it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,19 +20,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fuzzcompile.execution.nested import run_inside, runs_functions
+from fuzzcompile.execution.nested import Operator, run_inside, runs_functions
 from fuzzcompile.execution.tensors import LOW_FLOATS, doubled
+from fuzzcompile.facts import facts
 from fuzzcompile.reference import fused_attention
 
-_CASTS = {"aten::_to_copy", "prims::convert_element_type", "aten::to"}
-# Operators that do nothing but draw (in-place forms end in "_"). Fused ones that draw, as attention with
-# dropout, compute as well, and are left in float64.
-_DRAWS = frozenset(
-    """
-    bernoulli binomial cauchy exponential geometric log_normal multinomial normal normal_functional poisson
-    rand rand_like randint randint_like randn randn_like random uniform _standard_gamma _sample_dirichlet
-    """.split()  # noqa: SIM905 - a list of names reads better in lines than in items
-)
+_OPERATORS = facts().operators
 _COMPLEX = {torch.complex32: torch.complex128, torch.complex64: torch.complex128}
 
 
@@ -41,14 +34,14 @@ class Float64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     With ``keep_casts`` a cast to a narrower floating type still rounds the values to that type (the result
     stays float64): the program as its author wrote it. Without, such casts change nothing: the program as
-    exact arithmetic has it. ``saw_cast`` tells whether the two can differ at all (but see above on autocast).
+    exact arithmetic has it. ``saw_cast`` says whether the two can differ at all (but see above on autocast).
 
     Random numbers are drawn in the dtype in which the program draws them, since other dtypes draw others.
-    ``native`` stands for the dtype of tensors that are float64 only because they were converted: the draws are
-    right for programs of one floating dtype, and for those that name the dtype of their draws.
+    ``native`` is the original dtype of tensors that were converted to float64: the draws are right for programs of
+    one floating dtype, and for programs that name the dtype of their draws.
 
-    Low-precision tensors from outside (attributes that are no parameters, globals) get one float64 twin per
-    storage for the life of the mode, which later reads and writes go to. The tensors themselves stay as they were.
+    Low-precision tensors from outside (attributes that are not parameters, globals) get one float64 twin per storage
+    for the life of the mode, which later reads and writes use. The tensors themselves do not change.
     """
 
     supports_higher_order_operators = True
@@ -59,35 +52,36 @@ class Float64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.saw_cast = False
         self._native = native
         self._defaults = _NativeDefaults(native)
-        # With the source of each twin: a freed storage's address could come back as another's.
+        # Each with its source: the address of a freed storage may be given to a new one.
         self._twins: dict[tuple[int, torch.dtype, torch.device], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __enter__(self) -> Float64Mode:
-        """Put the mode in force, and the defaults that depend on the native dtype."""
+        """Enter the mode, and the mode for defaults that depend on the native dtype."""
         self._defaults.__enter__()  # type: ignore[no-untyped-call]
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         """Leave both."""
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._defaults.__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self, func: Operator, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> object:
+        """Run ``func`` in float64."""
         kwargs = kwargs or {}
         if runs_functions(func):
             return run_inside(self, func, *pytree.tree_map(self._wide, (args, kwargs)))
         name = func._schema.name.removeprefix("aten::")
-        if name.removesuffix("_") in _DRAWS and torch.Tag.nondeterministic_seeded in func.tags:
+        if name.removesuffix("_") in _OPERATORS.drawing and torch.Tag.nondeterministic_seeded in func.tags:
             return self._drawn(func, args, kwargs)
         if name == "native_dropout":
             return self._dropout(func, *args, **kwargs)
         rounding = self._narrower_cast(func, args, kwargs)
         args, kwargs = pytree.tree_map(self._wide, (args, kwargs))
-        # half_to_float promises a half input, and there is none any more.
-        if func._schema.name in ("aten::_softmax", "aten::_log_softmax"):
+        # half_to_float requires a half input, which is float64 by now.
+        if func._schema.name in _OPERATORS.softmax:
             args = (*args[:2], False, *args[3:])
         written_out = fused_attention.stand_in(func)
         if written_out is not None and not fused_attention.has_float64(func):
@@ -98,34 +92,41 @@ class Float64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if rounding is not None and self.keep_casts:
             return result.to(rounding).to(torch.float64)
         if any(output.alias_info is not None for output in func._schema.returns):
-            return result  # a view, or the target of an in-place write: its identity matters
+            return result  # a view, or the target of an in-place write: it must stay the same tensor
         # Factories that name no dtype make float32, into which an in-place write would be lost.
         return pytree.tree_map(_widen, result)
 
-    def _drawn(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _drawn(self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+        """Draw in the native dtype, and widen what was drawn."""
         narrow_args, narrow_kwargs = pytree.tree_map(self._narrow, (args, kwargs))
         drawn = func(*narrow_args, **narrow_kwargs)
         if all(returned.alias_info is None for returned in func._schema.returns):
             return pytree.tree_map(_widen, drawn)
-        target = self._wide(kwargs["out"] if "out" in kwargs else args[0])
+        target = self._wide_tensor(kwargs["out"] if "out" in kwargs else args[0])
         return target.copy_(drawn)
 
-    def _dropout(self, func: Any, source: torch.Tensor, p: float, train: bool | None = True) -> Any:
+    def _dropout(
+        self, func: Operator, source: torch.Tensor, p: float, train: bool | None = True
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Draw the mask in the native dtype, and multiply in float64."""
         _, mask = func(self._narrow(source), p, train)
-        wide = self._wide(source)
+        wide = self._wide_tensor(source)
         if train is False:
             return wide.clone(), mask
         return wide * mask * (0.0 if p == 1 else 1 / (1 - p)), mask
 
-    def _wide(self, value: Any) -> Any:
-        """The float64 form of an argument: the same one at every call for one that can be written into."""
-        if not isinstance(value, torch.Tensor) or doubled(value.dtype) == value.dtype:
-            return _widen(value)
+    def _wide(self, value: object) -> object:
+        """The float64 form of an argument; a tensor that can be written to has the same one at every call."""
+        return self._wide_tensor(value) if isinstance(value, torch.Tensor) else _widen(value)
+
+    def _wide_tensor(self, value: torch.Tensor) -> torch.Tensor:
+        if doubled(value.dtype) == value.dtype:
+            return _widen_tensor(value)
         if value.layout != torch.strided or value.is_nested or value.is_conj() or value.is_neg():
-            return _widen(value)
+            return _widen_tensor(value)
         storage = value.untyped_storage()
         if storage.data_ptr() == 0:
-            return _widen(value)
+            return _widen_tensor(value)
         key = (storage.data_ptr(), value.dtype, value.device)
         if key not in self._twins:
             count = storage.nbytes() // value.element_size()
@@ -133,8 +134,8 @@ class Float64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._twins[key] = flat, flat.to(doubled(value.dtype))
         return self._twins[key][1].as_strided(value.size(), value.stride(), value.storage_offset())
 
-    def _narrow(self, value: Any) -> Any:
-        """A copy of an argument in the dtype that the program knows it in, laid out in the same way."""
+    def _narrow(self, value: object) -> object:
+        """A copy of an argument in the dtype that it has in the program, laid out in the same way."""
         if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
             return value
         dtype = value.dtype
@@ -142,27 +143,25 @@ class Float64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             dtype = self._native
         elif dtype is torch.complex128 and self._native is not torch.float64:
             dtype = torch.complex64
-        wide = self._wide(value)
+        wide = self._wide_tensor(value)
         if wide.layout != torch.strided or 0 in wide.stride():
             return wide.to(dtype)
         return torch.empty_strided(wide.size(), wide.stride(), dtype=dtype, device=wide.device).copy_(wide)
 
-    def _narrower_cast(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype | None:
-        if func._schema.name not in _CASTS or not isinstance(args[0], torch.Tensor):
+    def _narrower_cast(self, func: Operator, args: tuple[object, ...], kwargs: dict[str, object]) -> torch.dtype | None:
+        """The type that a cast of the program rounds to, if that is shorter than float32."""
+        if func._schema.name not in _OPERATORS.casts or not isinstance(args[0], torch.Tensor):
             return None
-        target = kwargs.get("dtype")
-        if target is None:
-            target = next((value for value in args[1:] if isinstance(value, torch.dtype)), None)
-        if target not in LOW_FLOATS or not args[0].dtype.is_floating_point:
+        dtypes = [value for value in (kwargs.get("dtype"), *args[1:]) if isinstance(value, torch.dtype)]
+        target = dtypes[0] if dtypes else None
+        if target not in LOW_FLOATS or target is torch.float32 or not args[0].dtype.is_floating_point:
             return None
-        if target is not torch.float32:
-            self.saw_cast = True
-            return target
-        return None
+        self.saw_cast = True
+        return target
 
 
-def _makes_floats(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:
-    """Whether a factory computed its numbers in float32 for want of a dtype: ``linspace`` and its like."""
+def _makes_floats(func: Operator, args: tuple[object, ...], kwargs: dict[str, object], result: object) -> bool:
+    """Whether a factory such as ``linspace`` computed its numbers in float32 because no dtype was given."""
     if not isinstance(result, torch.Tensor) or result.dtype not in LOW_FLOATS or kwargs.get("dtype") is not None:
         return False
     if any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves((args, kwargs))):
@@ -171,10 +170,10 @@ def _makes_floats(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], resu
 
 
 class _NativeDefaults(TorchFunctionMode):
-    """Defaults that torch derives from the dtype of an argument, as the native program has them.
+    """Defaults that torch derives from the dtype of an argument, as in the native program.
 
-    ``rms_norm`` without ``eps`` takes that of float32 (also for shorter types); a graph of the compiler has it as
-    a constant. In float64 it would be another constant, and change the gradient by 1e-6 of its size.
+    ``rms_norm`` without ``eps`` uses that of float32 (also for shorter types), which is a constant in the compiler's
+    graph. In float64 the constant would differ and change the gradient by 1e-6 of its size.
     """
 
     def __init__(self, native: torch.dtype) -> None:
@@ -182,22 +181,30 @@ class _NativeDefaults(TorchFunctionMode):
         self._native = native
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         """Run ``func`` with such defaults filled in."""
         kwargs = kwargs or {}
         if func is torch.rms_norm and self._native is not torch.float64:
-            given = args[3] if len(args) > 3 else kwargs.get("eps")
+            eps = args[3] if len(args) > 3 else kwargs.get("eps")
             args = args[:3]
-            kwargs = {**kwargs, "eps": torch.finfo(torch.float32).eps if given is None else given}
+            kwargs = {**kwargs, "eps": torch.finfo(torch.float32).eps if eps is None else eps}
         return func(*args, **kwargs)
 
 
-def _widen(value: Any) -> Any:
+def _widen_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.dtype in LOW_FLOATS:
+        return tensor.to(torch.float64)
+    return tensor.to(_COMPLEX[tensor.dtype]) if tensor.dtype in _COMPLEX else tensor
+
+
+def _widen(value: object) -> object:
     if isinstance(value, torch.Tensor):
-        if value.dtype in LOW_FLOATS:
-            return value.to(torch.float64)
-        return value.to(_COMPLEX[value.dtype]) if value.dtype in _COMPLEX else value
+        return _widen_tensor(value)
     if isinstance(value, torch.dtype):
         return torch.float64 if value in LOW_FLOATS else _COMPLEX.get(value, value)
     return value

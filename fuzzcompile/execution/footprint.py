@@ -1,8 +1,8 @@
-"""What judging a case takes in memory, estimated from its real tensors, and a refusal in time.
+"""Estimate the memory that judging a case takes, from its real tensors, and refuse a case that is too large.
 
-Counted are the copies of parameters, buffers and inputs that the runs, the recorder and the replays hold at once, and
-the gradients that the runs keep. Activations and what the compiler itself needs come on top: the worker is watched
-while it runs, and ended where it goes over its limit.
+The estimate counts the copies of parameters, buffers and inputs that the runs, the recorder and the replays hold at
+once, and the gradients that the runs keep. Activations and the compiler's own memory come on top: the pool watches
+each worker while it runs, and ends it if it exceeds its limit.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _GIB = 2**30
 
 @dataclass(frozen=True)
 class Footprint:
-    """Sizes in bytes of what a case consists of, and of what judging it holds at once.
+    """Sizes in bytes of a case's tensors, and of what judging the case holds at once.
 
-    ``parameters`` are the tensors that are no inputs (buffers and captured state too), ``doubled`` is one copy of the
-    whole in float64. ``gradients`` are those that a case with BACKWARD compares, ``largest_gradient`` is one of them
-    in float64.
+    ``parameters`` are all tensors that are not inputs (buffers and captured state too), ``doubled`` is one copy of the
+    whole case in float64. ``gradients`` are those that a case with BACKWARD compares, ``largest_gradient`` is the
+    largest of them in float64.
     """
 
     parameters: int
@@ -51,15 +51,15 @@ class Footprint:
 
     @property
     def native(self) -> int:
-        """One copy of the whole in its own dtypes."""
+        """One copy of the whole case in its own dtypes."""
         return self.parameters + self.inputs
 
     @property
     def phases(self) -> tuple[dict[str, int], ...]:
         """What each phase of judging holds at once: the reference, the compiled run, the comparison, the replays."""
-        # What dynamo's graph, each graph that AOTAutograd makes of it and every call get is kept once.
+        # The inputs of dynamo's graph, of each graph that AOTAutograd makes of it and of every call are kept once.
         recorded = self.native
-        # Of the gradients of all runs, which are kept to be compared.
+        # The gradients of all runs are kept for the comparison.
         kept = _KEPT_RUNS * self.gradients + self.gradients_doubled
         return (
             {"float64 reference": 2 * self.doubled + 2 * self.gradients_doubled, "gradients": 2 * self.gradients},
@@ -78,12 +78,12 @@ class Footprint:
 
     @property
     def most(self) -> dict[str, int]:
-        """The phase that takes most."""
+        """The phase that takes the most memory."""
         return max(self.phases, key=lambda phase: sum(phase.values()))
 
     @property
     def total(self) -> int:
-        """The most that is held at once."""
+        """The most bytes that are held at once."""
         return sum(self.most.values())
 
     def __str__(self) -> str:
@@ -92,7 +92,7 @@ class Footprint:
 
 
 def footprint_of(case: Case) -> Footprint | None:
-    """Call the case's ``make()`` once and measure its tensors; None where it raises, which a run will report.
+    """Call the case's ``make()`` once and measure its tensors; None if it raises, which a run will report.
 
     Raises:
         MemoryError: there is not even enough memory to make it.
@@ -100,16 +100,16 @@ def footprint_of(case: Case) -> Footprint | None:
     seed_everything(RUN_SEED)
     try:
         with memory_errors():
-            model, inputs = case.make()
+            model, arguments = case.make()
     except (KeyboardInterrupt, MemoryError):
         raise
-    except BaseException:
+    except BaseException:  # make() is user code and may raise anything; the first run reports it
         return None
-    calls = [inputs, *(case.calls or ())]
+    calls = [arguments, *(case.calls or ())]
     named = case.state.tensors() if case.state is not None else Reached({"": model}).tensors
-    own, given = list(named.values()), list(tensor_leaves(calls))
-    asked = [t for t in (*own, *given) if case.backward and t.requires_grad and t.is_leaf]
-    parameters, together = _storages(own), _storages([*own, *given])
+    own, inputs = list(named.values()), list(tensor_leaves(calls))
+    asked = [t for t in (*own, *inputs) if case.backward and t.requires_grad and t.is_leaf]
+    parameters, together = _storages(own), _storages([*own, *inputs])
     return Footprint(
         parameters=_bytes(parameters),
         inputs=_bytes(together) - _bytes(parameters),
@@ -121,39 +121,41 @@ def footprint_of(case: Case) -> Footprint | None:
 
 
 def refuse_oversized(case: Case, device: torch.device, limit: int) -> None:
-    """Refuse a case that cannot be judged within ``limit`` bytes of this process, before it is run.
+    """Refuse a case that cannot be judged within ``limit`` bytes of this process, before it runs.
 
-    On a GPU the copies are held there, so what is free there is the limit.
+    On a GPU the copies are held there, so the limit is its free memory.
 
     Raises:
         EnvironmentUnfit: it needs more.
     """
-    found = footprint_of(case)
-    if found is None:
+    footprint = footprint_of(case)
+    if footprint is None:
         return
     if device.type == "cuda":
-        needed, limit, own = found.total, torch.cuda.mem_get_info(device)[0], ""
+        needed, limit, own = footprint.total, torch.cuda.mem_get_info(device)[0], ""
         allowed, advice = f"{device} has {_gib(limit)} GiB free", "judge a part with --module"
     else:
         process = psutil.Process().memory_info().rss + _COMPILER
-        needed, own = process + found.total, f", the worker itself {_gib(process)}"
+        needed, own = process + footprint.total, f", the worker itself {_gib(process)}"
         allowed = f"--max-memory allows {_gib(limit)} GiB"
         advice = "raise --max-memory or judge a part with --module"
     if needed > limit:
-        raise EnvironmentUnfit(f"{case.name} needs about {_gib(needed)} GiB ({found}{own}) and {allowed}: {advice}.")
+        raise EnvironmentUnfit(
+            f"{case.name} needs about {_gib(needed)} GiB ({footprint}{own}) and {allowed}: {advice}."
+        )
 
 
 def _storages(tensors: Iterable[torch.Tensor]) -> dict[object, tuple[int, torch.dtype]]:
     """Size and dtype of each storage below ``tensors``, once: views and tied parameters share one."""
-    found: dict[object, tuple[int, torch.dtype]] = {}
+    storages: dict[object, tuple[int, torch.dtype]] = {}
     for tensor in tensors:
         key: object = id(tensor)
         size = tensor.numel() * tensor.element_size() if tensor.layout == torch.strided else 0
-        with contextlib.suppress(NotImplementedError, RuntimeError):  # sparse ones and subclasses have no storage
+        with contextlib.suppress(NotImplementedError, RuntimeError):  # sparse tensors and subclasses have no storage
             storage = tensor.untyped_storage()
             key, size = storage.data_ptr() or id(storage), storage.nbytes()
-        found[key] = size, tensor.dtype
-    return found
+        storages[key] = size, tensor.dtype
+    return storages
 
 
 def _bytes(storages: Mapping[object, tuple[int, torch.dtype]], *, double: bool = False) -> int:

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
 import torch
 
-# Whether two strided arrays meet is an integer programme, exponential in the number of dimensions at worst.
-_MAX_WORK: Any = 1_000_000  # candidates tried; the stubs of NumPy know of 0 and -1 only
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+# Candidates tried before two strided arrays count as overlapping: whether they overlap is an integer programme,
+# exponential in the number of dimensions at worst.
+_MAX_WORK: Any = 1_000_000  # NumPy's stubs admit 0 and -1 only
 
 
 class _Addresses:
-    """The addresses of a tensor's elements in the form that NumPy reads; what is stored there is never touched."""
+    """The addresses of a tensor's elements in the form that NumPy reads; the elements are never read."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         size = tensor.element_size()
@@ -31,41 +35,47 @@ class _Addresses:
         }
 
 
-def overlapping(first: Any, second: Any) -> bool:
-    """Whether two tensors (or NumPy arrays) have an address in common at which both have an element."""
-    one, other = _addresses(first), _addresses(second)
-    return one is not None and other is not None and one[0] == other[0] and _meet(one[1], other[1])
+class _Range(NamedTuple):
+    """Where a value lies in memory: its first byte and the one after its last; ``position`` is its rank by name."""
+
+    device: str
+    low: int
+    high: int
+    position: int
+    array: NDArray[numpy.generic]
 
 
-def aliases(named: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+def aliases(named: Mapping[str, object]) -> dict[str, tuple[str, ...]]:
     """For every name the earlier names whose tensors it shares memory with.
 
-    Candidates are found by sweeping over the address ranges, so that only pairs whose ranges intersect are looked
-    at closely: linear in the number of tensors where nothing is shared.
+    Candidates are found by sweeping over the address ranges, so that only pairs whose ranges intersect are compared
+    element by element: linear in the number of tensors where nothing is shared.
     """
     names = list(named)
-    ranges = []
-    for position, name in enumerate(names):
-        found = _addresses(named[name])
-        if found is not None:
-            device, array = found
-            low, high = numpy.lib.array_utils.byte_bounds(array)
-            ranges.append((device, low, high, position, array))
-    ranges.sort(key=lambda entry: entry[:2])
+    ranges = (_range(position, named[name]) for position, name in enumerate(names))
     shared: dict[int, list[int]] = {}
-    active: list[tuple[str, int, int, int, numpy.ndarray[Any, Any]]] = []
-    for entry in ranges:
-        device, low, _, position, array = entry
-        active = [other for other in active if other[0] == device and other[2] > low]
-        for other in active:
-            if _meet(array, other[4]):
-                shared.setdefault(max(position, other[3]), []).append(min(position, other[3]))
-        active.append(entry)
-    return {names[position]: tuple(names[i] for i in sorted(others)) for position, others in shared.items()}
+    active: list[_Range] = []
+    for current in sorted((each for each in ranges if each is not None), key=lambda each: each[:2]):
+        active = [earlier for earlier in active if earlier.device == current.device and earlier.high > current.low]
+        for earlier in active:
+            if _overlap(current.array, earlier.array):
+                first, second = sorted((current.position, earlier.position))
+                shared.setdefault(second, []).append(first)
+        active.append(current)
+    return {names[position]: tuple(names[i] for i in sorted(firsts)) for position, firsts in shared.items()}
 
 
-def _addresses(value: Any) -> tuple[str, numpy.ndarray[Any, Any]] | None:
-    """Device and addresses of what can be written into; None where there is nothing."""
+def _range(position: int, value: object) -> _Range | None:
+    """Where a tensor or array lies in memory; None if there is no memory to write to."""
+    addressed = _addresses(value)
+    if addressed is None:
+        return None
+    device, array = addressed
+    return _Range(device, *numpy.lib.array_utils.byte_bounds(array), position, array)
+
+
+def _addresses(value: object) -> tuple[str, NDArray[numpy.generic]] | None:
+    """Device and addresses of a value's elements; None if it has none that can be written to."""
     if isinstance(value, numpy.ndarray):
         return ("cpu", value) if value.size else None
     if not isinstance(value, torch.Tensor):
@@ -86,8 +96,9 @@ def _strided(tensor: torch.Tensor) -> torch.Tensor:
     return values
 
 
-def _meet(one: numpy.ndarray[Any, Any], other: numpy.ndarray[Any, Any]) -> bool:
+def _overlap(first: NDArray[numpy.generic], second: NDArray[numpy.generic]) -> bool:
+    """Whether the arrays have an address in common at which both have an element."""
     try:
-        return numpy.shares_memory(one, other, max_work=_MAX_WORK)
+        return numpy.shares_memory(first, second, max_work=_MAX_WORK)
     except numpy.exceptions.TooHardError:
-        return True  # the ranges intersect, and the layouts are too wild to tell
+        return True  # the ranges intersect, and the layouts are too irregular to decide

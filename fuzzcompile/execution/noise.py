@@ -1,9 +1,8 @@
 """The noise floor: how far rounding alone can carry a program.
 
-Every arithmetic operator's floating result is moved by at most one unit in the last place, at random
-(stochastic arithmetic, as in Verificarlo). Perturbing per operator instead of perturbing only the inputs
-also covers programs whose inputs are integers or whose constants sit in the code, and it does not move
-inputs that eager and compiled share exactly.
+Every arithmetic operator's floating result is moved by at most one unit in the last place, at random (stochastic
+arithmetic, as in Verificarlo). Perturbing every operator rather than the inputs also covers programs whose inputs are
+integers or whose constants are in the code, and does not move inputs that eager and compiled share exactly.
 """
 
 from __future__ import annotations
@@ -15,30 +14,11 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fuzzcompile.execution.nested import run_inside, runs_functions
+from fuzzcompile.execution.nested import Operator, run_inside, runs_functions
 from fuzzcompile.execution.tensors import with_memory, without_values
+from fuzzcompile.facts import facts
 
-# Operators that move values without computing any, or whose results IEEE arithmetic has exactly (fmod, floor): they
-# carry no rounding of their own.
-_MOVES = frozenset(
-    """
-    _to_copy abs alias amax amin bernoulli bernoulli_ cat ceil clone constant_pad_nd
-    convert_element_type copy copy_ detach embedding fill_ flip floor floor_ floor_divide
-    floor_divide_ fmod fmod_ frac gather index index_put index_put_ index_select lift_fresh_copy
-    masked_fill masked_fill_ max min native_dropout neg neg_ relu relu_ remainder remainder_ repeat
-    roll round round_ scatter select_scatter sign slice_scatter sort split_with_sizes_copy stack
-    topk tril tril_ triu triu_ trunc unsafe_split where zero_
-    """.split()  # noqa: SIM905 - a list of names reads better in lines than in items
-)
-
-
-# Operators that add up many terms: their rounding is of the size of the terms, not of the sum, which may cancel.
-_ACCUMULATES = frozenset(
-    """
-    addbmm addmm addmv addr baddbmm bmm convolution cumsum dot index_add linalg_vector_norm logsumexp mean mm mv
-    native_group_norm native_layer_norm native_layer_norm_backward norm prod scatter_add std sum var var_mean
-    """.split()  # noqa: SIM905
-)
+_OPERATORS = facts().operators
 
 
 class UlpNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -57,8 +37,9 @@ class UlpNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._generators: dict[torch.device, torch.Generator] = {}
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self, func: Operator, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> object:
+        """Run ``func`` and move what it computes."""
         if runs_functions(func):
             return run_inside(self, func, args, kwargs or {})
         schema = func._schema
@@ -66,14 +47,14 @@ class UlpNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args, kwargs = pytree.tree_map(with_memory, (args, kwargs or {}))
         if without_values(args, kwargs):
             return func(*args, **kwargs)
-        exact = name in _MOVES or kwargs.get("rounding_mode") is not None
-        # Whole numbers computed from whole numbers are exact, and a program may well round or index by them.
+        exact = name in _OPERATORS.exact or kwargs.get("rounding_mode") is not None
+        # Whole numbers computed from whole numbers are exact, and a program may round them or index with them.
         whole = not exact and all(_is_whole(leaf) for leaf in pytree.tree_leaves((args, kwargs)))
-        if name in _ACCUMULATES and not whole:
+        if name in _OPERATORS.accumulating and not whole:
             args = pytree.tree_map(self._moved_term, args)
         result = func(*args, **kwargs)
         if name == "_to_copy":
-            return self._undefined_made_plain(args[0], result)
+            return self._undefined_varied(args[0], result)
         if exact or not _computes(schema, args):
             return result
         if any(returned.alias_info is not None for returned in schema.returns):  # an in-place write
@@ -81,10 +62,10 @@ class UlpNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if isinstance(written, torch.Tensor):
                     written.copy_(self._moved(written, whole=whole))
             return result
-        return pytree.tree_map(functools.partial(self._moved, whole=whole), result)
+        return pytree.tree_map_only(torch.Tensor, functools.partial(self._moved, whole=whole), result)
 
-    def _undefined_made_plain(self, source: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
-        """A cast of a number that the integer type does not have may give anything (C++), and gives several here."""
+    def _undefined_varied(self, source: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+        """The result of a cast, with undefined values varied by seed: C++ defines none for a number out of range."""
         if not source.dtype.is_floating_point or result.dtype.is_floating_point or result.dtype.is_complex:
             return result
         if result.dtype is torch.bool or source.layout is not torch.strided:
@@ -96,12 +77,13 @@ class UlpNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
         anything = (0, limits.max, limits.min)[self._seed % 3]
         return torch.where(inside.to(result.device), result, torch.full_like(result, anything))
 
-    def _moved_term(self, value: Any) -> Any:
-        wide = isinstance(value, torch.Tensor) and value.dtype in (torch.float32, torch.float64)
-        return self._noisy(value) if wide else value
+    def _moved_term(self, value: object) -> object:
+        if isinstance(value, torch.Tensor) and value.dtype in (torch.float32, torch.float64):
+            return self._noisy(value)
+        return value
 
-    def _moved(self, value: Any, *, whole: bool) -> Any:
-        if not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point or value.numel() == 0:
+    def _moved(self, value: torch.Tensor, *, whole: bool) -> torch.Tensor:
+        if not value.dtype.is_floating_point or value.numel() == 0:
             return value
         moved = self._noisy(value)
         if whole:
@@ -124,15 +106,15 @@ class UlpNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._generators[device]
 
 
-def _is_whole(value: Any) -> bool:
+def _is_whole(value: object) -> bool:
     """Whether an argument has no rounding in it: whole numbers, or no floating tensor at all."""
     if not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point:
         return True
     return value.layout is torch.strided and bool((value == value.round()).all())
 
 
-def _computes(schema: Any, args: tuple[Any, ...]) -> bool:
-    """Whether the operator computes new values out of tensors (it is no view and no factory)."""
+def _computes(schema: torch.FunctionSchema, args: tuple[object, ...]) -> bool:
+    """Whether the operator computes new values from tensors: it is neither a view nor a factory."""
     if any(result.alias_info is not None and not result.alias_info.is_write for result in schema.returns):
         return False
     return any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(args))

@@ -1,4 +1,4 @@
-"""What one run of a program lets its caller observe."""
+"""The observables of one run of a program."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ Phase = Literal["run", "compile"]
 
 @dataclass(frozen=True)
 class Failure:
-    """An exception that a run raised. ``phase`` tells whether the compiler or the program raised it."""
+    """An exception that a run raised.
+
+    Attributes:
+        phase: whether the compiler or the program raised it.
+        stage: the compiler's stage that raised it, if known.
+        unsupported: dynamo cannot capture a part of the program.
+    """
 
     type_name: str
     message: str
@@ -29,12 +35,13 @@ class Failure:
 class Value:
     """One observable leaf: a tensor (detached copy) or a plain Python object.
 
-    ``aliases`` names the inputs, parameters, buffers and earlier outputs that share memory with it: a write into one
-    changes the other. (Whether an output *is* an input object says no more than that, and is not kept: what is left
-    of the difference are autograd's metadata, which gradients show.)
-
-    ``form`` says what a tensor stands for if the program gave something else: a sparse layout, a NumPy array.
-    ``precision`` is, for a Python ``float`` or ``complex``, the dtype of the tensors it was computed from.
+    Attributes:
+        value: a tensor, or any Python object.
+        aliases: the inputs, parameters, buffers and earlier outputs that share memory with it: a write into one
+            changes the other. (Whether an output *is* an input object is not kept: all that adds are autograd's
+            metadata, which gradients show.)
+        form: what a tensor stands for if the program returned something else: a sparse layout, a NumPy array.
+        precision: for a Python ``float`` or ``complex``, the dtype of the tensors it was computed from.
     """
 
     name: str
@@ -52,7 +59,7 @@ class Value:
 
     @property
     def is_rounded_number(self) -> bool:
-        """Whether it is a Python number that rounding can touch, as ``.item()`` gives it."""
+        """Whether it is a Python number subject to rounding, as ``.item()`` returns it."""
         return isinstance(self.value, float | complex)
 
     def as_tensor(self) -> Value:

@@ -1,11 +1,10 @@
-"""What a call of a program leaves to be seen: outputs, mutated inputs and buffers, gradients."""
+"""The observables of a call: outputs, mutated inputs and buffers, gradients."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy
 import torch
@@ -18,8 +17,9 @@ from fuzzcompile.execution.observation import Value
 from fuzzcompile.execution.tensors import dense, significant_strides
 from fuzzcompile.execution.trees import is_wrapped, named_leaves, unwrapped
 
-_COTANGENT_SEED = 7
-# Scalars of NumPy become arrays without dimensions when compiled, as documented.
+# Seeds the cotangents of the backward pass, in our runs and in the reproducers that we write.
+COTANGENT_SEED = 7
+# One form for NumPy's arrays and scalars: compiling turns scalars into arrays without dimensions, as documented.
 _NUMPY = "NumPy array"
 
 
@@ -31,11 +31,11 @@ class Before:
     aliases: Mapping[str, tuple[str, ...]]
 
 
-def _existing(program: Program, arguments: Any) -> dict[str, torch.Tensor]:
-    """Tensors that exist before the call, by the name under which a user knows them.
+def _existing(program: Program, arguments: object) -> dict[str, torch.Tensor]:
+    """Tensors that exist before the call, by the name that a user knows them by.
 
-    Inputs are numbered as the tensors that pytree finds; those within a dataclass (or another container of its own)
-    are named after the position of that argument and the field.
+    Inputs are numbered in pytree's order; inputs in a dataclass (or another container that pytree does not know) are
+    named after the position of that argument and the field.
     """
     named: dict[str, torch.Tensor] = {}
     count = 0
@@ -49,19 +49,24 @@ def _existing(program: Program, arguments: Any) -> dict[str, torch.Tensor]:
     return {**named, **program.tensors()}
 
 
-def bits(program: Program, arguments: Any) -> Before:
-    """What :func:`mutations` compares with after a call."""
+def bits(program: Program, arguments: object) -> Before:
+    """The state before a call, which :func:`mutations` compares with the state after it."""
     existing = _existing(program, arguments)
     return Before({name: _kept(tensor) for name, tensor in existing.items()}, aliases(existing))
 
 
 def outputs(
-    prefix: str, output: Any, program: Program, arguments: Any, earlier: dict[str, Any] | None = None
+    prefix: str, output: object, program: Program, arguments: object, earlier: dict[str, object] | None = None
 ) -> list[Value]:
-    """The leaves of what a call returned; ``prefix`` tells several calls apart.
+    """The leaves of what a call returned.
 
-    ``earlier`` holds the outputs of the calls before, and gets those of this one: a call may hand out the same
-    memory twice.
+    Args:
+        prefix: distinguishes the names of several calls.
+        output: what the call returned.
+        program: the program that was called.
+        arguments: the inputs of the call.
+        earlier: the outputs of earlier calls, to which those of this call are added: two calls may return the same
+            memory.
     """
     leaves = list(named_leaves(f"{prefix}out", output))
     earlier = {} if earlier is None else earlier
@@ -71,15 +76,15 @@ def outputs(
     return [_output(name, leaf, shared.get(name, ()), precision) for name, leaf in leaves]
 
 
-def _output(name: str, leaf: Any, aliases: tuple[str, ...], precision: torch.dtype) -> Value:
+def _output(name: str, leaf: object, aliases: tuple[str, ...], precision: torch.dtype) -> Value:
     if not isinstance(leaf, torch.Tensor):
         return replace(_plain_value(name, leaf, precision), aliases=aliases)
     form = "" if leaf.layout == torch.strided else str(leaf.layout)
     return Value(name, _kept(leaf), "output", significant_strides(leaf), aliases, form)
 
 
-def _plain_value(name: str, leaf: Any, precision: torch.dtype) -> Value:
-    """An output that is no tensor: NumPy's arrays and scalars are compared as tensors."""
+def _plain_value(name: str, leaf: object, precision: torch.dtype) -> Value:
+    """An output that is not a tensor: NumPy's arrays and scalars are compared as tensors."""
     if isinstance(leaf, numpy.ndarray | numpy.generic):
         with contextlib.suppress(TypeError):  # dtypes that torch does not have
             tensor = torch.from_numpy(numpy.array(leaf, order="K"))
@@ -87,8 +92,8 @@ def _plain_value(name: str, leaf: Any, precision: torch.dtype) -> Value:
     return Value(name, leaf, "output", precision=precision if isinstance(leaf, float | complex) else None)
 
 
-def mutations(prefix: str, before: Before, program: Program, arguments: Any) -> list[Value]:
-    """The tensors that were there before the call and after it hold other bits, or share memory that they did not."""
+def mutations(prefix: str, before: Before, program: Program, arguments: object) -> list[Value]:
+    """The tensors that existed before the call and have other bits, or share other memory, after it."""
     changed = []
     existing = _existing(program, arguments)
     now_shared = aliases(existing)
@@ -111,18 +116,25 @@ def _same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
     return bool(equal.all())
 
 
-def backward(output: Any, *, required: bool = True) -> None:
-    """Loss = Σ out · c over the floating outputs, c a fixed standard normal tensor per output.
+def backward(output: object, *, required: bool = True) -> None:
+    """Run the backward of the loss Σ out · c over the floating outputs, c a fixed standard normal tensor per output.
 
-    A plain sum proves nothing behind a softmax, whose outputs sum to a constant. The numbers are such that every
-    floating dtype has them, so that the native run and the reference differentiate the same loss.
+    A plain sum proves nothing behind a softmax, whose outputs sum to a constant. Every floating dtype can represent
+    the values of c, so that the native run and the reference differentiate the same loss.
+
+    Args:
+        output: what the call returned.
+        required: raise if no output requires a gradient.
+
+    Raises:
+        RuntimeError: no output requires a gradient, though one must.
     """
-    generator = torch.Generator().manual_seed(_COTANGENT_SEED)
+    generator = torch.Generator().manual_seed(COTANGENT_SEED)
     losses = []
     for _, leaf in named_leaves("out", output):
         if not isinstance(leaf, torch.Tensor) or not (leaf.is_floating_point() or leaf.is_complex()):
             continue
-        with _disable_current_modes():  # our own casts are none of the program
+        with _disable_current_modes():  # these casts are ours, not the program's
             drawn = torch.randn(leaf.shape, generator=generator).to(torch.bfloat16).to(torch.float16)
             cotangent = drawn.to(leaf.device, leaf.dtype)
         if leaf.requires_grad:
@@ -135,8 +147,8 @@ def backward(output: Any, *, required: bool = True) -> None:
     torch.autograd.backward(losses)
 
 
-def gradients(prefix: str, program: Program, arguments: Any) -> list[Value]:
-    """The gradients of parameters and of inputs that ask for one (a value of None: there is none)."""
+def gradients(prefix: str, program: Program, arguments: object) -> list[Value]:
+    """The gradients of parameters and inputs that require one; a value of None for a gradient that is missing."""
     gradients = []
     for name, tensor in _existing(program, arguments).items():
         if tensor.requires_grad and (tensor.is_leaf or tensor.retains_grad):
@@ -146,7 +158,7 @@ def gradients(prefix: str, program: Program, arguments: Any) -> list[Value]:
 
 
 def _kept(tensor: torch.Tensor) -> torch.Tensor:
-    """A dense copy that later in-place writes cannot reach."""
+    """A dense copy that later in-place writes do not change."""
     tensor = tensor.detach()
     result = dense(tensor)
     return tensor.clone() if result is tensor else result

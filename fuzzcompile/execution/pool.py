@@ -1,8 +1,8 @@
 """Worker processes that persist, as a ``concurrent.futures.Executor``, each with limits.
 
-A crash, a hang or too much memory costs the task that caused it and nothing else. Built on subprocess
-rather than on pebble, whose ProcessPool (5.2) never settles a task that calls ``os._exit(0)``, is broken
-for good when its one idle worker is killed, and kills no grandchildren.
+A crash, a hang or too much memory fails the task that caused it and nothing else. Built on subprocess rather than on
+pebble, whose ProcessPool (5.2) never settles a task that calls ``os._exit(0)``, stays broken once its only idle worker
+is killed, and does not kill grandchildren.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import ParamSpec, TypeVar
 
 from fuzzcompile.execution.failures import (
     RemoteError,
@@ -42,22 +42,32 @@ __all__ = [
     "current_device",
 ]
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _WATCH_INTERVAL = 0.05
 
 
 class WorkerPool(Executor):
-    """Runs tasks in ``workers`` processes, which start at once and are replaced when they are lost.
+    """Runs tasks in worker processes, which start at once and are replaced when they are lost.
 
-    ``time_limit`` (seconds) counts from when a ready worker is given the task, ``memory_limit`` (bytes) is
-    the worker's resident memory without its children's; both are looked at every 50 ms. A worker leaves
-    after ``max_tasks`` tasks (0: never). ``initializer(*initargs)`` runs in each worker before its first
-    task and may take ``start_limit`` seconds. Worker i gets ``devices[i % len(devices)]``, which a task
-    reads with ``current_device()``.
+    A lost worker fails its task's future with a WorkerFailed. Workers print to a log of their own, never to this
+    process's stdout, and end, with their children, when this process does.
 
-    A lost worker fails its task's future with a WorkerFailed. Workers print to a log of their own, never to
-    this process's stdout, and end, with their children, when this process does.
+    Args:
+        workers: how many processes.
+        time_limit: seconds that a task may take from when a ready worker receives it; checked every 50 ms.
+        memory_limit: bytes of resident memory that a worker may use without its children; checked every 50 ms.
+        max_tasks: number of tasks after which a worker is replaced (0: never).
+        initializer: called with ``initargs`` in each worker before its first task.
+        initargs: arguments of ``initializer``.
+        devices: worker i gets ``devices[i % len(devices)]``, which a task reads with ``current_device()``.
+        start_limit: seconds that the start of a worker with its initializer may take.
+        environment: variables that workers have besides those of this process.
+
+    Raises:
+        ValueError: ``workers`` is less than 1.
+        RuntimeError: a worker imports a script that opens a pool without ``if __name__ == "__main__":``.
     """
 
     def __init__(
@@ -68,16 +78,17 @@ class WorkerPool(Executor):
         memory_limit: int | None = None,
         max_tasks: int = 0,
         initializer: Callable[..., object] | None = None,
-        initargs: tuple[Any, ...] = (),
+        initargs: tuple[object, ...] = (),
         devices: Sequence[str] | None = None,
         start_limit: float = 300.0,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         if workers < 1:
             raise ValueError("a pool needs at least one worker")
         if importing_main():
             raise RuntimeError('guard the script\'s own work with `if __name__ == "__main__":`')
         setup = None if initializer is None else pickle.dumps((initializer, initargs))
-        terms = Terms(memory_limit, max_tasks, start_limit, setup)
+        terms = Terms(memory_limit, max_tasks, start_limit, setup, dict(environment or {}))
         devices = devices or ("cpu",)
         self._time_limit = time_limit
         self._queue = TaskQueue()
@@ -93,31 +104,38 @@ class WorkerPool(Executor):
         for thread in [*self._threads, self._watchdog]:
             thread.start()
 
-    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Run ``fn(*args, **kwargs)`` under the pool's time limit."""
         return self.schedule(fn, args, kwargs)
 
     def schedule(
         self,
         fn: Callable[..., T],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
         *,
         label: str | None = None,
         time_limit: float | None = None,
         spends: bool = False,
     ) -> Future[T]:
-        """Run ``fn`` under its own time limit (None: the pool's, ``math.inf``: none) and name in ``workers``.
+        """Run ``fn(*args, **kwargs)``; a call that cannot be pickled fails its future.
 
-        A worker that a task ``spends`` runs no other: what the task does to its process ends with it.
+        Args:
+            fn: a function that can be pickled.
+            args: its positional arguments.
+            kwargs: its keyword arguments.
+            label: the name of the task in ``workers()``; that of the function by default.
+            time_limit: seconds (None: the pool's limit, ``math.inf``: none).
+            spends: replace the worker after the task, so that the task's effects on its process end with it.
 
-        Raises RuntimeError after shutdown, WorkerStartFailed once no worker can be started. What cannot be
-        pickled fails the future.
+        Raises:
+            RuntimeError: the pool is shut down.
+            WorkerStartFailed: no worker can be started any more.
         """
         future: Future[T] = Future()
         try:
             call = pickle.dumps((fn, tuple(args), dict(kwargs or {})), pickle.HIGHEST_PROTOCOL)
-        except Exception as error:
+        except Exception as error:  # pickling runs the arguments' own code, which may raise anything
             future.set_exception(error)
             return future
         limit = self._time_limit if time_limit is None else time_limit
@@ -126,11 +144,11 @@ class WorkerPool(Executor):
         return future
 
     def workers(self) -> list[WorkerState]:
-        """What each slot does now."""
+        """What each slot is doing now."""
         return [slot.state() for slot in self._slots]
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Accept no more tasks and let the workers leave when the given ones are done."""
+        """Accept no more tasks and let the workers exit when the submitted ones are done."""
         self._queue.close(cancel=cancel_futures)
         if wait:
             self._join()
@@ -148,7 +166,7 @@ class WorkerPool(Executor):
         exc_val: BaseException | None,
         exc_tb: TracebackType | None,
     ) -> bool | None:
-        """Wait for the tasks, except where an exception (Ctrl-C among them) ends the block."""
+        """Wait for the tasks, unless an exception (Ctrl-C, for one) ends the block: then kill the workers."""
         if exc_type is None:
             self.shutdown()
         else:

@@ -9,12 +9,11 @@ import sys
 import sysconfig
 import types
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import nn
 
-# More objects than this are no program's state; what lies beyond is left alone.
+# A program's state does not have more objects than this; the walk ends there.
 _MAX_OBJECTS = 200_000
 _SHARED_FOLDERS = ("site-packages", "dist-packages")
 MODULE_TABLES = ("_parameters", "_buffers", "_modules")
@@ -25,24 +24,23 @@ class Reached:
     """What ``roots`` reach, each thing once.
 
     ``tensors`` are named by their path from a root: ``parameter layers.0.weight`` and ``buffer mean`` below a module
-    that is a root with an empty name, ``parameter model.weight`` below one that the root closes over, ``tensor
-    cache`` for one that is neither. ``objects`` are all others, in the order in which they were found.
+    that is a root with an empty name, ``parameter model.weight`` below a module that the root closes over, ``tensor
+    cache`` for a tensor that is neither. ``objects`` are all other objects, in the order of the walk.
 
     Args:
         roots: where to begin, by name.
-        functions: look into the closures of functions and the globals that they name; without, only into what
-            objects hold themselves.
+        functions: follow the closures of functions and the globals that they name, not just attributes and items.
     """
 
-    def __init__(self, roots: Mapping[str, Any], *, functions: bool = True) -> None:
+    def __init__(self, roots: Mapping[str, object], *, functions: bool = True) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
-        self.objects: list[Any] = []
+        self.objects: list[object] = []
         self._functions = functions
-        self._seen: dict[int, Any] = {}
+        self._seen: dict[int, object] = {}
         for name, root in roots.items():
             self._walk(root, name)
 
-    def _walk(self, start: Any, name: str) -> None:
+    def _walk(self, start: object, name: str) -> None:
         pending = [(start, name, "tensor")]
         while pending and len(self._seen) < _MAX_OBJECTS:
             value, path, kind = pending.pop()
@@ -50,9 +48,9 @@ class Reached:
                 continue
             if isinstance(value, types.FunctionType | type) and not self._functions:
                 continue
-            self._seen[id(value)] = value  # held, so that its id stays its own
+            self._seen[id(value)] = value  # kept alive, so that its id is not reused
             if isinstance(value, torch.Tensor):
-                self._found(value, path, "parameter" if isinstance(value, nn.Parameter) else kind)
+                self._add(value, path, "parameter" if isinstance(value, nn.Parameter) else kind)
                 continue
             self.objects.append(value)
             buffers = value._buffers if isinstance(value, nn.Module) else ()
@@ -61,7 +59,7 @@ class Reached:
             ]
             pending += reversed(children)
 
-    def _found(self, tensor: torch.Tensor, path: str, kind: str) -> None:
+    def _add(self, tensor: torch.Tensor, path: str, kind: str) -> None:
         name, number = f"{kind} {path}", 2
         while name in self.tensors:
             name, number = f"{kind} {path} ({number})", number + 1
@@ -72,8 +70,8 @@ def _joined(path: str, key: str) -> str:
     return f"{path}.{key}" if path and key else path or key
 
 
-def _children(value: Any) -> Iterator[tuple[str, Any]]:
-    """What an object holds, by the name that its user would give it."""
+def _children(value: object) -> Iterator[tuple[str, object]]:
+    """The parts of an object, by the name that a user would give them."""
     if isinstance(value, nn.Module):
         # A parameter's path is that of named_parameters(), without _parameters and _modules in it.
         own = {**value._parameters, **value._buffers, **value._modules}
@@ -100,7 +98,7 @@ def _children(value: Any) -> Iterator[tuple[str, Any]]:
             yield from ((k, v) for k, v in vars(value).items() if k == "__call__" or not k.startswith("__"))
             yield from (("", base) for base in value.__bases__)
     elif isinstance(value, torch.optim.Optimizer):
-        yield "param_groups", value.param_groups  # first: parameters are better known by their group
+        yield "param_groups", value.param_groups  # first, so that parameters are named by their group
         yield from vars(value).items()
     elif isinstance(value, collections.deque | list | tuple | set | frozenset):
         yield from ((str(index), child) for index, child in enumerate(value))
@@ -109,7 +107,7 @@ def _children(value: Any) -> Iterator[tuple[str, Any]]:
         yield "", type(value)
 
 
-def _function_children(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+def _function_children(function: types.FunctionType) -> Iterator[tuple[str, object]]:
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
     for name, cell in cells:
         with contextlib.suppress(ValueError):  # an empty cell
@@ -122,7 +120,7 @@ def _function_children(function: types.FunctionType) -> Iterator[tuple[str, Any]
                 yield name, function.__globals__[name]
 
 
-def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+def _attributes(value: object) -> Iterator[tuple[str, object]]:
     names = list(getattr(value, "__dict__", {}))
     for base in type(value).__mro__:
         slots = base.__dict__.get("__slots__", ())
@@ -147,7 +145,7 @@ def is_of_user(owner: type) -> bool:
 
 
 def is_user_file(filename: str) -> bool:
-    """Whether code of this file is neither installed nor part of Python."""
+    """Whether this file is neither installed nor part of Python's standard library."""
     installed = any(f"/{folder}/" in filename for folder in _SHARED_FOLDERS)
     return not installed and filename.endswith(".py") and not filename.startswith((_STANDARD_LIBRARY, _OWN_FOLDER))
 

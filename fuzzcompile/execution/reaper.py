@@ -1,7 +1,7 @@
 """Ends a worker with everything it started, even when the parent is the one that died.
 
 The parent starts this file as a small process of its own, which waits on a pipe: when the parent is
-gone, however it went, the pipe closes and the workers that were left are ended. A thread in the worker
+gone, for whatever reason, the pipe closes and the workers that were left are ended. A thread in the worker
 could not do it (a task hung in C++ may hold the GIL), nor could PR_SET_PDEATHSIG (it follows the thread
 that spawned, and spares the worker's children).
 
@@ -33,14 +33,14 @@ def folder_of(mark: str) -> Path:
 def end_tree(pid: int, mark: str) -> None:
     """Kill the process, its process group, its descendants, and whatever carries its mark elsewhere.
 
-    ``pid`` must be a process that has not been waited for yet: its number may be another's afterwards.
+    ``pid`` must be a process that has not been waited for yet: its number may be reused afterwards.
     """
-    below = descendants(pid)  # before it dies: its children are another's then
+    below = descendants(pid)  # before it dies: its children get another parent then
     for kill in (os.kill, os.killpg):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)
     end_processes(below)
-    for _ in range(20):  # a process may fork while we look; one stuck in the kernel can't be helped
+    for _ in range(20):  # a process may fork meanwhile; one that is stuck in the kernel cannot be killed
         strays = marked(mark)
         for stray in strays:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -53,35 +53,35 @@ def end_tree(pid: int, mark: str) -> None:
 def marked(mark: str) -> list[int]:
     """The live processes that carry this mark in their environment."""
     needle = mark.encode()
-    found = []
+    pids = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if needle in (entry / "environ").read_bytes():
-                found.append(int(entry.name))
-    return [pid for pid in found if pid != os.getpid()]
+                pids.append(int(entry.name))
+    return [pid for pid in pids if pid != os.getpid()]
 
 
 def descendants(pid: int) -> dict[int, str]:
-    """The processes below ``pid``, each with the time at which it was started."""
+    """The processes below ``pid``, each with the time at which it was started, as the kernel counts it."""
     parents: dict[int, int] = {}
     started: dict[int, str] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, IndexError, ValueError):
             parent, start = _parent_and_start(int(entry.name))
             parents[int(entry.name)], started[int(entry.name)] = parent, start
-    found: dict[int, str] = {}
+    below: dict[int, str] = {}
     pending = [pid]
     while pending:
         above = pending.pop()
-        below = [child for child, parent in parents.items() if parent == above and child not in found]
-        found.update({child: started[child] for child in below})
-        pending += below
-    return found
+        children = [child for child, parent in parents.items() if parent == above and child not in below]
+        below.update({child: started[child] for child in children})
+        pending += children
+    return below
 
 
-def end_processes(found: dict[int, str]) -> None:
-    """Kill these processes, unless their numbers are others' by now."""
-    for pid, start in found.items():
+def end_processes(started: dict[int, str]) -> None:
+    """Kill processes, given with their start times, unless their numbers belong to other processes by now."""
+    for pid, start in started.items():
         with contextlib.suppress(OSError, IndexError):
             if _parent_and_start(pid)[1] == start:
                 os.kill(pid, signal.SIGKILL)
@@ -119,7 +119,7 @@ class Reaper:
             self._tell(f"+ {pid} {mark}\n")
 
     def forget(self, pid: int) -> None:
-        """The worker is gone; its number may soon be another's."""
+        """Stop watching a worker that is gone, as its number may soon be reused."""
         with self._lock:
             self._watched.pop(pid, None)
             self._tell(f"- {pid} .\n")
@@ -135,7 +135,7 @@ class Reaper:
     def _tell(self, line: str) -> None:
         try:
             self._write(line)
-        except BrokenPipeError:  # somebody killed it
+        except BrokenPipeError:  # the reaper was killed
             self._process.wait()
             self._process = self._start()
             for pid, mark in self._watched.items():

@@ -6,7 +6,6 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -22,7 +21,7 @@ from fuzzcompile.execution.observing import backward, bits, gradients, mutations
 from fuzzcompile.execution.trees import structure
 from fuzzcompile.execution.warned import recorded, texts
 
-# Rounds of timing: at most, at least, and seconds after which no further one is begun.
+# Rounds of timing: at most, at least, and the seconds after which no further round begins.
 _ROUNDS, _FEWEST_ROUNDS, _TIMING = 30, 3, 0.5
 
 
@@ -37,7 +36,16 @@ def run_eager(case: Case, device: torch.device, *, noise_seed: int | None = None
 
 
 def run_float64(case: Case, device: torch.device, *, keep_casts: bool = True) -> tuple[Observation, bool]:
-    """Run the case in float64 and tell whether it contains casts to narrower floating types."""
+    """Run the case in float64.
+
+    Args:
+        case: the case to run.
+        device: where to run it.
+        keep_casts: let the program's own casts to bfloat16 and float16 round their values to those types.
+
+    Returns:
+        The observation, and whether the program contains such casts.
+    """
     program = build(case, device, double=True)
     mode = Float64Mode(keep_casts=keep_casts, native=program.dtype)
     return observe(case, program, program.model, around=mode), mode.saw_cast
@@ -46,30 +54,41 @@ def run_float64(case: Case, device: torch.device, *, keep_casts: bool = True) ->
 def observe(
     case: Case,
     program: Program,
-    target: Callable[..., Any],
+    target: Callable[..., object],
     *,
-    around: contextlib.AbstractContextManager[Any] | None = None,
+    around: contextlib.AbstractContextManager[object] | None = None,
     describe_failure: Callable[[BaseException], Failure] | None = None,
     seed: int | None = None,
 ) -> Observation:
-    """Drive ``target`` (the program's model, or its compiled form) through the case's calls.
+    """Drive ``target`` through the calls of the case.
 
-    Random state is reseeded first, with ``seed`` if one is given. Exceptions of the program, forward and backward,
-    become the observation's ``failure``; interrupts and exhausted memory (always as MemoryError) travel on.
+    Exceptions of the program, forward and backward, become the observation's ``failure``.
+
+    Args:
+        case: says how the target is called.
+        program: the inputs of each call.
+        target: the program's model, or its compiled form.
+        around: a context that is entered around all calls.
+        describe_failure: turns an exception into a failure; the default cannot tell the compiler's from the program's.
+        seed: seeds the random generators; the case's own seed by default.
+
+    Raises:
+        MemoryError: memory is exhausted, however torch reports it.
+        KeyboardInterrupt: the user interrupts.
     """
     start = time.perf_counter()
     with memory_errors(), recorded() as caught:
         try:
             with grad_mode(case.grad), case.ambient(), around or contextlib.nullcontext():
-                seen = _observed(case, program, target, start, seed)
+                observation = _observed(case, program, target, start, seed)
         except _ProgramError as wrapped:
             describe = describe_failure or plain_failure
-            seen = Observation(failure=describe(wrapped.error), seconds=time.perf_counter() - start)
-    return replace(seen, warnings=texts(caught))
+            observation = Observation(failure=describe(wrapped.error), seconds=time.perf_counter() - start)
+    return replace(observation, warnings=texts(caught))
 
 
 def _observed(
-    case: Case, program: Program, target: Callable[..., Any], start: float, seed: int | None = None
+    case: Case, program: Program, target: Callable[..., object], start: float, seed: int | None = None
 ) -> Observation:
     if seed is not None:
         seed_everything(seed)
@@ -77,7 +96,7 @@ def _observed(
         reseed(case)
     values: list[Value] = []
     structures: list[str] = []
-    earlier: dict[str, Any] = {}
+    earlier: dict[str, object] = {}
     for number, arguments in enumerate(program.calls):
         prefix = f"call{number}." if len(program.calls) > 1 else ""
         before = bits(program, arguments)
@@ -90,15 +109,17 @@ def _observed(
                 backward(output, required=case.state is None)
         values += mutations(prefix, before, program, arguments)
         if case.backward or case.state is not None:
-            found = gradients(prefix, program, arguments)
-            values += found if case.backward else [value for value in found if value.is_tensor]
+            accumulated = gradients(prefix, program, arguments)
+            values += accumulated if case.backward else [value for value in accumulated if value.is_tensor]
     return Observation(tuple(values), None, "; ".join(structures), time.perf_counter() - start)
 
 
-def time_calls(case: Case, program: Program, target: Callable[..., Any]) -> float | None:
-    """Seconds that the calls of the case (and their backward) take: the least of several rounds, without the first.
+def time_calls(case: Case, program: Program, target: Callable[..., object]) -> float | None:
+    """Time the calls of the case and their backward.
 
-    None for a script's callable, whose state is not set back here, and where a call raises.
+    Returns:
+        Seconds, the least of several rounds without the first. None for a script's callable, whose state is not
+        restored between rounds, and None if a call raises.
     """
     if case.state is not None:
         return None
@@ -114,14 +135,14 @@ def time_calls(case: Case, program: Program, target: Callable[..., Any]) -> floa
                         backward(output, required=False)
             except (KeyboardInterrupt, MemoryError):
                 raise
-            except Exception:
+            except Exception:  # the program's own exception: a program that fails has no time
                 return None
             rounds.append(time.perf_counter() - start)
     return min(rounds[1:])
 
 
 def reseed(case: Case) -> None:
-    """Set the random state that every run of the case begins with."""
+    """Set the random state in which every run of the case begins."""
     if case.reseed is not None:
         case.reseed()
     else:
@@ -129,7 +150,7 @@ def reseed(case: Case) -> None:
 
 
 class _ProgramError(Exception):
-    """Carries an exception of the program itself, as opposed to one of ours."""
+    """Carries an exception of the program itself, as opposed to ours."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(str(error))
@@ -142,7 +163,7 @@ def _program_code() -> Iterator[None]:
         yield
     except (KeyboardInterrupt, CaseError):
         raise
-    except BaseException as error:
+    except BaseException as error:  # the program's own, SystemExit too: what it raises is what is observed
         if is_exhausted_memory(error):
             raise
         raise _ProgramError(error) from error
@@ -161,7 +182,7 @@ def grad_mode(name: str) -> Iterator[None]:
         yield
 
 
-def _drive(case: Case, target: Callable[..., Any], arguments: Any) -> Any:
+def _drive(case: Case, target: Callable[..., object], arguments: object) -> object:
     if case.run is not None:
         return case.run(target, arguments)
     if isinstance(arguments, Arguments):

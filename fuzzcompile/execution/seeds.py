@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy
 import torch
@@ -20,7 +19,7 @@ Streams = Mapping[str, str]
 
 
 def streams_now() -> dict[str, str]:
-    """A fingerprint of each random stream that seeds can set, as it stands: torch's, Python's, NumPy's."""
+    """A fingerprint of the current state of each random stream that can be seeded: torch's, Python's, NumPy's."""
     states: dict[str, bytes] = {"torch CPU": torch.get_rng_state().numpy().tobytes()}
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         states["CUDA"] = b"".join(state.numpy().tobytes() for state in torch.cuda.get_rng_state_all())
@@ -31,20 +30,20 @@ def streams_now() -> dict[str, str]:
 
 
 def streams_at_start(case: Case) -> dict[str, str]:
-    """The fingerprints with which every run of the case begins."""
+    """The fingerprints at the start of every run of the case."""
     reseed(case)
     return streams_now()
 
 
 def moved(before: Streams, after: Streams) -> tuple[str, ...]:
-    """Names of the streams that something was drawn from."""
+    """Names of the streams that numbers were drawn from."""
     return tuple(name for name, state in after.items() if before.get(name, state) != state)
 
 
 class Kept:
-    """The tensors of a program as they were, to set it back between runs of one and the same (compiled) callable.
+    """A copy of a program's tensors, which restores the program between runs of one (compiled) callable.
 
-    Whole storages are kept, since inputs may overlap. What a module keeps in Python objects is not set back.
+    Whole storages are copied, since inputs may overlap. Python objects that a module keeps are not restored.
     """
 
     def __init__(self, case: Case, program: Program, device: torch.device) -> None:
@@ -55,11 +54,11 @@ class Kept:
             if tensor.layout == torch.strided and not tensor.is_nested:
                 storage = tensor.untyped_storage()
                 if storage.data_ptr() not in self._storages:
-                    saved: Any = torch.UntypedStorage(storage.nbytes(), device=storage.device)  # type: ignore[no-untyped-call]
-                    self._storages[storage.data_ptr()] = storage, saved.copy_(storage)
+                    copied: torch.UntypedStorage = storage.clone()  # type: ignore[no-untyped-call]
+                    self._storages[storage.data_ptr()] = storage, copied
 
     def restore(self) -> None:
-        """Set the values back, and drop the gradients."""
+        """Restore the values, and drop the gradients."""
         if self._case.state is not None:
             self._case.state.restore(self._device, double=False)
         for storage, saved in self._storages.values():
@@ -74,13 +73,13 @@ class Kept:
 def observe_seeds(
     case: Case,
     program: Program,
-    target: Callable[..., Any],
+    target: Callable[..., object],
     kept: Kept,
     seeds: Sequence[int],
     *,
     describe_failure: Callable[[BaseException], Failure] | None = None,
 ) -> Iterator[Observation]:
-    """Run ``target`` once under each of ``seeds``, from the state that ``kept`` holds."""
+    """Run ``target`` once under each of ``seeds``, each time from the state in ``kept``."""
     for seed in seeds:
         kept.restore()
         yield observe(case, program, target, describe_failure=describe_failure, seed=seed)

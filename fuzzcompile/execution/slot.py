@@ -1,4 +1,4 @@
-"""One slot of the pool: a thread that keeps one worker alive and gives it one task after another."""
+"""One slot of the pool: a thread that keeps one worker alive and hands it one task after another."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import pickle
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from fuzzcompile.execution.failures import (
     RemoteTraceback,
@@ -22,30 +21,31 @@ from fuzzcompile.execution.failures import (
 )
 from fuzzcompile.execution.reaper import Reaper
 from fuzzcompile.execution.tasks import Task, TaskQueue
-from fuzzcompile.execution.worker import LINE_LOST, Call, Reply, Setup
+from fuzzcompile.execution.worker import LINE_LOST, Call, Payload, Reply, Setup
 from fuzzcompile.execution.worker_process import WorkerEnded, WorkerProcess
 
 _START_ATTEMPTS = 3
 _MAX_DELIVERIES = 3
-_STACK_PATIENCE = 0.05  # seconds for a worker that hangs to write down where
+_STACK_PATIENCE = 0.05  # seconds that a hanging worker has to write its stacks
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What holds for every worker of a pool. ``initializer`` is pickled (function, args), or None."""
+    """The terms of every worker of a pool. ``initializer`` is pickled (function, args), or None."""
 
     memory_limit: int | None
     max_tasks: int
     start_limit: float
     initializer: bytes | None
+    environment: Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class WorkerState:
-    """What one slot does now. ``task`` is the label of the running task, None while it has none.
+    """What one slot is doing now. ``task`` is the label of the running task, None if there is none.
 
-    ``busy_since`` is a reading of ``time.monotonic()``, None without a task. ``ready`` is False while a
-    worker starts up and runs its initializer; ``pid`` is None between two workers.
+    ``busy_since`` is a reading of ``time.monotonic()``, None without a task. ``ready`` is False while a worker starts
+    and runs its initializer; ``pid`` is None between two workers.
     """
 
     slot: int
@@ -81,7 +81,7 @@ class Slot:
         self._baseline = 0
 
     def state(self) -> WorkerState:
-        """What the slot does now."""
+        """What the slot is doing now."""
         with self._lock:
             return WorkerState(
                 slot=self._index,
@@ -93,7 +93,7 @@ class Slot:
             )
 
     def kill(self) -> None:
-        """End the worker now and start no other; a running task fails with WorkerStopped."""
+        """End the worker now and start no new one; a running task fails with WorkerStopped."""
         with self._lock:
             self._stopped = True
             self._lose(WorkerStopped())
@@ -101,7 +101,7 @@ class Slot:
     # The watchdog's thread.
 
     def check(self, now: float) -> None:
-        """Kill the worker if it broke a limit; wake the slot's thread if it died by itself."""
+        """Kill the worker if it exceeded a limit; wake the slot's thread if it died by itself."""
         with self._lock:
             if self._worker is None or self._lost is not None:
                 return
@@ -120,11 +120,11 @@ class Slot:
             self._lose(WorkerTimeout(self._terms.start_limit))
 
     def _check_task(self, worker: WorkerProcess, task: Task, now: float) -> None:
-        limit, seen = self._terms.memory_limit, worker.resident_bytes()
-        if limit is not None and seen > limit:
-            self._lose(WorkerOutOfMemory(limit, seen))
+        limit, used = self._terms.memory_limit, worker.resident_bytes()
+        if limit is not None and used > limit:
+            self._lose(WorkerOutOfMemory(limit, used))
         elif task.time_limit is not None and now - self._since > task.time_limit:
-            # Decided first: the signal may interrupt what hangs, and a result come after all.
+            # Recorded first: the signal may interrupt the hang, and the task may then return a result.
             self._lost = WorkerTimeout(task.time_limit)
             worker.dump_stacks()
             time.sleep(_STACK_PATIENCE)
@@ -153,7 +153,7 @@ class Slot:
             self._retire_worker(WorkerProcess.stop)
 
     def _ready_worker(self) -> WorkerProcess | None:
-        """The worker, a new one if need be. None if none can be had: the queue is finished then."""
+        """The worker, a new one if necessary; None if none can be started: the queue is finished then."""
         if self._worker is not None and self._worker.alive():
             return self._worker
         for attempt in range(1, _START_ATTEMPTS + 1):
@@ -169,9 +169,9 @@ class Slot:
         return None
 
     def _start_worker(self) -> WorkerProcess:
-        """Start a worker and see it through its initializer; raises WorkerStartFailed."""
+        """Start a worker and wait for its initializer; raises WorkerStartFailed."""
         try:
-            worker = WorkerProcess(self._reaper)
+            worker = WorkerProcess(self._reaper, self._terms.environment)
         except OSError as error:
             raise WorkerStartFailed(f"no worker process could be started ({error})") from error
         with self._lock:
@@ -186,7 +186,7 @@ class Slot:
             reason = f"a worker was lost while it started ({self._lost or WorkerCrashed(exit_code)})"
             raise WorkerStartFailed(reason, worker.output()) from error
         if reply is Reply.START_FAILED:
-            raise WorkerStartFailed("the initializer of the workers failed", payload, final=True)
+            raise WorkerStartFailed("the initializer of the workers failed", str(payload), final=True)
         self._baseline = worker.resident_bytes()
         with self._lock:
             self._ready = True
@@ -223,7 +223,7 @@ class Slot:
             self._retire_worker(WorkerProcess.stop)
 
     def _settle_lost(self, worker: WorkerProcess, task: Task, begun: bool) -> None:
-        """Fail the task of a lost worker, or have it begin elsewhere if the worker was dead already."""
+        """Fail the task of a lost worker, or requeue it if the worker was dead before the task began."""
         deaf = self._lost is None and worker.lives_without_line()
         self._retire_worker(WorkerProcess.bury)
         with self._lock:
@@ -239,31 +239,32 @@ class Slot:
             self._queue.put_back(replace(task, deliveries=task.deliveries + 1))
 
     def _worn_out(self, worker: WorkerProcess) -> bool:
-        """Whether the worker has served its number, or keeps so much memory that the next task would pay."""
+        """Whether the worker has run its number of tasks, or holds so much memory that the next task would suffer."""
         if 0 < self._terms.max_tasks <= self._served:
             return True
         limit = self._terms.memory_limit
         return limit is not None and worker.resident_bytes() > (self._baseline + limit) / 2
 
 
-def _deliver(task: Task, reply: Reply, payload: Any) -> None:
+def _deliver(task: Task, reply: Reply, payload: Payload) -> None:
     try:
-        if reply is Reply.RESULT:
-            result = pickle.loads(payload)
-        else:
+        if reply is Reply.RAISED:
+            assert isinstance(payload, tuple)
             pickled, trace = payload
             error = pickle.loads(pickled)
             error.__cause__ = RemoteTraceback(trace)
             task.fail(error)
             return
-    except Exception as error:  # pickled there, but not to be built here
+        assert isinstance(payload, bytes)
+        result = pickle.loads(payload)
+    except Exception as error:  # unpickling runs the task's own classes, which may raise anything
         task.fail(error)
         return
     task.future.set_result(result)
 
 
-def _main_module() -> dict[str, Any]:
-    """How a worker finds the ``__main__`` of this process, in the terms of multiprocessing.spawn."""
+def _main_module() -> dict[str, str]:
+    """How a worker finds the ``__main__`` of this process, as multiprocessing.spawn expects it."""
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
     if spec is not None:

@@ -17,8 +17,8 @@ from fuzzcompile.execution.failures import WorkerFailed, WorkerStopped
 class Task:
     """A call that waits for a worker; ``call`` is pickled (function, args, kwargs).
 
-    ``deliveries`` counts the workers that died before they began it; ``spends`` says that the worker that ran it
-    is to run no other.
+    ``deliveries`` counts the workers that died before they began the call; ``spends`` says that its worker must not
+    run another task afterwards.
     """
 
     future: Future[Any]
@@ -35,7 +35,7 @@ class Task:
 
 
 class TaskQueue:
-    """First in, first out, until it is closed; thread-safe. Every task that leaves it has begun to run."""
+    """A thread-safe queue, first in, first out, until it is closed. The future of a task that leaves it is running."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -54,7 +54,7 @@ class TaskQueue:
             self._changed.notify()
 
     def put_back(self, task: Task) -> None:
-        """Put a task that could not begin in front of the others, closed or not."""
+        """Put a task that could not begin in front of the rest, whether the queue is closed or not."""
         with self._changed:
             if self._broken is None:
                 self._waiting.appendleft(task)
@@ -63,9 +63,9 @@ class TaskQueue:
         task.fail(self._broken)
 
     def take(self, give_up: Callable[[], bool]) -> Task | None:
-        """Wait for a task and mark it running; None when closed and empty, or when ``give_up`` says so.
+        """Wait for a task and mark it running; None if the queue is closed and empty, or ``give_up()`` is true.
 
-        ``give_up`` is asked anew after each ``wake``.
+        ``give_up`` is called again after each ``wake``.
         """
         with self._changed:
             while not give_up():
@@ -79,12 +79,12 @@ class TaskQueue:
         return None
 
     def wake(self) -> None:
-        """Let every waiting ``take`` look around."""
+        """Have every waiting ``take`` check its conditions again."""
         with self._changed:
             self._changed.notify_all()
 
     def close(self, *, cancel: bool) -> None:
-        """Accept nothing more; with ``cancel``, cancel what waits."""
+        """Accept no more tasks; with ``cancel``, cancel those that wait."""
         with self._changed:
             self._closed = True
             dropped = self._drain() if cancel else []
@@ -92,11 +92,11 @@ class TaskQueue:
         for task in dropped:
             if task.future.cancel():
                 task.future.set_running_or_notify_cancel()  # wakes concurrent.futures.wait
-            else:  # it had been taken once
+            else:  # a worker has taken it before
                 task.fail(WorkerStopped())
 
     def break_with(self, failure: WorkerFailed) -> None:
-        """Close for good: whatever waits, and each later ``put``, fails with this."""
+        """Close for good: every waiting task, and each later ``put``, fails with this."""
         with self._changed:
             self._broken = failure
             self._closed = True
@@ -112,6 +112,6 @@ class TaskQueue:
 
     @property
     def finished(self) -> bool:
-        """Whether no task will ever come out again."""
+        """Whether no task will ever leave the queue again."""
         with self._changed:
             return self._closed and not self._waiting

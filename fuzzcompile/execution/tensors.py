@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch.utils import _pytree as pytree
 
 from fuzzcompile.execution.trees import named_leaves, tree_map
+
+T = TypeVar("T")
 
 LOW_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 # The last copy of each storage, by address, dtype and device, and by whether it is an inference tensor.
@@ -17,10 +19,10 @@ KnownCopies = dict[tuple[int, torch.dtype, torch.device, bool], torch.Tensor]
 _LOW_COMPLEX = {torch.complex32: torch.complex128, torch.complex64: torch.complex128}
 
 
-def with_memory(value: Any) -> Any:
-    """A tensor of zeros in place of one without memory, which autograd makes (the gradient of ``sgn``).
+def with_memory(value: object) -> object:
+    """A tensor of zeros in place of a tensor without memory, which autograd makes (the gradient of ``sgn``).
 
-    A dispatch mode gets such tensors below the point where operators expect them: kernels would read address 0.
+    A dispatch mode receives such tensors below the layer that handles them: kernels would read address 0.
     """
     is_zero = getattr(torch, "_is_zerotensor", None)
     if is_zero is None or not isinstance(value, torch.Tensor) or not is_zero(value):
@@ -28,7 +30,7 @@ def with_memory(value: Any) -> Any:
     return torch.zeros(value.shape, dtype=value.dtype, device=value.device)
 
 
-def without_values(*values: Any) -> bool:
+def without_values(*values: object) -> bool:
     """Whether some tensor among ``values`` (trees) is a meta tensor: autograd then asks an operator for a shape."""
     return any(isinstance(leaf, torch.Tensor) and leaf.is_meta for leaf in pytree.tree_leaves(values))
 
@@ -39,9 +41,9 @@ class StorageCopier:
     With ``double=True`` every floating storage is converted to float64 (complex to complex128);
     integer and boolean storages are copied as they are. With ``device`` the copies live there.
 
-    ``known`` is shared by several copiers, none of them with ``double`` or ``device``: a storage that holds the very
-    bits that it held when it was last copied is not copied again. Its copy then belongs to all, so nobody may write
-    to it. Bits are compared, because compiled code writes without counting versions.
+    ``known`` is shared by several copiers, none of them with ``double`` or ``device``: a storage whose bits have not
+    changed since it was last copied is not copied again. All copiers then share the copy, which must not be written
+    to. Bits are compared because compiled code writes without counting versions.
     """
 
     def __init__(
@@ -52,7 +54,7 @@ class StorageCopier:
         self._known = known
         self._bases: dict[tuple[int, torch.dtype, torch.device], torch.Tensor] = {}
         self._whole_tensors: dict[int, torch.Tensor] = {}
-        self._keep: list[torch.Tensor] = []  # a freed storage's address could come back as another's
+        self._keep: list[torch.Tensor] = []  # the address of a freed storage may be given to a new one
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the copy of ``tensor``: same shape, stride and offset; detached leaf, same requires_grad."""
@@ -63,10 +65,10 @@ class StorageCopier:
         shape = source.size(), source.stride(), source.storage_offset()
         viewed = _viewed(tensor)
         if viewed is not None:
-            # A view of one tensor is another thing to a compiler than one of two views of a third.
+            # To a compiler, a view of a tensor is not the same as one of two views of a third tensor.
             return self(viewed).as_strided(*shape)
         if id(tensor) not in self._whole_tensors:
-            # Detached: no view, and a leaf of its own, as gradients are compared where the program asked for them.
+            # Detached: not a view but a leaf, since gradients are compared where the program asked for them.
             self._whole_tensors[id(tensor)] = self._base(source).as_strided(*shape).detach()
         return self._whole_tensors[id(tensor)].requires_grad_(tensor.requires_grad)
 
@@ -104,12 +106,12 @@ def _viewed(tensor: torch.Tensor) -> torch.Tensor | None:
     return None if differentiable or tensor.is_conj() or tensor.is_neg() or base.is_conj() or base.is_neg() else base
 
 
-def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Whether two rows of elements of one dtype hold the same bits (NaN like any other)."""
-    if one.numel() != other.numel():
+    if first.numel() != second.numel():
         return False
-    unit = torch.int64 if one.numel() * one.element_size() % 8 == 0 else torch.uint8
-    return torch.equal(one.view(unit), other.view(unit))
+    unit = torch.int64 if first.numel() * first.element_size() % 8 == 0 else torch.uint8
+    return torch.equal(first.view(unit), second.view(unit))
 
 
 def doubled(dtype: torch.dtype) -> torch.dtype:
@@ -118,22 +120,22 @@ def doubled(dtype: torch.dtype) -> torch.dtype:
 
 
 def copy_tree(
-    tree: Any, *, double: bool = False, device: torch.device | None = None, known: KnownCopies | None = None
-) -> Any:
+    tree: T, *, double: bool = False, device: torch.device | None = None, known: KnownCopies | None = None
+) -> T:
     """Copy every tensor of a tree through one :class:`StorageCopier`; other leaves stay as they are."""
     return map_tensors(StorageCopier(double=double, device=device, known=known), tree)
 
 
-def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
-    """Apply ``function`` to each tensor of a tree, those in dataclasses and subclasses of dict included.
+def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], tree: T) -> T:
+    """Apply ``function`` to each tensor of a tree, including those in dataclasses and subclasses of dict.
 
-    A tensor that is there twice is mapped once: whether two inputs are one is something that a compiler sees.
+    A tensor that occurs twice is mapped once: a compiler sees whether two inputs are the same tensor.
     """
     return tree_map(function, tree)
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor in the form in which it can be compared: sparse, quantized and nested ones become dense."""
+    """The tensor in a form that can be compared: sparse, quantized and nested tensors become dense."""
     if tensor.is_nested:
         padded: torch.Tensor = torch.nested.to_padded_tensor(tensor, 0.0)
         return padded
@@ -143,22 +145,22 @@ def dense(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def significant_strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Strides of the dimensions that have more than one element: the others are never followed."""
+    """Strides of the dimensions that have more than one element: no other stride is ever used."""
     if tensor.is_nested or tensor.layout != torch.strided or tensor.numel() == 0:
         return ()
     return tuple(stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)
 
 
-def tensor_leaves(tree: Any) -> Sequence[torch.Tensor]:
-    """The tensors of a tree, in order, those in dataclasses and subclasses of dict included."""
+def tensor_leaves(tree: object) -> Sequence[torch.Tensor]:
+    """The tensors of a tree, in order, including those in dataclasses and subclasses of dict."""
     return [leaf for _, leaf in named_leaves("", tree) if isinstance(leaf, torch.Tensor)]
 
 
-def storages(values: Sequence[Any]) -> dict[int, int]:
-    """Sizes of the storages of all tensors that have one, by address."""
-    found: dict[int, int] = {}
+def storages(values: Sequence[object]) -> dict[int, int]:
+    """Sizes in bytes of the storages of all tensors that have one, by address."""
+    sizes: dict[int, int] = {}
     for value in values:
-        with contextlib.suppress(NotImplementedError, RuntimeError):  # sparse ones have none
+        with contextlib.suppress(NotImplementedError, RuntimeError):  # sparse tensors have no storage
             if isinstance(value, torch.Tensor):
-                found[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
-    return found
+                sizes[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+    return sizes

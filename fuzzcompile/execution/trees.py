@@ -1,7 +1,7 @@
 """Values nested in containers that pytree does not know: dataclasses, and subclasses of dict, list and tuple.
 
-A dataclass or a dictionary of a class of its own (Hugging Face's ``ModelOutput`` is both) is one leaf to pytree, so
-that tensors in it would neither be copied nor cast nor seen.
+A dataclass or an instance of a subclass of dict (Hugging Face's ``ModelOutput`` is both) is one leaf to pytree, so
+that the tensors in it would be neither copied, cast nor compared.
 """
 
 from __future__ import annotations
@@ -9,20 +9,22 @@ from __future__ import annotations
 import dataclasses
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.utils import _pytree as pytree
 
+T = TypeVar("T")
 
-def structure(tree: Any) -> str:
-    """How a tree is nested, and of which classes its wrapped values are."""
+
+def structure(tree: object) -> str:
+    """The nesting of a tree, and the classes of its wrapped values."""
     leaves, spec = pytree.tree_flatten(tree)
     classes = [_class_tree(leaf, frozenset()) for leaf in leaves if is_wrapped(leaf)]
     return f"{spec} with {', '.join(classes)}" if classes else str(spec)
 
 
-def _class_tree(leaf: Any, path: frozenset[int]) -> str:
+def _class_tree(leaf: object, path: frozenset[int]) -> str:
     inner = []
     if id(leaf) not in path:
         for name, value in _children(leaf):
@@ -33,8 +35,8 @@ def _class_tree(leaf: Any, path: frozenset[int]) -> str:
     return f"{type(leaf).__qualname__}({', '.join(inner)})"
 
 
-def is_wrapped(leaf: Any) -> bool:
-    """Whether a leaf of pytree is a container all the same."""
+def is_wrapped(leaf: object) -> bool:
+    """Whether a leaf of pytree is a container nevertheless."""
     if isinstance(leaf, type | torch.Tensor):
         return False
     if isinstance(leaf, dict | list | tuple):
@@ -42,14 +44,14 @@ def is_wrapped(leaf: Any) -> bool:
     return dataclasses.is_dataclass(leaf)
 
 
-def named_leaves(name: str, tree: Any) -> Iterator[tuple[str, Any]]:
+def named_leaves(name: str, tree: object) -> Iterator[tuple[str, object]]:
     """The leaves of a tree by name: ``out0``, and ``out0.logits`` for a field of a dataclass."""
     for index, leaf in enumerate(pytree.tree_leaves(tree)):
         yield from unwrapped(f"{name}{index}", leaf)
 
 
-def unwrapped(name: str, leaf: Any, path: frozenset[int] = frozenset()) -> Iterator[tuple[str, Any]]:
-    """The leaves within one leaf of pytree; itself if it is no container, nothing where it contains itself."""
+def unwrapped(name: str, leaf: object, path: frozenset[int] = frozenset()) -> Iterator[tuple[str, object]]:
+    """The leaves within one leaf of pytree: itself if it is not a container, nothing if it contains itself."""
     if not is_wrapped(leaf):
         yield name, leaf
         return
@@ -62,34 +64,35 @@ def unwrapped(name: str, leaf: Any, path: frozenset[int] = frozenset()) -> Itera
             yield from unwrapped(f"{name}.{key}" + ("" if single else str(index)), inner, path | {id(leaf)})
 
 
-def _children(leaf: Any) -> list[tuple[str, Any]]:
-    """What a wrapped value holds, by name: fields, then entries that are no fields."""
+def _children(leaf: object) -> list[tuple[str, object]]:
+    """The parts of a wrapped value, by name: fields, then entries that are not fields."""
     fields = [entry.name for entry in dataclasses.fields(leaf)] if dataclasses.is_dataclass(leaf) else []
-    held = [(name, getattr(leaf, name, None)) for name in fields]
+    children = [(name, getattr(leaf, name, None)) for name in fields]
     if isinstance(leaf, dict):
-        held += [(str(key), value) for key, value in leaf.items() if key not in fields]
+        children += [(str(key), value) for key, value in leaf.items() if key not in fields]
     elif isinstance(leaf, list | tuple) and not fields:
-        held += [(str(index), value) for index, value in enumerate(leaf)]
-    return held
+        children += [(str(index), value) for index, value in enumerate(leaf)]
+    return children
 
 
-def tree_map(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
+def tree_map(function: Callable[[torch.Tensor], torch.Tensor], tree: T) -> T:
     """The tree with ``function`` applied to each tensor; containers without tensors stay the objects they are."""
     return _Mapping(function).tree(tree)
 
 
 class _Mapping:
-    """One walk over a tree. What is met twice is mapped once, so objects that are one stay one."""
+    """One walk over a tree. An object met twice is mapped once, so that its two places still share one object."""
 
-    def __init__(self, function: Callable[[torch.Tensor], Any]) -> None:
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self._function = function
-        # With what it was made from: a freed object's identity could come back as another's.
-        self._made: dict[int, tuple[Any, Any]] = {}
+        # Each with the object it was made from: the id of a freed object may be given to a new one.
+        self._made: dict[int, tuple[object, object]] = {}
 
-    def tree(self, tree: Any) -> Any:
-        return pytree.tree_map(self._leaf, tree)
+    def tree(self, tree: T) -> T:
+        mapped: T = pytree.tree_map(self._leaf, tree)
+        return mapped
 
-    def _leaf(self, leaf: Any) -> Any:
+    def _leaf(self, leaf: object) -> object:
         if id(leaf) in self._made:
             return self._made[id(leaf)][1]
         if isinstance(leaf, torch.Tensor):
@@ -100,19 +103,19 @@ class _Mapping:
             return self._rebuilt(leaf)
         return leaf
 
-    def _rebuilt(self, leaf: Any) -> Any:
+    def _rebuilt(self, leaf: object) -> object:
         """A copy made without running code of the class, which may refuse or convert what it is given."""
-        kind: Any = type(leaf)
+        made: Any  # an instance of the leaf's own class
         if isinstance(leaf, tuple):
-            made = tuple.__new__(kind, [self.tree(value) for value in leaf])
+            made = tuple.__new__(type(leaf), [self.tree(value) for value in leaf])
         else:
-            made = kind.__new__(kind)
+            made = type(leaf).__new__(type(leaf))
         self._made[id(leaf)] = leaf, made
         if isinstance(leaf, dict):
             # dict's own method would leave an OrderedDict without its order.
-            write: Any = OrderedDict.__setitem__ if isinstance(leaf, OrderedDict) else dict.__setitem__
+            kind = OrderedDict if isinstance(leaf, OrderedDict) else dict
             for key, value in leaf.items():
-                write(made, key, self.tree(value))
+                kind.__setitem__(made, key, self.tree(value))
         elif isinstance(leaf, list):
             list.extend(made, [self.tree(value) for value in leaf])
         slots = [entry.name for entry in dataclasses.fields(leaf)] if dataclasses.is_dataclass(leaf) else []

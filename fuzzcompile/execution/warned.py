@@ -1,4 +1,4 @@
-"""The warnings that a run gives, in a form that does not change from run to run."""
+"""The warnings of a run, in a form that does not change from run to run."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import PurePath
 
 import torch
 
-# Where the compiler warns of its own doings.
+# Folders of the compiler, whose warnings about itself are left out.
 _COMPILER = ("torch/_dynamo/", "torch/_inductor/", "torch/_functorch/")
 
 
 @contextlib.contextmanager
 def recorded() -> Iterator[list[warnings.WarningMessage]]:
-    """Collect the warnings of a block, those that are given once a process too, instead of showing them."""
+    """Collect the warnings of a block instead of showing them, including those given only once per process."""
     always = torch.is_warn_always_enabled()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -28,7 +28,7 @@ def recorded() -> Iterator[list[warnings.WarningMessage]]:
 
 
 def texts(caught: Sequence[warnings.WarningMessage]) -> tuple[str, ...]:
-    """Category and text of each, once, in order; without the compiler's chatter and announcements of deprecation."""
+    """Category and text of each warning, once, in order, without the compiler's own and notices of deprecation."""
     shown = (f"{w.category.__name__}: {_normalised(str(w.message))}" for w in caught if not _is_chatter(w))
     return tuple(dict.fromkeys(shown))
 
@@ -40,7 +40,7 @@ def _is_chatter(warning: warnings.WarningMessage) -> bool:
 
 
 def _normalised(text: str) -> str:
-    """The text on one line, without addresses and without the place in torch's sources."""
+    """The text on one line, without addresses and positions in torch's sources."""
     text = re.sub(r"\(Triggered internally at [^)]*\)", "", text)
     text = re.sub(r"0x[0-9a-fA-F]+", "ADDR", text)
     return " ".join(text.split())[:300]

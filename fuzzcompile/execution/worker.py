@@ -1,7 +1,7 @@
-"""The worker process's side: receive a task, run it, send back what came of it; and again.
+"""The worker process's side: receive a task, run it, send back its outcome, and repeat.
 
-Imports nothing beyond the standard library, so that a worker is ready in a tenth of a second and
-what it imports is up to its initializer.
+Imports nothing beyond the standard library, so that a worker is ready in a tenth of a second and its initializer
+decides what else is imported.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TypeAlias
 
 from fuzzcompile.execution.failures import RemoteError
 
-#: The signal on which a worker writes all its stacks to its log, whatever holds the GIL.
+#: The signal on which a worker writes all its stacks to its log, even if a thread in C holds the GIL.
 DUMP_STACKS = signal.SIGUSR1
 
 #: The exit status of a worker that can no longer reach its pool.
@@ -43,16 +43,19 @@ def current_device() -> str:
 
 
 def importing_main() -> bool:
-    """Whether this is a worker that runs the user's script only to find a function in it."""
+    """Whether this is a worker that runs the user's script only to find a function defined in it."""
     return _importing_main
 
 
+Payload: TypeAlias = "bytes | str | tuple[bytes, str] | None"
+
+
 class Reply(enum.Enum):
-    """What a worker tells its pool; the payload's form stands beside each."""
+    """A worker's message to its pool; the type of the payload stands beside each."""
 
     READY = enum.auto()  # None
     START_FAILED = enum.auto()  # the traceback of the initializer, as text
-    STARTED = enum.auto()  # None: from here on the task is this worker's fault
+    STARTED = enum.auto()  # None: from now on the loss of this worker counts as the task's doing
     RESULT = enum.auto()  # the pickled result
     RAISED = enum.auto()  # (pickled exception, its traceback as text)
 
@@ -69,12 +72,12 @@ class Setup:
 class Call:
     """A message to a worker: pickled (function, args, kwargs), and the data to import ``__main__`` with.
 
-    ``main`` is set only where the call names something in ``__main__``: importing the user's script in a
-    worker has a price, and side effects where the script has no ``if __name__ == "__main__"``.
+    ``main`` is set only if the call refers to ``__main__``: importing the user's script in a worker takes time, and
+    has side effects if the script has no ``if __name__ == "__main__"``.
     """
 
     call: bytes
-    main: dict[str, Any] | None
+    main: dict[str, str] | None
 
 
 def main(descriptor: int) -> None:
@@ -92,9 +95,9 @@ def main(descriptor: int) -> None:
 
 
 def restore_streams() -> None:
-    """Set the standard streams back to what they were when this worker started: a task may close or replace them.
+    """Restore the standard streams that this worker started with: a task may close or replace them.
 
-    Without effect outside of a worker.
+    Has no effect outside a worker.
     """
     for number, (kept, stream) in _streams.items():
         with contextlib.suppress(OSError):
@@ -114,13 +117,13 @@ _streams: dict[int, tuple[int, IO[str]]] = {}
 
 def _keep_streams() -> None:
     for number, stream in enumerate((sys.stdin, sys.stdout, sys.stderr)):
-        # High up, where code that closes what it thinks is its own does not look.
+        # High numbers, which code that closes inherited descriptors does not reach.
         _streams[number] = fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, _HIGH), stream
 
 
-def _same_file(one: int, other: int) -> bool:
+def _same_file(first: int, second: int) -> bool:
     try:
-        return os.path.sameopenfile(one, other)
+        return os.path.sameopenfile(first, second)
     except OSError:  # the task has closed it
         return False
 
@@ -143,7 +146,7 @@ def _set_up(connection: Connection) -> bool:
         if setup.initializer is not None:
             function, args = pickle.loads(setup.initializer)
             function(*args)
-    except BaseException:
+    except BaseException:  # user code: whatever it raises goes to the pool, which reports it
         _reply(connection, Reply.START_FAILED, traceback.format_exc())
         return False
     _reply(connection, Reply.READY, None)
@@ -158,13 +161,13 @@ def _serve(connection: Connection, call: Call) -> None:
             _import_main(call.main)
         function, args, kwargs = pickle.loads(call.call)
         payload = _run(function, args, kwargs)
-    except BaseException as error:
+    except BaseException as error:  # user code: whatever it raises goes to the pool, which raises it there
         _reply(connection, Reply.RAISED, (_portable(error), traceback.format_exc()))
     else:
         _reply(connection, Reply.RESULT, payload)
 
 
-def _import_main(where: dict[str, Any]) -> None:
+def _import_main(where: dict[str, str]) -> None:
     global _importing_main
     _importing_main = True
     try:
@@ -173,16 +176,16 @@ def _import_main(where: dict[str, Any]) -> None:
         _importing_main = False
 
 
-def _run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+def _run(function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> bytes:
     return pickle.dumps(function(*args, **kwargs), pickle.HIGHEST_PROTOCOL)
 
 
 def _portable(error: BaseException) -> bytes:
-    """The exception pickled, or a RemoteError for one that would not arrive or would end the parent."""
+    """The exception pickled, or a RemoteError for one that cannot be rebuilt or would end the parent."""
     if isinstance(error, Exception):
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):  # pickling runs the exception's own code, which may raise anything
             pickled = pickle.dumps(error)
-            pickle.loads(pickled)  # many exceptions pickle well and then fail to be built again
+            pickle.loads(pickled)  # many exceptions can be pickled and then not be rebuilt
             return pickled
     kind = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
     return pickle.dumps(RemoteError(kind, _text(error)))
@@ -191,11 +194,11 @@ def _portable(error: BaseException) -> bytes:
 def _text(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception:
-        return "(its text cannot be had)"
+    except Exception:  # an exception's own __str__ may raise anything
+        return "(its text cannot be read)"
 
 
-def _reply(connection: Connection, kind: Reply, payload: object) -> None:
-    if os.getpid() != _pid:  # a task has forked and come back twice: the pool wants one answer
+def _reply(connection: Connection, kind: Reply, payload: Payload) -> None:
+    if os.getpid() != _pid:  # a task has forked and returns in both processes: the pool expects one answer
         os._exit(0)
     connection.send_bytes(pickle.dumps((kind, payload), pickle.HIGHEST_PROTOCOL))

@@ -1,19 +1,17 @@
-"""The pool's side of one worker process: start it, talk to it, look at it, end it with its children.
+"""The pool's side of one worker process: start it, talk to it, inspect it, end it with its children.
 
-Started as a fresh interpreter through subprocess rather than multiprocessing, which could give it
-neither a session of its own nor another stdout before the first line of Python runs in it.
+The worker is a fresh interpreter started through subprocess rather than multiprocessing, which could not give it a
+session and a stdout of its own before the first line of Python runs in it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import getpass
 import json
 import multiprocessing
 import os
 import pickle
-import re
 import shutil
 import subprocess
 import sys
@@ -21,13 +19,14 @@ import tempfile
 import threading
 import time
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import psutil
 
 from fuzzcompile.execution.reaper import MARK_VARIABLE, Reaper, descendants, end_processes, end_tree, folder_of
-from fuzzcompile.execution.worker import DUMP_STACKS, Reply
+from fuzzcompile.execution.worker import DUMP_STACKS, Payload, Reply
 
 _BOOT = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[2]);"
@@ -42,13 +41,18 @@ _STOP_PATIENCE = 3.0  # seconds that a worker has to run its exit handlers
 
 
 class WorkerEnded(Exception):
-    """The worker's end of the line is closed: it died or was killed."""
+    """The worker's end of the pipe is closed: it died or was killed."""
 
 
 class WorkerProcess:
-    """One running worker. One thread talks to it; any thread may look at it and kill it."""
+    """One running worker. One thread talks to it; any thread may inspect it and kill it.
 
-    def __init__(self, reaper: Reaper) -> None:
+    Args:
+        reaper: ends the worker when this process is gone.
+        environment: variables that the worker has besides those of this process.
+    """
+
+    def __init__(self, reaper: Reaper, environment: Mapping[str, str]) -> None:
         self._reaper = reaper
         self._mark = uuid.uuid4().hex
         self._folder = folder_of(self._mark)
@@ -61,7 +65,7 @@ class WorkerProcess:
         self._folder.mkdir(mode=0o700)
         with far_end:  # with our copy closed, the worker's death is the end of file
             try:
-                self._process = self._start(far_end.fileno())
+                self._process = self._start(far_end.fileno(), environment)
             except OSError:
                 self._folder.rmdir()
                 raise
@@ -69,7 +73,7 @@ class WorkerProcess:
         self._memory = psutil.Process(self.pid)
         reaper.watch(self.pid, self._mark)
 
-    def _start(self, descriptor: int) -> subprocess.Popen[bytes]:
+    def _start(self, descriptor: int, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         search_path = [entry or str(Path.cwd()) for entry in sys.path if isinstance(entry, str)]
         return subprocess.Popen(
             [sys.executable, "-c", _BOOT, str(descriptor), json.dumps(search_path)],
@@ -82,12 +86,12 @@ class WorkerProcess:
                 MARK_VARIABLE: f"{os.environ.get(MARK_VARIABLE, '')}:{self._mark}",
                 # Large tensors go back to the system when they are freed, so that what is resident is what is used.
                 "MALLOC_MMAP_THRESHOLD_": str(4 * 2**20),
-                # What a killed worker or compiler leaves goes with this folder; kernels stay where others find them.
+                # What a killed worker or compiler leaves behind is deleted with this folder.
                 "TMPDIR": str(self._folder),
-                "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR") or _kernel_cache(),
                 "PYTHONFAULTHANDLER": "1",
                 "PYTHONUNBUFFERED": "1",  # the last lines before a crash are the ones that matter
-            },
+            }
+            | dict(environment),
             start_new_session=True,  # Ctrl-C goes to the terminal's group: the parent decides
         )
 
@@ -101,7 +105,7 @@ class WorkerProcess:
         except OSError as error:
             raise WorkerEnded from error
 
-    def receive(self) -> tuple[Reply, Any]:
+    def receive(self) -> tuple[Reply, Payload]:
         """Wait for the next reply; raises WorkerEnded."""
         try:
             while not self._connection.poll(1.0):
@@ -113,7 +117,7 @@ class WorkerProcess:
         return kind, payload
 
     def alive(self) -> bool:
-        """Whether the process runs. Does not wait for it, so its number stays its own."""
+        """Whether the process runs. Does not reap it, so that its number is not reused."""
         with self._lock:
             if self._reaped:
                 return False
@@ -123,21 +127,21 @@ class WorkerProcess:
                 return False
 
     def resident_bytes(self) -> int:
-        """The worker's resident memory without its children's; 0 when it is gone."""
+        """The worker's resident memory in bytes without its children's; 0 if the worker is gone."""
         try:
             return int(self._memory.memory_info().rss)
         except psutil.Error:
             return 0
 
     def dump_stacks(self) -> None:
-        """Have the worker write its Python stacks to its log, even if it is stuck in C."""
+        """Make the worker write its Python stacks to its log, even if it is stuck in C."""
         with self._lock:
             if not self._reaped:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self.pid, DUMP_STACKS)
 
     def kill(self) -> None:
-        """End it and everything it started, at once. Harmless when it is gone already."""
+        """End it and everything it started, at once. Has no effect if it is gone already."""
         with self._lock:
             if not self._reaped:
                 end_tree(self.pid, self._mark)
@@ -145,7 +149,7 @@ class WorkerProcess:
                 self._killed_at = time.monotonic()
 
     def stop(self) -> None:
-        """Ask it to leave, running its exit handlers; what is left after some seconds is killed."""
+        """Ask it to exit, running its exit handlers; processes left after some seconds are killed."""
         below = descendants(self.pid) if self.alive() else {}
         with contextlib.suppress(WorkerEnded):
             self._send_bytes(b"")
@@ -153,10 +157,10 @@ class WorkerProcess:
         while self.alive() and self._killed_at is None and time.monotonic() < deadline:
             time.sleep(0.01)
         self.bury()
-        end_processes(below)  # children of a worker that is gone by itself, and that have thrown its mark away
+        end_processes(below)  # children without the worker's mark, of a worker that exited by itself
 
     def lives_without_line(self) -> bool:
-        """Whether it has closed the line to this process and runs on; what is about to end may have a second for it."""
+        """Whether it still runs although its end of the pipe is closed; a worker that is ending gets a second."""
         deadline = time.monotonic() + _END_PATIENCE
         while self.alive():
             if time.monotonic() > deadline:
@@ -173,7 +177,7 @@ class WorkerProcess:
             if self._reaped:
                 return self._process.returncode
             end_tree(self.pid, self._mark)
-            self._reaped = True  # from here on nobody signals a number that may be another's
+            self._reaped = True  # no signal is sent from here on: the number may be reused
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_KILL_PATIENCE)
         self._reaper.forget(self.pid)
@@ -185,13 +189,13 @@ class WorkerProcess:
         return self._process.returncode
 
     def clear_log(self) -> None:
-        """Begin the output afresh, for the next task."""
+        """Empty the log for the next task."""
         with self._lock:
             if not self._log.closed:
                 os.ftruncate(self._log.fileno(), 0)
 
     def log_overflows(self) -> bool:
-        """Whether the task has printed so much that the disk is in danger."""
+        """Whether the task has printed so much that the disk might fill up."""
         with self._lock:
             return not self._log.closed and os.fstat(self._log.fileno()).st_size > _LOG_LIMIT
 
@@ -207,17 +211,8 @@ class WorkerProcess:
         return "\n".join(line[:_OUTPUT_WIDTH] for line in text.splitlines()[-_OUTPUT_LINES:])
 
 
-def _kernel_cache() -> str:
-    """Inductor's cache where it would be without a TMPDIR of the worker's own."""
-    try:
-        user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
-    except (KeyError, OSError):  # a container's user without a name
-        user = str(os.getuid())
-    return str(Path(tempfile.gettempdir(), f"torchinductor_{user}"))
-
-
 def _append_only_file() -> IO[bytes]:
-    """A file without a name, gone with its last user, that can be cut while another process writes it."""
+    """A file without a name, gone with its last user, that can be truncated while another process writes to it."""
     file = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as its worker
     flags = fcntl.fcntl(file, fcntl.F_GETFL)
     fcntl.fcntl(file, fcntl.F_SETFL, flags | os.O_APPEND)

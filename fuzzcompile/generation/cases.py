@@ -1,4 +1,4 @@
-"""Cases from bytes: the choices that Hypothesis reads are kept, so that a case can be drawn again."""
+"""Cases from bytes: a case keeps the choices that Hypothesis read, so that it can be drawn again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fuzzcompile.generation.rendering import render
 from fuzzcompile.generation.spec import CaseSpec
 from fuzzcompile.generation.strategy import case_strategy
 
-# Several times what the longest case reads.
+# Several times as many as the longest case reads.
 _BUFFER_BYTES = 4096
 
 
@@ -35,7 +35,7 @@ class GeneratedCase:
 
     @classmethod
     def of(cls, spec: CaseSpec, choices: bytes = b"") -> GeneratedCase:
-        """The case of a spec, rendered."""
+        """Render a spec."""
         return cls(spec, render(spec), choices)
 
     @property
@@ -45,7 +45,7 @@ class GeneratedCase:
 
     @cached_property
     def sha256(self) -> str:
-        """Names the source."""
+        """Identity of the case: the hash of its source."""
         return hashlib.sha256(self.source.encode()).hexdigest()
 
 
@@ -60,7 +60,11 @@ def case_at(seed: int, index: int, profile: Profile) -> GeneratedCase:
 
 
 def from_choices(choices: bytes, profile: Profile) -> GeneratedCase:
-    """The case that these bytes spell; where they end early, the simplest choices follow."""
+    """The case that these bytes spell; where they end early, the simplest choices follow.
+
+    Raises:
+        ValueError: Hypothesis rejects the bytes under this profile.
+    """
     case = _drawn(choices + bytes(_BUFFER_BYTES), profile)
     if case is None:
         raise ValueError("Hypothesis rejects these choices")
@@ -76,7 +80,7 @@ def _drawn(buffer: bytes, profile: Profile) -> GeneratedCase | None:
 
 @lru_cache(maxsize=64)
 def _reader(profile: Profile) -> tuple[list[CaseSpec], Callable[[bytes], bytes | None]]:
-    """A function that reads a spec out of bytes into the list beside it."""
+    """A list, and a function that draws a spec from bytes and appends it to the list."""
     seen: list[CaseSpec] = []
 
     @settings(database=None, suppress_health_check=list(HealthCheck))
@@ -84,5 +88,5 @@ def _reader(profile: Profile) -> tuple[list[CaseSpec], Callable[[bytes], bytes |
     def read(spec: CaseSpec) -> None:
         seen.append(spec)
 
-    target: Any = read
-    return seen, target.hypothesis.fuzz_one_input
+    fuzzed: Any = read  # ``given`` does not type what it adds
+    return seen, fuzzed.hypothesis.fuzz_one_input

@@ -5,31 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol, TypeVar
+from typing import TypeVar
 
 from hypothesis import strategies as st
 
 T = TypeVar("T")
 
 
-class Draw(Protocol):
-    """What Hypothesis hands to a composite strategy."""
-
-    def __call__(self, strategy: st.SearchStrategy[Any], /) -> Any:
-        """A value of ``strategy``."""
-
-
 @dataclass(frozen=True)
 class Pen:
     """Draws choices. ``weights`` steer by name: 100 leaves a weight as it was registered, 0 rules a name out."""
 
-    draw: Draw
+    draw: st.DrawFn
     weights: Mapping[str, int]
 
     def number(self, most: int) -> int:
         """Any of 0 … ``most``, the smallest first."""
-        drawn: int = self.draw(_up_to(most))
-        return drawn
+        return self.draw(_up_to(most))
 
     def chance(self, percent: int, name: str | None = None) -> bool:
         """True in ``percent`` of the draws, steered by ``name``; false is the simpler answer."""
@@ -42,7 +34,11 @@ class Pen:
         return choices[self.number(len(choices) - 1)]
 
     def weighted(self, choices: Sequence[tuple[T, int]]) -> T:
-        """Any of the (choice, weight) pairs, in proportion to the weights, the simplest first."""
+        """Any of the (choice, weight) pairs, in proportion to the weights, the simplest first.
+
+        Raises:
+            ValueError: no weight is positive.
+        """
         at = self.number(sum(weight for _, weight in choices) - 1)
         for choice, weight in choices:
             if at < weight:
@@ -51,17 +47,17 @@ class Pen:
         raise ValueError("weights must be positive")
 
     def named(self, choices: Sequence[tuple[T, int]]) -> T:
-        """As `weighted`, where the choices that are names are steered; the first is left if all are ruled out."""
+        """As `weighted`, with steered weights for choices that are names; the first is drawn if all are ruled out."""
         steered = [(choice, weight * self._factor(choice)) for choice, weight in choices]
         if not any(weight for _, weight in steered):
             steered[0] = (steered[0][0], 1)
         return self.weighted(steered)
 
-    def _factor(self, choice: Any) -> int:
+    def _factor(self, choice: object) -> int:
         return self.weights.get(choice, 100) if isinstance(choice, str) else 100
 
 
 @cache
 def _up_to(most: int) -> st.SearchStrategy[int]:
-    """Hypothesis caches strategies too, but looking one up there costs more than the draw."""
+    """Cached here, because a look-up in Hypothesis's own cache costs more than the draw."""
     return st.integers(0, most)

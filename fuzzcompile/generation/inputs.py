@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import prod
 
 from fuzzcompile.generation.masks import fixed_sizes, mask_expression
-from fuzzcompile.generation.near_misses.values import EXPRESSIONS
-from fuzzcompile.generation.spec import CaseSpec, Dims, Part
-
-_LARGE = {"float32": "1e4", "bfloat16": "1e4", "float16": "1e2"}
-_DENORMAL = {"float32": "1e-40", "bfloat16": "1e-40", "float16": "1e-6"}
+from fuzzcompile.generation.registry import form_of, idiom
+from fuzzcompile.generation.spec import CaseSpec, Dims
+from fuzzcompile.generation.tensors import LAYOUTS, filled, listed
 
 
 def inputs_of(spec: CaseSpec, dims: Dims) -> list[tuple[str, str]]:
@@ -25,18 +22,19 @@ def inputs_of(spec: CaseSpec, dims: Dims) -> list[tuple[str, str]]:
         inputs = [("q", _floating(spec, _shape(spec, "q"))), ("k", "q"), ("v", "q")]
     else:
         inputs = [(letter, _floating(spec, _shape(spec, letter))) for letter in "qkv"]
-    source = d.source or d.sequence
-    made = {
-        "memory": lambda: _floating(spec, (d.batch, source, d.width)),
-        "mask": lambda: mask_expression(spec, fixed_sizes(spec)),
-        "keys": lambda: f"(torch.arange({source}) * 4 < {source} * 3 + 1).long().repeat({d.batch}, 1)",
-        "bias": lambda: f"torch.randn(1, 1, {d.sequence}, {source})",
-    }
-    inputs += [(name, made[name]()) for name in extra_inputs(spec)]
-    if spec.head and needs_targets(spec.head):
+    inputs += [(name, _beside(spec, name)) for name in extra_inputs(spec)]
+    if takes_targets(spec):
         ignored = f"torch.arange({d.sequence}) % 3 == 1, -100"
         inputs.append(("targets", f"torch.randint(0, 32, ({d.batch}, {d.sequence})).masked_fill({ignored})"))
     return inputs
+
+
+def _beside(spec: CaseSpec, name: str) -> str:
+    """The expression of an extra input."""
+    a, d = spec.attention, spec.dims
+    if name == "memory":
+        return _floating(spec, (d.batch, d.keys, d.width))
+    return mask_expression(spec, fixed_sizes(spec)) if name == "mask" else form_of(a).inputs(a, d)[name]
 
 
 def _shape(spec: CaseSpec, letter: str) -> tuple[int, ...]:
@@ -53,45 +51,23 @@ def _shape(spec: CaseSpec, letter: str) -> tuple[int, ...]:
 
 
 def _floating(spec: CaseSpec, shape: tuple[int, ...]) -> str:
-    """A floating tensor of that shape, with the values and the place in memory that the spec asks for."""
+    """An expression for a floating tensor of that shape, with the values and memory layout that the spec asks for."""
     option = "" if spec.dtype == "float32" else f", dtype=torch.{spec.dtype}"
     plain = spec.values is None and spec.inputs == "contiguous"
     if plain:
         grad = ", requires_grad=True" if spec.backward else ""
-        return f"torch.randn({_listed(shape)}{option}{grad})"
-    base, calls = _placed(spec, shape)
-    made = f"torch.randn({_listed(base)}{option})"
+        return f"torch.randn({listed(shape)}{option}{grad})"
+    layout = LAYOUTS.get(spec.inputs)
+    base = layout.base(shape) if layout else shape
+    calls = layout.view.format(shape=listed(shape)) if layout else ""
+    tensor = f"torch.randn({listed(base)}{option})"
     if spec.values is not None:
-        made = EXPRESSIONS[spec.values].format(
-            randn=made,
-            shape=f"({_listed(base)}{',' if len(base) == 1 else ''})",
-            option=option,
-            dtype=f"torch.{spec.dtype}",
-            large=_LARGE[spec.dtype],
-            denormal=_DENORMAL[spec.dtype],
-        )
+        sizes = f"({listed(base)}{',' if len(base) == 1 else ''})"
+        like = f"torch.{spec.dtype}"
+        tensor = filled(spec.values, tensor, tensor, shape=sizes, like=like, option=option, dtype=spec.dtype)
     calls += ".requires_grad_()" if spec.backward else ""
-    wrapped = f"({made})" if calls and (" * " in made or made.startswith("-")) else made
+    wrapped = f"({tensor})" if calls and (" * " in tensor or tensor.startswith("-")) else tensor
     return wrapped + calls
-
-
-def _placed(spec: CaseSpec, shape: tuple[int, ...]) -> tuple[tuple[int, ...], str]:
-    """The shape of the tensor that holds the values, and the calls that make one of ``shape`` of it."""
-    if spec.inputs == "transposed":
-        return (*shape[:-2], shape[-1], shape[-2]), ".transpose(-1, -2)"
-    if spec.inputs == "sliced":
-        return (*shape[:-1], 2 * shape[-1]), "[..., ::2]"
-    if spec.inputs == "offset":
-        return (prod(shape) + 1,), f"[1:].view({_listed(shape)})"
-    if spec.inputs == "channels_last":
-        return shape, ".to(memory_format=torch.channels_last)"
-    if spec.inputs == "expanded":
-        return (1, *shape[1:]), f".expand({_listed(shape)})"
-    return shape, ""
-
-
-def _listed(shape: tuple[int, ...]) -> str:
-    return ", ".join(str(size) for size in shape)
 
 
 def takes_x(spec: CaseSpec) -> bool:
@@ -100,19 +76,15 @@ def takes_x(spec: CaseSpec) -> bool:
 
 
 def extra_inputs(spec: CaseSpec) -> list[str]:
-    """The names of what the attention takes beside x, or beside query, key and value."""
+    """The names of the attention's inputs beside x, or beside query, key and value."""
     a = spec.attention
     if spec.layer is not None:
         return []
-    named = (
-        ("memory", a.cross and takes_x(spec)),
-        ("mask", a.mask is not None and not a.mask.inside),
-        ("keys", a.idiom == "attention_keys_filled"),
-        ("bias", bool(a.chosen.get("biased"))),
-    )
-    return [name for name, given in named if given]
+    memory = ["memory"] if a.cross and takes_x(spec) else []
+    mask = ["mask"] if a.mask is not None and not a.mask.inside else []
+    return [*memory, *mask, *form_of(a).inputs(a, spec.dims)]
 
 
-def needs_targets(head: Part) -> bool:
+def takes_targets(spec: CaseSpec) -> bool:
     """Whether the head compares with tokens that are given."""
-    return head.name == "head_cross_entropy" or (head.name == "head_log_probabilities" and head["what"] == "tokens")
+    return spec.head is not None and idiom(spec.head.name).traits.targets(spec.head)

@@ -1,16 +1,17 @@
-"""The expression that makes a mask: without near misses no query is ever left without a key."""
+"""Expressions for masks. Without near misses every query keeps at least one key."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fuzzcompile.generation.registry import form_of
 from fuzzcompile.generation.spec import CaseSpec, Mask
 from fuzzcompile.templating import environment
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a call as source text: numbers, or what reads them off a tensor."""
+    """The sizes of a call as source text: numbers, or expressions that read them from a tensor."""
 
     batch: str
     sequence: str
@@ -19,7 +20,7 @@ class Sizes:
 
     @property
     def tokens(self) -> str:
-        """How many tokens there are, in front of the embedding."""
+        """The number of tokens, for code in front of the embedding."""
         return self.sequence if self.sequence.isdigit() else "tokens.shape[1]"
 
     def dividing(self, count: int) -> int:
@@ -30,7 +31,7 @@ class Sizes:
 def fixed_sizes(spec: CaseSpec) -> Sizes:
     """The sizes of the first call as numbers."""
     d = spec.dims
-    return Sizes(str(d.batch), str(d.sequence), str(d.source or d.sequence), d.width)
+    return Sizes(str(d.batch), str(d.sequence), str(d.keys), d.width)
 
 
 def mask_shape(spec: CaseSpec, mask: Mask, n: Sizes) -> tuple[str, ...]:
@@ -101,7 +102,7 @@ def mask_function(spec: CaseSpec) -> str:
 
 
 def _rows(mask: Mask) -> bool:
-    """Whether a plain triangle or random numbers will not do: one entry for a key hides it from all queries."""
+    """Whether a rule makes the mask: with one entry a key, a triangle would hide keys from every query."""
     return mask.blocked or (mask.shape in ("row", "key") and (mask.kind != "bias" or mask.dtype == "bool"))
 
 
@@ -115,4 +116,4 @@ def _dtype(spec: CaseSpec, mask: Mask) -> str:
 
 def _keeps(spec: CaseSpec, mask: Mask) -> bool:
     """Whether true means that a key is kept."""
-    return mask.use == "keep" or spec.attention.idiom in ("attention_sdpa", "attention_sdpa_math")
+    return mask.use == "keep" or not form_of(spec.attention).has_scores

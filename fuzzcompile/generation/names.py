@@ -11,7 +11,7 @@ from fuzzcompile.generation.toggles import TOGGLES
 
 @dataclass(frozen=True)
 class Name:
-    """Something that a campaign can draw more or less often."""
+    """An idiom, near miss or toggle that a campaign can draw more or less often."""
 
     name: str
     kind: str
@@ -29,5 +29,5 @@ def names() -> tuple[Name, ...]:
 
 
 def registered() -> tuple[tuple[str, str, int], ...]:
-    """What the meaning of choices depends on: each name, kind and weight, in the order of registration."""
+    """Name, kind and weight of everything registered, in order: the meaning of choices depends on them."""
     return tuple((name.name, name.kind, name.weight) for name in names())

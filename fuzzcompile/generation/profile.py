@@ -1,22 +1,22 @@
-"""What a campaign lets the generator draw."""
+"""What the generator may draw in a campaign."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import cache
 from typing import Any
 
 import hypothesis
 
 from fuzzcompile.errors import FuzzcompileError
+from fuzzcompile.generation.names import registered
 
 DTYPES = ("float32", "bfloat16", "float16")
 
 
 class StaleRecipe(FuzzcompileError):
-    """Choices that another version of the generator wrote: here they would spell another case."""
+    """Another version of the generator wrote these choices: this one would read another case from them."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Profile:
         """The same profile under these weights; equal weights make equal profiles."""
         return replace(self, weights=tuple(sorted(weights.items())))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain data for `from_json`, with the version of the generator that reads choices under it."""
         plain = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
         return {**plain, "weights": [list(pair) for pair in self.weights], "generator": generator_version()}
@@ -78,14 +78,11 @@ class Profile:
         )
 
 
-@cache
 def generator_version() -> str:
-    """Names what choices mean: the grammar, everything registered with its weight, and Hypothesis."""
-    from fuzzcompile.generation.names import registered
-
+    """Identifies the meaning of choices: the grammar, everything registered with its weight, and Hypothesis."""
     known = repr((_GRAMMAR, registered(), hypothesis.__version__))
     return f"{_GRAMMAR}-{hashlib.sha256(known.encode()).hexdigest()[:8]}"
 
 
-# Raised where the order or the meaning of draws changes while the registered names stay the same.
+# Increment it if the order or the meaning of draws changes while the registered names stay the same.
 _GRAMMAR = 7

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
-from typing import Any
+from functools import lru_cache
+
+from jinja2.environment import TemplateModule
 
 from fuzzcompile.generation.idioms import idiom
-from fuzzcompile.generation.inputs import extra_inputs, inputs_of, needs_targets, takes_x
+from fuzzcompile.generation.inputs import extra_inputs, inputs_of, takes_targets, takes_x
 from fuzzcompile.generation.masks import Sizes, fixed_sizes, mask_expression, mask_function
-from fuzzcompile.generation.near_misses.values import FUNCTIONS
+from fuzzcompile.generation.near_misses.detour_registry import detour_of
+from fuzzcompile.generation.registry import form_of
 from fuzzcompile.generation.settings import calls_of, description, driver_of, settings_of
 from fuzzcompile.generation.spec import Attention, Block, CaseSpec, Dims, Part
-from fuzzcompile.templating import environment
+from fuzzcompile.generation.tensors import functions_in
+from fuzzcompile.templating import environment, expanded
 
 # The mask dtypes that promote scores of each dtype (two half formats meet in float32).
 _WIDER = {
@@ -19,7 +22,6 @@ _WIDER = {
     "float16": ("float32", "float64"),
     "bfloat16": ("float16", "float32", "float64"),
 }
-_SDPA = ("attention_sdpa", "attention_sdpa_math")
 
 
 @lru_cache(maxsize=1024)
@@ -30,10 +32,8 @@ def render(spec: CaseSpec, *, described: bool = False) -> str:
     """
     classes = [source.strip() for source in _classes(spec)]
     inputs = inputs_of(spec, spec.dims)
-    for name, function in FUNCTIONS.items():
-        if any(f"{name}(" in expression for _, expression in inputs):
-            classes.insert(0, function.strip())
-    cast = spec.dtype != "float32" and any(made in source for source in classes for made in ("nn.Parameter", "self."))
+    classes = [*functions_in([expression for _, expression in inputs]), *classes]
+    cast = spec.dtype != "float32" and any(mark in source for source in classes for mark in ("nn.Parameter", "self."))
     return (
         environment()
         .get_template("case.py.j2")
@@ -52,13 +52,17 @@ def render(spec: CaseSpec, *, described: bool = False) -> str:
     )
 
 
-@cache
-def _macros(name: str | None) -> Any:
-    return environment().get_template(idiom(name).template).module if name else None
+def _macros(name: str | None) -> TemplateModule | None:
+    return idiom(name).load().module if name else None
+
+
+def _new(spec: CaseSpec, part: Part) -> str:
+    """The expression that makes the module of a part."""
+    return expanded(_macros(part.name), "new", spec.dims, part)
 
 
 def _classes(spec: CaseSpec) -> list[str]:
-    """The source of every function and class, what others use first; the last is ``Model``."""
+    """The source of every function and class, each after those that it uses; the last is ``Model``."""
     d, n, block = spec.dims, _sizes(spec, "x"), spec.block or Block()
     whole = bool(block.layers > 1 or spec.head or spec.detours or spec.returns_activation)
     alone = spec.block is None and not whole
@@ -69,12 +73,10 @@ def _classes(spec: CaseSpec) -> list[str]:
     defined += [(part.name, part) for part in (spec.block and block.feed_forward, spec.layer) if part]
     sources = []
     for name, part in defined:
-        macros = _macros(name)
-        if hasattr(macros, "definition"):
-            source = macros.definition(d, n, part).strip()
-            if alone and part is spec.layer:
-                source = source.replace(f"class {macros.new(d, part).partition('(')[0]}(", "class Model(")
-            sources.append(source)
+        source = expanded(_macros(name), "definition", d, n, part)
+        if alone and part is spec.layer:
+            source = source.replace(f"class {_new(spec, part).partition('(')[0]}(", "class Model(")
+        sources += [source] if source else []
     if mask_function(spec):
         sources.append(mask_function(spec))
     if spec.layer is None:
@@ -87,7 +89,7 @@ def _classes(spec: CaseSpec) -> list[str]:
 
 
 def _sizes(spec: CaseSpec, x: str) -> Sizes:
-    """Numbers; or, where another call comes with other sizes, what reads them off ``x``."""
+    """Numbers; or, if a second call has other sizes, expressions that read them from ``x``."""
     if spec.compile.second is None:
         return fixed_sizes(spec)
     if x == "q":
@@ -105,8 +107,8 @@ def _attention_class(spec: CaseSpec, name: str) -> str:
     shared = d.head_dim if a.expanded else d.shared_heads * d.head_dim if a.grouping else d.width
     device = "x.device" if made_of_x else "q.device"
     return (
-        environment()
-        .get_template(idiom(a.idiom).template)
+        idiom(a.idiom)
+        .load()
         .render(
             a=a,
             d=d,
@@ -127,7 +129,7 @@ def _attention_class(spec: CaseSpec, name: str) -> str:
             scale=value if a.scale == "literal" else "self.scale",
             promoted=_promotes(spec),
             narrow=bool(a.chosen.get("narrow")),
-            drops=a.dropout is not None and a.idiom not in _SDPA,
+            drops=a.dropout is not None and form_of(a).has_scores,
             made=mask_expression(spec, n, device) if a.mask and a.mask.inside else None,
             call=_sdpa_arguments(spec, value),
         )
@@ -137,15 +139,17 @@ def _attention_class(spec: CaseSpec, name: str) -> str:
 
 def _sdpa_arguments(spec: CaseSpec, scale: float) -> str:
     a = spec.attention
-    given = (
+    choices = (
         ("q, k, v", True),
         ("mask", a.mask is not None),
         (f"dropout_p={a.dropout}", a.dropout is not None),
         ("is_causal=True", a.is_causal and a.mask is None),
         (f"scale={scale}", bool(a.chosen.get("scaled")) or "factor" in a.chosen),
-        ("enable_gqa=True", a.grouping == "heads_enabled"),
     )
-    return ", ".join(argument for argument, present in given if present)
+    arguments = [argument for argument, present in choices if present]
+    if a.grouping and (shared := idiom(a.grouping).traits.sdpa_argument):
+        arguments.append(shared)
+    return ", ".join(arguments)
 
 
 def _arrange(spec: CaseSpec, n: Sizes, letter: str) -> str:
@@ -170,30 +174,27 @@ def _arrange(spec: CaseSpec, n: Sizes, letter: str) -> str:
 
 
 def scale_value(a: Attention, d: Dims) -> float:
-    """Keeps the scores near 1: the inverse square root of what is summed, or its reciprocal; times an odd factor."""
+    """The scale that keeps scores near 1, from the number of features summed; or the odd one that was drawn."""
     root = float((d.width if a.layout == "flat" else d.head_dim) ** 0.5)
-    value = 1 / root if a.idiom in ("attention_mul", *_SDPA) else root
-    value = root**-0.5 if a.idiom == "attention_safe" else value
-    factor = a.chosen.get("factor")
-    return round(value, 4) if factor is None else float(factor)
+    value = {"factor": 1 / root, "divisor": root, "of_each": root**-0.5}[form_of(a).scale]
+    return float(a.chosen["factor"]) if "factor" in a.chosen else round(value, 4)
 
 
 def _promotes(spec: CaseSpec) -> bool:
-    """Whether adding the mask leaves the scores wider than the value they are to be multiplied with."""
+    """Whether the added mask promotes the scores to a wider dtype than the value's."""
     mask = spec.attention.mask
-    if mask is None or mask.use != "add" or spec.attention.idiom in _SDPA:
+    if mask is None or mask.use != "add" or not form_of(spec.attention).has_scores:
         return False
     return mask.dtype in _WIDER[spec.dtype]
 
 
 def _body(spec: CaseSpec) -> str:
     """The expression that makes the attention, or the layer in its place."""
-    return _macros(spec.layer.name).new(spec.dims, spec.layer) if spec.layer else "Attention()"
+    return _new(spec, spec.layer) if spec.layer else "Attention()"
 
 
 def _block_class(spec: CaseSpec, block: Block, name: str) -> str:
     """The block; a single one is the model itself."""
-    norm, feed_forward = _macros(block.norm), block.feed_forward
     embedding = _macros(spec.embedding) if name == "Model" else None
     extra = extra_inputs(spec)
     return (
@@ -207,39 +208,39 @@ def _block_class(spec: CaseSpec, block: Block, name: str) -> str:
             more="".join(f", {argument}" for argument in extra),
             embedding=embedding,
             attention=_body(spec),
-            norm=norm.new(spec.dims, None) if norm else None,
+            norm=_new(spec, Part(block.norm)) if block.norm else None,
             placement=block.placement,
             residual=_macros(block.residual),
             in_place=block.in_place,
-            feed_forward=_macros(feed_forward.name).new(spec.dims, feed_forward) if feed_forward else None,
+            feed_forward=_new(spec, block.feed_forward) if block.feed_forward else None,
         )
     )
 
 
 def _model_class(spec: CaseSpec) -> str:
-    """What is around the body: embedding, detours, a stack of blocks, a head, several outputs."""
+    """The module around the body: embedding, detours, a stack of blocks, a head, several outputs."""
     block, extra, a = spec.block, extra_inputs(spec), spec.attention
     embedding = _macros(spec.embedding)
     of_x = takes_x(spec)
     entering = "x" if of_x else "q"
-    given = ", ".join([*(("x",) if of_x else ("q", "k", "v")), *extra])
+    arguments = ", ".join([*(("x",) if of_x else ("q", "k", "v")), *extra])
     outputs = ["x"]
     if block is not None and block.layers > 1:
-        made = f"[Block()] * {block.layers}" if block.tied else f"Block() for _ in range({block.layers})"
-        parts = [("blocks", f"nn.ModuleList({made})")]
-        calls = [f"for block in self.blocks:\n    x = block({given})"]
+        blocks = f"[Block()] * {block.layers}" if block.tied else f"Block() for _ in range({block.layers})"
+        parts = [("blocks", f"nn.ModuleList({blocks})")]
+        calls = [f"for block in self.blocks:\n    x = block({arguments})"]
     elif block is not None:
-        parts, calls = [("block", "Block()")], [f"x = self.block({given})"]
+        parts, calls = [("block", "Block()")], [f"x = self.block({arguments})"]
     else:
         name = "layer" if spec.layer else "attention"
         returned = {"": [], "weights": ["weights"], "keys": ["keys_out", "values_out"]}["" if spec.layer else a.returns]
         outputs += returned
-        parts, calls = [(name, _body(spec))], [f"{', '.join(outputs)} = self.{name}({given})"]
+        parts, calls = [(name, _body(spec))], [f"{', '.join(outputs)} = self.{name}({arguments})"]
     if spec.returns_activation:
         calls.insert(0, f"given = {entering}")
         outputs.append("given")
     head = _macros(spec.head.name) if spec.head else None
-    targets = ["targets"] if spec.head and needs_targets(spec.head) else []
+    targets = ["targets"] if takes_targets(spec) else []
     inputs = ["tokens"] if embedding else ["x"] if of_x else ["q", "k", "v"]
     width = spec.dims.width if of_x or a.layout == "flat" else spec.dims.head_dim
     return (
@@ -254,15 +255,11 @@ def _model_class(spec: CaseSpec) -> str:
             embedding=embedding,
             parts=parts,
             calls=calls,
-            before=[_detour(part, entering, width) for place, part in spec.detours if place == "before"],
-            after=[_detour(part, "x", width) for place, part in spec.detours if place == "after"],
+            before=[
+                detour_of(part).statements(entering, part, width) for place, part in spec.detours if place == "before"
+            ],
+            after=[detour_of(part).statements("x", part, width) for place, part in spec.detours if place == "after"],
             head=head,
             result=", ".join(outputs),
         )
     )
-
-
-def _detour(part: Part, x: str, width: int) -> str:
-    macros: Any = environment().get_template(f"detours/{part.name}.py.j2").module
-    text: str = macros.apply(x, part, width)
-    return text.strip()

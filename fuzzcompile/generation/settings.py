@@ -1,9 +1,9 @@
-"""What a case file says beside its program: how it is compiled and called, and what it is made of."""
+"""The parts of a case file beside its program: how it is compiled and called, and what it is made of."""
 
 from __future__ import annotations
 
 import textwrap
-from typing import Any
+from collections.abc import Mapping
 
 from fuzzcompile.generation.inputs import inputs_of
 from fuzzcompile.generation.spec import CaseSpec, Dims
@@ -11,23 +11,23 @@ from fuzzcompile.generation.toggles import config, options
 
 
 def description(spec: CaseSpec) -> str:
-    """The names of all that made the case, for its docstring."""
+    """The names of the idioms, near misses and choices in the case, for its docstring."""
     lines = ["A generated case.", ""]
-    for title, found in (("Idioms", spec.idioms), ("Near misses", spec.near_misses), ("Choices", spec.choices)):
-        text = f"{title}: {', '.join(found) or 'none'}."
+    for title, names in (("Idioms", spec.idioms), ("Near misses", spec.near_misses), ("Choices", spec.choices)):
+        text = f"{title}: {', '.join(names) or 'none'}."
         lines += textwrap.wrap(text, 99, break_long_words=False)
     return "\n".join([*lines, ""])
 
 
 def settings_of(spec: CaseSpec) -> list[tuple[str, str]]:
-    """What stands at the top of the file and says how the case is compiled and called."""
+    """The names and expressions at the top of the file that say how the case is compiled and called."""
     how = spec.compile
-    given, around = options(how.toggles), config(how.toggles)
+    compile_options, inductor = options(how.toggles), config(how.toggles)
     settings = [
         ("GRAD", f'"{how.grad}"' if how.grad else ""),
         ("BACKWARD", "True" if spec.backward else ""),
-        ("OPTIONS", _dictionary(given, "") if given else ""),
-        ("CONFIG", _dictionary({"inductor": around}, "") if around else ""),
+        ("OPTIONS", _dictionary(compile_options, "") if compile_options else ""),
+        ("CONFIG", _dictionary({"inductor": inductor}, "") if inductor else ""),
         ("MODE", f'"{how.mode}"' if how.mode else ""),
         ("DYNAMIC", "" if how.dynamic is None else str(how.dynamic)),
         ("FULLGRAPH", "True" if how.fullgraph else ""),
@@ -35,13 +35,13 @@ def settings_of(spec: CaseSpec) -> list[tuple[str, str]]:
     return [(name, expression) for name, expression in settings if expression]
 
 
-def _dictionary(values: dict[str, Any], indent: str) -> str:
+def _dictionary(values: Mapping[str, object], indent: str) -> str:
     """A dictionary with one entry a line."""
     if not values:
         return "{}"
     inner = indent + "    "
     entries = [
-        f'{inner}"{key}": {_dictionary(value, inner) if isinstance(value, dict) else repr(value)},\n'
+        f'{inner}"{key}": {_dictionary(value, inner) if isinstance(value, Mapping) else repr(value)},\n'
         for key, value in values.items()
     ]
     return "{\n" + "".join(entries) + indent + "}"
@@ -52,11 +52,11 @@ def calls_of(spec: CaseSpec) -> str:
     if spec.compile.second is None:
         return ""
     batch, sequence = spec.compile.second
-    made = inputs_of(spec, Dims(batch, sequence, spec.dims.heads, spec.dims.head_dim, spec.dims.source))
-    if len(made) == 1:
-        return f"[\n    ({made[0][1]},),\n]"
-    names = dict(made)
-    entries = [f"        {names.get(expression, expression)},\n" for _, expression in made]
+    inputs = inputs_of(spec, Dims(batch, sequence, spec.dims.heads, spec.dims.head_dim, spec.dims.source))
+    if len(inputs) == 1:
+        return f"[\n    ({inputs[0][1]},),\n]"
+    names = dict(inputs)
+    entries = [f"        {names.get(expression, expression)},\n" for _, expression in inputs]
     return "[\n    (\n" + "".join(entries) + "    ),\n]"
 
 

@@ -7,10 +7,12 @@ render another.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+Choice = str | int | float | bool
+Choices = Mapping[str, Choice]
 Layout = Literal["heads_first", "heads_last", "flat"]
 Scale = Literal["literal", "buffer", "parameter", "one_element"]
 MaskKind = Literal["bias", "causal", "window", "alibi", "padding", "prefix", "documents"]
@@ -34,6 +36,11 @@ class Dims:
     source: int = 0
 
     @property
+    def keys(self) -> int:
+        """Keys that each query sees."""
+        return self.source or self.sequence
+
+    @property
     def width(self) -> int:
         """Features of a token."""
         return self.heads * self.head_dim
@@ -49,24 +56,19 @@ class Part:
     """A registered idiom or operator and the choices made within it, by name; in templates ``part.choice``."""
 
     name: str
-    choices: tuple[tuple[str, Any], ...] = ()
+    choices: tuple[tuple[str, Choice], ...] = ()
 
-    def __getitem__(self, choice: str) -> Any:
+    def __getitem__(self, choice: str) -> Choice:
         return dict(self.choices)[choice]
 
-    def having(self, **choices: Any) -> Part:
+    def having(self, **choices: Choice) -> Part:
         """The same part with some choices made otherwise."""
         return Part(self.name, tuple({**dict(self.choices), **choices}.items()))
-
-    @classmethod
-    def of(cls, name: str, **choices: Any) -> Part:
-        """A part of these choices."""
-        return cls(name, tuple(choices.items()))
 
 
 @dataclass(frozen=True)
 class Mask:
-    """What is laid over the scores.
+    """A mask over the scores.
 
     ``dtype`` is ``model`` for the dtype of the scores, else a torch name. A boolean mask is true where a key is
     hidden, except in ``F.scaled_dot_product_attention`` and where its use is ``keep``. With ``inside`` the module
@@ -115,10 +117,10 @@ class Attention:
     softcap: bool = False
     sink: bool = False
     leading: bool = False
-    form: tuple[tuple[str, Any], ...] = ()
+    form: tuple[tuple[str, Choice], ...] = ()
 
     @property
-    def chosen(self) -> Mapping[str, Any]:
+    def chosen(self) -> Choices:
         """The choices that only this idiom has."""
         return dict(self.form)
 
@@ -159,7 +161,7 @@ class Compile:
 class CaseSpec:
     """A whole case. Equal specs render to equal source.
 
-    ``layer`` stands in the place of the attention where there is one; the attention then says nothing.
+    A ``layer`` takes the place of the attention, which then has no meaning.
     ``detours`` are statements over the activation, (place, part) with place ``before`` or ``after`` the model's
     body. ``values`` names the operator that makes the floating inputs, ``inputs`` how they lie in memory;
     ``aliased`` inputs are one tensor.
@@ -189,23 +191,23 @@ class CaseSpec:
         a = self.attention
         parts = (a.projection, a.position, a.norm, a.grouping)
         core = (a.idiom, *parts) if self.layer is None else (self.layer.name,)
-        others = (block.norm, _name(block.feed_forward), block.residual, self.embedding, _name(self.head))
-        return tuple(name for name in (*core, *others) if name)
+        around = (block.norm, _name(block.feed_forward), block.residual, self.embedding, _name(self.head))
+        return tuple(name for name in (*core, *around) if name)
 
     @property
     def near_misses(self) -> tuple[str, ...]:
-        """Names of the near-miss operators whose mark this case bears, drawn or by chance."""
+        """Names of the near misses that the case has, whether drawn or by coincidence."""
         return tuple(name for name, present in MARKS.items() if present(self))
 
     @property
     def plain(self) -> bool:
-        """Whether this is nothing but an attention over query, key and value, at most of batch 1."""
+        """Whether the case is one attention over query, key and value, of any batch, and nothing else."""
         around = self.layer or self.block or self.embedding or self.head or self.attention.projection
         return not around and set(self.near_misses) <= {"batch_one"}
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """What else was chosen: dtype, mode of training, and how it is compiled, by name."""
+        """The names of the other choices: dtype, mode of training, and how it is compiled."""
         how, attention = self.compile, self.attention if self.layer is None else None
         mask = attention and attention.mask
         named = (
@@ -238,8 +240,8 @@ class CaseSpec:
         """All names that describe the case: idioms, near misses and choices, each once."""
         return tuple(dict.fromkeys((*self.idioms, *self.near_misses, *self.choices)))
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data for `from_json`, with the names of idioms and near misses for people."""
+    def to_json(self) -> dict[str, object]:
+        """Plain data for `from_json`, with the names of idioms and near misses for readers."""
         return {
             "schema": _SCHEMA,
             **asdict(self),
@@ -284,10 +286,9 @@ def _part(data: Mapping[str, Any] | None) -> Part | None:
     return Part(data["name"], _pairs(data["choices"])) if data else None
 
 
-def _pairs(data: Any) -> tuple[tuple[str, Any], ...]:
+def _pairs(data: Iterable[tuple[str, Choice]]) -> tuple[tuple[str, Choice], ...]:
     return tuple((name, value) for name, value in data)
 
 
-# What each near-miss operator leaves in the data, by the operator's name; the operators enter
-# themselves, because they know this module and it does not know them.
+# How to recognise each near miss in a spec, by name. They register here, because this module may not import them.
 MARKS: dict[str, Callable[[CaseSpec], bool]] = {}

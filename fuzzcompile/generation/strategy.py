@@ -12,12 +12,12 @@ from functools import lru_cache
 
 from hypothesis import strategies as st
 
-from fuzzcompile.generation.drawing import Draw, Pen
+from fuzzcompile.generation.drawing import Pen
 from fuzzcompile.generation.fitting import fitted
 from fuzzcompile.generation.idioms import idiom, idioms
 from fuzzcompile.generation.near_misses import apply_near_misses
 from fuzzcompile.generation.profile import Profile
-from fuzzcompile.generation.registry import Role
+from fuzzcompile.generation.registry import Role, form_of
 from fuzzcompile.generation.spec import Attention, Block, CaseSpec, Compile, Dims, Layout, Mask, Part, Placement
 from fuzzcompile.generation.toggles import TOGGLES
 
@@ -27,7 +27,7 @@ _HEAD_DIMS = (2, 3, 4, 8, 16)
 _DTYPE_WEIGHTS = {"float32": 2, "bfloat16": 1, "float16": 1}
 # The patterns that cast look for float32 and float16; to the others bfloat16 is like float16.
 _PLAIN_WEIGHTS = {"float32": 5, "bfloat16": 1, "float16": 5}
-# In how many per cent of the cases there is a plain attention, without a near miss.
+# Percentage of cases that are a plain attention, without a near miss.
 _PLAIN = 40
 _MODES = (("max-autotune-no-cudagraphs", 2), ("max-autotune", 1), ("reduce-overhead", 2))
 
@@ -39,10 +39,10 @@ def case_strategy(profile: Profile) -> st.SearchStrategy[CaseSpec]:
 
 
 @st.composite
-def _cases(draw: Draw, profile: Profile) -> CaseSpec:
-    """Each choice is drawn whether or not it comes to anything, but for those within a block or an idiom.
+def _cases(draw: st.DrawFn, profile: Profile) -> CaseSpec:
+    """Draws every choice, even one without effect, except those within a block or an idiom.
 
-    So lowering one choice leaves the meaning of all later ones as it is, which is what shrinking needs.
+    Lowering a choice then leaves the meaning of all later ones unchanged, as shrinking needs it.
     """
     pen = Pen(draw, profile.steering)
     if pen.chance(_PLAIN):
@@ -70,7 +70,7 @@ def _cases(draw: Draw, profile: Profile) -> CaseSpec:
     )
     if profile.near_misses:
         spec = apply_near_misses(pen, fitted(spec))
-    elif layer is not None and layer.name == "multihead_attention" and block is None:
+    elif layer is not None and idiom(layer.name).traits.own_strides and block is None:
         spec = replace(spec, block=Block())  # on its own its strides are not those of eager
     return replace(fitted(spec), seed=pen.number(999_999))
 
@@ -78,12 +78,12 @@ def _cases(draw: Draw, profile: Profile) -> CaseSpec:
 def _plain(pen: Pen, profile: Profile) -> CaseSpec:
     """One attention over query, key and value and nothing else, as rewrites look for it: half of them trained.
 
-    Its neighbours with near misses are only as good as the knowledge that the plain one is rewritten.
+    A near miss means something only if its plain neighbour is known to be rewritten.
     """
-    attention = _form(pen, [(idiom.name, idiom.plain) for idiom in idioms("attention")])
+    attention = _form(pen, [(idiom.name, idiom.attention.plain) for idiom in idioms("attention")])
     mask, wide = attention.mask, pen.chance(35)
     if mask is not None and mask.use == "add" and mask.dtype != "bool":  # to a rewrite one bias is like another
-        dtype = "float32" if wide and attention.idiom == "attention_masked" else mask.dtype
+        dtype = "float32" if wide and form_of(attention).widens_plain_mask else mask.dtype
         attention = replace(attention, mask=Mask(shape="key" if mask.shape == "key" else "square", dtype=dtype))
     dims = _dims(pen, replace(profile, near_misses=False))
     layouts: list[tuple[Layout, int]] = [("heads_last", 60), ("heads_first", 40)]
@@ -123,7 +123,7 @@ def _part(pen: Pen, role: Role, percent: int) -> Part | None:
 
 
 def _block(pen: Pen) -> tuple[Block | None, str | None]:
-    """Nothing, a residual around the attention, a full block, or two to four; and an embedding before."""
+    """No block, a residual around the attention, a full block, or a stack of two to four; and an embedding in front."""
     kind = pen.weighted([("none", 50), ("residual", 14), ("full", 27), ("stack", 9)])
     if kind == "none":
         return None, None
@@ -143,7 +143,7 @@ def _block(pen: Pen) -> tuple[Block | None, str | None]:
 
 
 def _layer(pen: Pen) -> Part | None:
-    """In a third of the cases something else than an attention of drawn parts."""
+    """A layer in place of an attention of drawn parts, in 28 % of the draws."""
     return _part(pen, "layer", percent=28)
 
 
@@ -166,7 +166,7 @@ def _attention(pen: Pen, *, within: bool) -> Attention:
 
 
 def _dims(pen: Pen, profile: Profile) -> Dims:
-    """Sizes; without near misses none that coincide."""
+    """Sizes, of which no two coincide without near misses."""
     batch = pen.one_of((1, 2, 3, 4) if profile.near_misses else (2, 3, 4))
     heads, head_dim = pen.one_of(_HEADS), pen.one_of(_HEAD_DIMS)
     if not profile.near_misses and heads == 1:
@@ -205,10 +205,11 @@ def _compile(pen: Pen, profile: Profile, dims: Dims, layer: Part | None) -> Comp
 
 
 def _toggles(pen: Pen, layer: Part | None) -> tuple[str, ...]:
-    """No setting, one, or two; more, and of those that act on it, where the layer has what few passes look for."""
+    """No setting, one or two; more often, and among those that act on it, for a layer that stirs rare passes."""
     count = pen.weighted([(0, 72), (1, 20), (2, 8)])
     names = [(toggle.name, toggle.weight) for toggle in TOGGLES]
-    acting = [toggle.name for toggle in TOGGLES if layer is not None and layer.name in toggle.layers]
+    stirred = idiom(layer.name).traits.stirs if layer is not None else ()
+    acting = [toggle.name for toggle in TOGGLES if toggle.acts_on in stirred]
     if acting and pen.chance(75):
         count, names = 1 + pen.number(1), [(name, 1) for name in acting]
     drawn = [pen.named(names) for _ in range(count)]

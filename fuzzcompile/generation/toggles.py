@@ -6,9 +6,14 @@ torch lacks (`fuzzcompile.generation.Profile.without`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
+
+Option = bool | int | Mapping[str, Mapping[str, int]]
+# What of a module few passes look for: parts of a tensor that are joined again, several equal operators, several
+# linear layers over one input. An idiom says which of them it has.
+Stirred = Literal["rejoined_parts", "equal_operators", "shared_input_linears"]
 
 
 @dataclass(frozen=True)
@@ -16,17 +21,17 @@ class Toggle:
     """One setting: the entry of the config, its value, and how often it is drawn among the others.
 
     The fusion options of several toggles are merged. ``inference`` ones act on frozen weights, so they are drawn
-    without gradients only; dynamo asks for them while it traces, so they have to be in force around everything, where
-    others are options of ``torch.compile``. ``layers`` are the idioms in the place of an attention that it acts on more
-    than on others.
+    without gradients only; dynamo reads them while it traces, so they have to be in force around everything; other
+    toggles are options of ``torch.compile``. A toggle that ``acts_on`` something is drawn more often with a layer that
+    has it.
     """
 
     name: str
     summary: str
-    options: tuple[tuple[str, Any], ...]
+    options: tuple[tuple[str, Option], ...]
     weight: int = 2
     inference: bool = False
-    layers: tuple[str, ...] = ()
+    acts_on: Stirred | None = None
 
 
 # Pattern passes over torch-level graphs, each with the normalisation that it expects to have run.
@@ -77,21 +82,20 @@ _POST_FUSIONS = (
     "batch_aten_mul",
 )
 _ANY_SIZE = {"min_fuse_set_size": 2}
-# Idioms that cut tensors into parts and join them, and those with several equal operators.
-_CUT = ("regrouped",)
-_SEVERAL = ("parallel_linears", "parallel_norms", "parallel_pointwise")
-_NORMALISED: dict[str, Any] = {"normalization_pass": {}}
-_NORMALISED_ATEN: dict[str, Any] = {"normalization_aten_pass": {}}
+_NORMALISED: dict[str, dict[str, int]] = {"normalization_pass": {}}
+_NORMALISED_ATEN: dict[str, dict[str, int]] = {"normalization_aten_pass": {}}
 
 
 def _passes() -> tuple[Toggle, ...]:
     return (
         *(
-            Toggle(name, summary, (("pre_grad_fusion_options", {**_NORMALISED, name: {}}),), layers=_CUT)
+            Toggle(name, summary, (("pre_grad_fusion_options", {**_NORMALISED, name: {}}),), acts_on="rejoined_parts")
             for name, summary in _PRE_GRAD.items()
         ),
         *(
-            Toggle(name, summary, (("post_grad_fusion_options", {**_NORMALISED_ATEN, name: {}}),), layers=_CUT)
+            Toggle(
+                name, summary, (("post_grad_fusion_options", {**_NORMALISED_ATEN, name: {}}),), acts_on="rejoined_parts"
+            )
             for name, summary in _POST_GRAD.items()
         ),
         *(
@@ -99,7 +103,7 @@ def _passes() -> tuple[Toggle, ...]:
                 name,
                 f"The pre-grad fusion {name}, for two operators or more.",
                 (("pre_grad_fusion_options", {**_NORMALISED, name: _ANY_SIZE}),),
-                layers=_SEVERAL,
+                acts_on="equal_operators",
             )
             for name in _PRE_FUSIONS
         ),
@@ -108,7 +112,7 @@ def _passes() -> tuple[Toggle, ...]:
                 name,
                 f"The post-grad fusion {name}, for two operators or more.",
                 (("post_grad_fusion_options", {name: _ANY_SIZE}),),
-                layers=_SEVERAL,
+                acts_on="equal_operators",
             )
             for name in _POST_FUSIONS
         ),
@@ -130,7 +134,7 @@ TOGGLES: tuple[Toggle, ...] = (
         (("freezing", True), ("cpp.enable_concat_linear", True)),
         6,
         inference=True,
-        layers=("parallel_linears",),
+        acts_on="shared_input_linears",
     ),
     *_passes(),
     Toggle("own_random_stream", "The compiler draws random numbers of its own.", (("fallback_random", False),)),
@@ -160,19 +164,20 @@ def toggle(name: str) -> Toggle:
     return _BY_NAME[name]
 
 
-def options(names: tuple[str, ...]) -> dict[str, Any]:
+def options(names: tuple[str, ...]) -> dict[str, Option]:
     """The options of ``torch.compile`` that these toggles make together."""
     return _merged(toggle(name) for name in names if not toggle(name).inference)
 
 
-def config(names: tuple[str, ...]) -> dict[str, Any]:
+def config(names: tuple[str, ...]) -> dict[str, Option]:
     """The entries of ``torch._inductor.config`` that these toggles need in force around everything."""
     return _merged(toggle(name) for name in names if toggle(name).inference)
 
 
-def _merged(toggles: Iterable[Toggle]) -> dict[str, Any]:
-    merged: dict[str, Any] = {}
-    for one in toggles:
-        for key, value in one.options:
-            merged[key] = {**merged.get(key, {}), **value} if isinstance(value, dict) else value
+def _merged(toggles: Iterable[Toggle]) -> dict[str, Option]:
+    merged: dict[str, Option] = {}
+    for merging in toggles:
+        for key, value in merging.options:
+            before = merged.get(key)
+            merged[key] = {**before, **value} if isinstance(before, Mapping) and isinstance(value, Mapping) else value
     return merged

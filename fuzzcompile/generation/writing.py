@@ -12,10 +12,10 @@ from fuzzcompile.generation.rendering import render
 
 
 def write_cases(folder: Path, seed: int, count: int, profile: Profile, *, start: int = 0) -> list[Path]:
-    """Write ``count`` cases that are not alike into ``folder``, from index ``start`` of the seed on.
+    """Write ``count`` distinct cases into ``folder``, from index ``start`` of the seed on.
 
-    A file is called after seed and index, so that the case can be drawn again, and its docstring says which idioms,
-    near misses and choices made it.
+    Files are named after seed and index, so that a case can be drawn again, and their docstrings list the idioms, near
+    misses and choices in it.
 
     Raises:
         UsageError: the folder cannot be written to.

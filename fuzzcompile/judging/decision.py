@@ -7,25 +7,27 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fuzzcompile.attribution.ablating import Evidence, changes_meaning
-from fuzzcompile.attribution.borders import Border, borders_of
-from fuzzcompile.attribution.steps import SEMANTIC_STEP, ReplayCount, Step, steps_of
+from fuzzcompile.attribution.evidence import REPLAY, SUSPICION, VALUES, Evidence
+from fuzzcompile.attribution.replays import ReplayCount
+from fuzzcompile.attribution.steps import Step, changing_meaning
 from fuzzcompile.oracle import streams
+from fuzzcompile.oracle.change import SEMANTIC_STEP
 from fuzzcompile.oracle.evidence import Comparison
 from fuzzcompile.oracle.judgement import GROSS, Judgement, same_bits, wrong_values
 from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.stages.operators.boundary import BOUNDARY, Boundary, boundaries_of
 from fuzzcompile.trials.compiles import Experiments, Trial
 
 
 @dataclass(frozen=True)
 class Decision:
-    """A verdict that stands, and what shows it; ``border`` is the change of meaning before the graph passes."""
+    """A verdict that stands, and what shows it; ``boundary`` is the change of meaning before the graph passes."""
 
     verdict: Verdict
     confidence: str
     detail: str = ""
-    evidence: Evidence = "values"
-    border: Border | None = None
+    evidence: Evidence = VALUES
+    boundary: Boundary | None = None
 
 
 def decide(experiments: Experiments, trial: Trial, steps: Sequence[Step]) -> Decision:
@@ -37,7 +39,7 @@ def decide(experiments: Experiments, trial: Trial, steps: Sequence[Step]) -> Dec
             first.confidence,
             "eager raises this as well, in backward, which the compiler traces ahead of time; compile under no_grad",
         )
-    semantic = [] if experiments.compares_modes else changes_meaning(steps)
+    semantic = [] if experiments.compares_modes else changing_meaning(steps)
     if first.casts_dropped and not first.verdict.is_bug and not semantic:
         return _decide_casts(experiments, first)
     if first.verdict in (Verdict.ROUNDING, Verdict.EQUAL):
@@ -75,37 +77,37 @@ def _within_rounding(experiments: Experiments, trial: Trial, semantic: Sequence[
             first.confidence,
             f"within rounding natively, but {semantic[0].label.rewrite} moves the float64 result by "
             f"{semantic[0].float64:.1e} of its size",
-            evidence="replay",
+            evidence=REPLAY,
         )
-    border = None if first.verdict is Verdict.EQUAL else _border(experiments, trial)
-    if border is not None:
-        what = f"the decomposition of {border.operator}" if border.operator else "a decomposition"
+    boundary = None if first.verdict is Verdict.EQUAL else _boundary(experiments, trial)
+    if boundary is not None:
+        what = f"the decomposition of {boundary.operator}" if boundary.operator else "a decomposition"
         return Decision(
             wrong_values(first),
             first.confidence,
             f"within rounding natively, but {what} moves a float64 "
-            f"{'gradient' if border.gradient else 'result'} by {border.step:.1e} of its size",
-            evidence="border",
-            border=border,
+            f"{'gradient' if boundary.gradient else 'result'} by {boundary.step:.1e} of its size",
+            evidence=BOUNDARY,
+            boundary=boundary,
         )
     if trial.sampled is None and first.suspicious and survives_float64(experiments):
         return Decision(
             wrong_values(first),
             "low",
             "small, but it survives when the program is compiled in float64",
-            evidence="suspicion",
+            evidence=SUSPICION,
         )
     if _elided_casts_show(experiments, first):
         return Decision(Verdict.PRECISION_CASTS, first.confidence, _ELIDED)
     return Decision(first.verdict, first.confidence)
 
 
-def _border(experiments: Experiments, trial: Trial) -> Border | None:
+def _boundary(experiments: Experiments, trial: Trial) -> Boundary | None:
     """The largest change of meaning between dynamo's graphs and those that the passes get."""
     if experiments.compares_modes:
         return None
-    found = borders_of(trial.ledger, ReplayCount())
-    return max(found, key=lambda border: border.step, default=None)
+    boundaries = boundaries_of(trial.ledger, ReplayCount())
+    return max(boundaries, key=lambda boundary: boundary.step, default=None)
 
 
 def _decide_casts(experiments: Experiments, first: Judgement) -> Decision:
@@ -180,12 +182,10 @@ def survives_float64(experiments: Experiments) -> bool | None:
 
 def confirmed(experiments: Experiments, trial: Trial, decision: Decision) -> Decision:
     """A finding is believed after it came twice."""
-    record = decision.evidence in ("replay", "border")
-    second = experiments.trial(replace(experiments.how, record=record, timed=True))
-    if decision.evidence == "border":
-        again = _border(experiments, second) is not None
-    elif decision.evidence == "replay":
-        again = bool(changes_meaning(steps_of(second.ledger, ReplayCount())))
+    evidence = decision.evidence
+    second = experiments.trial(replace(experiments.how, record=evidence.replays, timed=True))
+    if evidence.replays:
+        again = evidence.shows(second, ReplayCount())
     else:
         again = second.judgement.verdict.is_bug or bool(second.judgement.suspicious)
     if again or same_bits(trial.observation, second.observation):

@@ -8,18 +8,9 @@ from typing import Any, Literal
 
 import torch
 
-from fuzzcompile.attribution.ablating import changes_meaning
-from fuzzcompile.attribution.steps import ReplayCount, Step, steps_of
-from fuzzcompile.attribution.suspecting import (
-    BEFORE,
-    BEHIND,
-    GRAPHS,
-    Suspect,
-    changes_a_graph,
-    kernels_suspected,
-    operators_suspected,
-    rewrites_suspected,
-)
+from fuzzcompile.attribution.divergence import Divergence
+from fuzzcompile.attribution.replays import ReplayCount
+from fuzzcompile.attribution.steps import changing_meaning, steps_of, suspects_of
 from fuzzcompile.case import Case
 from fuzzcompile.compiler.hooks import initialise_patterns
 from fuzzcompile.compiler.session import Compilation
@@ -27,22 +18,28 @@ from fuzzcompile.judging.decision import confirmed, decide
 from fuzzcompile.judging.report import normalised
 from fuzzcompile.oracle.judgement import wrong_values
 from fuzzcompile.oracle.verdicts import Verdict
-from fuzzcompile.trials.compiles import Experiments, Trial
+from fuzzcompile.stage_names import AROUND_CAPTURE, BEHIND_GRAPHS, GRAPH_STAGES
+from fuzzcompile.stages.base import Suspect
+from fuzzcompile.stages.rewriting import rewrites_visible
+from fuzzcompile.stages.table import stage_named
+from fuzzcompile.trials.compiles import Experiments
 
 Keep = Literal["verdict", "culprit"]
 # What is wrong before code generation shows without it.
-_SCREENABLE = (*GRAPHS, *BEFORE)
+_SCREENABLE = (*GRAPH_STAGES, *AROUND_CAPTURE)
 _NEEDS_CODE = (Verdict.CRASH, Verdict.TIMEOUT, Verdict.NONDETERMINISTIC)
-# Of an error's message what says which error it is: sizes and names come later.
+# The part of an error's message that says which error it is: sizes and names come later.
 _MESSAGE = 60
+# How long the operators of a candidate are compared, which is small most of the time.
+_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class Probe:
     """A quick look at a case: one compile, no proof.
 
-    ``suspects`` are who looks at fault, most telling first, in the stages that were asked about. ``error`` is what was
-    raised, without what changes from case to case.
+    ``suspects`` are the suspects of the stages that were asked, most telling first. ``error`` is the type and message
+    of what was raised, without what changes from case to case.
     """
 
     verdict: Verdict
@@ -54,7 +51,7 @@ class Probe:
 
     @property
     def suspect(self) -> Suspect | None:
-        """The first one suspected."""
+        """The first suspect."""
         return self.suspects[0] if self.suspects else None
 
 
@@ -62,7 +59,7 @@ class Probe:
 class Target:
     """The signature that a reduction is locked to.
 
-    ``named`` says that somebody is at fault by name; otherwise ``error`` tells one error from another, and all else is
+    ``named`` says that a culprit has a name; otherwise ``error`` distinguishes one error from another, and all else is
     held by stage.
     """
 
@@ -80,7 +77,7 @@ class Target:
         culprit = report.get("culprit") or {}
         families = tuple((culprit.get("family") or "").split("+"))
         stage, named = culprit.get("stage"), culprit.get("rewrite") is not None
-        # The signature of an error that is nobody's: stage, type and message.
+        # The signature of an error without a culprit: stage, type and message.
         parts = str(report.get("signature") or "").split(":", 2)
         error = None
         if not named and Verdict(report["verdict"]).kind == "error" and len(parts) == 3 and parts[1] != "-":
@@ -94,34 +91,34 @@ class Target:
 
     @property
     def looks(self) -> str | None:
-        """The stage around the graph passes in which somebody is held; None if there is none."""
-        held = self.keep == "culprit" and self.named and self.stage in (*BEFORE, *BEHIND)
+        """The stage around the graph passes whose suspects must hold the culprit; None if there is none."""
+        held = self.keep == "culprit" and self.named and self.stage in (*AROUND_CAPTURE, *BEHIND_GRAPHS)
         return self.stage if held else None
 
     def matches(self, probe: Probe) -> bool:
         """Whether the probe fails in this way.
 
-        The verdict must be of the same class (wrong values, an error, metadata). For ``keep`` "culprit" so must be who
-        is suspected: among the rewrites the first, around the graph passes any, since nothing tells there who is to
-        blame for all that looks odd.
+        The verdict must be of the same class (wrong values, an error, metadata). For ``keep`` "culprit" so must
+        be the suspect: the first of the rewrites; any of those around the graph passes, where a compile without proof
+        does not order the suspects.
         """
         if not probe.is_bug or probe.verdict.kind != Verdict(self.verdict).kind:
             return False
         if self.keep == "verdict":
             return True
-        if self.stage in GRAPHS:
+        if self.stage in GRAPH_STAGES:
             return probe.suspect is not None and self._is(probe.suspect)
         if self.looks is not None:
-            return any(self._is(one) for one in probe.suspects)
+            return any(self._is(suspect) for suspect in probe.suspects)
         if self.error is not None and probe.error is not None and probe.error[:_MESSAGE] != self.error:
             return False
-        return probe.suspect is None or probe.suspect.stage not in GRAPHS
+        return probe.suspect is None or probe.suspect.stage not in GRAPH_STAGES
 
     def _is(self, suspect: Suspect) -> bool:
         """Whether it is the same culprit; behind the graph passes the file is not known before there is a proof."""
         if suspect.stage != self.stage or suspect.family not in self.families:
             return False
-        return self.stage in BEHIND or suspect.source == self.source or suspect.source is None
+        return self.stage in BEHIND_GRAPHS or suspect.source == self.source or suspect.source is None
 
 
 def probe(
@@ -135,17 +132,22 @@ def probe(
 ) -> Probe:
     """One compile and its replays: what a reduction asks of every candidate.
 
-    With ``thorough`` the verdict is refined as triage does it, by further compiles where it takes them: for bugs that
-    one compile does not tell from rounding. With a ``target``, those are looked for whom it may name: a kernel or an
-    operator takes a closer look than a rewrite. Unless it is one, that the compiler accepts what eager refuses is of no
-    interest: a program that raises in eager is then not compiled.
+    Args:
+        case: the candidate.
+        device: where to run it.
+        vetoes: rewrites that are refused, by name.
+        screen: interpret the graphs instead of generating code.
+        thorough: refine the verdict as triage does, by further compiles where it takes them: for bugs that one compile
+            cannot distinguish from rounding.
+        target: the bug that is looked for; only the suspects that it may name are worked out. Unless it is an input
+            that compiled code accepts and eager refuses, a program that raises in eager is not compiled.
 
     Raises:
         CaseError: ``make()`` fails.
     """
     initialise_patterns(device)
     looks = target.looks if target is not None else None
-    how = Compilation(vetoes=tuple(vetoes), screen=screen, kernels=looks in BEHIND and not screen)
+    how = Compilation(vetoes=tuple(vetoes), screen=screen, kernels=looks in BEHIND_GRAPHS and not screen)
     experiments = Experiments(case, device, how)
     if target is not None and target.verdict != Verdict.ACCEPTS_INVALID and experiments.eager.failure:
         return Probe(Verdict.INVALID, False, compiles=0)
@@ -157,23 +159,27 @@ def probe(
         if not screen and decision.verdict.is_bug:
             decision = confirmed(experiments, trial, decision)
         verdict = decision.verdict
-    elif verdict is Verdict.ROUNDING and changes_meaning(steps):
+    elif verdict is Verdict.ROUNDING and changing_meaning(steps):
         verdict = wrong_values(trial.judgement)
+    divergence = Divergence(experiments, trial, steps, ReplayCount(), _SECONDS)
+    suspects = tuple(_suspects(looks, divergence)) if verdict.is_bug else ()
     failure = trial.observation.failure
     return Probe(
         verdict,
         verdict.is_bug,
-        tuple(_suspects(looks, experiments, trial, steps)) if verdict.is_bug else (),
+        suspects,
         None if failure is None else f"{failure.type_name}: {normalised(failure.message)}",
         experiments.compiles,
         experiments.screens,
     )
 
 
-def _suspects(looks: str | None, experiments: Experiments, trial: Trial, steps: Sequence[Step]) -> list[Suspect]:
-    """Who looks at fault; a rewrite that changes what a graph means excuses what is around the graph passes."""
-    rewrites = rewrites_suspected(trial, steps)
-    if looks is None or (rewrites and changes_a_graph(steps)):
+def _suspects(looks: str | None, divergence: Divergence) -> list[Suspect]:
+    """The suspects of a stage, before those among the rewrites.
+
+    A rewrite that changes what a graph means explains whatever looks wrong around the graph passes.
+    """
+    rewrites = divergence.once(rewrites_visible)
+    if looks is None or (rewrites and any(step.is_semantic for step in suspects_of(divergence.steps))):
         return rewrites
-    around = kernels_suspected(trial) if looks in BEHIND else operators_suspected(looks, experiments, trial)
-    return [*around, *rewrites]
+    return [*stage_named(looks).suspects(divergence), *rewrites]

@@ -8,15 +8,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fuzzcompile.attribution.asked import Asked
-from fuzzcompile.attribution.culprit import Attribution
+from fuzzcompile.attribution.culprit import Attribution, Culprit
 from fuzzcompile.execution.observation import Failure
+from fuzzcompile.judging.asked import Asked
 from fuzzcompile.oracle.comparison import Comparison
 from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.stage_names import GRAPH_STAGES, PARTITION
+from fuzzcompile.stages.table import stage_named
 
 SCHEMA = 1
 _MATCHED = ("fired", "refused", "vetoed")
-_REWRITING = ("pre_grad", "joint_graph", "partition", "freezing", "post_grad")
+_REWRITING = (*GRAPH_STAGES, PARTITION)
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """The object that ``fuzzcompile triage --json`` prints."""
         found = self.attribution
-        culprit = found.culprit.to_json() if found.culprit is not None and self.is_bug else None
+        culprit = _culprit(found.culprit) if found.culprit is not None and self.is_bug else None
         contract: dict[str, Any] = finite(
             {
                 "schema": SCHEMA,
@@ -205,6 +207,11 @@ def finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [None if isinstance(i, float) and not math.isfinite(i) else finite(i) for i in value]
     return value
+
+
+def _culprit(culprit: Culprit) -> dict[str, Any]:
+    """The culprit, with what reports call the part of PyTorch that its stage belongs to."""
+    return {**culprit.to_json(), "component": stage_named(culprit.stage).component}
 
 
 def _output(comparison: Comparison) -> dict[str, Any]:

@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fuzzcompile.attribution.asked import ask
-from fuzzcompile.attribution.attribute import Attributor
 from fuzzcompile.attribution.culprit import Attribution, Culprit
-from fuzzcompile.attribution.proving import failing_rewrite, forms_shown
-from fuzzcompile.attribution.steps import ReplayCount, Step, steps_of, suspects_of
+from fuzzcompile.attribution.divergence import Divergence
+from fuzzcompile.attribution.replays import ReplayCount
+from fuzzcompile.attribution.steps import Step, steps_of
 from fuzzcompile.case import Case
 from fuzzcompile.compiler.conformance import probe_unknown_torch
 from fuzzcompile.compiler.hooks import initialise_patterns
@@ -22,6 +21,8 @@ from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.compiler.unseen import Unseen, gathered, gathering, shown
 from fuzzcompile.errors import EnvironmentUnfit
 from fuzzcompile.execution.observation import Observation
+from fuzzcompile.judging.asked import ask
+from fuzzcompile.judging.attribute import Attributor, first_rewrite
 from fuzzcompile.judging.decision import Decision, confirmed, decide, randomness, survival
 from fuzzcompile.judging.report import Cost, CoverageCount, Report
 from fuzzcompile.oracle.comparison import Comparison, compare
@@ -65,7 +66,7 @@ def triage(
             random stream where it draws random numbers, and, of a bug, what each backend shows.
         screen: look at the case without generating code first, and in full only if that shows a bug that is not
             ``known``. Otherwise the report is that of the screen (``screened``): all graphs are checked, and no kernel.
-        suspects: names of rewrites of which the report is to tell what became (:mod:`~fuzzcompile.attribution.asked`).
+        suspects: names of rewrites whose fate the report is to state (:mod:`~fuzzcompile.judging.asked`).
         on_eager: called once all eager runs are done, before anything is compiled: a crash or time-out after
             that is the compiler's.
         on_verdict: called with the report as soon as there is a verdict, and again with further evidence, before
@@ -121,7 +122,7 @@ def _screened(looking: Experiments, known: Collection[tuple[str, str]], started:
     count = ReplayCount()
     steps = steps_of(trial.ledger, count)
     decision = decide(looking, trial, steps)
-    hit = _known_culprit(trial, steps, decision.verdict, known)
+    hit = _known_culprit(Divergence(looking, trial, steps, count), decision.verdict, known)
     if decision.verdict.is_bug and hit is None:
         return None
     detail = "; ".join(part for part in (decision.detail, "screened: every rewrite, no generated code") if part)
@@ -168,7 +169,8 @@ class _Answer:
         verdict, unproved = self.decision.verdict, self._unproved()
         if not verdict.is_bug or verdict is Verdict.NONDETERMINISTIC:
             return unproved
-        hit = _known_culprit(self.trial, self.steps, verdict, known)
+        divergence = Divergence(self.experiments, self.trial, self.steps, self.count)
+        hit = _known_culprit(divergence, verdict, known)
         if hit is not None:
             return replace(unproved, culprit=hit)
         attributor = Attributor(
@@ -238,7 +240,7 @@ def _report(answer: _Answer, attribution: Attribution) -> Report:
 def _largest_step(steps: Sequence[Step], decision: Decision) -> float | None:
     """The largest change of a float64 result by a rewrite, or by a decomposition where that decided."""
     found = [step.float64 for step in steps if step.float64 is not None and not step.random]
-    return max([*found, *([decision.border.step] if decision.border is not None else [])], default=None)
+    return max([*found, *([decision.boundary.step] if decision.boundary is not None else [])], default=None)
 
 
 # -- what cannot be judged -----------------------------------------------------------------------
@@ -270,21 +272,12 @@ def _refuse_unsupported(case: Case, trial: Trial) -> None:
         )
 
 
-def _known_culprit(
-    trial: Trial, steps: Sequence[Step], verdict: Verdict, known: Collection[tuple[str, str]]
-) -> Culprit | None:
+def _known_culprit(divergence: Divergence, verdict: Verdict, known: Collection[tuple[str, str]]) -> Culprit | None:
     """The first suspect, if what it would be reported as is known already."""
     if not known or not verdict.is_bug:
         return None
-    suspects = suspects_of(steps, forms_shown(trial))
-    failing = failing_rewrite(trial)
-    if failing is not None:
-        suspect = Culprit.from_label(failing, confidence="low")
-    elif suspects:
-        suspect = Culprit.from_step(suspects[0], confidence="low")
-    else:
-        return None
-    return suspect if (suspect.signature, verdict.kind) in known else None
+    suspect = first_rewrite(divergence)
+    return suspect if suspect is not None and (suspect.signature, verdict.kind) in known else None
 
 
 def _refuse_unfit(case: Case, trial: Trial) -> None:

@@ -1,1 +1,1 @@
-"""What was observed, how far apart it is, and the verdict."""
+"""From observations to a verdict: how far apart the values of two runs are, and what explains it."""

@@ -1,12 +1,13 @@
-"""What a comparison of one observable found."""
+"""The result of comparing one observable."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Literal
 
-# What is the matter with one output. "far" means farther from the reference than rounding explains.
-# "alias" that a write into it changes something else in one of the runs only.
+# How the compiled value differs. "close": by rounding. "wild": within what rounding allows, but eager itself has no
+# correct digits. "far": farther from the reference than rounding explains. "alias": a write into the value changes
+# another value in one of the runs only.
 Finding = Literal[
     "same", "close", "wild", "far", "nonfinite", "integer", "dtype", "shape", "stride", "alias", "missing"
 ]
@@ -16,9 +17,18 @@ Finding = Literal[
 class Comparison:
     """Evidence for one output, mutated input or gradient.
 
-    Errors are distances from the reference. ``max_ulps_*`` are the largest of them in units in the last place of the
-    program's dtype, at the size of the reference there. ``within_scaled_tolerance`` says whether a finding of "far"
-    is within PyTorch's default tolerances (by norm, if ``by_norm``) in units of the output's own size.
+    Attributes:
+        finding: how the values differ; all that follows is evidence for it.
+        max_error_eager: largest distance of an eager element from the reference; ``*_compiled`` and ``rms_*`` alike.
+        max_ulps_eager: largest error in units in the last place of the program's dtype, at the size of the reference.
+        noise_floor: largest distance of a perturbed eager run from eager.
+        scale: RMS of the reference.
+        within_default_tolerance: whether ``torch.testing.assert_close`` accepts compiled against eager.
+        within_scaled_tolerance: whether a finding of "far" is within PyTorch's default tolerances (by norm, if
+            ``by_norm``) in units of the output's own size.
+        cosine: cosine similarity of compiled and reference; None if undefined.
+        torch_same: the answer of ``torch._dynamo.utils.same``; None if it was not asked.
+        where: index of the worst element; ``at`` holds the values there, by run.
     """
 
     name: str
@@ -43,7 +53,7 @@ class Comparison:
 
     @property
     def error_ratio(self) -> float | None:
-        """Compiled error over eager error; None where eager is exact."""
+        """Compiled error over eager error; None if eager is exact."""
         return self.max_error_compiled / self.max_error_eager if self.max_error_eager > 0 else None
 
     @property

@@ -1,4 +1,4 @@
-"""Comparing floating-point (and complex) values against the reference."""
+"""Compare floating-point (and complex) values against the reference."""
 
 from __future__ import annotations
 
@@ -8,47 +8,56 @@ from fuzzcompile.execution.observation import Value
 from fuzzcompile.oracle import metrics, norms
 from fuzzcompile.oracle.evidence import Comparison, Finding
 
-# Eager and compiled apart by this share of their size, both within what rounding allows: no correct digits are left
-# in eager itself.
+# If eager and compiled differ by this share of their size, and both are within what rounding allows, eager itself has
+# no correct digits left: not even the second bit is certain.
 _NO_DIGITS = 0.25
-# Units in the last place of the terms that rounding may leave of a sum that is exactly zero.
-_CANCELLED = 4.0
 
 
 def compare_floats(
     eager: Value,
-    one: torch.Tensor,
-    other: torch.Tensor,
+    expected: torch.Tensor,
+    actual: torch.Tensor,
     exact: torch.Tensor,
     samples: list[torch.Tensor],
     smallest_scale: float,
 ) -> Comparison:
-    """Compare the eager values ``one`` with the compiled ``other``: NaN and infinities, each element, the norms."""
-    # In this order, because each of these takes the memory of several of its results.
-    within = metrics.within_scaled_tolerance(other, one, smallest_scale)
-    allowed = metrics.allowance(exact, one, samples, one.dtype)
-    error_eager, error_compiled = metrics.distance(one, exact), metrics.distance(other, exact)
+    """Compare eager's values ``expected`` with the compiled values ``actual``.
+
+    NaN and infinities come first, then each element, then the norms. All tensors have one shape.
+
+    Args:
+        eager: the observable that ``expected`` belongs to.
+        expected: eager's values, in the dtype that both runs are held to.
+        actual: the compiled values.
+        exact: the float64 reference.
+        samples: the values of the perturbed eager runs.
+        smallest_scale: absolute size below which a value counts as exactly zero.
+    """
+    # In this order, because each of these needs the memory of several of its results.
+    within = metrics.within_scaled_tolerance(actual, expected, smallest_scale)
+    allowed = metrics.allowance(exact, expected, samples, expected.dtype)
+    error_eager, error_compiled = metrics.distance(expected, exact), metrics.distance(actual, exact)
     scale = max(metrics.rms(exact), smallest_scale)
-    broken = _unexplained_nonfinite(one, other, exact, samples, scale)
-    # What is exactly zero is left over where numbers of that scale cancel, with their rounding.
-    bound = allowed.bound.clamp_(min=_CANCELLED * torch.finfo(one.dtype).eps * smallest_scale)
+    broken = _unexplained_nonfinite(expected, actual, exact, samples, scale)
+    # An exact zero is what remains where numbers of that scale cancel; their rounding remains as well.
+    bound = allowed.bound.clamp_(min=metrics.ALWAYS_ALLOWED * torch.finfo(expected.dtype).eps * smallest_scale)
     excess = metrics.excess(error_compiled, bound)
-    apart = metrics.distance(one, other)
+    apart = metrics.distance(expected, actual)
     finding: Finding = "close"
     detail, by_norm = "", False
     if bool(broken.any()):
         finding, excess = "nonfinite", broken.to(excess.dtype)
     elif bool((excess > 0).any()):
         finding = "far"
-    elif _is_wild(apart, error_eager, scale, (one, other, exact)):
+    elif _is_wild(apart, error_eager, scale, (expected, actual, exact)):
         finding = "wild"
-    elif smallest_scale == 0.0:  # where the result is exactly zero, all of it is rounding
-        drift = norms.drift(one, other, exact, samples)
+    elif smallest_scale == 0.0:  # a result that is exactly zero is rounding throughout
+        drift = norms.drift(expected, actual, exact, samples)
         if drift is not None:
             finding, by_norm, within, detail = "far", True, drift.tolerable, str(drift)
             excess = error_compiled
     worst = excess if finding in ("far", "nonfinite") else apart
-    where, at = metrics.place(worst, eager=one, compiled=other, float64=exact)
+    where, at = metrics.place(worst, eager=expected, compiled=actual, float64=exact)
     return Comparison(
         eager.name,
         eager.kind,
@@ -57,14 +66,14 @@ def compare_floats(
         max_error_compiled=metrics.largest(error_compiled),
         rms_error_eager=metrics.rms(error_eager),
         rms_error_compiled=metrics.rms(error_compiled),
-        max_ulps_eager=metrics.ulps(error_eager, exact, one.dtype),
-        max_ulps_compiled=metrics.ulps(error_compiled, exact, one.dtype),
+        max_ulps_eager=metrics.ulps(error_eager, exact, expected.dtype),
+        max_ulps_compiled=metrics.ulps(error_compiled, exact, expected.dtype),
         noise_floor=allowed.noise_floor,
         scale=scale,
-        within_default_tolerance=metrics.within_default_tolerance(other, one),
+        within_default_tolerance=metrics.within_default_tolerance(actual, expected),
         within_scaled_tolerance=within,
         by_norm=by_norm,
-        cosine=metrics.cosine(other, exact),
+        cosine=metrics.cosine(actual, exact),
         where=where,
         at=at,
         detail=detail,
@@ -74,34 +83,34 @@ def compare_floats(
 def _is_wild(
     apart: torch.Tensor, error_eager: torch.Tensor, scale: float, runs: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 ) -> bool:
-    """Whether no digits are left, although both runs are within what rounding allows.
+    """Whether no correct digits are left, although both runs are within what rounding allows.
 
-    The runs are apart by a share of the reference's size (the element's own or the output's RMS, whichever is
-    larger); or eager is that far from the reference and the runs are apart by a share of their own size.
+    Either the runs differ by a share of the reference's size (the element's own or the output's RMS, whichever is
+    larger), or eager is that far from the reference and the runs differ by a share of their own size.
     """
     least = torch.finfo(runs[0].dtype).tiny
     for _, (far, far_eager, *values) in metrics.pieces(apart, error_eager, *runs):
-        one, other, exact = (value.abs().nan_to_num(0.0, 0.0, 0.0) for value in values)
+        expected, actual, exact = (value.abs().nan_to_num(0.0, 0.0, 0.0) for value in values)
         limit = _NO_DIGITS * exact.clamp(min=max(scale, least))
-        lost = (far_eager > limit) & (far > _NO_DIGITS * torch.maximum(one, other).clamp(min=least))
+        lost = (far_eager > limit) & (far > _NO_DIGITS * torch.maximum(expected, actual).clamp(min=least))
         if bool(((far > limit) | lost | torch.isinf(far)).any()):
             return True
     return False
 
 
 def _unexplained_nonfinite(
-    one: torch.Tensor, other: torch.Tensor, exact: torch.Tensor, samples: list[torch.Tensor], scale: float
+    expected: torch.Tensor, actual: torch.Tensor, exact: torch.Tensor, samples: list[torch.Tensor], scale: float
 ) -> torch.Tensor:
-    """Where compiled is NaN or infinite (or not) in a way that neither eager, a perturbed run nor the reference is.
+    """Where compiled is finite, NaN or infinite unlike eager, every perturbed run and the reference.
 
-    Not where eager or a perturbed run has no digit right itself, though the reference is finite: on either side of
-    a discontinuity (0 to the power of what is rounded to zero) anything may stand, and an infinity is no news.
+    Elements of which eager or a perturbed run has no correct digit are excluded, even if the reference is finite: at
+    a discontinuity (0 to a power that is rounded to zero) any value may result, an infinity too.
     """
-    broken = torch.zeros(one.shape, dtype=torch.bool)
-    for place, (compiled, reference, *runs) in metrics.pieces(other, exact, one, *samples):
+    broken = torch.zeros(expected.shape, dtype=torch.bool)
+    for place, (compiled, reference, *runs) in metrics.pieces(actual, exact, expected, *samples):
         kinds = _kind(compiled)
         if bool(kinds.any()) or not bool(torch.isfinite(runs[0]).all()):
-            held = reference.to(one.dtype)  # as the program's own dtype holds what float64 gives
+            held = reference.to(expected.dtype)  # the float64 result as the program's own dtype holds it
             explained = [kinds == _kind(run) for run in (reference, held, *runs)]
             limit = _NO_DIGITS * reference.abs().clamp(min=scale)
             explained += [(run - reference).abs() > limit for run in runs]

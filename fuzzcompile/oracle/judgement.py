@@ -1,4 +1,4 @@
-"""From observations to a verdict. Pure: what must be run is run by the caller."""
+"""From observations to a verdict: pure functions, all runs are made by the caller."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from fuzzcompile.oracle import metrics
 from fuzzcompile.oracle.comparison import Comparison, compare
 from fuzzcompile.oracle.verdicts import Verdict
 
-# A gradient this much smaller than the largest of its run, in float64, is zero by symmetry.
+# A gradient this much smaller than the largest of its run, in float64, is zero by symmetry: rounding leaves some
+# 1e-16 of the terms that cancel, and a true gradient of that ratio would be lost in float32 anyway.
 _VANISHING = 1e-11
-# An error beyond this share of the output's size is no lack of precision, whatever float64 says.
+# An error beyond this share of the output's size is not a lack of precision, whatever float64 shows: bfloat16 alone
+# errs by 2**-9 of a value, so that 50 such errors would have to add up.
 GROSS = 0.1
 
 
 @dataclass(frozen=True)
 class Observations:
-    """The runs of one case that a verdict rests on."""
+    """The runs of one case that a verdict rests on; ``again`` is a second eager run."""
 
     eager: Observation
     again: Observation
@@ -31,9 +33,7 @@ class Observations:
 class Judgement:
     """A verdict on one set of observations, before any further experiment.
 
-    ``suspicious`` lists values that are farther from the reference than rounding explains: whether that is
-    a change of meaning or lost precision takes another look (float64 replay, a compile in float64).
-    ``casts_dropped`` says that the values are right only if the user's own low-precision casts are not made.
+    ``casts_dropped`` says that the values are right only if the program's own low-precision casts are not made.
     """
 
     verdict: Verdict
@@ -44,12 +44,15 @@ class Judgement:
 
     @property
     def suspicious(self) -> tuple[Comparison, ...]:
-        """Comparisons that are farther off than rounding explains."""
-        return tuple(c for c in self.comparisons if c.finding == "far")
+        """Values that are farther from the reference than rounding explains.
+
+        Whether their meaning changed or precision was lost takes a float64 replay or a compile in float64.
+        """
+        return tuple(comparison for comparison in self.comparisons if comparison.finding == "far")
 
     @property
     def worst(self) -> Comparison | None:
-        """The comparison that decides, or None where nothing was compared."""
+        """The comparison that decides; None if nothing was compared."""
         if not self.comparisons:
             return None
         return max(self.comparisons, key=lambda c: (_SEVERITY[c.finding], c.relative_error))
@@ -62,9 +65,9 @@ _SEVERITY = {
 
 
 def judge(runs: Observations) -> Judgement:
-    """First verdict on a case.
+    """Give the first verdict on a case.
 
-    Errors come first, then values (NaN and infinities, integers, floats), then aliases, then metadata.
+    Errors take precedence, then values (NaN and infinities, integers, floats), then aliases, then metadata.
     """
     if runs.eager.failure or runs.compiled.failure:
         return _judge_failures(runs.eager, runs.compiled)
@@ -79,12 +82,12 @@ def judge(runs: Observations) -> Judgement:
 
 
 def same_bits(first: Observation, second: Observation) -> bool:
-    """Whether two runs observed exactly the same."""
+    """Whether two runs show the same values bit for bit."""
     if bool(first.failure) != bool(second.failure) or len(first.values) != len(second.values):
         return False
     return all(
-        compare(one, other, None, ()).finding == "same" or not one.is_tensor
-        for one, other in zip(first.values, second.values, strict=True)
+        compare(before, after, None, ()).finding == "same" or not before.is_tensor
+        for before, after in zip(first.values, second.values, strict=True)
     )
 
 
@@ -103,8 +106,8 @@ def error_of(judgement: Judgement) -> float | None:
 def _judge_failures(eager: Observation, compiled: Observation) -> Judgement:
     if eager.failure and compiled.failure:
         alike = eager.failure.type_name == compiled.failure.type_name
-        told = f"eager raises {eager.failure}; compiled {'too' if alike else f'raises {compiled.failure}'}"
-        return Judgement(Verdict.INVALID, detail=told)
+        detail = f"eager raises {eager.failure}; compiled {'too' if alike else f'raises {compiled.failure}'}"
+        return Judgement(Verdict.INVALID, detail=detail)
     if eager.failure:
         return Judgement(Verdict.ACCEPTS_INVALID, detail=f"eager raises {eager.failure}; compiled runs")
     failure = compiled.failure
@@ -115,7 +118,7 @@ def _judge_failures(eager: Observation, compiled: Observation) -> Judgement:
 
 def _compare_all(runs: Observations) -> list[Comparison]:
     compiled, exact = runs.compiled.named(), runs.reference.named()
-    # Where eager does not repeat itself, how far it moves is noise like any other.
+    # If eager is not deterministic, its own variation is noise like any other.
     noisy = [run.named() for run in (*runs.noisy, runs.again) if run.failure is None]
     vanishing = _VANISHING * _largest_gradient(list(exact.values()))
     comparisons = []
@@ -127,7 +130,7 @@ def _compare_all(runs: Observations) -> list[Comparison]:
                 value,
                 compiled.get(value.name),
                 reference,
-                [other[value.name] for other in noisy if value.name in other],
+                [run[value.name] for run in noisy if value.name in run],
                 smallest_scale=vanishing / _VANISHING if zero else 0.0,
             )
         )
@@ -149,8 +152,7 @@ def _scale(value: Value | None) -> float:
 
 
 def _verdict(comparisons: Sequence[Comparison], runs: Observations) -> Verdict:
-    found = {(c.finding, c.kind) for c in comparisons}
-    findings = {finding for finding, _ in found}
+    findings = {comparison.finding for comparison in comparisons}
     if findings <= {"same"}:
         return Verdict.EQUAL
     if "nonfinite" in findings:
@@ -160,7 +162,7 @@ def _verdict(comparisons: Sequence[Comparison], runs: Observations) -> Verdict:
         return Verdict.MISCOMPILE
     if wrong:
         return Verdict.WRONG_GRADIENT
-    if "alias" in findings or ("missing", "mutation") in found:
+    if "alias" in findings or any(c.finding == "missing" and c.kind == "mutation" for c in comparisons):
         return Verdict.ALIASING
     if "missing" in findings or findings & {"dtype", "shape", "stride"}:
         return Verdict.METADATA

@@ -1,15 +1,15 @@
-"""Errors that are small everywhere: seen in norms over all elements, where no single one stands out.
+"""Errors that are small everywhere: norms over all elements show them, though no single element stands out.
 
 A kernel that is wrong by 2e-2 throughout stays below what rounding may do to one bfloat16 element, but rounding
-averages out over many elements and a change of meaning does not. Two figures of the error e = value − reference,
-over the elements where the reference r is not zero, without the compiled run's largest twentieth (so that a flip of
-``floor`` or a few outliers, which the test by elements judges, do not decide):
+averages out over many elements and a change of meaning does not. Two figures of the error e = value − reference are
+compared, over the elements where the reference r is not zero, without the largest twentieth of the compiled run's
+errors (a flip of ``floor`` or a few outliers must not decide; the test by elements judges those):
 
     bias = ⟨e, r⟩ / ⟨r, r⟩            the share of the error that is a common factor
     rms  = √(mean e²) / √(mean r²)    the relative error in the 2-norm
 
-The compiled run drifts if one of them exceeds what eager and the perturbed runs show (which bear the same correlated
-rounding: that of a common divisor, say).
+The compiled run drifts if either exceeds what eager and the perturbed runs show, which have the same correlated
+rounding (that of a common divisor, for instance).
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from fuzzcompile.oracle import metrics
 # Fewer elements than this average nothing out.
 _MIN_ELEMENTS = 64
 _KEPT = 0.95
-# How many times what rounding usually does is worth another look. In 216 runs of transformer blocks (float32, bfloat16
-# and float16, eval and training, 1008 values) the largest was 1.26 for the RMS and 0.45 for the bias.
+# Multiples of the usual rounding that are suspicious. In 216 runs of transformer blocks (float32, bfloat16 and
+# float16, eval and training, 1008 values) the largest was 1.26 for the RMS and 0.45 for the bias.
 _SUSPICIOUS_RMS = 1.5
 _SUSPICIOUS_BIAS = 2.0
-# Rounding of the result alone: uniform within one unit in the last place it has an RMS of 1/√12 of it; and one scalar
-# that all elements are multiplied with brings about a common factor of a quarter of eps on the average.
+# Rounding of the result alone: uniform within one unit in the last place, its RMS is 1/√12 of that unit; a scalar that
+# multiplies all elements is itself rounded, which on average makes a common factor of a quarter of eps.
 _ROUNDED_RMS = 12**-0.5
 _ROUNDED_BIAS = 0.25
 # Each operator of a perturbed run moves by -1, 0 or 1 units in the last place, eager's by up to a half: the perturbed
-# runs' RMS was 2 to 4 times eager's in float32 and 4 to 7 times in shorter types. A quarter of it stands for rounding
-# where eager was lucky, a half where there is no second opinion by float64.
+# runs' RMS was 2 to 4 times eager's in float32 and 4 to 7 times in shorter types. A quarter of it stands for usual
+# rounding where eager happened to be exact, a half where no float64 step confirms the suspicion.
 _PERTURBED = 0.25
 _PERTURBED_SURELY = 0.5
 
 
 @dataclass(frozen=True)
 class Drift:
-    """A compiled run that is farther off in a norm than rounding explains.
+    """A compiled run that is farther from the reference in a norm than rounding explains.
 
-    ``tolerable`` says that it is within PyTorch's default relative tolerance or so little beyond the usual that it is
-    for float64 to decide.
+    ``tolerable`` says that the drift is within PyTorch's default relative tolerance, or so little beyond the usual
+    that only float64 can decide.
     """
 
     figure: str
@@ -60,7 +60,7 @@ class Drift:
 def drift(
     eager: torch.Tensor, compiled: torch.Tensor, reference: torch.Tensor, noisy: Sequence[torch.Tensor]
 ) -> Drift | None:
-    """The norm in which the compiled run is too far from the reference; None if there is none."""
+    """The norm in which the compiled run is too far from the reference; None if it is in neither."""
     runs = (reference, eager, compiled, *noisy)
     bulk = _bulk(runs)
     if bulk is None:
@@ -69,7 +69,7 @@ def drift(
     for exact, errors in _usable(runs):
         kept = errors[1].abs() <= bulk
         sums.add(exact[kept], [error[kept] for error in errors])
-    if sums.weight == 0.0 or not sums.are_finite:  # numbers whose squares are none
+    if sums.weight == 0.0 or not sums.are_finite:  # the squares of the numbers underflow or overflow
         return None
     eps = torch.finfo(eager.dtype).eps
     rtol, _ = metrics.DEFAULT_TOLERANCE.get(eager.dtype, (0.0, 0.0))
@@ -98,33 +98,33 @@ class _Sums:
 
 
 def _usable(runs: Sequence[torch.Tensor]) -> Iterator[tuple[torch.Tensor, list[torch.Tensor]]]:
-    """The first of ``runs`` and the others' differences from it, where it is not zero and all are finite."""
+    """The first of ``runs`` and the differences of the rest from it, where it is not zero and all are finite."""
     for _, values in metrics.pieces(*runs):
-        exact, *others = (_vector(value) for value in values)
+        exact, *measured = (_vector(value) for value in values)
         usable = exact != 0
-        for value in (exact, *others):
+        for value in (exact, *measured):
             usable &= torch.isfinite(value)
         if bool(usable.all()):
-            yield exact, [other - exact for other in others]
+            yield exact, [value - exact for value in measured]
         else:
-            yield exact[usable], [(other - exact)[usable] for other in others]
+            yield exact[usable], [(value - exact)[usable] for value in measured]
 
 
 def _bulk(runs: Sequence[torch.Tensor]) -> float | None:
-    """The largest error of the compiled run that is not among its largest twentieth; None for too few elements."""
+    """The largest error of the compiled run outside its largest twentieth; None for too few elements."""
     compiled = runs[2]
     sizes = torch.empty(2 * compiled.numel() if compiled.is_complex() else compiled.numel(), dtype=torch.float64)
     count = 0
     for _, errors in _usable(runs):
-        here = errors[1].abs()
-        sizes[count : count + here.numel()] = here
-        count += here.numel()
+        piece = errors[1].abs()
+        sizes[count : count + piece.numel()] = piece
+        count += piece.numel()
     if count < _MIN_ELEMENTS:
         return None
     # Not kthvalue, which takes another copy and three times as long.
-    last, found = max(1, int(_KEPT * count)) - 1, sizes[:count].numpy()
-    found.partition(last)
-    return float(found[last])
+    last, ordered = max(1, int(_KEPT * count)) - 1, sizes[:count].numpy()
+    ordered.partition(last)
+    return float(ordered[last])
 
 
 def _bias(sums: _Sums, eps: float, rtol: float) -> Drift | None:

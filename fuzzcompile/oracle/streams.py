@@ -1,16 +1,18 @@
-"""Judging programs whose random numbers cannot be aligned: two samples of runs under many seeds, compared.
+"""Judge programs whose random numbers cannot be aligned: compare two samples of runs under many seeds.
 
-Where eager and compiled draw in another order, no value of the one answers to a value of the other, but under
-*any* seeds the runs of both are draws from one distribution if the compiler is right. So both are run under K seeds
-each (:data:`SEEDS`, none in both samples), and the hypothesis "the 2K runs are exchangeable" is tested for every
-output, mutation and gradient that varies with the seed. Nothing is assumed on the distribution itself:
+If eager and compiled draw in a different order, their values do not correspond one to one, but if the compiler is
+right, their runs under *any* seeds come from one distribution. So both run under K seeds each (:data:`SEEDS`, none in
+both samples), and the hypothesis "the 2K runs are exchangeable" is tested for every output, mutation and gradient
+that varies with the seed. Nothing is assumed about the distribution itself:
 
 * **Ranks of summaries** (:data:`SUMMARIES`: the share of exact zeros, of NaN and infinities, mean, RMS, smallest,
   largest): Mann-Whitney's U with its exact null distribution; ties count towards the null hypothesis. With K = 16
-  the smallest possible p is 2/C(32,16) = 3.3e-9.
+  the smallest possible p is 2/C(32,16) = 3.3e-9. (``scipy.stats.mannwhitneyu`` is no substitute. Its exact method is
+  defined without ties only: of 16 zeros and 15 values of 0.1 beside one zero it makes p = 2e-7, not 3e-6. Its
+  asymptotic one cannot go below 1.5e-6 at K = 16, which is above the threshold once three values vary.)
 * **Means element by element**, of x, of x² and of [x = 0], each in units of its deviation over all runs: the squared
   distance between the mean vectors of both samples, D² = sᵀGs with G the centred Gram matrix of the 2K runs and
-  s = ±1/K their labels, against D² under :data:`PERMUTATIONS` random labels. It sees what summaries do not: right
+  s = ±1/K their labels, against D² under :data:`PERMUTATIONS` random labels. It detects what summaries miss: right
   numbers in wrong places, and a small shift of many elements. A finding needs D² beyond :data:`MARGIN` times the
   largest of them: where one direction dominates (the worst case), D is Gaussian under random labels, the largest of
   50 000 lies near 4.3σ, and √1.25 times it near 4.8σ, p ≈ 2e-6. A real difference passes, because the best of 50 000
@@ -19,8 +21,8 @@ output, mutation and gradient that varies with the seed. Nothing is assumed on t
   places, and these places vary with the seed, backward uses the mask of forward; then compiled must do so too, but
   for :data:`STRAY` of the elements (products may underflow).
 
-A rank test counts at p < :data:`ERROR_RATE` / (number of tests). Beside that, a difference must be larger than
-what rounding makes of it: :data:`SMALLEST` (64 ulp for short types) of the RMS of the values. False alarms are thus
+A rank test counts at p < :data:`ERROR_RATE` / (number of tests). In addition, a difference must be larger than
+rounding: :data:`SMALLEST` (64 ulp for short types) of the RMS of the values. False alarms are thus
 below 1e-4 a case; the price is power: a summary must be off by about two of its standard deviations from run to run,
 an element in a thousand independent ones by about half of its own.
 """
@@ -39,7 +41,7 @@ from fuzzcompile.oracle import metrics
 from fuzzcompile.oracle.comparison import Comparison
 
 SEEDS = 16
-# With fewer runs on a side nothing is said.
+# Fewest runs of either side that are compared.
 FEWEST = 10
 ERROR_RATE = 2e-5
 PERMUTATIONS = 50_000
@@ -54,7 +56,7 @@ _PERMUTATION_SEED = 13
 
 @dataclass(frozen=True)
 class Sample:
-    """What is kept of one value of one run."""
+    """One value of one run, summarised (:data:`SUMMARIES`), and a part of its elements in float64."""
 
     kind: str
     shape: tuple[int, ...]
@@ -68,7 +70,7 @@ Run = Mapping[str, Sample]
 
 @dataclass(frozen=True)
 class Difference:
-    """How the runs of both samples differ in one value: ``size`` in units of ``scale``, the RMS of eager's values."""
+    """How the two samples differ in one value; ``scale`` is the RMS of eager's values, ``size`` is not scaled."""
 
     name: str
     kind: str
@@ -97,23 +99,23 @@ def varying(runs: Sequence[Run]) -> tuple[str, ...]:
 
 
 def differences(eager: Sequence[Run], compiled: Sequence[Run]) -> list[Difference]:
-    """Where the two samples of runs cannot have come from one distribution (see the module's text)."""
+    """The values in which the two samples of runs cannot have come from one distribution (see the module's text)."""
     names = varying(eager)
     alpha = ERROR_RATE / max(1, len(names) * len(SUMMARIES))
-    found = []
+    differing = []
     for name in names:
-        one = [run[name] for run in eager if name in run]
-        other = [run[name] for run in compiled if name in run]
-        if min(len(one), len(other)) < FEWEST:
+        expected = [run[name] for run in eager if name in run]
+        actual = [run[name] for run in compiled if name in run]
+        if min(len(expected), len(actual)) < FEWEST:
             continue
-        difference = _summary_difference(name, one, other, alpha) or _element_difference(name, one, other)
+        difference = _summary_difference(name, expected, actual, alpha) or _element_difference(name, expected, actual)
         if difference is not None:
-            found.append(difference)
-    return found or _mask_differences(names, eager, compiled)
+            differing.append(difference)
+    return differing or _mask_differences(names, eager, compiled)
 
 
 def rank_p_value(first: Sequence[float], second: Sequence[float]) -> float:
-    """Two-sided p of Mann-Whitney's U, exact; ties count as if they spoke for equality."""
+    """Exact two-sided p of Mann-Whitney's U; ties count as evidence of equality."""
     above = sum(a > b for a in first for b in second)
     below = sum(a < b for a in first for b in second)
     counts = _u_counts(len(first), len(second))
@@ -121,53 +123,24 @@ def rank_p_value(first: Sequence[float], second: Sequence[float]) -> float:
     return min(1.0, 2 * sum(counts[extreme:]) / sum(counts))
 
 
-# -- values in the place of others -------------------------------------------------------------------
+def by_distribution(comparison: Comparison, names: Sequence[str], differences: Sequence[Difference]) -> Comparison:
+    """The comparison of one value as its distribution shows it; unchanged if it was not judged by distribution.
 
-
-def in_the_form_of(eager: Observation, other: Observation) -> Observation:
-    """The values of ``other`` with the dtypes, devices, strides and aliases that eager gives them."""
-    named = other.named()
-    return replace(
-        eager, values=tuple(_in_form(value, named[value.name]) for value in eager.values if value.name in named)
-    )
-
-
-def _in_form(form: Value, value: Value) -> Value:
-    if isinstance(form.value, torch.Tensor) and isinstance(value.value, torch.Tensor):
-        return replace(form, value=value.value.to(form.value.device, form.value.dtype))
-    return replace(form, value=value.value)
-
-
-def with_values_of(eager: Observation, compiled: Observation, names: Sequence[str]) -> Observation:
-    """The compiled run with eager's values under these names, so that all the rest can be judged as ever."""
-    own = eager.named()
-    return replace(
-        compiled,
-        values=tuple(
-            _in_form(value, own[value.name]) if value.name in names and _alike(value, own.get(value.name)) else value
-            for value in compiled.values
-        ),
-    )
-
-
-def _alike(one: Value, other: Value | None) -> bool:
-    if other is None or isinstance(one.value, torch.Tensor) != isinstance(other.value, torch.Tensor):
-        return False
-    return not isinstance(one.value, torch.Tensor) or one.value.shape == other.value.shape
-
-
-def told(comparison: Comparison, names: Sequence[str], found: Sequence[Difference]) -> Comparison:
-    """What the evidence says of a value that was judged by its distribution."""
-    different = next((one for one in found if one.name == comparison.name), None)
-    if different is not None:
+    Args:
+        comparison: the comparison value by value.
+        names: the values that were judged by their distribution.
+        differences: what differs between the distributions.
+    """
+    difference = next((each for each in differences if each.name == comparison.name), None)
+    if difference is not None:
         return replace(
             comparison,
             finding="far",
-            max_error_compiled=different.size,
-            scale=different.scale,
+            max_error_compiled=difference.size,
+            scale=difference.scale,
             within_default_tolerance=False,
             within_scaled_tolerance=False,
-            detail=str(different),
+            detail=str(difference),
         )
     if comparison.name in names and comparison.finding == "same":
         return replace(comparison, finding="close", detail="random: the same distribution over seeds")
@@ -221,12 +194,12 @@ def _summary_difference(
 ) -> Difference | None:
     scale = _scale(eager)
     for position, summary in enumerate(SUMMARIES):
-        one = [sample.summaries[position] for sample in eager]
-        other = [sample.summaries[position] for sample in compiled]
-        means = math.fsum(one) / len(one), math.fsum(other) / len(other)
+        expected = [sample.summaries[position] for sample in eager]
+        actual = [sample.summaries[position] for sample in compiled]
+        means = math.fsum(expected) / len(expected), math.fsum(actual) / len(actual)
         apart = abs(means[0] - means[1])
         unit = 1.0 if summary.startswith("share") else scale
-        if apart > _smallest(eager[0].dtype) * unit and rank_p_value(one, other) < alpha:
+        if apart > _smallest(eager[0].dtype) * unit and rank_p_value(expected, actual) < alpha:
             return Difference(name, eager[0].kind, f"the {summary}", *means, apart, scale)
     return None
 
@@ -234,12 +207,12 @@ def _summary_difference(
 def _element_difference(name: str, eager: Sequence[Sample], compiled: Sequence[Sample]) -> Difference | None:
     if len({sample.shape for sample in (*eager, *compiled)}) > 1 or not eager[0].elements.numel():
         return None
-    one, other = (torch.stack([sample.elements for sample in side]) for side in (eager, compiled))
+    expected, actual = (torch.stack([sample.elements for sample in samples]) for samples in (eager, compiled))
     scale = _scale(eager)
     features = {
-        "the mean of single elements": (one, other, scale),
-        "the mean square of single elements": (one.square(), other.square(), scale**2),
-        "where the zeros are": ((one == 0).double(), (other == 0).double(), 1.0),
+        "the mean of single elements": (expected, actual, scale),
+        "the mean square of single elements": (expected.square(), actual.square(), scale**2),
+        "where the zeros are": ((expected == 0).double(), (actual == 0).double(), 1.0),
     }
     for feature, (first, second, unit) in features.items():
         apart = float((first.mean(0) - second.mean(0)).square().mean().sqrt())
@@ -251,10 +224,10 @@ def _element_difference(name: str, eager: Sequence[Sample], compiled: Sequence[S
 
 
 def _beyond_permutations(first: torch.Tensor, second: torch.Tensor, least: float) -> bool:
-    """Whether the distance of the two samples' means is beyond what random labels make of it.
+    """Whether the distance between the two samples' means is larger than under random labels.
 
-    Each element counts in units of how much it varies over all runs, so that a few large ones do not drown the rest,
-    and those that vary by less than ``least`` in units of that: they differ by rounding at most.
+    Each element counts in units of its deviation over all runs, so that a few large elements do not hide the rest;
+    elements that deviate by less than ``least``, at most by rounding, count in units of ``least``.
     """
     pooled = torch.cat([first, second])
     centred = pooled - pooled.mean(0)
@@ -262,7 +235,7 @@ def _beyond_permutations(first: torch.Tensor, second: torch.Tensor, least: float
     gram = centred @ centred.T
     own, shuffled, square = _labels(len(first), len(second))
     observed = float(own @ gram @ own)
-    # What random labels make of it on the average: no need to try them where the largest is out of reach.
+    # The average under random labels: their largest need not be computed if even this is not exceeded.
     usual = square * float(gram.trace()) * (1 + 1 / (len(pooled) - 1))
     if observed <= MARGIN * usual:
         return False
@@ -271,7 +244,7 @@ def _beyond_permutations(first: torch.Tensor, second: torch.Tensor, least: float
 
 @functools.cache
 def _labels(first: int, second: int) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """The labels of two samples, the same at random, one permutation a row, and the mean of their squares."""
+    """The labels of two samples, random permutations of them (one a row), and the mean of their squares."""
     own = torch.cat([torch.full((first,), 1 / first), torch.full((second,), -1 / second)]).double()
     generator = torch.Generator().manual_seed(_PERMUTATION_SEED)
     order = torch.rand(PERMUTATIONS, first + second, generator=generator).argsort(1)
@@ -279,12 +252,12 @@ def _labels(first: int, second: int) -> tuple[torch.Tensor, torch.Tensor, float]
 
 
 def _mask_differences(names: Sequence[str], eager: Sequence[Run], compiled: Sequence[Run]) -> list[Difference]:
-    """Gradients that share the zeros of an output in every eager run, and in compiled ones do not."""
+    """Gradients that share the zeros of an output in every eager run, but not in the compiled runs."""
     runs = [run for run in compiled if all(name in run for name in names)]
     if not runs or any(name not in run for run in eager for name in names):
         return []
     kinds = {name: eager[0][name].kind for name in names}
-    found = []
+    differing = []
     for output in (name for name in names if kinds[name] == "output"):
         for gradient in (name for name in names if kinds[name] == "gradient"):
             if not _share_mask(output, gradient, eager):
@@ -292,9 +265,9 @@ def _mask_differences(names: Sequence[str], eager: Sequence[Run], compiled: Sequ
             apart = max(_mask_distance(run[output], run[gradient]) for run in runs)
             if apart > STRAY:
                 test = f"the mask that it shares with {output}"
-                found.append(Difference(gradient, "gradient", test, 0.0, apart, apart, 1.0))
+                differing.append(Difference(gradient, "gradient", test, 0.0, apart, apart, 1.0))
                 break
-    return found
+    return differing
 
 
 def _share_mask(output: str, gradient: str, eager: Sequence[Run]) -> bool:
@@ -307,10 +280,11 @@ def _share_mask(output: str, gradient: str, eager: Sequence[Run]) -> bool:
     return any(not torch.equal(mask, masks[0]) for mask in masks)
 
 
-def _mask_distance(one: Sample, other: Sample) -> float:
-    if one.elements.shape != other.elements.shape:
+def _mask_distance(output: Sample, gradient: Sample) -> float:
+    """The share of elements that are zero in only one of the two."""
+    if output.elements.shape != gradient.elements.shape:
         return 1.0
-    return float(((one.elements == 0) != (other.elements == 0)).double().mean())
+    return float(((output.elements == 0) != (gradient.elements == 0)).double().mean())
 
 
 def _scale(samples: Sequence[Sample]) -> float:
@@ -326,7 +300,7 @@ def _smallest(dtype: torch.dtype) -> float:
 
 @functools.cache
 def _u_counts(first: int, second: int) -> tuple[int, ...]:
-    """In how many orders of both samples U takes each value: the coefficients of a Gaussian binomial."""
+    """The number of orders of both samples in which U has each value: coefficients of a Gaussian binomial."""
     counts = [0] * (first * second + 1)
     counts[0] = 1
     for step in range(1, second + 1):

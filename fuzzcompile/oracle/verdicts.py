@@ -1,4 +1,4 @@
-"""The names of what can be the matter with a case."""
+"""The verdicts on a case."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Verdict(StrEnum):
 
     @property
     def is_bug(self) -> bool:
-        """Whether PyTorch would want to hear of it."""
+        """Whether the verdict is worth a report to PyTorch."""
         return self not in _BENIGN
 
     @property
     def kind(self) -> str:
-        """The class of the verdict, within which one bug may show different faces."""
+        """The class of the verdict: one bug may give different verdicts of the same class."""
         return _KINDS.get(self, str(self))
 
 

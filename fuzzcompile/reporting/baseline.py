@@ -1,14 +1,14 @@
-"""Bugs that are known already: their signatures, from earlier ``triage --json`` output or from a plain list."""
+"""Known bugs: their signatures, from earlier ``triage --json`` output or from a plain list."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from fuzzcompile.contract import ReportJson
 from fuzzcompile.errors import UsageError
 
 # What every signature begins with: a stage, then a source file, an error's type or "-".
@@ -24,7 +24,7 @@ class Baseline:
 
     @classmethod
     def read(cls, path: Path) -> Baseline:
-        """Read JSON objects, one a line, or signatures, one a line, where ``#`` begins a comment line.
+        """Read JSON objects or signatures, one a line; ``#`` starts a comment line.
 
         Raises:
             UsageError: the file cannot be read, or is neither.
@@ -32,14 +32,14 @@ class Baseline:
         try:
             text = path.read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is no text"
+            reason = error.strerror if isinstance(error, OSError) else "it is not text"
             raise UsageError(
                 f"Cannot read the baseline {path}: {reason}; name a file of signatures or of `triage --json` lines."
             ) from error
         return cls(path, frozenset(_signatures(path, text)))
 
-    def knows(self, report: Mapping[str, Any] | None) -> bool:
-        """Whether the report is on a bug that is in the list."""
+    def knows(self, report: ReportJson | None) -> bool:
+        """Whether the report shows a bug that is in the list."""
         return report is not None and bool(report.get("is_bug")) and report.get("signature") in self.signatures
 
 
@@ -58,14 +58,14 @@ def _signatures(path: Path, text: str) -> Iterator[str]:
 
 def _of_object(path: Path, number: int, line: str) -> Iterator[str]:
     try:
-        said = json.loads(line)
+        report = json.loads(line)
     except json.JSONDecodeError as error:
         raise _malformed(path, number, "no whole JSON object") from error
-    if not isinstance(said, dict) or "verdict" not in said:
+    if not isinstance(report, dict) or "verdict" not in report:
         raise _malformed(path, number, "no object that `triage --json` prints")
-    signature = said.get("signature")  # without one there was no bug, or no verdict
+    signature = report.get("signature")  # without one there was no bug, or no verdict
     if signature is not None and not isinstance(signature, str):
-        raise _malformed(path, number, "an object whose signature is no text")
+        raise _malformed(path, number, "an object whose signature is not text")
     if signature:
         yield signature
 

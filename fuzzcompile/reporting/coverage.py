@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from fuzzcompile.reporting.versions import versions
 from fuzzcompile.templating import environment
 
 
-def coverage_page(facts: Mapping[str, Any]) -> str:
-    """The report in Markdown, of the plain facts that :mod:`fuzzcompile.commands.coverage_report` gathers."""
+def coverage_page(content: Mapping[str, object], machine: Mapping[str, object]) -> str:
+    """The report in Markdown.
+
+    Args:
+        content: what :func:`fuzzcompile.commands.coverage_report.report_of` gathers, by the template's names.
+        machine: the environment in which the corpus is counted, torch among it.
+    """
     template = environment().get_template("reports/coverage.md.j2")
-    return template.render(
-        facts, versions=versions({**facts["environment"], "torch": facts["torch"]}), percent=_percent
-    )
+    return template.render(content, versions=versions(machine), percent=percent)
 
 
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.1f} %"
+def percent(share: float | None, digits: int = 1) -> str:
+    """A share as a percentage, ``-`` for None."""
+    return "-" if share is None else f"{100 * share:.{digits}f} %"

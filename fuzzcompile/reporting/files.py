@@ -1,4 +1,4 @@
-"""Files that a user named: looked at before any work is done, written whole or not at all."""
+"""Files that a user named: checked before any work is done, written whole or not at all."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from fuzzcompile.errors import UsageError
 
 
 def check_writable(path: Path, option: str) -> None:
-    """Find out before any work whether the file can be written.
+    """Check before any work that the file can be written.
 
     Raises:
-        UsageError: it cannot; ``option`` is what the user named it with.
+        UsageError: it cannot; the message names ``option``, the one that gave the path.
     """
     if path.is_dir():
         raise UsageError(f"Cannot write {path}: it is a folder; name a file for {option}.")
@@ -29,7 +29,7 @@ def write_whole(path: Path, content: bytes, option: str) -> None:
     """Write the file whole or not at all.
 
     Raises:
-        UsageError: it cannot be written; ``option`` is what the user named it with.
+        UsageError: it cannot be written; the message names ``option``, the one that gave the path.
     """
     draft = _draft(path)
     try:
@@ -42,10 +42,10 @@ def write_whole(path: Path, content: bytes, option: str) -> None:
 
 
 def make_empty_folder(path: Path, option: str) -> None:
-    """Make the folder, or take it as it is if it is there and empty.
+    """Make the folder, or accept one that is there and empty.
 
     Raises:
-        UsageError: it cannot be made or written, or holds something; ``option`` is what the user named it with.
+        UsageError: it cannot be made or written, or is not empty; the message names ``option``, which gave the path.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
+from fuzzcompile.contract import CulpritJson
 from fuzzcompile.reporting import wording
-from fuzzcompile.reporting.facts import IssueFacts, facts_from
+from fuzzcompile.reporting.facts import IssueFacts
 from fuzzcompile.reporting.privacy import scrub
 from fuzzcompile.reporting.proof import diff_of, workaround_with_cost
 from fuzzcompile.reporting.rules import fit_to_file, rules
 from fuzzcompile.reporting.versions import versions
 from fuzzcompile.templating import environment
-
-__all__ = ["IssueFacts", "draft_issue", "facts_from"]
 
 _MAX_ROWS = 12
 _MAX_DIFF = 40
@@ -24,7 +22,7 @@ _ERRORS = ("max_abs_error_eager", "max_abs_error_compiled", "error_ratio", "nois
 def draft_issue(facts: IssueFacts) -> str:
     """The draft in Markdown; for a verdict that is no bug, a short text that says why there is none.
 
-    It claims what the facts hold and nothing beyond: what was not run is called not run.
+    It claims what the facts show and nothing beyond: what was not run is reported as not run.
     """
     template = environment().get_template("reports/issue.md.j2")
     errors, left_out = error_rows(facts)
@@ -36,10 +34,10 @@ def draft_issue(facts: IssueFacts) -> str:
         errors=errors,
         left_out=left_out,
         attribution=list(_attribution(facts)),
-        contributors=[_named(other) for other in facts.report.get("contributors") or ()],
-        changed_bits=list(dict.fromkeys(_named(other) for other in facts.report.get("changed_bits") or ())),
+        contributors=[_named(culprit) for culprit in facts.report.get("contributors") or ()],
+        changed_bits=list(dict.fromkeys(_named(rewrite) for rewrite in facts.report.get("changed_bits") or ())),
         ablations=list(_ablations(facts)),
-        diff=[scrub(line) for line in diff_of(facts.culprit or {})[:_MAX_DIFF]],
+        diff=[scrub(line) for line in diff_of(facts.culprit)[:_MAX_DIFF]],
         workaround=workaround_with_cost(facts.report),
         log=scrub(facts.output.strip()) if facts.output else "",
         versions=versions({**facts.environment, "torch": facts.torch, "device": facts.device}),
@@ -55,8 +53,8 @@ def error_rows(facts: IssueFacts) -> tuple[list[dict[str, str]], int]:
 
 def _errors(facts: IssueFacts) -> Iterator[dict[str, str]]:
     wrong = facts.wrong
-    for entry in [*wrong, *(other for other in facts.outputs if other not in wrong)][:_MAX_ROWS]:
-        # Where dtype, shape or presence differ no distance was taken.
+    for entry in [*wrong, *(output for output in facts.outputs if output not in wrong)][:_MAX_ROWS]:
+        # Where dtype, shape or presence differ, no distance was measured.
         bare = entry.get("finding") in _METADATA and not entry.get("max_abs_error_compiled")
         row = {key: "–" if bare else wording.figure(entry, key) for key in _ERRORS}
         within = None if bare else entry.get("within_default_tolerance")
@@ -88,8 +86,9 @@ def _attribution(facts: IssueFacts) -> Iterator[tuple[str, str]]:
         "User code": culprit.get("site"),
     }
     yield from ((label, f"`{scrub(str(value))}`") for label, value in named.items() if value)
-    if culprit.get("step") is not None:
-        yield "Step in replay, relative to the size of the result", f"{culprit['step']:.3g}"
+    step = culprit.get("step")
+    if step is not None:
+        yield "Step in replay, relative to the size of the result", f"{step:.3g}"
     siblings = ", ".join(f"`{name}`" for name in culprit.get("siblings") or ())
     together = f", with {siblings}, which takes its place when it is vetoed" if siblings else ""
     yield "Necessary (gone without it)", _as_run(culprit.get("necessary")) + together
@@ -100,9 +99,9 @@ def _as_run(answer: bool | None) -> str:
     return "not run" if answer is None else "yes" if answer else "no"
 
 
-def _named(other: Mapping[str, Any]) -> str:
-    place = f", `{other['source']}:{other.get('line')}`" if other.get("source") else ""
-    return f"`{other.get('rewrite') or other.get('family')}` ({other.get('stage')}{place})"
+def _named(culprit: CulpritJson) -> str:
+    place = f", `{culprit['source']}:{culprit.get('line')}`" if culprit.get("source") else ""
+    return f"`{culprit.get('rewrite') or culprit.get('family')}` ({culprit.get('stage')}{place})"
 
 
 def _ablations(facts: IssueFacts) -> Iterator[dict[str, str]]:

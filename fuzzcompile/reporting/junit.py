@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
+import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-from xml.etree import ElementTree
 
+from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
+
+from fuzzcompile.contract import ReportJson
 from fuzzcompile.reporting import files
 from fuzzcompile.reporting.verdict import advice, describe_culprit, meaning
 
 _OPTION = "--junit"
-# Characters that XML 1.0 cannot hold at all; an error's message may.
+# Characters that XML 1.0 cannot hold at all; an error's message may contain them.
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What is said of one file: a report (contract form), or an error where there is none."""
+    """The result for one file: a report, or the error where there is none; ``seconds`` is wall time."""
 
     path: Path
-    report: Mapping[str, Any] | None
+    report: ReportJson | None
     error: str | None = None
     known: bool = False
     seconds: float = 0.0
 
 
 def check_writable(path: Path) -> None:
-    """Find out before any work whether the file can be written.
+    """Check before any work that the file can be written.
 
     Raises:
         UsageError: it cannot.
@@ -48,46 +50,51 @@ def write_junit(path: Path, entries: Sequence[Entry]) -> None:
 
 def junit_xml(entries: Sequence[Entry]) -> bytes:
     """The document: failures are bugs, errors are files that could not be judged, skipped are known bugs."""
-    suite = ElementTree.Element("testsuite", name="fuzzcompile")
-    kinds = [_add_case(suite, entry) for entry in entries]
-    suite.set("tests", str(len(entries)))
-    for kind, attribute in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
-        suite.set(attribute, str(kinds.count(kind)))
-    suite.set("time", f"{sum(entry.seconds for entry in entries):.3f}")
-    root = ElementTree.Element("testsuites")
-    root.append(suite)
-    ElementTree.indent(root)
-    document: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
-    return document + b"\n"
+    suite = TestSuite("fuzzcompile")
+    suite.add_testcases([_case(entry) for entry in entries])
+    document, encoded = JUnitXml("fuzzcompile"), io.BytesIO()
+    document.add_testsuite(suite)
+    document.write(encoded, pretty=True)
+    return encoded.getvalue()
 
 
-def _add_case(suite: ElementTree.Element, entry: Entry) -> str | None:
-    """Append one test case; the name of the element that says how it ended, None where it passed."""
-    name = _clean(entry.path)
-    case = ElementTree.SubElement(suite, "testcase", classname="fuzzcompile", name=name, time=f"{entry.seconds:.3f}")
+def _case(entry: Entry) -> TestCase:
+    case = TestCase(_clean(entry.path), "fuzzcompile", round(entry.seconds, 3))
     report = entry.report
     if report is None:
-        error = ElementTree.SubElement(case, "error", type="unjudged", message=_clean(entry.error))
-        error.text = _clean(entry.error)
-        return "error"
+        case.result = [_result(Error, entry.error, "unjudged", entry.error)]
+        return case
     line = f"{report['verdict']}: {meaning(report)}"
-    if not report["is_bug"]:
-        ElementTree.SubElement(case, "system-out").text = _clean(line)
-        return None
+    if report["is_bug"] and not entry.known:
+        case.result = [_result(Failure, line, report["verdict"], _failure(entry.path, report))]
+        return case
     if entry.known:
-        ElementTree.SubElement(case, "skipped", message=_clean(f"known: {report['signature']}"))
-        ElementTree.SubElement(case, "system-out").text = _clean(line)
-        return "skipped"
-    failure = ElementTree.SubElement(case, "failure", type=_clean(report["verdict"]), message=_clean(line))
+        case.result = [_result(Skipped, f"known: {report['signature']}")]
+    case.system_out = _clean(line)
+    return case
+
+
+def _result(
+    kind: type[Error] | type[Failure] | type[Skipped],
+    message: object,
+    type_: str | None = None,
+    text: str | None = None,
+) -> Error | Failure | Skipped:
+    result = kind(_clean(message), type_)
+    if text is not None:
+        result.text = _clean(text)
+    return result
+
+
+def _failure(path: Path, report: ReportJson) -> str:
     culprit = report.get("culprit")
-    said = [
+    lines = [
         str(report.get("detail") or ""),
         f"culprit: {describe_culprit(culprit) if culprit else 'not attributed'}",
         f"signature: {report['signature']}",
-        f"what to do: {advice(report, str(entry.path))}",
+        f"what to do: {advice(report, str(path))}",
     ]
-    failure.text = _clean("\n".join(filter(None, said)))
-    return "failure"
+    return "\n".join(filter(None, lines))
 
 
 def _clean(text: object) -> str:

@@ -1,37 +1,40 @@
-"""A report as one page of HTML that needs nothing else: no network, no scripts."""
+"""A report as one self-contained HTML page: no network, no scripts."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from fuzzcompile import __version__
+from fuzzcompile.contract import ReportJson
 from fuzzcompile.reporting import proof
-from fuzzcompile.reporting.facts import facts_from
+from fuzzcompile.reporting.facts import IssueFacts
 from fuzzcompile.reporting.issue import error_rows
 from fuzzcompile.reporting.verdict import advice, circumstances, meaning
 from fuzzcompile.reporting.versions import versions
 from fuzzcompile.templating import environment as templates
 
 _BARS = 60
-# Ends of the chart's scale: one ulp of float64 is 2e-16, and beyond 10 nothing is left of a result.
+# Ends of the chart's scale, in units of the result's size: one ulp of float64 is 2e-16, and beyond 10 all is lost.
 _LEAST, _MOST = 1e-17, 1e1
 _FLOAT32_ULP = 2.0**-23
 
 
-def page_of(report: Mapping[str, Any], environment: Mapping[str, Any], *, name: str) -> str:
+def page_of(report: ReportJson, environment: Mapping[str, object], *, name: str) -> str:
     """The page on a report (contract form).
 
     Args:
         report: what ``triage --json`` prints.
         environment: where it was judged (:func:`fuzzcompile.execution.environment.describe`).
         name: what to type for the case.
+
+    Returns:
+        The HTML document.
     """
-    facts = facts_from(report, None, environment, None, 0)
+    facts = IssueFacts(report, None, environment)
     rows, left_out = error_rows(facts)
     bars = proof.bars(report)
-    threads = (report.get("evidence") or {}).get("threads") or environment.get("threads")
+    threads = report.get("evidence", {}).get("threads") or environment.get("threads")
     return (
         templates()
         .get_template("reports/proof.html.j2")
@@ -64,7 +67,7 @@ def page_of(report: Mapping[str, Any], environment: Mapping[str, Any], *, name: 
 
 
 def _percent(value: float | None) -> str:
-    """How far along the scale a value lies; nothing at all is at its beginning."""
+    """How far along the scale a value lies, in percent; None lies at its start."""
     if value is None or value <= _LEAST:
         return "0"
     if not math.isfinite(value):
@@ -73,5 +76,5 @@ def _percent(value: float | None) -> str:
     return f"{100 * share:.1f}"
 
 
-def _answer(said: bool | None) -> str:
-    return "not run" if said is None else "yes" if said else "no"
+def _answer(answer: bool | None) -> str:
+    return "not run" if answer is None else "yes" if answer else "no"

@@ -1,4 +1,4 @@
-"""Keeping a machine's own paths out of texts that are published."""
+"""Removes a machine's own paths from text that is published."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _INSTALLED = re.compile(r"(?:site|dist)-packages[/\\](.+)")
 
 
 def scrub(text: str) -> str:
-    """The text with every absolute path cut to what follows ``site-packages``, or to the file's name."""
+    """Cut every absolute path in a text to what follows ``site-packages``, or to the file's name."""
     return _PATH.sub(_shortened, text)
 
 

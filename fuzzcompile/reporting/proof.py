@@ -1,14 +1,15 @@
-"""What proves a culprit, in words and rows: what the terminal and the page show beyond the verdict."""
+"""The proof of a culprit in words and rows, for the terminal and the page."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+
+from fuzzcompile.contract import CulpritJson, ReportJson
 
 _NAMED = 4  # nodes named of each line of the program
 _SHORT = 40  # characters of an item of a list that stands on one line
-# Of the details of a culprit, what has a form of its own (see Culprit).
+# Details of a culprit that are shown in a form of their own, not as facts.
 _HANDLED = ("direction", "float64", "native", "native_noise", "changed", "matched", "diff", "non_finite")
 _LABELS = {
     "got": "the compiler's",
@@ -20,7 +21,7 @@ _LABELS = {
 
 @dataclass(frozen=True)
 class Fact:
-    """One thing to know of a culprit; ``text`` of several lines is code, or a list."""
+    """A detail of a culprit; a ``text`` of several lines is code, or a list."""
 
     label: str
     text: str
@@ -42,9 +43,9 @@ class Tried:
 
 @dataclass(frozen=True)
 class Bar:
-    """How far one rewrite moved the result, relative to its size: in float64, and as the program has it.
+    """How far one rewrite moved the result, relative to its size: in float64, and in the program's own dtypes.
 
-    ``of_culprit`` says that it is the culprit's. None where the graph could not be replayed so.
+    None where the graph could not be replayed. ``of_culprit`` marks the culprit's own.
     """
 
     name: str
@@ -55,35 +56,36 @@ class Bar:
     of_culprit: bool
 
 
-def matched(culprit: Mapping[str, Any]) -> list[str]:
-    """The lines of the program that the culprit matched, each with what it has there and the nodes' names."""
+def matched(culprit: CulpritJson) -> list[str]:
+    """The lines of the program that the culprit matched, each with its code and the names of its nodes."""
     lines = []
-    for entry in (culprit.get("details") or {}).get("matched") or ():
-        nodes = list(entry.get("nodes") or ())
+    for entry in _mappings(culprit.get("details", {}).get("matched")):
+        nodes = _strings(entry.get("nodes"))
         more = f" and {len(nodes) - _NAMED} more" if len(nodes) > _NAMED else ""
         code = f": {entry['code']}" if entry.get("code") else ""
         lines.append(f"{entry.get('source') or 'no known line'}{code}  ({', '.join(nodes[:_NAMED])}{more})")
     return lines
 
 
-def step_of(culprit: Mapping[str, Any]) -> str | None:
-    """How far the culprit moved the result, in units of its size; None where no replay says, or where it did not."""
-    details = culprit.get("details") or {}
+def step_of(culprit: CulpritJson) -> str | None:
+    """How far the culprit moved the result, in units of its size; None where it did not, or no replay shows it."""
+    details = culprit.get("details", {})
     exact, native = _number(details, "float64"), _number(details, "native")
     moved = [] if exact is None else [f"{figure(exact)} in float64"]
     if native is not None:
-        noise = details.get("native_noise")
+        noise = _number(details, "native_noise")
         moved.append(f"{figure(native)} natively" + ("" if noise is None else f" (rounding alone: {figure(noise)})"))
     if details.get("changed") and not exact and not native:
-        return None  # what it changed is no number
+        return None  # it changed a dtype, shape or the like
     if moved:
         return ", ".join(moved)
-    return None if culprit.get("step") is None else figure(culprit["step"])
+    step = culprit.get("step")
+    return None if step is None else figure(step)
 
 
-def facts_of(culprit: Mapping[str, Any]) -> Iterator[Fact]:
-    """What else is known of a culprit: what changed in the result, a kernel's source, what was expected and got."""
-    details = culprit.get("details") or {}
+def facts_of(culprit: CulpritJson) -> Iterator[Fact]:
+    """The other details: what changed in the result, a kernel's source, what was expected and computed."""
+    details = culprit.get("details", {})
     if details.get("changed"):
         yield Fact("it changed", str(details["changed"]))
     for key, value in details.items():
@@ -92,67 +94,66 @@ def facts_of(culprit: Mapping[str, Any]) -> Iterator[Fact]:
             yield Fact(_LABELS.get(key, key.replace("_", " ")), text)
 
 
-def diff_of(culprit: Mapping[str, Any]) -> list[str]:
+def diff_of(culprit: CulpritJson | None) -> list[str]:
     """The graph before and after the culprit, as a diff; empty where there is none."""
-    return str((culprit.get("details") or {}).get("diff") or "").splitlines()
+    return str((culprit or {}).get("details", {}).get("diff") or "").splitlines()
 
 
-def tried(report: Mapping[str, Any]) -> list[Tried]:
+def tried(report: ReportJson) -> list[Tried]:
     """The ablation table."""
     return [
         Tried(
             str(entry["toggle"]),
             bool(entry["repairs"]),
-            str(entry.get("non_finite") or "-") if entry.get("error") is None else figure(entry["error"]),
+            str(entry.get("non_finite") or "-") if (error := entry.get("error")) is None else figure(error),
         )
         for entry in report.get("ablations") or ()
     ]
 
 
-def bars(report: Mapping[str, Any]) -> list[Bar]:
+def bars(report: ReportJson) -> list[Bar]:
     """The rewrites that moved any bit, in the order in which they were applied."""
-    culprit = report.get("culprit") or {}
-    blamed = (culprit.get("stage"), culprit.get("rewrite"), culprit.get("site"), tuple(culprit.get("nodes") or ()))
-    found = []
-    for other in report.get("changed_bits") or ():
-        details = other.get("details") or {}
-        own = (other.get("stage"), other.get("rewrite"), other.get("site"), tuple(other.get("nodes") or ()))
-        direction = details.get("direction")
-        stage = str(other.get("stage")) + (f", {direction}" if direction and direction != "inference" else "")
-        found.append(
-            Bar(
-                str(other.get("rewrite") or other.get("family")),
-                stage,
-                str(other.get("site") or ""),
-                _number(details or {"float64": other.get("step")}, "float64"),
-                _number(details, "native"),
-                own == blamed,
-            )
-        )
-    return found
+    culprit = report.get("culprit")
+    blamed = None if culprit is None else _identity(culprit)
+    return [_bar(rewrite, of_culprit=_identity(rewrite) == blamed) for rewrite in report.get("changed_bits") or ()]
 
 
-def workaround_of(report: Mapping[str, Any]) -> str | None:
-    """What to type until the bug is mended; None where nothing is known."""
-    found = report.get("workaround")
-    if not found:
+def _identity(rewrite: CulpritJson) -> tuple[object, ...]:
+    return rewrite.get("stage"), rewrite.get("rewrite"), rewrite.get("site"), *(rewrite.get("nodes") or ())
+
+
+def _bar(rewrite: CulpritJson, *, of_culprit: bool) -> Bar:
+    details = rewrite.get("details", {})
+    direction = details.get("direction")
+    return Bar(
+        str(rewrite.get("rewrite") or rewrite.get("family")),
+        str(rewrite.get("stage")) + (f", {direction}" if direction and direction != "inference" else ""),
+        str(rewrite.get("site") or ""),
+        _number(details or {"float64": rewrite.get("step")}, "float64"),
+        _number(details, "native"),
+        of_culprit,
+    )
+
+
+def workaround_of(report: ReportJson) -> str | None:
+    """What a user can set until the bug is fixed; None where nothing is known."""
+    workaround = report.get("workaround")
+    if not workaround:
         return None
-    if isinstance(found, Mapping) and found.get("how"):
-        return str(found["how"])
-    return ", ".join(f"{key} = {value!r}" for key, value in found.items()) if isinstance(found, Mapping) else str(found)
+    return workaround.get("how") or ", ".join(f"{key} = {value!r}" for key, value in workaround.items())
 
 
-def workaround_with_cost(report: Mapping[str, Any]) -> str | None:
-    """The workaround and what was measured of it: that it repairs, and its price."""
-    found, how = report.get("workaround"), workaround_of(report)
-    if how is None or not isinstance(found, Mapping):
+def workaround_with_cost(report: ReportJson) -> str | None:
+    """The workaround with what was measured: that it removes the bug, and its price."""
+    workaround, how = report.get("workaround"), workaround_of(report)
+    if how is None or not workaround:
         return how
-    said = []
-    if "verified" in found:
-        said.append("run, and the bug is gone" if found["verified"] else "not verified")
-    if found.get("cost_ratio") is not None:
-        said.append(f"{found['cost_ratio']:.2f} times the run time")
-    return f"{how}  # {', '.join(said)}" if said else how
+    notes = []
+    if "verified" in workaround:
+        notes.append("run, and the bug is gone" if workaround["verified"] else "not verified")
+    if (ratio := workaround.get("cost_ratio")) is not None:
+        notes.append(f"{ratio:.2f} times the run time")
+    return f"{how}  # {', '.join(notes)}" if notes else how
 
 
 def figure(value: float | int) -> str:
@@ -160,15 +161,23 @@ def figure(value: float | int) -> str:
     return f"{value:.3g}" if value == 0 or 0.01 <= abs(value) < 1000 else f"{value:.1e}"
 
 
-def _number(details: Mapping[str, Any], key: str) -> float | None:
-    """A number of the details; what JSON cannot hold stands beside it by name."""
+def _number(details: Mapping[str, object], key: str) -> float | None:
+    """A number of the details; ``non_finite`` beside it names what JSON cannot hold."""
     value = details.get(key)
     if value is None and key in details and details.get("non_finite"):
-        return float(details["non_finite"])
-    return None if value is None else float(value)
+        value = details["non_finite"]
+    return float(value) if isinstance(value, int | float | str) else None
 
 
-def _text(value: Any) -> str:
+def _mappings(value: object) -> list[Mapping[str, object]]:
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list | tuple) else []
+
+
+def _strings(value: object) -> list[str]:
+    return [str(item) for item in value] if isinstance(value, list | tuple) else []
+
+
+def _text(value: object) -> str:
     if value is None or value is False or value in ("", [], {}, ()):
         return ""
     if value is True:
@@ -183,5 +192,5 @@ def _text(value: Any) -> str:
 
 
 def _joined(parts: Sequence[str]) -> str:
-    """On one line where each is short, else one below the other."""
+    """On one line if each part is short, else one below the other."""
     return ("\n" if any("\n" in part or len(part) > _SHORT for part in parts) else ", ").join(parts)

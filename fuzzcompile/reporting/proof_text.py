@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 from rich.text import Text
 
+from fuzzcompile.contract import CulpritJson, ReportJson
 from fuzzcompile.reporting.proof import diff_of, facts_of, matched, step_of, tried
 
 _MATCHED = 6  # lines of the program shown
 _LINES = 30  # lines of a diff or a kernel shown
 
 
-def proof_lines(culprit: Mapping[str, Any]) -> Iterator[str]:
+def proof_lines(culprit: CulpritJson) -> Iterator[str]:
     """What a culprit matched, how far it moved the result, and the graph before and after it."""
     yield from (f"matched {line}" for line in matched(culprit)[:_MATCHED])
     step = step_of(culprit)
@@ -30,8 +30,8 @@ def proof_lines(culprit: Mapping[str, Any]) -> Iterator[str]:
         yield from (f"  {line}" for line in _cut(diff))
 
 
-def ablation_table(report: Mapping[str, Any]) -> Table:
-    """What was tried, and whether the divergence was gone with it."""
+def ablation_table(report: ReportJson) -> Table:
+    """Each ablation, and whether it removed the divergence."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("  tried", overflow="fold")
     table.add_column("repairs it", no_wrap=True)
@@ -42,6 +42,6 @@ def ablation_table(report: Mapping[str, Any]) -> Table:
 
 
 def _cut(lines: Sequence[str]) -> list[str]:
-    """The first lines, and how many there are besides."""
+    """The first lines, and how many more there are."""
     shown = list(lines[:_LINES])
     return [*shown, f"... and {len(lines) - _LINES} more lines (--json has all)"] if len(lines) > _LINES else shown

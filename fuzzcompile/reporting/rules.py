@@ -21,7 +21,7 @@ _NUMERIC = (
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule; ``met`` is None where it does not apply or the facts do not tell."""
+    """One rule; ``met`` is None where it does not apply or the facts do not show it."""
 
     text: str
     met: bool | None
@@ -46,7 +46,7 @@ def fit_to_file(facts: IssueFacts) -> bool:
 def _numeric(facts: IssueFacts) -> Iterator[Rule]:
     if facts.verdict not in _NUMERIC or facts.shares_wrongly:
         return
-    within = (facts.measured or next(iter(facts.wrong), {})).get("within_default_tolerance")
+    within = _within_tolerance(facts)
     where = {True: "within", False: "outside", None: "not recorded whether within"}[within]
     met = None if within is None else not within
     yield Rule("Default tolerances", met, f"{where} `torch.testing.assert_close` defaults")
@@ -54,11 +54,16 @@ def _numeric(facts: IssueFacts) -> Iterator[Rule]:
     yield Rule(
         "No comparison of indices of max, min and the like",
         None if integers else True,
-        f"integer outputs differ ({', '.join(integers[:4])}): make sure that they are no such indices"
+        f"integer outputs differ ({', '.join(integers[:4])}): make sure that they are not such indices"
         if integers
         else "only floating values count here",
     )
     yield from _higher_precision(facts)
+
+
+def _within_tolerance(facts: IssueFacts) -> bool | None:
+    outputs = [facts.measured, *facts.wrong]
+    return next((output.get("within_default_tolerance") for output in outputs if output is not None), None)
 
 
 def _higher_precision(facts: IssueFacts) -> Iterator[Rule]:

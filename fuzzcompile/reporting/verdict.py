@@ -1,13 +1,13 @@
-"""A triage report for people: the verdict, the numbers, the culprit, and what to do."""
+"""A triage report for the terminal: the verdict, the numbers, the culprit, and what to do."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 from rich.table import Table
 
+from fuzzcompile.contract import CulpritJson, EvidenceJson, OutputJson, ReportJson
 from fuzzcompile.reporting.proof import workaround_of, workaround_with_cost
 from fuzzcompile.reporting.proof_text import ablation_table, proof_lines
 
@@ -34,10 +34,10 @@ _SETTING = "torch._inductor.config.emulate_precision_casts = True"
 _ADVICE = {
     "equal": "nothing: the bits are the same",
     "precision_casts": f"nothing, or set {_SETTING} if the casts matter: the results agree then",
-    "invalid": "mend the program: it raises in eager mode too",
-    "unstable": "nothing to report: these inputs amplify rounding; test a better conditioned program, or in float64",
+    "invalid": "fix the program: it raises in eager mode too",
+    "unstable": "nothing to report: these inputs amplify rounding; use better conditioned ones, or test in float64",
 }
-# Bugs that another run may not show.
+# Bugs that may not show in another run.
 _RUN_AGAIN = {
     "crash": "run it again: if it crashes again, ",
     "timeout": "run it again with a larger --timeout: if it hangs, ",
@@ -45,13 +45,12 @@ _RUN_AGAIN = {
 }
 _WIDTH = 120  # where standard output is no terminal
 _ROWS = 12  # outputs shown
-_PLACES = 3  # outputs of which the values are shown
+_PLACES = 3  # outputs whose values are shown
 _NAMES = 6  # rewrites, warnings and notes shown
-# Of these the table has no numbers: other things than values differ.
+# What differs is not a value: the table has no numbers for these.
 _NO_VALUES = ("dtype", "shape", "stride", "missing", "alias")
-
-_AS_FAR = 1.05
-_BREAK = 200
+_AS_FAR = 1.05  # ratio of errors below which compiled counts as no farther than eager
+_BREAK = 200  # characters shown of a graph break's reason
 
 
 def report_console() -> Console:
@@ -61,12 +60,16 @@ def report_console() -> Console:
 
 
 def print_report(
-    console: Console, report: Mapping[str, Any], *, proof: bool = False, name: str = "CASE", known: bool = False
+    console: Console, report: ReportJson, *, proof: bool = False, name: str = "CASE", known: bool = False
 ) -> None:
-    """Print a report (contract form).
+    """Print a report.
 
-    With ``proof`` what proves the culprit is printed too: the graph before and after it, and what was tried.
-    ``name`` is what to type for the case, ``known`` says that the baseline has this bug.
+    Args:
+        console: where to print.
+        report: what triage says.
+        proof: also print the proof of the culprit: the graph before and after it, and the ablations.
+        name: what to type for the case.
+        known: whether the baseline lists this bug.
     """
 
     def say(line: str) -> None:
@@ -91,36 +94,37 @@ def print_report(
         console.print(ablation_table(report))
     if proof and report.get("workaround"):
         say(f"  workaround: {workaround_with_cost(report)}")
-    say(f"  what to do: {'nothing new: the baseline has it' if known else advice(report, name)}")
+    say(f"  what to do: {'nothing new: the baseline lists it' if known else advice(report, name)}")
 
 
-def meaning(report: Mapping[str, Any]) -> str:
-    """What the report's verdict says, in a few words."""
-    said = _MEANING.get(report["verdict"], "")
-    against = (report.get("evidence") or {}).get("against") or "eager"
-    return said if against == "eager" else f"{said} (compared with {against})"
+def meaning(report: ReportJson) -> str:
+    """What the report's verdict means, in a few words."""
+    text = _MEANING.get(report["verdict"], "")
+    against = report.get("evidence", {}).get("against") or "eager"
+    return text if against == "eager" else f"{text} (compared with {against})"
 
 
-def advice(report: Mapping[str, Any], name: str) -> str:
+def advice(report: ReportJson, name: str) -> str:
     """What to do about the report; ``name`` is what to type for the case."""
     verdict = report["verdict"]
     if not report["is_bug"]:
         return _about_rounding(report) if verdict == "rounding" else _ADVICE.get(verdict, "nothing")
-    own = report.get("culprit") or {}
-    if own.get("source") and not own["source"].startswith("torch/"):
-        return f"mend {own['rewrite']} ({own['source']}:{own['line']}): it is not PyTorch's"
+    culprit = report.get("culprit") or {}
+    source = culprit.get("source")
+    if source and not source.startswith("torch/"):
+        return f"fix {culprit['rewrite']} ({source}:{culprit['line']}): it is not part of PyTorch"
     workaround = workaround_of(report)
-    until = f"; until it is mended, use {workaround}" if workaround else ""
+    until = f"; until it is fixed, use {workaround}" if workaround else ""
     again = _RUN_AGAIN.get(verdict, "")
-    doubt = "look at it first, confidence is low; " if report.get("confidence") == "low" and not again else ""
+    doubt = "check it first, confidence is low; " if report.get("confidence") == "low" and not again else ""
     return (
         f"{doubt}{again}report it: `fuzzcompile minimize {name}` makes the reproducer, "
         f"`fuzzcompile issue {name}` the draft{until}"
     )
 
 
-def name_of(culprit: Mapping[str, Any]) -> str:
-    """A culprit in a few words: the rewrite and its file, or the stage where no rewrite is named."""
+def name_of(culprit: CulpritJson | None) -> str:
+    """A culprit in a few words: the rewrite and its file, or its stage if no file is known."""
     if not culprit:
         return "not attributed"
     name = culprit.get("rewrite") or "unknown"
@@ -128,7 +132,7 @@ def name_of(culprit: Mapping[str, Any]) -> str:
     return f"{name} ({source}:{culprit.get('line')})" if source else f"{name} ({culprit.get('stage')})"
 
 
-def describe_culprit(culprit: Mapping[str, Any]) -> str:
+def describe_culprit(culprit: CulpritJson) -> str:
     """A culprit in one line: rewrite, stage and pass, source, site, and what was proved."""
     parts = [f"{culprit['rewrite'] or 'unknown'} in {culprit['stage']}"]
     if culprit["pass"] and culprit["pass"] != culprit["rewrite"]:
@@ -149,32 +153,28 @@ def describe_culprit(culprit: Mapping[str, Any]) -> str:
 # -- what to do -----------------------------------------------------------------------------------
 
 
-def _about_rounding(report: Mapping[str, Any]) -> str:
+def _about_rounding(report: ReportJson) -> str:
     outputs = report["evidence"]["outputs"]
-    ratios = [output["error_ratio"] for output in outputs if output.get("error_ratio") is not None]
-    said = "nothing: rounding"
+    ratios = [ratio for output in outputs if (ratio := output.get("error_ratio")) is not None]
+    text = "nothing: rounding"
     if ratios and max(ratios) <= 1:
-        said += f"; compiled is no farther from float64 than eager (ratio {max(ratios):.2g})"
+        text += f"; compiled is no farther from float64 than eager (ratio {max(ratios):.2g})"
     elif ratios and max(ratios) < _AS_FAR:
-        said += "; compiled is as far from float64 as eager"
+        text += "; compiled is as far from float64 as eager"
     elif ratios:
-        said += f"; compiled is {max(ratios):.2g} times as far from float64 as eager, as rounding may make it"
+        text += f"; compiled is {max(ratios):.2g} times as far from float64 as eager, as rounding may make it"
     failing = [output for output in outputs if not output.get("within_default_tolerance", True)]
     if failing:
-        apart = max(_number_of(o, "max_abs_error_eager") + _number_of(o, "max_abs_error_compiled") for o in failing)
-        said += (
+        apart = max((o.get("max_abs_error_eager") or 0.0) + (o.get("max_abs_error_compiled") or 0.0) for o in failing)
+        text += (
             "; assert_close fails at its defaults, so compare each with a float64 run, "
             f"or give it atol={_rounded_up(apart)}"
         )
-    return said
-
-
-def _number_of(output: Mapping[str, Any], key: str) -> float:
-    return float(output.get(key) or 0.0)
+    return text
 
 
 def _rounded_up(value: float) -> str:
-    """The next number of one digit: what somebody would write into a test."""
+    """The next number of one significant digit: a tolerance to write into a test."""
     digit, _, exponent = f"{value:.0e}".partition("e")
     if float(f"{digit}e{exponent}") < value:
         digit = str(int(digit) + 1)
@@ -184,7 +184,7 @@ def _rounded_up(value: float) -> str:
 # -- what differs ---------------------------------------------------------------------------------
 
 
-def _table(outputs: Sequence[Mapping[str, Any]]) -> Table:
+def _table(outputs: Sequence[OutputJson]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("  output", overflow="fold")
     for heading in ("eager\nmax", "\nRMS", "\nulps", "compiled\nmax", "\nRMS", "\nulps"):
@@ -196,10 +196,17 @@ def _table(outputs: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def _cells(output: Mapping[str, Any]) -> list[str]:
+def _cells(output: OutputJson) -> list[str]:
     if output["finding"] in _NO_VALUES:
         return ["-"] * 11
-    numbers = [output.get(f"{key}_{run}") for run in ("eager", "compiled") for key in _FIGURES]
+    numbers = (
+        output.get("max_abs_error_eager"),
+        output.get("rms_error_eager"),
+        output.get("max_ulps_eager"),
+        output.get("max_abs_error_compiled"),
+        output.get("rms_error_compiled"),
+        output.get("max_ulps_compiled"),
+    )
     ratio, cosine = output.get("error_ratio"), output.get("cosine")
     return [
         *(_figure(number, output) for number in numbers),
@@ -211,40 +218,34 @@ def _cells(output: Mapping[str, Any]) -> list[str]:
     ]
 
 
-_FIGURES = ("max_abs_error", "rms_error", "max_ulps")
-
-
-def _figure(value: float | None, output: Mapping[str, Any]) -> str:
-    """A number in at most seven characters; what JSON cannot hold stands beside it by name."""
+def _figure(value: float | None, output: OutputJson) -> str:
+    """A number in at most seven characters; ``non_finite`` beside it names what JSON cannot hold."""
     if value is None:
         return str(output.get("non_finite") or "-")
     return f"{value:.3g}" if value == 0 or 0.01 <= value < 1000 else f"{value:.1e}"
 
 
-def _places(outputs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _places(outputs: Sequence[OutputJson]) -> Iterator[str]:
     """Where outputs differ, and the values of the runs there."""
     for output in outputs[:_PLACES]:
         if output.get("detail"):
             kind = f"{output['finding']}: " if output["finding"] in ("dtype", "shape", "stride") else ""
             yield f"{output['name']}: {kind}{output['detail']}"
         elif output.get("where") is not None:
-            index = ", ".join(str(i) for i in output["where"])
-            values = ", ".join(f"{run} {_value(value, output)}" for run, value in _values(output))
+            index, values = ", ".join(str(i) for i in output["where"] or ()), ", ".join(_values(output))
             yield f"{output['name']}[{index}]: {values}" if index else f"{output['name']}: {values}"
 
 
-def _values(output: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    yield from ((run, value) for run, value in output["at"].items() if run != "non_finite")
+def _values(output: OutputJson) -> Iterator[str]:
+    at = output["at"] or {}
+    for run, value in at.items():
+        if run != "non_finite":
+            text = f"{value:.9g}" if isinstance(value, float) else str(value)
+            yield f"{run} {at.get('non_finite') or 'non-finite' if value is None else text}"
 
 
-def _value(value: float | int | None, output: Mapping[str, Any]) -> str:
-    if value is None:
-        return str(output["at"].get("non_finite") or "non-finite")
-    return f"{value:.9g}" if isinstance(value, float) else str(value)
-
-
-def circumstances(evidence: Mapping[str, Any]) -> Iterator[str]:
-    """What else bears on the verdict, where there is something to say."""
+def circumstances(evidence: EvidenceJson) -> Iterator[str]:
+    """Other facts that bear on the verdict, if any."""
     graphs, breaks = evidence.get("graphs") or 0, evidence.get("graph_breaks") or ()
     if graphs > 1 or breaks:
         shown = [text if len(text) <= _BREAK else text[: _BREAK - 4] + " ..." for text in breaks]
@@ -255,36 +256,38 @@ def circumstances(evidence: Mapping[str, Any]) -> Iterator[str]:
         yield f"random numbers: {evidence['randomness']}"
     survives = evidence.get("survives_float64")
     if survives is not None:
-        yield "compiled in float64 the difference is " + ("still there: no matter of precision" if survives else "gone")
+        yield "compiled in float64 the difference is " + (
+            "still there: precision does not explain it" if survives else "gone"
+        )
     if evidence.get("warnings"):
         yield f"warnings of one run alone: {_several(evidence['warnings'], '; ')}"
     for note in (evidence.get("notes") or ())[:_NAMES]:
         yield f"note: {note}"
 
 
-def _attribution(report: Mapping[str, Any], *, proof: bool) -> Iterator[str]:
-    """Whose fault it is; for rounding, what changed the bits."""
+def _attribution(report: ReportJson, *, proof: bool) -> Iterator[str]:
+    """The culprit; for rounding, the rewrites that changed any bit."""
     culprit = report.get("culprit")
     if culprit:
         yield f"culprit: {describe_culprit(culprit)}"
         if proof:
             yield from (f"  {line}" for line in proof_lines(culprit))
-        yield from (f"also needed: {describe_culprit(other)}" for other in report["contributors"])
+        yield from (f"also needed: {describe_culprit(contributor)}" for contributor in report["contributors"])
     elif report["is_bug"]:
         yield "culprit: not attributed"
     elif report["changed_bits"]:
-        names = list(dict.fromkeys(f"{other['rewrite']} ({other['stage']})" for other in report["changed_bits"]))
+        names = list(dict.fromkeys(f"{rewrite['rewrite']} ({rewrite['stage']})" for rewrite in report["changed_bits"]))
         yield f"rewrites that changed any bit: {_several(names, ', ')}"
     elif report["verdict"] == "rounding":
         yield "no rewrite of a graph changed a bit: generated code rounds differently from eager kernels"
-    fired = [f"{one['rewrite']} ({one['stage']})" for one in report.get("rewrites") or () if one["fired"]]
+    fired = [f"{rule['rewrite']} ({rule['stage']})" for rule in report.get("rewrites") or () if rule["fired"]]
     if proof and fired:
         yield f"rewrites that ran: {', '.join(dict.fromkeys(fired))}"
-    yield from (f"{one['name']} {one['said']}" for one in report.get("suspects") or ())
+    yield from (f"{suspect['name']} {suspect['said']}" for suspect in report.get("suspects") or ())
 
 
 def _several(texts: Sequence[str], separator: str) -> str:
-    """The first of them on one line, and how many there are besides."""
+    """The first of them on one line, and how many more there are."""
     shown = [" ".join(str(text).split()) for text in texts[:_NAMES]]
     more = f" and {len(texts) - _NAMES} more" if len(texts) > _NAMES else ""
     return separator.join(shown) + more

@@ -1,13 +1,12 @@
-"""What a result depends on, as lines that may be published."""
+"""What a result depends on, as lines to publish."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from fuzzcompile.reporting.privacy import scrub
 
-# Only these leave the machine, in this order.
+# Only these are published, in this order.
 _VERSIONS = {
     "torch": "PyTorch",
     "torch_git": "PyTorch commit",
@@ -29,7 +28,7 @@ _VERSIONS = {
 }
 
 
-def versions(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Labels and values of what is known of the environment (:func:`fuzzcompile.execution.environment.describe`)."""
+def versions(environment: Mapping[str, object]) -> list[tuple[str, str]]:
+    """Labels and values of the known parts of an environment (:func:`fuzzcompile.execution.environment.describe`)."""
     known = ((label, environment.get(key)) for key, label in _VERSIONS.items())
     return [(label, scrub(str(value))) for label, value in known if value not in (None, "")]

@@ -1,22 +1,12 @@
-"""Sentences about a finding, made of its facts alone."""
+"""Sentences about a finding, made only of its facts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
+from fuzzcompile.contract import OutputJson
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.reporting.facts import IssueFacts
 from fuzzcompile.reporting.privacy import scrub
 
-_COMPONENTS = {
-    "dynamo": "dynamo",
-    "functionalization": "aot autograd",
-    "partition": "aot autograd",
-    "decomposition": "decomposition",
-    "fake_tensor": "meta kernel",
-    "cudagraphs": "cudagraphs",
-}
 _TITLES = {
     Verdict.MISCOMPILE: "wrong result",
     Verdict.WRONG_GRADIENT: "wrong gradient",
@@ -26,7 +16,7 @@ _TITLES = {
     Verdict.PRECISION_LOSS: "loss of precision",
     Verdict.COMPILE_ERROR: "error while compiling",
     Verdict.RUNTIME_ERROR: "error in the compiled program",
-    Verdict.ACCEPTS_INVALID: "compiled program accepts what eager refuses",
+    Verdict.ACCEPTS_INVALID: "compiled program accepts what eager rejects",
     Verdict.CRASH: "crash",
     Verdict.TIMEOUT: "does not end in time",
     Verdict.NONDETERMINISTIC: "results that change from run to run",
@@ -43,10 +33,9 @@ _BENIGN = {
 
 
 def title(facts: IssueFacts) -> str:
-    """Component, culprit and what goes wrong; a suspect that is not proved is not named."""
+    """Component, culprit and symptom; a suspect that is not proved is not named."""
     culprit = facts.culprit or {}
-    stage = culprit.get("stage")
-    component = _COMPONENTS.get(str(stage), "inductor") if stage else "torch.compile"
+    component = culprit.get("component", "inductor") if culprit else "torch.compile"
     what = _kind(facts)
     if facts.proved and not facts.low_confidence:
         return f"[{component}] {culprit['rewrite']}: {what}{_on(facts)}"
@@ -61,7 +50,7 @@ def summary(facts: IssueFacts) -> str:
     if facts.verdict in (Verdict.COMPILE_ERROR, Verdict.RUNTIME_ERROR):
         return f"{where} the program runs in eager, and compiled it raises: `{one_line(facts.detail)}`."
     if facts.verdict == Verdict.ACCEPTS_INVALID:
-        return f"{where} eager refuses the program and compiled runs it: {one_line(facts.detail)}."
+        return f"{where} eager rejects the program and compiled runs it: {one_line(facts.detail)}."
     if facts.verdict in (Verdict.CRASH, Verdict.TIMEOUT, Verdict.NONDETERMINISTIC):
         return f"{where}: {_kind(facts)}. {one_line(facts.detail)}".strip()
     return f"{where}, {_observed(facts)}"
@@ -79,8 +68,8 @@ def one_line(text: str, limit: int = 300) -> str:
     return flat if len(flat) <= limit else flat[: limit - 1].rstrip() + "…"
 
 
-def figure(entry: Mapping[str, Any], key: str) -> str:
-    """A figure of the evidence: infinities by name, a dash where there is none."""
+def figure(entry: OutputJson, key: str) -> str:
+    """A figure of the evidence as text: infinities by name, a dash where there is none."""
     value = entry.get(key)
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -118,14 +107,14 @@ def _observed(facts: IssueFacts) -> str:
         )
         return f"{distance}. {_capital(one_line(facts.detail))}." if facts.detail else f"{distance}."
     if facts.wrong:
-        told = "; ".join(f"`{entry.get('name')}`: {_difference(entry)}" for entry in facts.wrong[:4])
+        differences = "; ".join(f"`{entry.get('name')}`: {_difference(entry)}" for entry in facts.wrong[:4])
         if facts.shares_wrongly:
-            return f"eager and compiled return the same values in different memory. {told}."
-        return f"eager and compiled differ: {told}."
+            return f"eager and compiled return the same values in different memory. {differences}."
+        return f"eager and compiled differ: {differences}."
     return f"{one_line(facts.detail)}." if facts.detail else f"the finding is: {_kind(facts)}."
 
 
-def _difference(entry: Mapping[str, Any]) -> str:
+def _difference(entry: OutputJson) -> str:
     if entry.get("detail"):
         return one_line(str(entry["detail"]), 120)
     at = entry.get("at") or {}

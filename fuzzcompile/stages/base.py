@@ -4,31 +4,37 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar, Generic, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from fuzzcompile.attribution.ablating import Ablator
 from fuzzcompile.attribution.culprit import Attribution, Culprit
 from fuzzcompile.attribution.divergence import Divergence
 from fuzzcompile.compiler.session import Compilation
+from fuzzcompile.facts import facts
 
-Finding = TypeVar("Finding")
+# Suspects of a stage that are compiled without, one by one.
+MAX_SUSPECTS = 4
 
 
 @dataclass(frozen=True)
-class Suspect(Generic[Finding]):
+class Suspect:
     """Something in a stage that a failing compile speaks against; nothing is proved yet.
 
-    ``family`` and ``source`` are what a signature holds, so that two suspects of the same bug compare equal.
-    ``finding`` is what the stage saw (a step, a fault of an operator, a wrong kernel): only that stage reads it.
-    ``certain`` says that the finding leaves no room for rounding.
+    ``stage``, ``family`` and ``source`` are what a signature holds, so that two suspects of the same bug compare equal.
+
+    Attributes:
+        finding: what the stage saw (a step, a fault of an operator, a wrong kernel); only that stage reads it.
+        certain: whether the finding leaves no room for rounding.
+        rank: sorts the suspects of stages that are looked at together, the most telling first.
     """
 
     stage: str
     family: str
     source: str | None = None
-    finding: Finding | None = field(default=None, compare=False, repr=False)
+    finding: object = field(default=None, compare=False, repr=False)
     certain: bool = field(default=False, compare=False)
+    rank: tuple[int, ...] = field(default=(), compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -39,7 +45,7 @@ class Without:
     how: Compilation
 
 
-class Stage(ABC, Generic[Finding]):
+class Stage(ABC):
     """One stage of the compiler: all that fuzzcompile knows of it.
 
     Triage, the shortcut for known bugs and the lock of a reduction ask the stages; nothing else knows their names. A
@@ -48,27 +54,72 @@ class Stage(ABC, Generic[Finding]):
 
     name: ClassVar[str]
     """As in the JSON contract (:mod:`fuzzcompile.stage_names`)."""
-    component: ClassVar[str]
-    """What a report calls the part of PyTorch at fault, as its issue titles do: ``inductor``, ``dynamo``."""
+    component: ClassVar[str] = "inductor"
+    """What a report calls the part of PyTorch at fault, as titles of its issues do."""
     settings: ClassVar[tuple[Mapping[str, object], ...]] = ()
     """Entries of ``torch._inductor.config`` that work around the whole stage, the narrowest first."""
 
     @abstractmethod
-    def suspects(self, divergence: Divergence) -> list[Suspect[Finding]]:
+    def suspects(self, divergence: Divergence) -> list[Suspect]:
         """What one compile speaks against, most telling first; compiles nothing."""
 
-    @abstractmethod
-    def without(self, suspect: Suspect[Finding], how: Compilation) -> Without | None:
+    def without(self, suspect: Suspect, how: Compilation) -> Without | None:
         """How to compile without the suspect; None where no compile can do without it."""
+        return None
 
-    @abstractmethod
-    def prove(self, ablator: Ablator, suspects: Sequence[Suspect[Finding]]) -> Attribution | None:
+    def culprit(self, suspect: Suspect) -> Culprit:
+        """The suspect as a culprit of which nothing is proved."""
+        return Culprit(self.name, None, suspect.family, suspect.family, source=suspect.source)
+
+    def prove(self, ablator: Ablator, suspects: Sequence[Suspect]) -> Attribution | None:
         """The culprit among the stage's suspects, proved by ablations as far as it can be; None if none holds.
 
         Raises:
             OutOfTime: no further compile may be begun.
         """
+        return prove_in_turn(ablator, [(self, suspect) for suspect in suspects])
 
-    def workarounds(self, culprit: Culprit) -> Iterator[Mapping[str, object]]:
-        """Settings that may work around the culprit, the narrowest first; none is tried yet."""
+    def workarounds(self, culprit: Culprit, given: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
+        """Settings that may work around the culprit, the narrowest first; none is tried yet.
+
+        Args:
+            culprit: what is at fault in this stage.
+            given: the entries of ``torch._inductor.config`` that the case sets itself.
+        """
+        own = facts().settings.switching_off
+        yield from (own[name] for name in names_of(culprit) if name in own)
         yield from self.settings
+
+
+def names_of(culprit: Culprit) -> list[str]:
+    """The names that a setting may know a culprit by: its rule's, and its pass's."""
+    return [name for name in (culprit.rewrite, culprit.pass_name) if name]
+
+
+def prove_in_turn(ablator: Ablator, suspects: Sequence[tuple[Stage, Suspect]]) -> Attribution | None:
+    """The first suspect without which the divergence is gone, or all that are certain together; None if none is.
+
+    Raises:
+        OutOfTime: no further compile may be begun.
+    """
+    tried = [(stage, suspect) for stage, suspect in suspects if stage.without(suspect, ablator.how) is not None][
+        :MAX_SUSPECTS
+    ]
+    for stage, suspect in tried:
+        if _repairs(ablator, [(stage, suspect)]):
+            return Attribution(replace(stage.culprit(suspect), necessary=True))
+    certain = [(stage, suspect) for stage, suspect in tried if suspect.certain]
+    if len(certain) > 1 and _repairs(ablator, certain):
+        first, *rest = (replace(stage.culprit(suspect), confidence="low") for stage, suspect in certain)
+        return Attribution(first, rest)
+    return None
+
+
+def _repairs(ablator: Ablator, suspects: Sequence[tuple[Stage, Suspect]]) -> bool:
+    how, toggles = ablator.how, list[str]()
+    for stage, suspect in suspects:
+        without = stage.without(suspect, how)
+        if without is not None:
+            how = without.how
+            toggles.append(without.toggle)
+    return ablator.attempt(how, ", ".join(toggles))[1]

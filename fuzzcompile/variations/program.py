@@ -1,4 +1,4 @@
-"""Operators on the text of a program: near misses of what it does, as replacements of pieces of its source."""
+"""Operators on the text of a program: near misses of it, made by replacing pieces of its source."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-# Functions of a case file that are not the program itself.
+# Functions of a case file that are not part of the program.
 _NOT_VARIED = ("make", "run")
 _AXIS_CALLS = ("softmax", "log_softmax", "sum", "mean", "amax", "amin", "cumsum", "argmax", "norm", "var", "std")
 _AXES = (-1, -2, 0, 1, -3)
@@ -15,7 +15,7 @@ _CONSTANTS = ("0.0", "1.0", "-1.0")
 
 @dataclass(frozen=True)
 class Edit:
-    """One piece of source (offsets in characters) and what takes its place; ``name`` says which operator did it."""
+    """A piece of source (offsets in characters) and its replacement; ``name`` is that of the operator."""
 
     name: str
     start: int
@@ -30,8 +30,8 @@ def edits_of(source: str) -> list[Edit]:
     except (SyntaxError, ValueError):
         return []
     text = _Text(source)
-    found = [edit for node in _program_nodes(tree) for operator in _OPERATORS for edit in operator(node, text)]
-    return list(dict.fromkeys(found))
+    edits = (edit for node in _program_nodes(tree) for operator in _OPERATORS for edit in operator(node, text))
+    return list(dict.fromkeys(edits))
 
 
 def edited(source: str, edit: Edit) -> str:
@@ -68,7 +68,7 @@ class _Text:
 
 
 def _program_nodes(tree: ast.Module) -> Iterator[ast.AST]:
-    """Nodes inside functions and methods, but for constructors and what only drives the case."""
+    """Nodes inside functions and methods, except constructors and functions that only drive the case."""
     for statement in tree.body:
         functions = [statement] if isinstance(statement, ast.FunctionDef) else []
         if isinstance(statement, ast.ClassDef):
@@ -90,13 +90,13 @@ def _axis(node: ast.AST, text: _Text) -> Iterator[Edit]:
     for axis in axes:
         present = _whole(axis)
         if present is not None:
-            yield from (text.replace("axis", axis, str(other)) for other in _AXES if other != present)
+            yield from (text.replace("axis", axis, str(wanted)) for wanted in _AXES if wanted != present)
 
 
 def _constant(node: ast.AST, text: _Text) -> Iterator[Edit]:
     """A factor, divisor or summand that is 0, 1 or -1."""
     for operand in _literal_operands(node):
-        yield from (text.replace("constant", operand, other) for other in _CONSTANTS)
+        yield from (text.replace("constant", operand, constant) for constant in _CONSTANTS)
 
 
 def _scalar_tensor(node: ast.AST, text: _Text) -> Iterator[Edit]:
@@ -107,7 +107,7 @@ def _scalar_tensor(node: ast.AST, text: _Text) -> Iterator[Edit]:
 
 
 def _swap(node: ast.AST, text: _Text) -> Iterator[Edit]:
-    """Operands the other way round."""
+    """Operands swapped."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Mult)):
         sign = "+" if isinstance(node.op, ast.Add) else "*"
         yield text.replace("swapped", node, f"({text.of(node.right)}) {sign} ({text.of(node.left)})")
@@ -134,14 +134,14 @@ def _permuted(node: ast.AST, text: _Text) -> Iterator[Edit]:
     """Two axes of a permutation exchanged."""
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr != "permute":
         return
-    for one, other in zip(node.args, node.args[1:], strict=False):
-        if _whole(one) is not None and _whole(other) is not None:
-            start, end = text.span(one)[0], text.span(other)[1]
-            yield Edit("permuted", start, end, f"{text.of(other)}, {text.of(one)}")
+    for left, right in zip(node.args, node.args[1:], strict=False):
+        if _whole(left) is not None and _whole(right) is not None:
+            start, end = text.span(left)[0], text.span(right)[1]
+            yield Edit("permuted", start, end, f"{text.of(right)}, {text.of(left)}")
 
 
 def _in_place(node: ast.AST, text: _Text) -> Iterator[Edit]:
-    """``x = x + y`` as ``x += y``, which writes to what others may hold as well."""
+    """``x = x + y`` as ``x += y``, which also changes aliases of ``x``."""
     if not isinstance(node, ast.Assign) or len(node.targets) != 1 or not isinstance(node.targets[0], ast.Name):
         return
     value, name = node.value, node.targets[0].id
@@ -168,7 +168,7 @@ def _literal_operands(node: ast.AST) -> list[ast.expr]:
     if not isinstance(node, ast.BinOp) or not isinstance(node.op, (ast.Add, ast.Sub, ast.Mult, ast.Div)):
         return []
     sides = (node.left, node.right)
-    return [one for one in sides if isinstance(one, ast.Constant) and type(one.value) in (int, float)]
+    return [side for side in sides if isinstance(side, ast.Constant) and type(side.value) in (int, float)]
 
 
 def _whole(node: ast.expr) -> int | None:

@@ -1,4 +1,4 @@
-"""What of a case can be varied, found by running it in eager mode."""
+"""Which properties of a case can be varied, found by running it in eager mode."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -16,12 +15,14 @@ from fuzzcompile.case import Case, load_case, read_source
 from fuzzcompile.compiler.options import unknown_options
 from fuzzcompile.errors import CaseError
 from fuzzcompile.execution import runs
-from fuzzcompile.execution.building import Program, build
+from fuzzcompile.execution.building import build
 from fuzzcompile.execution.device import seed_everything
+from fuzzcompile.generation.profile import DTYPES
 from fuzzcompile.generation.toggles import TOGGLES
 
-DTYPES = ("float32", "bfloat16", "float16", "float64")
 _MOST_SIZES = 8
+Leaves = list[object]
+Change = Callable[[Leaves], Leaves]
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Resizable:
 
 @dataclass(frozen=True)
 class Survey:
-    """A case file and what can be varied of it.
+    """A case file and the properties of it that can be varied.
 
     ``dtypes`` are those that model and floating inputs can be cast to and still run. ``own_calls`` is set where it
     defines its calls or how it is driven, ``has_mode`` where it asks for a mode of torch.compile. ``toggles`` are the
@@ -66,7 +67,7 @@ class Survey:
 
 
 def survey(path: str, device: str = "cpu") -> Survey:
-    """Load the case file at ``path``, run it in eager mode, and find out what of it can be varied.
+    """Load the case file at ``path``, run it in eager mode, and find out which of its properties can be varied.
 
     Raises:
         CaseError: it is no case file, or it fails in eager mode.
@@ -92,7 +93,7 @@ def survey(path: str, device: str = "cpu") -> Survey:
         source=source,
         inputs=inputs,
         resizable=tuple(_resizable(case, where, dict(tensors))),
-        dtypes=tuple(dtype for dtype in DTYPES if _casts(case, where, dtype)),
+        dtypes=tuple(dtype for dtype in (*DTYPES, "float64") if _casts(case, where, dtype)),
         is_module=isinstance(model, torch.nn.Module),
         has_gradients=any(p.is_floating_point() for p in parameters) or bool(floating),
         own_calls=case.calls is not None or case.run is not None,
@@ -129,60 +130,60 @@ def _resizable(case: Case, device: torch.device, tensors: dict[int, torch.Tensor
                 yield Resizable(size, chosen)
 
 
-def _resizing(places: tuple[tuple[int, int], ...], size: int) -> Callable[[list[Any]], list[Any]]:
-    def change(leaves: list[Any]) -> list[Any]:
+def _resizing(places: tuple[tuple[int, int], ...], size: int) -> Change:
+    def change(leaves: Leaves) -> Leaves:
         for number, dimension in places:
-            leaves[number] = resized(leaves[number], dimension, size)
+            leaf = leaves[number]
+            assert isinstance(leaf, torch.Tensor), "only tensors have dimensions"
+            leaves[number] = resized(leaf, dimension, size)
         return leaves
 
     return change
 
 
-def _casts(case: Case, device: torch.device, dtype: str) -> bool:
-    wanted = getattr(torch, dtype)
+def _casts(case: Case, device: torch.device, name: str) -> bool:
+    dtype: torch.dtype = getattr(torch, name)
 
-    def change(leaves: list[Any]) -> list[Any]:
+    def change(leaves: Leaves) -> Leaves:
         return [
-            leaf.to(wanted) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf for leaf in leaves
+            leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf for leaf in leaves
         ]
 
-    return _run(case, device, change, dtype=wanted) is not None
+    return _run(case, device, change, dtype=dtype) is not None
 
 
 def _run(
-    case: Case, device: torch.device, change: Callable[[list[Any]], list[Any]], *, dtype: torch.dtype | None = None
-) -> tuple[Any, list[Any]] | None:
+    case: Case, device: torch.device, change: Change, *, dtype: torch.dtype | None = None
+) -> tuple[Callable[..., object], Leaves] | None:
     """Model and leaves of the inputs as given, once the first call ran with changed inputs; None where it raises."""
     program = build(case, device)
-    model, arguments = program.model, _first(program)
+    model: Callable[..., object] = program.model
     if dtype is not None and isinstance(model, torch.nn.Module):
         model = model.to(dtype)
-    leaves: list[Any] = []
+    leaves: Leaves = []
     seed_everything(0)
+    # The user's program may raise anything at all: then this change is none that it takes.
     with contextlib.suppress(Exception), runs.grad_mode(case.grad):
-        rebuild = _flattened(arguments, leaves)
-        given = rebuild(iter(change(list(leaves))))
+        rebuild = _flattened(program.calls[0], leaves)
+        inputs = rebuild(iter(change(list(leaves))))
         if case.run is not None:
-            case.run(model, given)
-        elif isinstance(given, dict):
-            model(**given)
+            case.run(model, inputs)
+        elif isinstance(inputs, dict):
+            model(**inputs)
         else:
-            _ = model(*given) if isinstance(given, tuple) else model(given)
+            _ = model(*inputs) if isinstance(inputs, tuple) else model(inputs)
         return model, leaves
     return None
 
 
-def _first(program: Program) -> Any:
-    return program.calls[0]
-
-
-def _flattened(value: Any, leaves: list[Any]) -> Callable[[Iterator[Any]], Any]:
-    """Append the leaves of nested lists, tuples and dictionaries; return what puts others in their places."""
+def _flattened(value: object, leaves: Leaves) -> Callable[[Iterator[object]], object]:
+    """Append the leaves of nested lists, tuples and dictionaries; return what builds the same around other leaves."""
     if isinstance(value, dict):
         parts = {key: _flattened(inner, leaves) for key, inner in value.items()}
-        return lambda given: {key: part(given) for key, part in parts.items()}
+        return lambda replacing: {key: part(replacing) for key, part in parts.items()}
     if type(value) in (list, tuple):
-        listed = [_flattened(inner, leaves) for inner in value]
-        return lambda given: type(value)(part(given) for part in listed)
+        assert isinstance(value, (list, tuple))
+        rebuild, listed = type(value), [_flattened(inner, leaves) for inner in value]
+        return lambda replacing: rebuild(part(replacing) for part in listed)
     leaves.append(value)
-    return lambda given: next(given)
+    return next

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from fuzzcompile.generation.tensors import LAYOUTS, VALUES, filled, functions_in
 from fuzzcompile.generation.toggles import config, options, toggle
 from fuzzcompile.templating import environment
 from fuzzcompile.variations.program import edited, edits_of
@@ -14,27 +15,6 @@ from fuzzcompile.variations.survey import Input, Survey
 _SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 0)
 _TEMPLATE = "variations/varied.py.j2"
 _MOST_OPERATORS = 3
-# What values are put into a floating input ``x``.
-_VALUES = {
-    "tiny": "{x} * 1e-6",
-    "small": "{x} * 1e-3",
-    "large": "{x} * 1e4",
-    "zeros": "torch.zeros_like({x})",
-    "ones": "torch.ones_like({x})",
-    "ties": "({x} * 2).round() / 2",
-    "denormal": "{x} * 1e-40",
-    "one_nan": "{x}.flatten().index_fill(0, torch.tensor([0]), float('nan')).reshape({x}.shape)",
-    "one_inf": "{x}.flatten().index_fill(0, torch.tensor([0]), float('inf')).reshape({x}.shape)",
-    "one_minus_inf": "{x}.flatten().index_fill(0, torch.tensor([0]), float('-inf')).reshape({x}.shape)",
-}
-# Layouts that hold the same values, but for ``expanded``.
-_LAYOUTS = {
-    "transposed": (2, "{x}.transpose(-1, -2).contiguous().transpose(-1, -2)"),
-    "outer_last": (2, "{x}.movedim(0, -1).contiguous().movedim(-1, 0)"),
-    "sliced": (1, "torch.stack([{x}, {x}], -1)[..., 0]"),
-    "offset": (1, "torch.cat([{x}[:1], {x}])[1:]"),
-    "expanded": (2, "{x}[:1].expand({x}.shape)"),
-}
 
 
 @dataclass(frozen=True)
@@ -47,7 +27,7 @@ class Variation:
 
 @dataclass
 class _Draft:
-    """A variation under way: lines for the parts of the template, and the source that they are put behind."""
+    """An unfinished variation: lines for the parts of the template, and the source that they follow."""
 
     survey: Survey
     rng: random.Random
@@ -63,11 +43,11 @@ class _Draft:
     def render(self) -> str:
         """The whole file."""
         settings = [f"{name} = {value}" for name, value in self.settings.items()]
-        if given := options(tuple(self.toggles)):
-            settings.append(f"OPTIONS = {{**globals().get('OPTIONS', {{}}), **{given!r}}}")
-        if around := config(tuple(self.toggles)):
+        if compile_options := options(tuple(self.toggles)):
+            settings.append(f"OPTIONS = {{**globals().get('OPTIONS', {{}}), **{compile_options!r}}}")
+        if inductor := config(tuple(self.toggles)):
             own = "globals().get('CONFIG', {})"
-            settings.append(f"CONFIG = {{**{own}, 'inductor': {{**{own}.get('inductor', {{}}), **{around!r}}}}}")
+            settings.append(f"CONFIG = {{**{own}, 'inductor': {{**{own}.get('inductor', {{}}), **{inductor!r}}}}}")
         if self.second:
             settings.append(self.second)
         return (
@@ -77,6 +57,7 @@ class _Draft:
                 source=self.source.rstrip(),
                 names=self.names,
                 inputs=self.inputs,
+                functions=functions_in(self.inputs),
                 model=self.model,
                 settings=settings,
                 own_calls=self.survey.own_calls,
@@ -114,13 +95,13 @@ def _program(draft: _Draft) -> None:
 
 
 def _dtype(draft: _Draft) -> None:
-    present = next((one.dtype for one in draft.survey.inputs if one.floating), "float32")
-    others = [dtype for dtype in draft.survey.dtypes if dtype != present]
-    if others:
-        dtype = draft.rng.choice(others)
+    present = next((leaf.dtype for leaf in draft.survey.inputs if leaf.floating), "float32")
+    rest = [dtype for dtype in draft.survey.dtypes if dtype != present]
+    if rest:
+        dtype = draft.rng.choice(rest)
         if draft.survey.is_module:
             draft.model.append(f"model = model.to(torch.{dtype})")
-        if any(one.floating for one in draft.survey.inputs):
+        if any(leaf.floating for leaf in draft.survey.inputs):
             draft.inputs.append(
                 f"x = [v.to(torch.{dtype}) if torch.is_tensor(v) and v.is_floating_point() else v for v in x]"
             )
@@ -139,7 +120,7 @@ def _new_size(draft: _Draft) -> tuple[tuple[tuple[int, int], ...], int] | None:
     if not draft.survey.resizable:
         return None
     group = draft.rng.choice(draft.survey.resizable)
-    present = {size for one in draft.survey.inputs for size in one.shape}  # sizes that coincide are worth a try
+    present = {size for leaf in draft.survey.inputs for size in leaf.shape}  # sizes that coincide are worth a try
     sizes = [size for size in dict.fromkeys((*_SIZES, *sorted(present))) if size != group.size]
     return group.places, draft.rng.choice(sizes)
 
@@ -149,32 +130,35 @@ def _resizing(places: tuple[tuple[int, int], ...], size: int) -> list[str]:
 
 
 def _layout(draft: _Draft) -> None:
-    one = _any_input(draft, lambda given: bool(given.shape) and 0 not in given.shape)
-    if one is not None:
-        names = [name for name, (rank, _) in _LAYOUTS.items() if len(one.shape) >= rank]
-        name = draft.rng.choice(names)
-        draft.inputs.append(f"x[{one.number}] = {_LAYOUTS[name][1].format(x=f'x[{one.number}]')}")
-        draft.names.append(name)
+    leaf = _any_input(draft, lambda leaf: bool(leaf.shape) and 0 not in leaf.shape)
+    if leaf is not None:
+        name = draft.rng.choice([name for name, layout in LAYOUTS.items() if len(leaf.shape) in layout.ranks])
+        x, layout = f"x[{leaf.number}]", LAYOUTS[name]
+        draft.inputs.append(f"{x} = {layout.packed.format(x=x)}{layout.view.format(shape=f'{x}.shape')}")
+        draft.names.append(f"inputs_{name}")
 
 
 def _aliased(draft: _Draft) -> None:
     pairs = [
-        (one, other)
-        for one in draft.survey.inputs
-        for other in draft.survey.inputs
-        if one.number < other.number and (one.shape, one.dtype) == (other.shape, other.dtype)
+        (first, second)
+        for first in draft.survey.inputs
+        for second in draft.survey.inputs
+        if first.number < second.number and (first.shape, first.dtype) == (second.shape, second.dtype)
     ]
     if pairs:
-        one, other = draft.rng.choice(pairs)
-        draft.inputs.append(f"x[{other.number}] = x[{one.number}]")
+        first, second = draft.rng.choice(pairs)
+        draft.inputs.append(f"x[{second.number}] = x[{first.number}]")
         draft.names.append("aliased_inputs")
 
 
 def _values(draft: _Draft) -> None:
-    one = _any_input(draft, lambda given: given.floating and 0 not in given.shape)
-    if one is not None:
-        name = draft.rng.choice(list(_VALUES))
-        draft.inputs.append(f"x[{one.number}] = {_VALUES[name].format(x=f'x[{one.number}]')}")
+    leaf = _any_input(draft, lambda leaf: leaf.floating and 0 not in leaf.shape)
+    if leaf is not None:
+        name, x = draft.rng.choice(list(VALUES)), f"x[{leaf.number}]"
+        option = f", dtype={x}.dtype, device={x}.device"
+        fresh = f"{x}.clone(memory_format=torch.contiguous_format)"
+        values = filled(name, x, fresh, shape=f"{x}.shape", like=x, option=option, dtype=leaf.dtype)
+        draft.inputs.append(f"{x} = {values}")
         draft.names.append(name)
 
 
@@ -246,18 +230,18 @@ def _setting(draft: _Draft) -> None:
 
 
 def _needs_inference(draft: _Draft) -> bool:
-    """Whether a setting was drawn that acts on frozen weights."""
+    """Whether a drawn setting acts on frozen weights."""
     return any(toggle(name).inference for name in draft.toggles)
 
 
 def _any_input(draft: _Draft, fits: Callable[[Input], bool]) -> Input | None:
-    fitting = [one for one in draft.survey.inputs if fits(one)]
+    fitting = [leaf for leaf in draft.survey.inputs if fits(leaf)]
     return draft.rng.choice(fitting) if fitting else None
 
 
 _OPERATORS: tuple[Callable[[_Draft], None], ...] = (
     _program,
-    _program,  # near misses of what the program does are what finds most
+    _program,  # edits of the program find the most bugs
     _dtype,
     _size,
     _layout,

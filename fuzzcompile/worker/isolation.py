@@ -1,4 +1,4 @@
-"""What a case sets for the whole process, set back after it."""
+"""Process-wide state that a case may change, restored after the case."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import torch
 
 from fuzzcompile.capture import preserved_process
 from fuzzcompile.compiler.configs import preserved_config
+from fuzzcompile.compiler.headers import share_headers
 from fuzzcompile.execution.device import Numerics
 
 
 @contextlib.contextmanager
 def isolated() -> Iterator[None]:
-    """What a case sets for the whole process is set back after it: the next case must not see it."""
+    """Restore threads, dtypes, grad and autocast modes, configs and the like after the block."""
     threads, dtype, grad = torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled()
     deterministic = torch.are_deterministic_algorithms_enabled()
     try:
@@ -31,3 +32,4 @@ def isolated() -> Iterator[None]:
         torch.compiler.set_stance("default")
         torch.use_deterministic_algorithms(deterministic)
         Numerics().apply()
+        share_headers()

@@ -1,4 +1,4 @@
-"""What worker processes do: judge a case, shrink a finding (`shrinking.py`). Plain data in, plain data out."""
+"""How a worker process prepares itself and judges a case. Tasks and results are plain data."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import torch
 
 from fuzzcompile.capture.loading import load
 from fuzzcompile.compiler.dump import dump_ledger
+from fuzzcompile.compiler.headers import share_headers
 from fuzzcompile.compiler.hooks import initialise_patterns
 from fuzzcompile.compiler.ledger import Ledger
 from fuzzcompile.compiler.settings import compile_in_process, drop_broken_kernels
+from fuzzcompile.contract import ReportJson
 from fuzzcompile.errors import EnvironmentUnfit
 from fuzzcompile.execution.device import Numerics, seed_everything
 from fuzzcompile.execution.footprint import refuse_oversized
@@ -24,28 +26,15 @@ from fuzzcompile.judging.report import CoverageCount
 from fuzzcompile.judging.triage import triage
 from fuzzcompile.plants import run_plants
 from fuzzcompile.worker.isolation import isolated
-from fuzzcompile.worker.shrink import ShrinkTask, Shrunk, shrink
 
-__all__ = [
-    "JudgeTask",
-    "Judged",
-    "ShrinkTask",
-    "Shrunk",
-    "WorkerSetup",
-    "judge_file",
-    "left_behind",
-    "prepare",
-    "shrink",
-]
-
-# When garbage is looked for everywhere: after a case of so many seconds, or so many collections that were not.
+# Full garbage collections run after a case that took this many seconds, or after this many partial collections.
 _LONG = 2.0
 _SHORT_COLLECTIONS = 32
 
 
 @dataclass(frozen=True)
 class WorkerSetup:
-    """How a worker prepares itself before its first task."""
+    """What `prepare` needs: ``plants`` are files to run, ``threads`` are torch's intra-op threads."""
 
     plants: tuple[str, ...] = ()
     threads: int = 1
@@ -55,15 +44,21 @@ class WorkerSetup:
 class JudgeTask:
     """One case file to judge.
 
-    ``marker`` is a path that comes to exist once eager has finished, and holds the report as soon as
-    there is a verdict: what is left of the case if its worker is lost later. ``known`` are the (signature, kind
-    of verdict) pairs that need no proof any more. ``seconds`` is how long the whole may take before
-    attribution begins no further compile. ``against`` is what compiled is compared with, ``call`` the call of a
-    script that is the case (1 is the first), ``module`` the path of the submodule that is judged instead of the whole.
-    A case that needs more than ``memory`` bytes of this process is refused before it is run.
-    ``thorough`` spends further compiles on evidence, for which a campaign has no time. ``dump`` is a folder that every
-    graph and rewrite of the judged compile is written into as text. With ``screen`` the case is judged without
-    generated code, and in full only if that shows a bug. ``suspects`` names rewrites that the user asks about.
+    Attributes:
+        path: the case file.
+        vetoes: rewrites to refuse.
+        marker: a path that is created once eager has finished and gets the report once there is a verdict, so that
+            both survive the loss of the worker.
+        known: (signature, kind of verdict) pairs that need no further proof.
+        seconds: time after which attribution starts no further compile.
+        against: what the compiled program is compared with.
+        call: the call of a script to judge; 1 is the first.
+        module: the submodule to judge instead of the whole case.
+        memory: bytes of this process beyond which a case is refused before it runs.
+        thorough: spend further compiles on evidence, for which a campaign has no time.
+        dump: a folder for every graph and rewrite of the judged compile, as text.
+        screen: judge without generated code, and in full only if that shows a bug.
+        suspects: rewrites that the user asks about.
     """
 
     path: str
@@ -85,7 +80,7 @@ class JudgeTask:
 class Judged:
     """A report in its JSON form, and what the compile covered."""
 
-    report: dict[str, Any]
+    report: ReportJson
     coverage: tuple[CoverageCount, ...] = ()
     screened: bool = False
 
@@ -99,6 +94,7 @@ def prepare(setup: WorkerSetup) -> None:
     Numerics().apply()
     compile_in_process()
     drop_broken_kernels()
+    share_headers()
     initialise_patterns(device)
     run_plants([Path(path) for path in setup.plants])
     seed_everything(0)
@@ -106,9 +102,9 @@ def prepare(setup: WorkerSetup) -> None:
 
 
 def calm_collector() -> None:
-    """Leave what is loaded now out of every garbage collection, and begin none while a case is judged.
+    """Exempt everything loaded so far from garbage collection, and collect nothing while a case is judged.
 
-    The compiler makes millions of objects, and going through torch's own again and again takes a tenth of the time.
+    The compiler allocates millions of objects; scanning torch's own again and again takes a tenth of the time.
     :func:`judge_file` collects what each case leaves.
     """
     gc.collect()
@@ -117,23 +113,28 @@ def calm_collector() -> None:
 
 
 def _collect_garbage(seconds: float) -> None:
-    """Collect what a case has left that took so many ``seconds``.
+    """Collect after a case that took so many ``seconds``.
 
-    Going through everything takes longer with each case, for the compiler's caches grow. So after a short case only
-    what is new is gone through, and everything after a long one, or when that was long ago.
+    The compiler's caches grow, so each full collection takes longer than the last. After a short case only the young
+    generations are scanned, unless the last full collection was long ago.
     """
-    everything = seconds > _LONG or gc.get_count()[2] >= _SHORT_COLLECTIONS
-    gc.collect(2 if everything else 1)
+    full = seconds > _LONG or gc.get_count()[2] >= _SHORT_COLLECTIONS
+    gc.collect(2 if full else 1)
 
 
 def judge_file(task: JudgeTask) -> Judged:
-    """Judge one case file on this worker's device."""
+    """Judge one case file on this worker's device.
+
+    Raises:
+        CaseError: the file is not a case, or the case cannot be run.
+        EnvironmentUnfit: the case needs more than ``task.memory``, or the ledger cannot be written.
+    """
     start = time.monotonic()
     deadline = None if task.seconds is None else start + task.seconds
     device = torch.device(current_device())
     with isolated():
         case = load(Path(task.path), device, call=task.call, module=task.module)
-        restore_streams()  # the compiler writes to them
+        restore_streams()  # the script may have closed them, and the compiler writes to them
         if task.memory is not None:
             refuse_oversized(case, device, task.memory)
         report = triage(
@@ -147,24 +148,15 @@ def judge_file(task: JudgeTask) -> Judged:
             screen=task.screen,
             suspects=task.suspects,
             on_eager=lambda: _mark(task.marker, ""),
-            on_verdict=lambda found: _mark(task.marker, json.dumps(found.to_json())),
+            on_verdict=lambda verdict: _mark(task.marker, json.dumps(verdict.to_json())),
             on_ledger=lambda ledger: _dump(task.dump, ledger),
         )
     _collect_garbage(time.monotonic() - start)
-    return Judged(report.to_json(), report.coverage, report.screened)
-
-
-def left_behind(marker: Path) -> tuple[bool, dict[str, Any] | None]:
-    """Of a case whose worker was lost: whether eager had finished, and the report if there was a verdict."""
-    try:
-        text = marker.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return False, None
-    return True, json.loads(text) if text else None
+    return Judged(cast(ReportJson, report.to_json()), report.coverage, report.screened)
 
 
 def _dump(folder: str | None, ledger: Ledger) -> None:
-    """Write the ledger down, if that was asked for."""
+    """Write the ledger as text into the folder, if there is one."""
     if folder is None:
         return
     try:

@@ -17,18 +17,25 @@ from torch._inductor import compile_fx, decomposition, lowering
 from torch._subclasses import fake_impls
 
 from fuzzcompile.attribution.ablating import Ablator
-from fuzzcompile.attribution.before.search import before_the_graphs
 from fuzzcompile.attribution.culprit import Attribution
-from fuzzcompile.attribution.steps import ReplayCount
+from fuzzcompile.attribution.divergence import Divergence
+from fuzzcompile.attribution.replays import ReplayCount
+from fuzzcompile.attribution.steps import steps_of
 from fuzzcompile.case import load_case
 from fuzzcompile.compiler.hooks import initialise_patterns
 from fuzzcompile.judging.triage import triage
 from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.stages.table import Shows, looked
 from fuzzcompile.trials.compiles import Experiments, Trial
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")
 Plant = Callable[[], AbstractContextManager[Any]]
+
+
+def before_the_graphs(ablator: Ablator) -> Attribution | None:
+    divergence = Divergence.seen_by(ablator, steps_of(ablator.trial.ledger, ablator.count))
+    return looked(ablator, divergence, Shows.CERTAINLY) or looked(ablator, divergence, Shows.IN_GRAPHS)
 
 
 def attribute(folder: Path, source: str, plant: Plant = contextlib.nullcontext) -> tuple[Trial, Attribution | None]:

@@ -14,12 +14,13 @@ import torch
 from behind_plants import aten
 
 from fuzzcompile.attribution.ablating import Ablator
-from fuzzcompile.attribution.behind.search import behind_the_graphs
 from fuzzcompile.attribution.culprit import Attribution
-from fuzzcompile.attribution.steps import ReplayCount
+from fuzzcompile.attribution.replays import ReplayCount
 from fuzzcompile.case import load_case
 from fuzzcompile.compiler.hooks import initialise_patterns
 from fuzzcompile.compiler.session import Compilation
+from fuzzcompile.stages.kernels.search import behind_the_graphs
+from fuzzcompile.stages.table import BEHIND
 from fuzzcompile.trials.compiles import Experiments
 
 CPU = torch.device("cpu")
@@ -145,7 +146,7 @@ def attributed(folder: Path, fault: Fault) -> tuple[Attribution | None, int]:
         assert trial.judgement.verdict.is_bug
         before = experiments.compiles
         ablator = Ablator(experiments, trial, ReplayCount())
-        found = behind_the_graphs(ablator)
+        found = behind_the_graphs(BEHIND, ablator)
     if found is not None:
         found.ablations = ablator.ablations
     return found, experiments.compiles - before
@@ -252,5 +253,5 @@ def test_a_fault_of_a_graph_pass_is_left_alone(tmp_path: Path):
         experiments = Experiments(load_case(path), CPU, Compilation(config=plant.config))
         trial = experiments.trial()
         assert trial.judgement.verdict.is_bug
-        assert behind_the_graphs(Ablator(experiments, trial, ReplayCount())) is None
+        assert behind_the_graphs(BEHIND, Ablator(experiments, trial, ReplayCount())) is None
     assert experiments.compiles == 1

@@ -11,12 +11,14 @@ import torch
 from planting import PLANTS, Plant
 from torch._inductor.fx_passes import joint_graph, post_grad
 
-from fuzzcompile.attribution.attribute import Attributor
 from fuzzcompile.attribution.culprit import Attribution
-from fuzzcompile.attribution.steps import ReplayCount, steps_of
+from fuzzcompile.attribution.evidence import REPLAY, VALUES
+from fuzzcompile.attribution.replays import ReplayCount
+from fuzzcompile.attribution.steps import steps_of
 from fuzzcompile.case import load_case
 from fuzzcompile.compiler.hooks import initialise_patterns
 from fuzzcompile.compiler.session import Compilation
+from fuzzcompile.judging.attribute import Attributor
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.trials.compiles import Experiments, Trial
 
@@ -35,7 +37,7 @@ def attribute(experiments: Experiments, *, hidden: bool = False) -> tuple[Trial,
     trial = experiments.trial()
     count = ReplayCount()
     steps = steps_of(trial.ledger, count)
-    return trial, Attributor(experiments, trial, steps, count, evidence="replay" if hidden else "values").run()
+    return trial, Attributor(experiments, trial, steps, count, evidence=REPLAY if hidden else VALUES).run()
 
 
 @pytest.fixture(scope="module", params=REPLAYABLE, ids=str)

@@ -12,14 +12,15 @@ from planting import PLANTS
 from torch._inductor import lowering
 
 from fuzzcompile.attribution.ablating import Ablator
-from fuzzcompile.attribution.attribute import Attributor
 from fuzzcompile.attribution.culprit import Attribution, Culprit, Workaround
-from fuzzcompile.attribution.steps import ReplayCount, steps_of
-from fuzzcompile.attribution.workaround import find_workaround
+from fuzzcompile.attribution.replays import ReplayCount
+from fuzzcompile.attribution.steps import steps_of
 from fuzzcompile.case import load_case
 from fuzzcompile.compiler.hooks import initialise_patterns
 from fuzzcompile.compiler.session import Compilation
+from fuzzcompile.judging.attribute import Attributor
 from fuzzcompile.judging.triage import triage
+from fuzzcompile.judging.workaround import find_workaround
 from fuzzcompile.trials.compiles import Experiments
 
 CPU = torch.device("cpu")

@@ -16,6 +16,7 @@ import torch
 from interrupting import heed_interrupts
 
 from fuzzcompile.campaign.budget import Budget, clock
+from fuzzcompile.cli import main
 from fuzzcompile.corpus import CorpusError, Store
 from fuzzcompile.errors import UsageError
 
@@ -39,6 +40,13 @@ def run(folder: Path, *arguments: str) -> dict:
     out, err = process.communicate(timeout=400)
     assert process.returncode == 0, err
     return json.loads(out)
+
+
+def here(*arguments: str) -> int:
+    """The exit status of a command in this process: it starts faster than one of its own."""
+    with pytest.raises(SystemExit) as ending:
+        main(arguments)
+    return int(ending.value.code or 0)
 
 
 def wait_for(condition, seconds: float = 120.0) -> None:
@@ -84,19 +92,19 @@ def test_clock():
 def campaign(tmp_path_factory) -> tuple[Path, dict]:
     """A short campaign of one worker over variations of a case with a real bug; the case itself comes first."""
     folder = tmp_path_factory.mktemp("campaign")
-    return folder, run(folder, "--budget", "5c", "--workers", "1", "--from", str(ISSUE))
+    return folder, run(folder, "--budget", "3c", "--workers", "1", "--from", str(ISSUE))
 
 
 @pytest.fixture(scope="module")
 def generated(tmp_path_factory) -> tuple[Path, dict]:
-    """A short campaign of one worker on seed 0."""
+    """A short campaign of one worker on seed 0, without a finding that would be minimised."""
     folder = tmp_path_factory.mktemp("generated")
-    return folder, run(folder, "--budget", "4c", "--workers", "1")
+    return folder, run(folder, "--budget", "4c", "--workers", "1", "--no-near-misses")
 
 
 def test_a_campaign_finds_explains_shrinks_and_drafts_a_real_bug(campaign):
     folder, summary = campaign
-    assert summary["ended"] == "budget" and summary["cases"] >= 5
+    assert summary["ended"] == "budget" and summary["cases"] >= 3
     (finding,) = [f for f in summary["findings"] if "_sfdp" in f["culprit"]]
     assert finding["necessary"] is True and finding["confirmed"] is True and finding["reproducer_lines"] <= 40
     assert Path(folder, finding["draft"]).read_text().startswith("# [inductor]")
@@ -120,27 +128,27 @@ def test_a_second_run_goes_on_and_repeats_no_case(campaign):
     with Store.open(folder / "corpus" / "fuzzcompile.db") as store:
         campaigns = store.campaigns()
         stream = campaigns[0].settings["stream"]
-        assert store.recorded_indices(stream) >= set(range(7))
+        assert store.recorded_indices(stream) >= set(range(5))
         assert [c.ended for c in campaigns] == ["budget", "budget"]
         assert store.counters().runs == first["cases"] + second["cases"]
 
 
-def test_most_cases_are_screened_and_what_was_reached_is_shown(generated):
+def test_most_cases_are_screened_and_what_was_reached_is_shown(generated, monkeypatch, capsys):
     folder, summary = generated
     assert 0 < summary["screened"] <= summary["cases"]
     with Store.open(folder / "corpus" / "fuzzcompile.db") as store:
         runs = store.stream_runs(store.campaigns()[0].settings["stream"], torch.__version__)
         assert all(run.features for run in runs) and runs[0].firsts
         assert {"joint_graph", "decomposition"} <= {row.stage for row in store.coverage()}
-    command = [sys.executable, "-m", "fuzzcompile", "coverage", "--json"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
-    assert any(row["fired"] for row in json.loads(done.stdout)["stages"])
+    monkeypatch.chdir(folder)
+    assert here("coverage", "--json") == 0
+    assert any(row["fired"] for row in json.loads(capsys.readouterr().out)["stages"])
 
 
 @pytest.mark.slow
 def test_the_same_seed_gives_the_same_cases(generated, tmp_path):
     folder, _ = generated
-    run(tmp_path, "--budget", "2c", "--workers", "1")
+    run(tmp_path, "--budget", "2c", "--workers", "1", "--no-near-misses")
     with (
         Store.open(tmp_path / "corpus" / "fuzzcompile.db") as again,
         Store.open(folder / "corpus" / "fuzzcompile.db") as before,
@@ -161,43 +169,33 @@ def test_the_same_seed_gives_the_same_cases(generated, tmp_path):
         (["--from", "script.py"], "defines no make()"),
     ],
 )
-def test_wrong_use_is_said_in_one_sentence(tmp_path, arguments, said):
+def test_wrong_use_is_said_in_one_sentence(tmp_path, monkeypatch, capsys, arguments, said):
     Path(tmp_path, "script.py").write_text("print(1)\n")
-    process = start(tmp_path, *arguments)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 2 and out == "" and said in err and len(err.strip().splitlines()) == 1
+    monkeypatch.chdir(tmp_path)
+    assert here("run", "--device", "cpu", *arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and said in err and len(err.strip().splitlines()) == 1
 
 
-def test_commands_on_a_stored_finding(campaign):
+def test_commands_on_a_stored_finding(campaign, monkeypatch, capsys):
     folder, summary = campaign
     finding = summary["findings"][0]["finding"]
+    monkeypatch.chdir(folder)
     for arguments in (
         ["corpus", "list"],
         ["corpus", "show", finding],
         ["issue", finding],
         ["corpus", "export", finding, "out"],
     ):
-        done = subprocess.run(
-            [sys.executable, "-m", "fuzzcompile", *arguments],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        assert "sfdp" in done.stdout or "out/" in done.stdout
-    unknown = subprocess.run(
-        [sys.executable, "-m", "fuzzcompile", "issue", "F99"],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert unknown.returncode == 2 and finding in unknown.stderr
+        assert here(*arguments) == 0
+        out = capsys.readouterr().out
+        assert "sfdp" in out or "out/" in out
+    assert here("issue", "F99") == 2
+    assert finding in capsys.readouterr().err
 
 
 def test_ctrl_c_ends_with_the_summary(tmp_path):
-    process = start(tmp_path, "--budget", "10m", "--workers", "1")
+    process = start(tmp_path, "--budget", "10m", "--workers", "1", "--screen-only")
     wait_for(lambda: judged(tmp_path) >= 1)
     process.send_signal(signal.SIGINT)
     try:

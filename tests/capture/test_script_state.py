@@ -14,7 +14,7 @@ from fuzzcompile.case import Case
 from fuzzcompile.execution.building import build
 from fuzzcompile.execution.runs import run_eager
 from fuzzcompile.judging.triage import CannotJudge, triage
-from fuzzcompile.worker.judge import isolated
+from fuzzcompile.worker.isolation import isolated
 
 CPU = torch.device("cpu")
 Loader = Callable[[str], Case]

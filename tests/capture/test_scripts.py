@@ -18,7 +18,7 @@ from fuzzcompile.case import Arguments, Case
 from fuzzcompile.errors import CaseError
 from fuzzcompile.execution.building import build
 from fuzzcompile.execution.runs import observe, run_eager, run_float64
-from fuzzcompile.worker.judge import isolated
+from fuzzcompile.worker.isolation import isolated
 
 CPU = torch.device("cpu")
 Loader = Callable[..., Case]

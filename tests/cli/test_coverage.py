@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from fuzzcompile.cli import main
-from fuzzcompile.commands import attention
+from fuzzcompile.commands import attention, coverage
 from fuzzcompile.compiler import sdpa_patterns
 from fuzzcompile.corpus import CaseRecord, Coverage, Store
+from fuzzcompile.facts import facts_of
 
 VARIANT = "_inference" if torch.__version__ >= "2.12" else ""
 REPORT: dict[str, Any] = {
@@ -58,9 +59,9 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def table(corpus: Path) -> dict[tuple[str, str], dict[str, Any]]:
     status, out, _ = call("coverage", "--json", "--corpus", corpus)
     assert status == 0
-    told = json.loads(out)
-    assert told["torch"] == str(torch.__version__)
-    return {(row["stage"], row["kind"]): row for row in told["stages"]}
+    content = json.loads(out)
+    assert content["torch"] == str(torch.__version__)
+    return {(row["stage"], row["kind"]): row for row in content["stages"]}
 
 
 def test_rules_are_sorted_by_what_became_of_them(table):
@@ -71,6 +72,7 @@ def test_rules_are_sorted_by_what_became_of_them(table):
     assert all(row["known"] in (None, sum(len(row[state]) for state in states)) for row in table.values())
 
 
+@only_2_13
 def test_what_has_a_reason_against_it_does_not_count_as_missed(table):
     freezing = table["freezing", "pattern"]
     assert len(freezing["off"]) + len(freezing["unreachable"]) == freezing["known"] > 5
@@ -89,14 +91,42 @@ def test_what_was_reached_needs_no_reason(corpus, tmp_path):
     with Store.open(path) as store:
         record = CaseRecord(hashlib.sha256(b"y").hexdigest(), "y", origin="file")
         store.record(None, record, {"torch": str(torch.__version__), "device": "cpu"}, REPORT, seen)
-    told = [json.loads(call("coverage", "--json", "--corpus", one)[1]) for one in (corpus, path)]
+    content = [json.loads(call("coverage", "--json", "--corpus", location)[1]) for location in (corpus, path)]
     before, after = (
-        {(row["stage"], row["kind"]): row for row in one["stages"]}["post_grad", "pattern"] for one in told
+        {(row["stage"], row["kind"]): row for row in table["stages"]}["post_grad", "pattern"] for table in content
     )
     assert name in before["unreachable"] and name not in before["fired"]
     assert name in after["fired"] and name not in after["unreachable"]
-    assert told[1]["rules"]["fired"] == told[0]["rules"]["fired"] + 2  # the rule and its table
-    assert told[1]["rules"]["unreachable"] == told[0]["rules"]["unreachable"] - 1
+    assert content[1]["rules"]["fired"] == content[0]["rules"]["fired"] + 2  # the rule and its table
+    assert content[1]["rules"]["unreachable"] == content[0]["rules"]["unreachable"] - 1
+
+
+def test_both_shares_are_given(corpus):
+    content = json.loads(call("coverage", "--json", "--corpus", corpus)[1])
+    rules = content["rules"]
+    assert rules["share_of_known"] == pytest.approx(rules["fired"] / rules["known"])
+    _, out, _ = call("coverage", "--corpus", corpus)
+    raw = f"{rules['fired']} fired of {rules['known']} that are registered ({100 * rules['share_of_known']:.1f} %)"
+    (line,) = [line for line in out.splitlines() if line.startswith("Rewrite rules and passes: ")]
+    assert raw in line
+    if content["note"] is None:
+        assert rules["share"] == pytest.approx(rules["fired"] / (rules["known"] - rules["unreachable"]))
+        assert f"of {rules['known'] - rules['unreachable']} that can be reached ({100 * rules['share']:.1f} %)" in line
+
+
+@pytest.mark.parametrize("version", ["2.11.0", "2.14.0", "2.16.0"])
+def test_on_a_torch_without_checked_reasons_only_the_raw_share_is_given(corpus, tmp_path, monkeypatch, version):
+    monkeypatch.setattr(coverage, "facts", lambda: facts_of(version))
+    report = tmp_path / "coverage.md"
+    status, out, _ = call("coverage", "--json", "--corpus", corpus, "--report", report)
+    content = json.loads(out)
+    rules = content["rules"]
+    assert status == 0 and rules["unreachable"] is None and rules["share"] is None and rules["share_of_known"] > 0
+    assert not any(row["unreachable"] for row in content["stages"])
+    assert version in content["note"] and "not checked" in content["note"]
+    _, out, _ = call("coverage", "--corpus", corpus)
+    assert content["note"] in out and "that can be reached" not in out
+    assert content["note"] in report.read_text() and "of all that is registered" in report.read_text()
 
 
 def test_operators_and_kernels(table):
@@ -132,19 +162,19 @@ def test_wrong_use_is_said_in_one_sentence(corpus, tmp_path):
 @pytest.fixture
 def three_variants(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiling all SDPA patterns takes a minute: two that can fire, and one that cannot."""
-    found = {variant.name: variant for variant in sdpa_patterns.variants(torch.device("cpu"))}
+    by_name = {variant.name: variant for variant in sdpa_patterns.variants(torch.device("cpu"))}
     names = [f"_sfdp_pattern_{name}_inference" for name in ("1", "3", "5")]
-    monkeypatch.setattr(attention, "variants", lambda device: [found[name] for name in names])
+    monkeypatch.setattr(attention, "variants", lambda device: [by_name[name] for name in names])
 
 
 @named_by_variant
 def test_attention_tells_what_can_fire_and_what_did(corpus, three_variants):
     status, out, err = call("coverage", "--json", "--attention", "--corpus", corpus)
     assert status == 0 and "SDPA patterns: 1 of" not in err  # no line of progress where there is no terminal
-    told = json.loads(out)["attention"]
-    assert told["can_fire"] == [FIRST, "_sfdp_pattern_5_inference"]
-    assert told["fired"] == [FIRST] and told["never"] == ["_sfdp_pattern_5_inference"] and told["share"] == 0.5
-    assert len(told["registered"]) > 50 and SECOND in told["silent"]
+    content = json.loads(out)["attention"]
+    assert content["can_fire"] == [FIRST, "_sfdp_pattern_5_inference"]
+    assert content["fired"] == [FIRST] and content["never"] == ["_sfdp_pattern_5_inference"] and content["share"] == 0.5
+    assert len(content["registered"]) > 50 and SECOND in content["silent"]
     status, out, _ = call("coverage", "--attention", "--corpus", corpus)
     assert "2 can fire here, 1 of these fired (50 %)" in out
     assert "SDPA patterns that can fire here and never did: _sfdp_pattern_5_inference" in out.splitlines()
@@ -165,6 +195,7 @@ def test_the_report_is_written_as_markdown(corpus, tmp_path, three_variants):
     assert page.startswith(f"# Coverage on torch {torch.__version__}\n") and str(tmp_path) not in page
     (row,) = [line for line in page.split("## SDPA")[0].splitlines() if line.startswith("| joint_graph | pattern |")]
     assert row.split(" | ")[3] == "1"
+    assert "of all that is registered" in page
     assert f"matched and always refused by its own check: `{SECOND}`" in page
     assert "the user's own pass" in page and "`joint_custom_pre_pass`" in page
 
@@ -179,8 +210,8 @@ def test_the_report_names_the_campaigns_and_the_window(corpus, tmp_path):
 
 def test_within_leaves_out_what_no_campaign_judged(corpus):
     """The corpus of these tests holds a case that was judged outside of any campaign."""
-    told = json.loads(call("coverage", "--json", "--within", "1h", "--corpus", corpus)[1])
-    assert told["counted"]["cases"] == 0 and told["rules"]["fired"] == 0
+    content = json.loads(call("coverage", "--json", "--within", "1h", "--corpus", corpus)[1])
+    assert content["counted"]["cases"] == 0 and content["rules"]["fired"] == 0
     assert json.loads(call("coverage", "--json", "--corpus", corpus)[1])["counted"]["cases"] == 1
 
 

@@ -72,8 +72,8 @@ def everything(corpus: Path) -> list[dict[str, Any]]:
 
 
 def the(listed: list[dict[str, Any]], stage: str, name: str) -> dict[str, Any]:
-    (found,) = [row for row in listed if (row["stage"], row["name"]) == (stage, name)]
-    return found
+    (chosen,) = [row for row in listed if (row["stage"], row["name"]) == (stage, name)]
+    return chosen
 
 
 def test_patterns_and_passes_have_their_names_sources_and_switches(everything):
@@ -129,11 +129,13 @@ def test_what_the_corpus_saw_under_this_torch_is_counted(everything):
 
 
 def test_never_leaves_out_what_fired(corpus):
-    found = rows("--corpus", corpus, "--never", "--stage", "joint_graph")
-    names = [row["name"] for row in found]
+    unfired = rows("--corpus", corpus, "--never", "--stage", "joint_graph")
+    names = [row["name"] for row in unfired]
     assert SECOND in names and FIRST not in names
     assert "pass_pattern_0" not in names and "pass_pattern_1" in names
-    assert {row["kind"] for row in found} == {"pass", "pattern"} and {row["stage"] for row in found} == {"joint_graph"}
+    assert {row["kind"] for row in unfired} == {"pass", "pattern"} and {row["stage"] for row in unfired} == {
+        "joint_graph"
+    }
 
 
 def test_settings_switch_what_hangs_on_them():

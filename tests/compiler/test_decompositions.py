@@ -14,9 +14,7 @@ from torch import nn
 from torch._inductor import compile_fx, decomposition, lowering
 from watching import watch
 
-from fuzzcompile.attribution.before.metadata import metadata_faults
-from fuzzcompile.attribution.before.operators import Checked, check_operators
-from fuzzcompile.attribution.steps import ReplayCount
+from fuzzcompile.attribution.replays import ReplayCount
 from fuzzcompile.compiler import patches
 from fuzzcompile.compiler.decompositions import (
     Removal,
@@ -31,6 +29,8 @@ from fuzzcompile.compiler.fake import Metadata, forgetting_metadata, run_fake
 from fuzzcompile.compiler.functional import run_functionally, run_plainly
 from fuzzcompile.compiler.ledger import Ledger
 from fuzzcompile.compiler.patching import installed
+from fuzzcompile.stages.operators.metadata import metadata_faults
+from fuzzcompile.stages.operators.side_by_side import Checked, check_operators
 
 aten = torch.ops.aten
 DTYPES = (torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow), torch.float16)

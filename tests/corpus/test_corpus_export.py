@@ -52,7 +52,7 @@ def test_the_same_finding_again_is_brought_up_to_date(filled: Store, tmp_path: P
 def test_another_findings_files_are_not_overwritten(filled: Store, tmp_path: Path) -> None:
     filled.export(1, tmp_path / "out")
     before = {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
-    with pytest.raises(FolderTakenError, match="not of F2") as raised:
+    with pytest.raises(FolderTakenError, match="does not belong to F2") as raised:
         filled.export(2, tmp_path / "out")
     assert raised.value.exit_status == 2
     assert before == {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}

@@ -102,7 +102,7 @@ def test_a_file_that_is_no_database_is_left_alone(tmp_path: Path) -> None:
     path.write_text("not a database, " * 500)
     with pytest.raises(CorpusError) as raised:
         Store.open(path)
-    assert_one_sentence(raised.value, "is no SQLite database", "--corpus")
+    assert_one_sentence(raised.value, "is not an SQLite database", "--corpus")
     assert path.read_text() == "not a database, " * 500
 
 

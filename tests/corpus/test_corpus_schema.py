@@ -85,6 +85,27 @@ def test_a_newer_schema_is_refused_and_left_alone(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
+def test_a_schema_from_before_the_first_release_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "c.db"
+    Store.open(path).close()
+    with sqlite3.connect(path) as older:
+        older.execute(f"update {VERSION_TABLE} set version_num = '0001'")
+    older.close()
+    before = path.read_bytes()
+    with pytest.raises(CorpusError, match=r"an older fuzzcompile \(schema 0001.*start a new one") as raised:
+        Store.open(path)
+    assert raised.value.exit_status == 3 and "\n" not in str(raised.value)
+    assert path.read_bytes() == before
+
+
+def test_a_corpus_of_the_newest_revision_opens(tmp_path: Path) -> None:
+    """Corpora from before the two revisions became one are stamped 0002."""
+    path = tmp_path / "c.db"
+    Store.open(path).close()
+    with sqlite3.connect(path) as stamped:
+        assert stamped.execute(f"select version_num from {VERSION_TABLE}").fetchall() == [("0002",)]
+
+
 def test_opening_again_keeps_everything(tmp_path: Path) -> None:
     with Store.open(tmp_path / "c.db") as store:
         store.record(None, case(), ENVIRONMENT, bug())

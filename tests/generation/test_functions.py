@@ -11,21 +11,25 @@ from torch import nn
 from torch.nn import functional as F
 
 from fuzzcompile.generation.near_misses import functions
-from fuzzcompile.generation.spec import Part
-from fuzzcompile.templating import environment
+from fuzzcompile.generation.near_misses.detour_registry import detour_of
+from fuzzcompile.generation.spec import Choice, Part
+
+
+def part_of(name: str, **choices: Choice) -> Part:
+    return Part(name, tuple(choices.items()))
+
 
 SHAPES = ((2, 3, 4), (1, 1, 2), (2, 2, 3, 4))
 
 
 def applied(part: Part, dtype: torch.dtype, shape: tuple[int, ...], *, grad: bool = False) -> torch.Tensor:
     """What a detour makes of random numbers, after its backward."""
-    macros: Any = environment().get_template(f"detours/{part.name}.py.j2").module
     torch.manual_seed(0)
     x = torch.randn(shape).to(dtype)
     names: dict[str, Any] = {"torch": torch, "nn": nn, "F": F, "x": x.requires_grad_() * 1 if grad else x}
     with torch.set_grad_enabled(grad), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        exec(macros.apply("x", part, shape[-1]).strip(), names)
+        exec(detour_of(part).statements("x", part, shape[-1]), names)
         if grad:
             names["x"].float().sum().backward()
     result: torch.Tensor = names["x"]
@@ -38,26 +42,26 @@ def applied(part: Part, dtype: torch.dtype, shape: tuple[int, ...], *, grad: boo
 )
 def test_functions_keep_shape_and_dtype_and_have_a_gradient(dtype: torch.dtype, shape: tuple[int, ...]):
     forms = (functions.SAME_FORM[0], *functions.OTHER_FORM)
-    parts = [Part.of("elementwise", function=f, parameter=0.5, scale=4.0) for f in functions.ELEMENTWISE]
-    parts += [Part.of("along", function=f, transposed=t) for f in functions.ALONG for t in (False, True)]
+    parts = [part_of("elementwise", function=f, parameter=0.5, scale=4.0) for f in functions.ELEMENTWISE]
+    parts += [part_of("along", function=f, transposed=t) for f in functions.ALONG for t in (False, True)]
     parts += [
-        Part.of("of_two", function=f, other=form, swapped=swapped)
+        part_of("of_two", function=f, other=form, swapped=swapped)
         for f in functions.OF_TWO
         for form in (functions.SAME_FORM if functions.needs_alike(f) else forms)
         for swapped in (False, True)
     ]
     for part in parts:
-        for grad in (False, not any(flat in str(part["function"]) for flat in functions.FLAT)):
+        for grad in (False, functions.has_gradient(part)):
             made = applied(part, dtype, shape, grad=grad)
             assert (made.shape, made.dtype) == (shape, dtype), part
 
 
 @pytest.mark.parametrize("write", functions.WRITES)
 def test_what_is_the_same_tensor_in_eager_shows_the_write(write: str):
-    untouched = Part.of("same_written", by="{x}.clone()", write=write)
+    untouched = part_of("same_written", by="{x}.clone()", write=write)
     apart = applied(untouched, torch.float32, SHAPES[0])
     for expression in functions.SAME:
-        shared = applied(Part.of("same_written", by=expression, write=write), torch.float32, SHAPES[0])
+        shared = applied(part_of("same_written", by=expression, write=write), torch.float32, SHAPES[0])
         assert not torch.equal(shared, apart), expression
 
 
@@ -65,4 +69,4 @@ def test_what_is_the_same_tensor_in_eager_shows_the_write(write: str):
 def test_eager_refuses(call: str):
     for shape in SHAPES:
         with pytest.raises((RuntimeError, ValueError, IndexError)):
-            applied(Part.of("refused", call=call), torch.float32, shape)
+            applied(part_of("refused", call=call), torch.float32, shape)

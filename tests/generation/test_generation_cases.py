@@ -161,17 +161,17 @@ def test_the_mix_is_light_and_has_both_passes(many: list[GeneratedCase]) -> None
 
 
 def test_a_second_call_comes_at_another_size_and_changes_nothing_in_the_module() -> None:
-    found = 0
+    calls = 0
     for case in cases(EVERYTHING, 150):
         if case.spec.compile.second is None:
             continue
-        found += 1
+        calls += 1
         namespace: dict[str, Any] = {}
         exec(compile(case.source, "case.py", "exec"), namespace)
         first, second = namespace["make"]()[1], namespace["CALLS"][0]
         assert [tensor.dim() for tensor in first] == [tensor.dim() for tensor in second]
         assert [tensor.shape for tensor in first] != [tensor.shape for tensor in second]
-    assert found >= 5
+    assert calls >= 5
 
 
 def test_a_case_knows_what_it_is_made_of() -> None:

@@ -45,10 +45,10 @@ def test_settings_that_the_torch_lacks_are_not_drawn() -> None:
 
 
 def test_seed_and_weights_fix_the_case_in_whatever_order_they_are_given() -> None:
-    one = Profile().steered({"key_permuted": 300, "freezing": 50})
-    other = Profile().steered({"freezing": 50, "key_permuted": 300})
-    assert one == other
-    assert [case_at(4, index, one) for index in range(10)] == [case_at(4, index, other) for index in range(10)]
+    profile = Profile().steered({"key_permuted": 300, "freezing": 50})
+    reordered = Profile().steered({"freezing": 50, "key_permuted": 300})
+    assert profile == reordered
+    assert [case_at(4, index, profile) for index in range(10)] == [case_at(4, index, reordered) for index in range(10)]
 
 
 def test_choices_are_read_under_the_weights_they_were_drawn_under() -> None:
@@ -74,10 +74,8 @@ def test_the_version_hangs_on_what_is_registered(monkeypatch: pytest.MonkeyPatch
     module = importlib.import_module("fuzzcompile.generation.names")
     before = generator_version()
     names = module.names()
-    generator_version.cache_clear()
     monkeypatch.setattr(module, "names", lambda: (replace(names[0], weight=names[0].weight + 1), *names[1:]))
     after = generator_version()
-    generator_version.cache_clear()
     assert after != before
     assert after.partition("-")[0] == before.partition("-")[0]
 

@@ -24,7 +24,7 @@ from fuzzcompile.reduction.reproducer import Confirmation
 from fuzzcompile.reduction.scripts.sources import case_part
 from fuzzcompile.reduction.search import Budget, Probed, Progress, Tally
 from fuzzcompile.reduction.writing import Written, model_lines
-from fuzzcompile.worker.shrink import LocalTools, capture_programs, job_of
+from fuzzcompile.worker.minimize import LocalTools, capture_programs, job_of
 
 KNOWN = Path(__file__).parent.parent / "known_issues"
 BURIED = Path(__file__).parent.parent.parent / "bench" / "buried"

@@ -7,7 +7,8 @@ import copy
 import pytest
 from triage_reports import output, report
 
-from fuzzcompile.reporting.issue import draft_issue, facts_from
+from fuzzcompile.reporting.facts import IssueFacts
+from fuzzcompile.reporting.issue import draft_issue
 from fuzzcompile.reporting.privacy import scrub
 
 REPORT = {
@@ -91,7 +92,7 @@ REPRODUCER = "import torch\ntorch.manual_seed(0)\n"
 
 def draft(report=REPORT, reproducer=REPRODUCER, environment=ENVIRONMENT, first_seen="2026-01-02", hits=3, **more):
     more.setdefault("confirmed", True)
-    return draft_issue(facts_from(report, reproducer, environment, first_seen, hits, **more))
+    return draft_issue(IssueFacts(report, reproducer, environment, first_seen, hits, **more))
 
 
 def changed(**fields):

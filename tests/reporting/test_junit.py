@@ -29,7 +29,7 @@ def test_each_file_is_a_test_case_with_its_outcome():
         "failures": "1",
         "errors": "1",
         "skipped": "1",
-        "time": "3.500",
+        "time": "3.5",
     }
     cases = suite.findall("testcase")
     assert [case.get("name") for case in cases] == ["a.py", "b.py", "c.py", "d.py"]

@@ -105,11 +105,11 @@ def test_rounding_names_the_rewrites_that_changed_the_bits():
         (report("rounding", output(error_ratio=3.0)), "3 times as far"),
         (report("rounding", output(within_default_tolerance=False)), "atol=3e-07"),
         (report("precision_casts"), "emulate_precision_casts = True"),
-        (report("invalid"), "mend the program"),
+        (report("invalid"), "fix the program"),
         (report("unstable"), "better conditioned"),
         (report("miscompile"), "`fuzzcompile minimize m.py`"),
         (report("miscompile", confidence="low"), "confidence is low"),
-        (report("miscompile", workaround={"how": "config.x = 1"}), "until it is mended, use config.x = 1"),
+        (report("miscompile", workaround={"how": "config.x = 1"}), "until it is fixed, use config.x = 1"),
         (report("timeout", confidence="low"), "larger --timeout"),
     ],
 )  # fmt: skip

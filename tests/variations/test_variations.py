@@ -49,7 +49,7 @@ def surveyed(tmp_path_factory) -> Survey:
 
 
 def test_the_survey_tells_what_can_be_varied(surveyed):
-    assert [one.shape for one in surveyed.inputs] == [(2, 5, 12), (2, 5, 4)]
+    assert [leaf.shape for leaf in surveyed.inputs] == [(2, 5, 12), (2, 5, 4)]
     assert {(group.size, group.places) for group in surveyed.resizable} == {
         (2, ((0, 0), (1, 0))),
         (5, ((0, 1), (1, 1))),

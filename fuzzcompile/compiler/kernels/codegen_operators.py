@@ -1,69 +1,67 @@
-"""The operators that code is generated for, and where their generators are."""
+"""The operators that code is generated for, and where the compiler defines what generates it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import functools
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fuzzcompile.compiler.labels import source_of
+
+if TYPE_CHECKING:
+    import torch
+    from torch._inductor.loop_body import LoopBody
+    from torch._inductor.scheduler import BaseSchedulerNode
+
+LoopNode: TypeAlias = "BaseSchedulerNode"
 
 # What every loop has, and what only moves or names values; casts are tried last.
 _PLAIN = frozenset(
     {"load", "store", "store_reduction", "constant", "get_index", "index_expr", "output", "check_bounds", "masked"}
 )
 _COMPARES = ("eq", "ne", "lt", "le", "gt", "ge", "isinf", "isnan", "signbit")
-# What is written for a loop as such.
-LOOPS = ("loop", "load")
 _LAST = ("to_dtype", "identity")
 
 
-def code_operators(scheduled: Sequence[Any], buffer: str) -> list[str]:
+def code_operators(scheduled: Sequence[LoopNode], buffer: str) -> list[str]:
     """The operators of the loop that writes ``buffer``, each once; reductions as ``reduction:sum``.
 
     What computes comes first, casts last. Loads, stores and constants are left out.
     """
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for node in scheduled:
-        for one in node.get_nodes() if hasattr(node, "get_nodes") else ():
-            if buffer in [written.get_name() for written in one.get_outputs()]:
-                found.update(dict.fromkeys(_operators(getattr(one, "_body", None))))
-    return sorted(found, key=lambda name: (name in _LAST, name.startswith("indirect")))
+        # Beside the nodes of the scheduler, schedules hold markers of the code generator.
+        for loop in node.get_nodes() if hasattr(node, "get_nodes") else ():
+            if buffer in [written.get_name() for written in loop.get_outputs()]:
+                names.update(dict.fromkeys(_operators(getattr(loop, "_body", None))))
+    return sorted(names, key=lambda name: (name in _LAST, name.startswith("indirect")))
 
 
-def _operators(body: Any) -> list[str]:
-    names: list[str] = []
-    if body is None:
-        return names
-    blocks = [body.root_block, *body.subblocks.values()]
-    for block in blocks:
+def _operators(body: LoopBody | None) -> Iterator[str]:
+    for block in [body.root_block, *body.subblocks.values()] if body is not None else ():
         for node in block.graph.nodes:
             if node.op != "call_method" or node.target in _PLAIN:
                 continue
             if node.target == "reduction":
-                names.append(f"reduction:{next((a for a in node.args[1:] if isinstance(a, str)), 'unknown')}")
+                yield f"reduction:{next((a for a in node.args[1:] if isinstance(a, str)), 'unknown')}"
             else:
-                names.append(str(node.target))
-    return names
+                yield str(node.target)
 
 
-def is_vectorised(source: str) -> bool:
-    """Whether a kernel's generated C++ uses vectors."""
-    return "at::vec::" in source
+def in_scalars(name: str, scalar: Callable[..., str]) -> Callable[..., str]:
+    """The vectorised form of an operator of C++ code that computes each element by its ``scalar`` form.
 
-
-def in_scalars(name: str, scalar: Callable[..., Any]) -> Callable[..., Any]:
-    """The vectorised form of an operator that computes each element by its ``scalar`` form.
-
-    As Inductor does it for the operators that it has no vectors for; these know no dtypes of their arguments, which
-    the arithmetic ones ask for.
+    Inductor does the same for the operators that it has no vectors for. Those take arguments without dtypes, which
+    arithmetic operators need.
     """
     from torch._inductor.codegen import cpp
     from torch._inductor.codegen.cpp_utils import CppCSEVariable
     from torch.utils._sympy.value_ranges import ValueRanges
 
-    dtypes: list[Any] = []
+    dtypes: list[torch.dtype | None] = []
 
-    def element(*args: Any) -> Any:
+    def element(*args: object) -> str:
         known = iter(dtypes)
         typed = [
             CppCSEVariable(arg, ValueRanges.unknown(), next(known, None)) if isinstance(arg, str) else arg
@@ -73,9 +71,9 @@ def in_scalars(name: str, scalar: Callable[..., Any]) -> Callable[..., Any]:
 
     # Under this name the result is taken for a mask.
     element.__name__ = "isnan" if name in _COMPARES else name
-    vectorised = cpp.CppVecOverrides._scalarize(element)  # type: ignore[no-untyped-call]
+    vectorised: Callable[..., str] = cpp.CppVecOverrides._scalarize(element)  # type: ignore[no-untyped-call]
 
-    def function(*args: Any) -> Any:
+    def function(*args: object) -> str:
         dtypes[:] = [arg.dtype for arg in args if isinstance(arg, CppCSEVariable)]
         return vectorised(*args)
 
@@ -83,22 +81,33 @@ def in_scalars(name: str, scalar: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def code_source(operator: str, *, vectorised: bool = False) -> tuple[str | None, int | None]:
-    """File and line of what generates the code of an operator, of a ``reduction:…``, a ``loop``, ``fused loops``.
+def defined_at(place: str) -> tuple[str | None, int | None]:
+    """File and line of a definition of the compiler, such as ``torch._inductor.codegen.cpp:CppVecOverrides.exp``.
 
-    A ``fusion`` is the decision of the scheduler.
+    An attribute that a class inherits is found where its base defines it. Both are None where this torch has no such
+    definition.
     """
-    from torch._inductor import scheduler
-    from torch._inductor.codegen import cpp
+    module, _, attributes = place.partition(":")
+    try:
+        target: object = importlib.import_module(module)
+    except ImportError:
+        return None, None
+    for attribute in attributes.split("."):
+        target = getattr(target, attribute, None)
+    return source_of(_generating(target))
 
-    if operator == "fusion":
-        return source_of(scheduler.Scheduler.can_fuse)
-    if operator == "fused loops":
-        return source_of(getattr(cpp.CppKernelProxy, "codegen_functions", cpp.CppKernelProxy.codegen_nodes))
-    kernel = cpp.CppVecKernel if vectorised else cpp.CppKernel
-    if operator.startswith("reduction:"):
-        return source_of(kernel.reduction)
-    if operator in LOOPS:
-        return source_of(kernel.load)
-    owner = cpp.CppVecOverrides if vectorised else cpp.CppOverrides
-    return source_of(getattr(owner, operator, None))
+
+def _generating(function: Any) -> object:
+    """The function that writes the code, behind the wrappers of the Triton code generator.
+
+    ``TritonOverrides`` decorates with ``maybe_upcast_float32``, whose closure holds the function as ``func``, and
+    ``TritonKernelOverrides`` routes float64 by partials that hold it as ``_original_impl``.
+    """
+    while True:
+        if isinstance(function, functools.partial) and "_original_impl" in function.keywords:
+            function = function.keywords["_original_impl"]
+            continue
+        code = getattr(function, "__code__", None)
+        if code is None or code.co_name != "wrapped" or "func" not in code.co_freevars:
+            return function
+        function = function.__closure__[code.co_freevars.index("func")].cell_contents

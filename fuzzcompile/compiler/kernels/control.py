@@ -1,10 +1,11 @@
-"""What a compile is to do otherwise behind the graph passes, so that a fault there can be proved."""
+"""Changes to a compile behind the graph passes, which prove a fault there."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+
+from torch import fx
 
 from fuzzcompile.compiler.kernels.lowered import Lowered
 from fuzzcompile.compiler.kernels.operators import can_fall_back, operator_of
@@ -14,11 +15,15 @@ EVERYTHING = "*"
 
 @dataclass(frozen=True)
 class Control:
-    """What is to be done otherwise than the compiler does, by operator label, operator name, or ``*`` for all.
+    """What the compiler does differently, by operator label, operator name, or ``*`` for all.
 
-    ``fallbacks`` are computed by ATen, and with ``lowered`` everything that can be but these; ``realised`` get a
-    buffer of their own; ``apart`` are fused with nothing; ``scalarised`` names operators of vectorised C++. With
-    ``separate`` every fused loop nest is a kernel of its own: the C++ backend writes several into one function.
+    Attributes:
+        fallbacks: operators that ATen computes.
+        lowered: ATen computes everything that it can but these; None leaves that as it is.
+        realised: operators that get a buffer of their own.
+        apart: operators that are fused with nothing.
+        scalarised: operators of vectorised C++ that are computed element by element.
+        separate: every fused loop nest is a kernel of its own; the C++ backend writes several into one function.
     """
 
     fallbacks: tuple[str, ...] = ()
@@ -36,13 +41,13 @@ UNCHANGED = Control()
 
 
 def chooses(chosen: Sequence[str], label: str | None) -> bool:
-    """Whether an operator is among the chosen ones, which go by label, by name, or are all."""
+    """Whether ``chosen`` has an operator, by its label, by its name, or because it has all."""
     if EVERYTHING in chosen:
         return True
     return label is not None and (label in chosen or operator_of(label) in chosen)
 
 
-def falls_back(control: Control, lowered: Lowered, node: Any) -> bool:
+def falls_back(control: Control, lowered: Lowered, node: fx.Node) -> bool:
     """Whether ATen is to compute a node, and can."""
     label = lowered.labels.get(node.name)
     chosen = chooses(control.fallbacks, label)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol, SupportsInt, cast, runtime_checkable
 
 import torch
 
@@ -15,16 +15,33 @@ from fuzzcompile.compiler.kernels.loops import NotEvaluable, run_loop
 from fuzzcompile.compiler.kernels.lowered import Lowered
 from fuzzcompile.compiler.replay import Values
 
+if TYPE_CHECKING:
+    from torch._inductor.ir import IRNode, Layout, Operation
+    from torch._inductor.scheduler import BaseSchedulerNode
+
+_NOT_FOLLOWED = (NotEvaluable, AttributeError, RuntimeError, TypeError, KeyError)
+
+
+@runtime_checkable
+class _Value(Protocol):
+    """A tensor of the IR."""
+
+    def make_loader(self) -> Callable[..., object]: ...
+
+    def get_size(self) -> Sequence[SupportsInt]: ...
+
+    def get_dtype(self) -> torch.dtype: ...
+
 
 class Evaluated:
-    """Evaluates buffers on first use, in the order in which Inductor has them written.
+    """Evaluates buffers on first use, in the order in which Inductor writes them.
 
     Args:
         lowered: the graph.
         inputs: values of its placeholders, in order.
-        given: values of the graph's nodes from an interpreter, in the dtype that is asked for: what kernels of
-            libraries give is taken from there.
-        ran: values that buffers had when the compiled graph ran, for those that nothing else tells.
+        given: values of the graph's nodes from an interpreter, in the dtype of this evaluation; the results of
+            library kernels are taken from there.
+        ran: values that buffers had when the compiled graph ran, for those that nothing else gives.
         double: in float64.
         noise_seed: move every operator's result by up to one ulp.
         as_run: prefer ``ran`` to ``given``, where the graph draws random numbers that the interpreter does not.
@@ -33,7 +50,7 @@ class Evaluated:
     def __init__(
         self,
         lowered: Lowered,
-        inputs: Sequence[Any],
+        inputs: Sequence[object],
         given: Values,
         ran: Mapping[str, torch.Tensor],
         *,
@@ -46,7 +63,7 @@ class Evaluated:
         self.lowered, self.double, self.given, self.ran = lowered, double, given, ran
         self.graph = lowered.graph
         self.generator = None if noise_seed is None else torch.Generator().manual_seed(noise_seed)
-        self.symbols: dict[Any, Any] = {}
+        self.symbols: dict[object, object] = {}
         self._flat: dict[str, torch.Tensor] = {}
         self._unknown: dict[str, str] = {}
         self._done: set[int] = set()
@@ -57,10 +74,10 @@ class Evaluated:
             for buffer in operation.get_outputs()
         }
         self._by_node = nodes_by_buffer(lowered)
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(*_NOT_FOLLOWED, ValueError):  # an input that is not bound is not known when asked for
             self._bind(inputs)
 
-    # -- what is asked for ----------------------------------------------------------------------
+    # -- values -------------------------------------------------------------------------------
 
     def node(self, name: str) -> torch.Tensor:
         """The value of a lowered operator, in its own shape.
@@ -69,7 +86,7 @@ class Evaluated:
             NotEvaluable: it cannot be followed.
         """
         value = self.lowered.values.get(name)
-        if value is None or not hasattr(value, "make_loader") or not hasattr(value, "get_size"):
+        if not isinstance(value, _Value):
             raise NotEvaluable(f"{name} is no tensor of the IR")
         self.advance(self.lowered.marks.get(name, 0))
         with self._handlers():
@@ -93,18 +110,20 @@ class Evaluated:
         """The elements of a storage in the shape of buffer ``name``."""
         with self._handlers():
             layout = self._layout(name)
-            sizes, strides = [[self._size(one) for one in each] for each in (layout.size, layout.stride)]
+            sizes, strides = [[self._size(size) for size in each] for each in (layout.size, layout.stride)]
             # A part of another buffer begins where its row of elements does.
             offset = 0 if self._is_part(name) else self._size(getattr(layout, "offset", 0))
         return flat.as_strided(sizes, strides, flat.storage_offset() + offset)
 
-    def scheduled(self, node: Any) -> dict[str, torch.Tensor]:
+    def scheduled(self, node: BaseSchedulerNode) -> dict[str, torch.Tensor]:
         """What the scheduler's own form of one node computes on right inputs, by buffer.
 
         Raises:
             NotEvaluable: it cannot be followed.
         """
-        body, buffers = node._body, [buffer.get_name() for buffer in node.get_outputs()]
+        body, buffers = getattr(node, "_body", None), [buffer.get_name() for buffer in node.get_outputs()]
+        if body is None:
+            raise NotEvaluable("it is no loop")
         if any(self._root(name) != name for name in buffers):
             raise NotEvaluable("it writes into memory that holds something else")
         # What it reads may be overwritten later, so that all is computed again, up to here.
@@ -151,21 +170,25 @@ class Evaluated:
         operation = self._operations[number]
         names = [buffer.get_name() for buffer in operation.get_outputs()]
         try:
-            if hasattr(operation, "get_store_function") and operation.has_store_function():
-                self._run(operation)
-                return
-            if type(operation).__name__ in ("NopKernel", "ConcatKernel"):
-                for earlier in operation.inputs:
-                    self.flat(earlier.get_name())
+            if self._run(operation):
                 return
             reason = ""
-        except (NotEvaluable, AttributeError, RuntimeError, TypeError, KeyError) as error:
+        except _NOT_FOLLOWED as error:
             reason = str(error)
-        mutated = [str(name) for name in operation.get_mutation_names()]
+        mutated = [str(name) for name in getattr(operation, "get_mutation_names", list)()]
         for name in dict.fromkeys([*names, *mutated]):
             self._take(name, reason, replaced=name in mutated)
 
-    def _run(self, operation: Any) -> None:
+    def _run(self, operation: Operation) -> bool:
+        """Compute what an operation writes, if it is a loop; whether it is a loop or gathers what loops wrote."""
+        from torch._inductor.ir import ComputedBuffer, NopKernel
+
+        if isinstance(operation, NopKernel):
+            for earlier in operation.inputs:
+                self.flat(earlier.get_name())  # type: ignore[union-attr]
+            return True
+        if not isinstance(operation, ComputedBuffer) or not operation.has_store_function():
+            return False
         with self._handlers():
             data = operation.data
             sizes = [self._size(size) for size in data.get_pointwise_size()]
@@ -174,6 +197,7 @@ class Evaluated:
                 raise NotEvaluable(type(data).__name__)
             store = operation.get_store_function()
             run_loop(store, sizes, reduced, self, self.symbols, nested=bool(data.get_reduction_type()))
+        return True
 
     def _take(self, name: str, reason: str, *, replaced: bool) -> None:
         """Take a buffer's value from the interpreter, or from the run."""
@@ -196,13 +220,14 @@ class Evaluated:
 
     def _root(self, name: str) -> str:
         """The buffer or input whose storage ``name`` lives in."""
+        from torch._inductor.ir import MutationLayoutSHOULDREMOVE, NonOwningLayout
+
         for _ in range(len(self._operations) + 1):
             layout = getattr(self._buffer(name), "layout", None)
-            kind = type(layout).__name__
-            if kind == "NonOwningLayout":
-                name = layout.view.get_name()  # type: ignore[union-attr]
-            elif kind == "MutationLayoutSHOULDREMOVE":
-                name = layout.get_buffer().get_name()  # type: ignore[union-attr]
+            if isinstance(layout, NonOwningLayout):
+                name = str(layout.view.get_name())
+            elif isinstance(layout, MutationLayoutSHOULDREMOVE):
+                name = str(layout.get_buffer().get_name())
             else:
                 return name
         return name
@@ -214,26 +239,32 @@ class Evaluated:
         """Where in the storage of another buffer a part of it begins (0 for a buffer of its own)."""
         if not self._is_part(name):
             return 0
-        return self._size(getattr(self._buffer(name).layout.view.get_layout(), "offset", 0))
+        return self._size(getattr(self._layout(name), "offset", 0))
 
-    def _buffer(self, name: str) -> Any:
-        found = self.graph.name_to_buffer.get(name)
-        if found is None and name in self.graph.graph_inputs:
-            found = self.graph.graph_inputs[name]
-            while hasattr(found, "data"):
-                found = found.data
-        return found
+    def _buffer(self, name: str) -> IRNode | None:
+        buffer: IRNode | None = self.graph.name_to_buffer.get(name)
+        if buffer is None and name in self.graph.graph_inputs:
+            place: object = self.graph.graph_inputs[name]
+            while hasattr(place, "data"):
+                place = place.data
+            buffer = cast("IRNode", place)
+        return buffer
 
-    def _layout(self, name: str) -> Any:
-        layout = self._buffer(name).get_layout()
-        if type(layout).__name__ == "NonOwningLayout":
+    def _layout(self, name: str) -> Layout:
+        from torch._inductor.ir import MutationLayoutSHOULDREMOVE, NonOwningLayout
+
+        buffer = self._buffer(name)
+        if buffer is None:
+            raise NotEvaluable(f"{name} is not known")
+        layout = buffer.get_layout()
+        if isinstance(layout, NonOwningLayout):
             return layout.view.get_layout()
-        return layout.real_layout() if hasattr(layout, "real_layout") else layout
+        return layout.real_layout() if isinstance(layout, MutationLayoutSHOULDREMOVE) else layout
 
     def _allocated(self, name: str) -> torch.Tensor:
         with self._handlers():
             layout = self._layout(name)
-            sizes, strides = [[self._size(one) for one in each] for each in (layout.size, layout.stride)]
+            sizes, strides = [[self._size(size) for size in each] for each in (layout.size, layout.stride)]
             span = _span(sizes, strides) + self._size(getattr(layout, "offset", 0))
         return torch.zeros(span, dtype=self._stored(layout.dtype))
 
@@ -246,9 +277,9 @@ class Evaluated:
         row = value.detach().as_strided((span,), (1,), value.storage_offset())
         return row.cpu().to(self._stored(value.dtype), copy=True)
 
-    def _bind(self, inputs: Sequence[Any]) -> None:
+    def _bind(self, inputs: Sequence[object]) -> None:
         """Storages of the inputs, and the values of sizes that are symbols."""
-        sympy = importlib.import_module("sympy")
+        sympy = importlib.import_module("sympy")  # which has no types
         for (name, place), value in zip(self.graph.graph_inputs.items(), inputs, strict=False):
             if isinstance(value, torch.Tensor):
                 if value.layout == torch.strided:
@@ -262,7 +293,7 @@ class Evaluated:
             elif isinstance(place, sympy.Symbol):
                 self.symbols[place] = value
 
-    def _size(self, size: Any) -> int:
+    def _size(self, size: SupportsInt) -> int:
         sympy = importlib.import_module("sympy")
         return int(size.subs(self.symbols)) if isinstance(size, sympy.Expr) else int(size)
 
@@ -282,15 +313,13 @@ class Evaluated:
 
 def nodes_by_buffer(lowered: Lowered) -> dict[str, str]:
     """The FX node whose value a buffer holds, by buffer: the first that was lowered to it, views apart."""
-    found: dict[str, str] = {}
+    nodes: dict[str, str] = {}
     for name, value in lowered.values.items():
-        inner = value
-        if type(inner).__name__ == "StorageBox":
-            inner = inner.data
+        inner = getattr(value, "data", None) if type(value).__name__ == "StorageBox" else value
         if hasattr(inner, "get_name") and not type(inner).__name__.endswith("View"):
-            with contextlib.suppress(Exception):
-                found.setdefault(inner.get_name(), name)
-    return found
+            with contextlib.suppress(NotImplementedError, AttributeError, AssertionError):  # a value without a buffer
+                nodes.setdefault(inner.get_name(), name)
+    return nodes
 
 
 def _span(sizes: Sequence[int], strides: Sequence[int]) -> int:

@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from fuzzcompile.compiler.kernels.kernel_calls import at_return, callback
 from fuzzcompile.compiler.kernels.kernel_watch import Watch, operators_of
-from fuzzcompile.compiler.kernels.lowered import Kernel, Lowered
+from fuzzcompile.compiler.kernels.lowered import Kernel, Lowered, class_names
+
+if TYPE_CHECKING:
+    from torch._inductor.graph import GraphLowering
+    from torch._inductor.scheduler import BaseSchedulerNode, ExternKernelSchedulerNode, Scheduler
+
+Function = Callable[..., object]
 
 
-def wrap_define_kernel(watch: Watch, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Keep a kernel's source and its scheduler nodes."""
+class _Wrapper(Protocol):
+    """Inductor's generator of the wrapper, whose methods have no types."""
 
-    def define_kernel(scheduling: Any, source: str, nodes: Any, *args: Any, **kwargs: Any) -> Any:
+    def writeline(self, line: str) -> None: ...
+
+
+def wrap_define_kernel(watch: Watch, original: Function) -> Function:
+    """Keep a kernel's source, its scheduler nodes, and the class that generated it."""
+
+    def define_kernel(
+        scheduling: object, source: str, nodes: Sequence[BaseSchedulerNode], *args: object, **kwargs: object
+    ) -> object:
         name = original(scheduling, source, nodes, *args, **kwargs)
+        assert isinstance(name, str), "a kernel is defined under a name"
         lowered = watch.current()
         if lowered is not None:
             watch.pending[name] = tuple(nodes)
             lowered.sources.setdefault(name, source)
+            lowered.generators.setdefault(name, class_names(scheduling))
             lowered.statements.setdefault(name, list(watch.statements))
             watch.statements.clear()
         return name
@@ -26,16 +42,18 @@ def wrap_define_kernel(watch: Watch, original: Callable[..., Any]) -> Callable[.
     return define_kernel
 
 
-def wrap_kernel_call(watch: Watch, original: Callable[..., Any]) -> Callable[..., Any]:
+def wrap_kernel_call(watch: Watch, original: Function) -> Function:
     """Have the wrapper call back before and after a generated kernel."""
 
-    def generate_kernel_call(wrapper: Any, kernel_name: str, call_args: Any, *args: Any, **kwargs: Any) -> Any:
+    def generate_kernel_call(
+        wrapper: _Wrapper, kernel_name: str, call_args: Sequence[object], *args: object, **kwargs: object
+    ) -> object:
         lowered, number = watch.current(), None
         try:
             if lowered is not None and watch.values:
                 number = _add_kernel(watch, lowered, kernel_name, [a for a in call_args if isinstance(a, str)])
                 wrapper.writeline(callback(watch.keys[id(lowered.graph)], "before_kernel", number))
-        except Exception as error:
+        except Exception as error:  # the recorder never fails the compile that it watches
             watch.note(error)
         result = original(wrapper, kernel_name, call_args, *args, **kwargs)
         if lowered is not None and number is not None:
@@ -47,35 +65,35 @@ def wrap_kernel_call(watch: Watch, original: Callable[..., Any]) -> Callable[...
 
 def _add_kernel(watch: Watch, lowered: Lowered, name: str, arguments: list[str]) -> int:
     nodes = [node for node in watch.pending.pop(name, ()) if hasattr(node, "get_nodes")]
-    written = [buffer.get_name() for node in nodes for one in node.get_nodes() for buffer in one.get_outputs()]
+    written = [buffer.get_name() for node in nodes for loop in node.get_nodes() for buffer in loop.get_outputs()]
     number = len(lowered.kernels)
     operators = operators_of(nodes)
     lowered.kernels.append(Kernel(number, name, False, operators, tuple(written), tuple(arguments), tuple(nodes)))
     return number
 
 
-def wrap_extern_call(watch: Watch, original: Callable[..., Any]) -> Callable[..., Any]:
+def wrap_extern_call(watch: Watch, original: Function) -> Function:
     """Have the wrapper call back before and after a library's kernel."""
 
-    def codegen_extern_call(scheduler: Any, node: Any) -> Any:
+    def codegen_extern_call(scheduler: Scheduler, node: ExternKernelSchedulerNode) -> object:
         lowered = watch.current()
         if lowered is None or not watch.values:
             return original(scheduler, node)
-        generate = node.codegen
+        generate: Function = node.codegen
 
-        def codegen(wrapper: Any, *args: Any, **kwargs: Any) -> Any:
+        def codegen(wrapper: _Wrapper, *args: object, **kwargs: object) -> object:
             number = None
             try:
                 number = _add_extern(lowered, node)
                 wrapper.writeline(callback(watch.keys[id(lowered.graph)], "before_kernel", number))
-            except Exception as error:
+            except Exception as error:  # the recorder never fails the compile that it watches
                 watch.note(error)
             result = generate(wrapper, *args, **kwargs)
             if number is not None:
                 wrapper.writeline(callback(watch.keys[id(lowered.graph)], "after_kernel", number))
             return result
 
-        node.codegen = codegen
+        vars(node)["codegen"] = codegen
         try:
             return original(scheduler, node)
         finally:
@@ -84,33 +102,37 @@ def wrap_extern_call(watch: Watch, original: Callable[..., Any]) -> Callable[...
     return codegen_extern_call
 
 
-def _add_extern(lowered: Lowered, node: Any) -> int:
+def _add_extern(lowered: Lowered, node: ExternKernelSchedulerNode) -> int:
     name = getattr(node.node, "python_kernel_name", None) or type(node.node).__name__
     written = [buffer.get_name() for buffer in node.get_outputs()]
-    written += [str(mutated) for mutated in node.node.get_mutation_names()]
+    written += [str(mutated) for mutated in getattr(node.node, "get_mutation_names", list)()]
     reads = sorted(str(name) for name in node.used_buffer_names()) if hasattr(node, "used_buffer_names") else []
     number = len(lowered.kernels)
     lowered.kernels.append(Kernel(number, str(name), True, operators_of([node]), tuple(written), tuple(reads), (node,)))
     return number
 
 
-def wrap_compiled(watch: Watch, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Know which compiled object belongs to which graph."""
+def wrap_compiled(watch: Watch, original: Function) -> Function:
+    """Record which compiled object belongs to which graph."""
 
-    def initialise(compiled: Any, current_callable: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
+    def initialise(
+        compiled: object, current_callable: object, graph: GraphLowering, *args: object, **kwargs: object
+    ) -> object:
         result = original(compiled, current_callable, graph, *args, **kwargs)
         lowered = watch.of(graph)
         if lowered is not None and watch.values:
             watch.compiled[id(compiled)] = watch.keys[id(graph)]
+            recording = getattr(compiled, "cudagraph_info", None)
+            lowered.cudagraphs = recording is not None and not recording.cudagraph_fail_reasons
         return result
 
     return initialise
 
 
-def wrap_compiled_call(watch: Watch, original: Callable[..., Any]) -> Callable[..., Any]:
+def wrap_compiled_call(watch: Watch, original: Function) -> Function:
     """Keep what a compiled graph returns and what it left in its inputs."""
 
-    def call(compiled: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(compiled: object, inputs: Sequence[object], *args: object, **kwargs: object) -> object:
         key = watch.compiled.get(id(compiled))
         if key is None:
             return original(compiled, inputs, *args, **kwargs)
@@ -122,20 +144,38 @@ def wrap_compiled_call(watch: Watch, original: Callable[..., Any]) -> Callable[.
     return call
 
 
-def wrap_cpp_compile(watch: Watch, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Note which kernel's C++ does not compile."""
+def wrap_cpp_compile(watch: Watch, original: Function) -> Function:
+    """Record which kernel's C++ a compiler refuses."""
 
-    def cpp_pybinding(compiler: Any, argument_types: Any, source: str, *args: Any, **kwargs: Any) -> Any:
+    def cpp_pybinding(compiler: object, argument_types: object, source: str, *args: object, **kwargs: object) -> object:
         try:
             return original(compiler, argument_types, source, *args, **kwargs)
-        except Exception as error:
-            for lowered in watch.recorder.ledger.lowered:
-                kernel = next((k for k in lowered.kernels if _same_code(lowered.sources.get(k.name), source)), None)
-                if kernel is not None:
-                    lowered.refused(kernel, error)
+        except Exception as error:  # of any kind: the compiler's, the linker's, the loader's; it is raised again
+            _refused(watch, error, lambda kernel, generated: _same_code(generated, source))
             raise
 
     return cpp_pybinding
+
+
+def wrap_triton_compile(watch: Watch, original: Function) -> Function:
+    """Record which kernel Triton refuses."""
+
+    def triton(compiler: object, kernel_name: str, source: str, *args: object, **kwargs: object) -> object:
+        try:
+            return original(compiler, kernel_name, source, *args, **kwargs)
+        except Exception as error:  # Triton's own classes cannot be imported without Triton; it is raised again
+            _refused(watch, error, lambda kernel, generated: kernel == kernel_name or generated == source)
+            raise
+
+    return triton
+
+
+def _refused(watch: Watch, error: Exception, is_source_of: Callable[[str, str | None], bool]) -> None:
+    for lowered in watch.recorder.ledger.lowered:
+        kernels = lowered.kernels
+        kernel = next((k for k in kernels if is_source_of(k.name, lowered.sources.get(k.name))), None)
+        if kernel is not None:
+            lowered.refused(kernel, error)
 
 
 def _same_code(generated: str | None, compiled: str) -> bool:

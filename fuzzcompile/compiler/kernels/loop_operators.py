@@ -86,10 +86,6 @@ def _sigmoid(x: torch.Tensor) -> torch.Tensor:
     return torch.sigmoid(x)
 
 
-def _bitcast(x: torch.Tensor, dtype: torch.dtype, src_dtype: torch.dtype) -> torch.Tensor:
-    return x.to(src_dtype).view(dtype)
-
-
 _OWN: dict[str, Operator] = {
     "identity": lambda x: x,
     "floordiv": _floordiv,

@@ -206,6 +206,13 @@ class LoopHandler:
             return rounded.to(real(dtype, double=self.memory.double))
         return x != 0 if dtype is torch.bool else x.to(dtype)
 
+    def to_dtype_bitcast(self, x: object, dtype: torch.dtype, src_dtype: torch.dtype) -> torch.Tensor:
+        """The bits of a value of ``src_dtype``, read as ``dtype``; a value in float64 has none of that dtype."""
+        if self.memory.double and src_dtype.is_floating_point:
+            raise NotEvaluable("bits of a rounded value")
+        bits = torch.as_tensor(plain(x)).to(src_dtype).view(dtype)
+        return bits.to(real(dtype, double=self.memory.double))
+
     def masked(self, mask: Any, body: Callable[[], Any], other: Any) -> torch.Tensor:
         """What ``body`` gives where the mask is set, and ``other`` elsewhere."""
         self._masked += 1

@@ -5,18 +5,23 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING
 
 import torch
 from torch import fx
 
 from fuzzcompile.compiler.kernels.raised import raised_at
-from fuzzcompile.compiler.kernels.statements import Statement, complaint, refused_operators
+from fuzzcompile.compiler.kernels.statements import Statement
 from fuzzcompile.compiler.ledger import Snapshot
+from fuzzcompile.stage_names import CODEGEN
 
-Place = Literal["lowering", "scheduler", "codegen", "runtime"]
+if TYPE_CHECKING:
+    from torch._inductor.graph import GraphLowering
+    from torch._inductor.scheduler import BaseSchedulerNode, Scheduler
+
 # What kernels wrote is kept up to this size, a graph and call.
 KEPT_BYTES = 512 * 2**20
+_MESSAGE = 300
 
 
 @dataclass(frozen=True)
@@ -29,7 +34,7 @@ class Kernel:
     nodes: tuple[str, ...]
     writes: tuple[str, ...]
     reads: tuple[str, ...]
-    scheduled: tuple[Any, ...] = ()
+    scheduled: tuple[BaseSchedulerNode, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,7 @@ class GraphCall:
 
     written: dict[tuple[int, str], torch.Tensor] = field(default_factory=dict)
     overwritten: list[Overwritten] = field(default_factory=list)
-    outputs: list[Any] | None = None
+    outputs: list[object] | None = None
     inputs_after: dict[int, torch.Tensor] = field(default_factory=dict)
     running: int | None = None
     last: dict[str, tuple[int, torch.Tensor]] = field(default_factory=dict)
@@ -61,39 +66,45 @@ class GraphCall:
 class Failed:
     """Where behind the passes an exception rose: while which operator was lowered, or which kernel was made or run.
 
-    ``source`` and ``line`` are those of the compiler's code that raised; ``operators`` are those of the kernel's code
-    that could not be written, or that a C++ compiler refused.
+    ``place`` is the stage at work. ``source`` and ``line`` are those of the compiler's code that raised; ``operators``
+    are those whose code could not be written. ``refused`` is the whole message of the compiler that the generated
+    code was given to, if it refused that.
     """
 
-    place: Place
+    place: str
     nodes: tuple[str, ...] = ()
     kernel: str | None = None
     message: str = ""
     source: str | None = None
     line: int | None = None
     operators: tuple[str, ...] = ()
+    refused: str | None = None
 
 
 @dataclass
 class Lowered:
     """One graph that was lowered; ``snapshot`` is what was lowered, ``values`` the IR of each node.
 
-    ``marks`` says how many operations of the IR there were once a node was lowered.
+    ``marks`` says how many operations of the IR there were once a node was lowered. ``sources``, ``statements`` and
+    ``generators`` (the classes of the code generator, most derived first) go by the names of kernels. ``cudagraphs``
+    says that Inductor found no reason against recording the compiled graph as a CUDA graph.
     """
 
     frame: int
     direction: str
-    graph: Any
+    graph: GraphLowering
     snapshot: Snapshot
     labels: Mapping[str, str]
-    values: dict[str, Any] = field(default_factory=dict)
+    values: dict[str, object] = field(default_factory=dict)
     marks: dict[str, int] = field(default_factory=dict)
     kernels: list[Kernel] = field(default_factory=list)
     sources: dict[str, str] = field(default_factory=dict)
     statements: dict[str, list[Statement]] = field(default_factory=dict)
-    scheduler: Any = None
+    generators: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    scheduler: Scheduler | None = None
     calls: list[GraphCall] = field(default_factory=list)
     failed: Failed | None = None
+    cudagraphs: bool = False
 
     def node(self, name: str) -> fx.Node | None:
         """The node of that name in the graph that was lowered."""
@@ -106,9 +117,22 @@ class Lowered:
             node = node.args[0]
         return node.name if node is not None else name
 
+    def kernel(self, name: str | None) -> Kernel | None:
+        """The first call of the kernel of that name."""
+        return next((kernel for kernel in self.kernels if kernel.name == name), None)
+
+    def code_generators(self, kernel: str | None) -> tuple[str, ...]:
+        """The classes of the code generator of a kernel; of all that the scheduler uses if it is not known."""
+        if kernel in self.generators:
+            return self.generators[kernel]
+        backends: Mapping[object, object] = getattr(self.scheduler, "backends", {})
+        # The backend of a GPU hands the nodes on to one of several, mostly to Triton's.
+        inner = [getattr(backend, "_triton_scheduling", backend) for backend in backends.values()]
+        return tuple(name for backend in inner for name in class_names(backend))
+
     def failure(
         self,
-        place: Place,
+        place: str,
         nodes: tuple[str, ...],
         error: BaseException,
         kernel: str | None = None,
@@ -117,16 +141,18 @@ class Lowered:
         """Note where an exception rose first; ``operator`` is the one whose code was being written."""
         if self.failed is None:
             lines = str(error).strip().splitlines()
-            message = f"{type(error).__name__}: {lines[0] if lines else ''}"[:300]
+            message = f"{type(error).__name__}: {lines[0] if lines else ''}"[:_MESSAGE]
             source, line, function = raised_at(error)
             # The functions that analyse or write the code of an operator are called as it is.
-            named = tuple(dict.fromkeys(name for name in (operator, function) if place == "codegen" and name))
+            named = tuple(dict.fromkeys(name for name in (operator, function) if place == CODEGEN and name))
             self.failed = Failed(place, nodes, kernel, message, source, line, named)
 
     def refused(self, kernel: Kernel, error: BaseException) -> None:
-        """Note that a kernel's C++ does not compile, and what of it the compiler refused."""
+        """Note that a compiler refused the generated code of a kernel."""
         if self.failed is None:
-            text = str(error)
-            operators = refused_operators(self.statements.get(kernel.name, ()), text)
-            message = f"{type(error).__name__}: {complaint(text) or ''}"[:300]
-            self.failed = Failed("codegen", kernel.nodes, kernel.name, message, operators=operators)
+            self.failed = Failed(CODEGEN, kernel.nodes, kernel.name, type(error).__name__, refused=str(error))
+
+
+def class_names(instance: object) -> tuple[str, ...]:
+    """The names of the classes of an object, most derived first."""
+    return tuple(base.__name__ for base in type(instance).__mro__)

@@ -1,4 +1,4 @@
-"""Attention written in the ways that people write it.
+"""Attention as models write it.
 
 A unit draws what is particular to its form; projection, layout and near misses are drawn for all
 forms alike (`fuzzcompile.generation.strategy`).
@@ -9,23 +9,40 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fuzzcompile.generation.drawing import Pen
-from fuzzcompile.generation.registry import attention_idiom
-from fuzzcompile.generation.spec import Attention, Mask, MaskKind, Returns
+from fuzzcompile.generation.registry import AttentionTraits, attention_idiom
+from fuzzcompile.generation.spec import Attention, Dims, Mask, MaskKind, Returns
+
+_SDPA = AttentionTraits(
+    plain=2,
+    has_scores=False,
+    scale="factor",
+    scale_takes="number",
+    softcap=False,
+    sink=False,
+    softmax_axis=False,
+    key_permuted=False,
+    leading=True,
+)
 
 
-@attention_idiom(weight=30, plain=10)
+@attention_idiom(30, AttentionTraits(plain=10, scale="factor", scale_takes="tensor", leading=True))
 def attention_mul(pen: Pen) -> Attention:
     """softmax(q @ kᵀ * s) @ v: SDPA patterns 2 and 4, with heads permuted 28."""
     return Attention("attention_mul")
 
 
-@attention_idiom(weight=30, plain=12)
+@attention_idiom(30, AttentionTraits(plain=12, scale_takes="tensor", leading=True))
 def attention_div(pen: Pen) -> Attention:
     """softmax(q @ kᵀ / s) @ v: SDPA patterns 1 and 3, with heads permuted 11 and 12."""
     return Attention("attention_div")
 
 
-@attention_idiom(weight=25, plain=26)
+@attention_idiom(
+    25,
+    AttentionTraits(
+        plain=26, scale_takes="tensor", leading=True, mask_dtypes=("model", "float32"), widens_plain_mask=True
+    ),
+)
 def attention_masked(pen: Pen) -> Attention:
     """softmax(q @ kᵀ / s + mask) @ v, a mask of float32 at times: SDPA patterns 5, 6, with heads permuted 14, 16."""
     mask = _mask(pen)
@@ -33,7 +50,7 @@ def attention_masked(pen: Pen) -> Attention:
     return Attention("attention_masked", mask=replace(mask, dtype="float32") if wide else mask)
 
 
-@attention_idiom(weight=25, plain=2)
+@attention_idiom(25, _SDPA)
 def attention_sdpa(pen: Pen) -> Attention:
     """F.scaled_dot_product_attention with each of its arguments: plain, causal, a mask, a scale of its own."""
     kind = pen.weighted([("plain", 4), ("causal", 3), ("mask", 3)])
@@ -46,44 +63,68 @@ def attention_sdpa(pen: Pen) -> Attention:
     return Attention("attention_sdpa", mask=Mask(mask.kind, mask.shape, dtype, inside=mask.inside), form=attention.form)
 
 
-@attention_idiom(weight=15, plain=9, layouts=("heads_last",))
+@attention_idiom(15, replace(_SDPA, plain=9, layouts=("heads_last",), scale_takes="usual", leading=False))
 def attention_sdpa_math(pen: Pen) -> Attention:
     """F.scaled_dot_product_attention under the MATH backend, which is decomposed: SDPA patterns 29 and 30."""
     mask = _mask(pen) if pen.chance(50) else None
     return Attention("attention_sdpa_math", mask=mask, form=(("scaled", False), ("math", True)))
 
 
-@attention_idiom(weight=20, plain=10, layouts=("heads_last",))
+@attention_idiom(20, AttentionTraits(plain=10, layouts=("heads_last",), scale="of_each"))
 def attention_safe(pen: Pen) -> Attention:
     """SDPA's own maths written out, scale split between query and key, safe softmax: SDPA patterns 29 and 30."""
     return Attention("attention_safe", mask=Mask() if pen.chance(50) else None)
 
 
-@attention_idiom(weight=25, plain=11, layouts=("heads_last",))
+@attention_idiom(25, AttentionTraits(plain=11, layouts=("heads_last",), scale_takes="tensor"))
 def attention_upcast(pen: Pen) -> Attention:
     """Scores divided, softmax in float32, weights cast back or down to float16: SDPA patterns 7 and 8."""
     return Attention("attention_upcast", form=(("narrow", pen.chance(50)),))
 
 
-@attention_idiom(weight=25, plain=11, layouts=("heads_last",))
+@attention_idiom(25, AttentionTraits(plain=11, layouts=("heads_last",), scale_takes="tensor"))
 def attention_query_scaled(pen: Pen) -> Attention:
     """The query divided before the product, softmax in float32: SDPA patterns 9 and 10."""
     return Attention("attention_query_scaled", form=(("narrow", pen.chance(50)),))
 
 
-@attention_idiom(weight=15, plain=3, layouts=("flat",))
+@attention_idiom(15, AttentionTraits(plain=3, layouts=("flat",)))
 def attention_bmm(pen: Pen) -> Attention:
     """bmm(dropout(softmax(bmm(q, kᵀ))), v) over three dimensions and without a scale: SDPA pattern 13."""
     return Attention("attention_bmm")
 
 
-@attention_idiom(weight=20, plain=11, layouts=("heads_last",))
+def _key_mask(attention: Attention, dims: Dims) -> dict[str, str]:
+    return {"keys": f"(torch.arange({dims.keys}) * 4 < {dims.keys} * 3 + 1).long().repeat({dims.batch}, 1)"}
+
+
+@attention_idiom(
+    20,
+    AttentionTraits(
+        plain=11,
+        layouts=("heads_last",),
+        scale_takes="tensor",
+        softcap=False,
+        hides_keys=True,
+        own_mask=True,
+        inputs=_key_mask,
+    ),
+)
 def attention_keys_filled(pen: Pen) -> Attention:
     """A (B, S) mask of ones and zeros, viewed, expanded and filled with −inf: SDPA patterns 15, 17 and 20."""
     return Attention("attention_keys_filled", form=(("early", pen.chance(50)),))
 
 
-@attention_idiom(weight=25, plain=18, layouts=("heads_last", "heads_first"))
+def _bias(attention: Attention, dims: Dims) -> dict[str, str]:
+    return {"bias": f"torch.randn(1, 1, {dims.sequence}, {dims.keys})"} if attention.chosen.get("biased") else {}
+
+
+@attention_idiom(
+    25,
+    AttentionTraits(
+        plain=18, layouts=("heads_last", "heads_first"), own_mask=True, mask_dtypes=("bool",), inputs=_bias
+    ),
+)
 def attention_where(pen: Pen) -> Attention:
     """where(mask, scores / full(s), finfo.min), with an additive mask as well or keys returned: patterns 18 and 19."""
     biased = pen.chance(50)
@@ -93,7 +134,7 @@ def attention_where(pen: Pen) -> Attention:
     return Attention("attention_where", mask=mask, returns="" if biased else "keys", form=(("biased", biased),))
 
 
-@attention_idiom(weight=60, plain=40, layouts=("heads_last",))
+@attention_idiom(60, AttentionTraits(plain=40, layouts=("heads_last",), mask_dtypes=("model", "float32")))
 def attention_unscaled(pen: Pen) -> Attention:
     """No scale, softmax in float32, keys and values returned for a cache or not: SDPA patterns 21 to 23, 25 to 27."""
     rounded = pen.chance(50)
@@ -105,14 +146,28 @@ def attention_unscaled(pen: Pen) -> Attention:
     return Attention("attention_unscaled", mask=mask, returns=returns, form=(("rounded", rounded),))
 
 
-@attention_idiom(weight=15, plain=4, layouts=("heads_first",))
+@attention_idiom(
+    15,
+    AttentionTraits(
+        plain=4,
+        layouts=("heads_first",),
+        softcap=False,
+        sink=False,
+        softmax_axis=False,
+        key_permuted=False,
+        shared_heads=False,
+        empty=False,
+        own_mask=True,
+        mask_dtypes=("model", "float32"),
+    ),
+)
 def attention_heads_folded(pen: Pen) -> Attention:
     """Heads folded into the batch for bmm, unfolded for an additive mask: SDPA pattern 24."""
     return Attention("attention_heads_folded", mask=Mask(dtype="float32" if pen.chance(60) else "model"))
 
 
 def _mask(pen: Pen) -> Mask:
-    """A mask as attention code has it: a bias, a causal triangle or window, one entry per key, distances."""
+    """A mask as models use it: a bias, a causal triangle or window, one entry per key, distances."""
     kinds: list[tuple[MaskKind, int]] = [
         ("bias", 30),
         ("causal", 30),

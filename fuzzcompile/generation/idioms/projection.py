@@ -1,6 +1,6 @@
 """How activations become query, key and value. No projection at all is the simplest choice."""
 
-from fuzzcompile.generation.registry import Idiom, register
+from fuzzcompile.generation.registry import Idiom, PartTraits, register
 
 register(Idiom("projection_linear", "projection", "nn.Linear for query, key, value and output.", weight=4))
 register(
@@ -9,7 +9,7 @@ register(
         "projection",
         "A weight matrix and a bias for each element of the batch: einsum('bid,bdh->bih').",
         weight=2,
-        fixes=("batch",),
+        traits=PartTraits(fixes=("batch",)),
     )
 )
 register(
@@ -17,7 +17,7 @@ register(
         "projection_einsum_token",
         "projection",
         "A weight matrix and a bias for each token: einsum('btd,btdh->bth').",
-        fixes=("batch", "sequence"),
+        traits=PartTraits(fixes=("batch", "sequence")),
     )
 )
 register(Idiom("projection_no_bias", "projection", "nn.Linear without bias.", weight=2))
@@ -27,7 +27,12 @@ register(Idiom("projection_unbind", "projection", "One nn.Linear, unflattened to
 register(Idiom("projection_matmul", "projection", "x @ weight + bias with weights that are not transposed."))
 register(Idiom("projection_addmm", "projection", "addmm over tokens flattened to two dimensions."))
 register(
-    Idiom("projection_baddbmm", "projection", "baddbmm with the weight expanded over the batch.", fixes=("batch",))
+    Idiom(
+        "projection_baddbmm",
+        "projection",
+        "baddbmm with the weight expanded over the batch.",
+        traits=PartTraits(fixes=("batch",)),
+    )
 )
 register(Idiom("projection_sum", "projection", "Two products added: x @ a + x @ b over flattened tokens."))
 register(Idiom("projection_low_rank", "projection", "LoRA: a linear layer plus a scaled product of two thin matrices."))

@@ -1,6 +1,6 @@
-"""What is done to query and key before their product: positions, norms, heads that are shared."""
+"""Positions, norms and shared heads of query and key, before their product."""
 
-from fuzzcompile.generation.registry import Idiom, register
+from fuzzcompile.generation.registry import Idiom, PartTraits, register
 
 register(Idiom("rope_half", "position", "Rotary positions, the halves of a head rotated: cat(−x₂, x₁).", weight=2))
 register(Idiom("rope_interleaved", "position", "Rotary positions, neighbours rotated: stacked, then flattened."))
@@ -11,4 +11,11 @@ register(Idiom("qk_norm_l2", "query_norm", "Query and key at unit length (F.norm
 
 register(Idiom("heads_repeated", "grouping", "Grouped-query attention by repeat_interleave of the key heads."))
 register(Idiom("heads_expanded", "grouping", "Grouped-query attention by expand and reshape of the key heads."))
-register(Idiom("heads_enabled", "grouping", "Grouped-query attention by enable_gqa of F.scaled_dot_product_attention."))
+register(
+    Idiom(
+        "heads_enabled",
+        "grouping",
+        "Grouped-query attention by enable_gqa of F.scaled_dot_product_attention.",
+        traits=PartTraits(sdpa_argument="enable_gqa=True"),
+    )
+)

@@ -1,9 +1,8 @@
 """Near misses: small operators that change a case so that a rewrite should no longer apply, or must apply with care.
 
-Each docstring says what the operator changes, which rewrite that brushes against, and why the rewrite
-must stay away or act differently. Operators are drawn independently, in the order of `NEAR_MISSES`; of the
-operators of a family one is drawn (values, memory), or up to three (detours). Whether a case bears the mark of one is
-read off its data.
+Each docstring says what the operator changes, which rewrite that concerns, and why the rewrite must not apply or must
+act differently. Operators are drawn independently, in the order of `NEAR_MISSES`; of a
+family one is drawn (values, memory), or up to three (detours). Whether a case has a near miss is read from its spec.
 """
 
 from fuzzcompile.generation.near_misses import attention, detours, functions, memory, program, shapes, values

@@ -1,4 +1,4 @@
-"""Operators over an attention: its scale, mask, softmax, dropout, operands and what it returns."""
+"""Operators on an attention: its scale, mask, softmax, dropout, operands and outputs."""
 
 from __future__ import annotations
 
@@ -14,41 +14,24 @@ from fuzzcompile.generation.near_misses.operators import (
     takes_qkv,
     with_attention,
 )
+from fuzzcompile.generation.registry import form_of
 from fuzzcompile.generation.spec import Attention, CaseSpec, Mask, MaskShape, MaskUse
-
-# Their scale stands in the program as a factor or a divisor.
-_SCALED = (
-    "attention_mul",
-    "attention_div",
-    "attention_masked",
-    "attention_upcast",
-    "attention_query_scaled",
-    "attention_keys_filled",
-)
-# These bring their mask, or their heads, in a form of their own.
-_OWN_FORM = ("attention_keys_filled", "attention_where", "attention_heads_folded", "attention_bmm")
 
 
 def _mask_is(spec: CaseSpec, holds: Callable[[Mask], bool]) -> bool:
     return attends(spec) and spec.attention.mask is not None and holds(spec.attention.mask)
 
 
-def _plain(spec: CaseSpec) -> bool:
-    """Whether scores are a product of query and key, and masks are of the common kind."""
-    return has_scores(spec) and spec.attention.idiom not in _OWN_FORM
-
-
 def _hides(attention: Attention) -> bool:
     """Whether keys are taken out entirely; over another axis a whole line would be −inf."""
-    return attention.idiom == "attention_keys_filled" or (attention.mask is not None and attention.mask.hides)
+    return form_of(attention).hides_keys or (attention.mask is not None and attention.mask.hides)
 
 
 @near_miss(
     24,
     applies=lambda spec: (
-        has_scores(spec)
-        and has_heads(spec)
-        and spec.attention.idiom != "attention_heads_folded"
+        has_heads(spec)
+        and form_of(spec.attention).key_permuted
         and spec.attention.returns != "keys"
         and not (spec.attention.position or spec.attention.norm or spec.attention.grouping)
     ),
@@ -66,10 +49,10 @@ def key_permuted(pen: Pen, spec: CaseSpec) -> CaseSpec:
 @near_miss(
     20,
     applies=lambda spec: (
-        has_scores(spec)
+        attends(spec)
+        and form_of(spec.attention).softmax_axis
         and not _hides(spec.attention)
         and not spec.attention.sink
-        and spec.attention.idiom != "attention_heads_folded"
     ),
     present=lambda spec: attends(spec) and spec.attention.softmax_axis != -1,
 )
@@ -84,7 +67,7 @@ def softmax_axis(pen: Pen, spec: CaseSpec) -> CaseSpec:
 
 @near_miss(
     7,
-    applies=lambda spec: has_scores(spec) and spec.attention.idiom in _SCALED,
+    applies=lambda spec: attends(spec) and form_of(spec.attention).scale_takes == "tensor",
     present=lambda spec: attends(spec) and spec.attention.scale != "literal",
 )
 def tensor_scale(pen: Pen, spec: CaseSpec) -> CaseSpec:
@@ -97,7 +80,7 @@ def tensor_scale(pen: Pen, spec: CaseSpec) -> CaseSpec:
 
 @near_miss(
     6,
-    applies=lambda spec: attends(spec) and spec.attention.idiom in (*_SCALED, "attention_sdpa"),
+    applies=lambda spec: attends(spec) and form_of(spec.attention).scale_takes in ("number", "tensor"),
     present=lambda spec: attends(spec) and "factor" in spec.attention.chosen,
 )
 def odd_scale(pen: Pen, spec: CaseSpec) -> CaseSpec:
@@ -112,8 +95,13 @@ def odd_scale(pen: Pen, spec: CaseSpec) -> CaseSpec:
 
 @near_miss(
     30,
-    applies=lambda spec: _mask_is(spec, lambda mask: mask.use == "add") and _plain(spec),
-    present=lambda spec: has_scores(spec) and _mask_is(spec, lambda mask: mask.dtype != "model" and _odd(spec)),
+    applies=lambda spec: (
+        has_scores(spec) and not form_of(spec.attention).own_mask and _mask_is(spec, lambda mask: mask.use == "add")
+    ),
+    present=lambda spec: (
+        has_scores(spec)
+        and _mask_is(spec, lambda mask: mask.dtype not in ("model", *form_of(spec.attention).mask_dtypes))
+    ),
 )
 def mask_dtype(pen: Pen, spec: CaseSpec) -> CaseSpec:
     """The mask is of another dtype than the scores.
@@ -122,8 +110,8 @@ def mask_dtype(pen: Pen, spec: CaseSpec) -> CaseSpec:
     ``masked_fill`` and ``where`` true means hidden, in SDPA kept.
     """
     mask = spec.attention.mask or Mask()
-    other = [name for name in ("int64", "float32", "float16", "float64", "int8") if name != spec.dtype]
-    dtype = pen.weighted([("bool", 3), *((name, 1) for name in other)])
+    rest = [name for name in ("int64", "float32", "float16", "float64", "int8") if name != spec.dtype]
+    dtype = pen.weighted([("bool", 3), *((name, 1) for name in rest)])
     if dtype in ("int64", "int8"):
         return with_attention(spec, mask=replace(mask, kind="bias", dtype="int64", inside=False))
     if dtype != "bool":
@@ -134,20 +122,9 @@ def mask_dtype(pen: Pen, spec: CaseSpec) -> CaseSpec:
     return with_attention(spec, mask=replace(mask, kind=kind, dtype="bool", use=use))
 
 
-def _odd(spec: CaseSpec) -> bool:
-    """Whether the mask's dtype is not the one that the idiom itself draws."""
-    a, mask = spec.attention, spec.attention.mask
-    usual = ("attention_masked", "attention_unscaled", "attention_heads_folded")
-    if a.idiom in usual and mask is not None and mask.dtype == "float32":
-        return False
-    return a.idiom != "attention_where"
-
-
 @near_miss(
     30,
-    applies=lambda spec: (
-        spec.attention.mask is not None and attends(spec) and spec.attention.idiom not in _OWN_FORM[:3]
-    ),
+    applies=lambda spec: spec.attention.mask is not None and attends(spec) and not form_of(spec.attention).own_mask,
     present=lambda spec: _mask_is(spec, lambda mask: mask.shape not in ("square", "key") and _unusual(mask)),
 )
 def mask_rank(pen: Pen, spec: CaseSpec) -> CaseSpec:
@@ -197,7 +174,7 @@ def query_blocked(pen: Pen, spec: CaseSpec) -> CaseSpec:
 def eval_dropout(pen: Pen, spec: CaseSpec) -> CaseSpec:
     """Dropout between softmax and the value, in eval mode.
 
-    It does nothing, but may leave a copy in the graph, by which other patterns match than the plain ones.
+    It has no effect, but may leave a copy in the graph, so that other patterns match than the plain ones.
     """
     return with_attention(spec, dropout=pen.one_of((0.1, 0.5)))
 
@@ -210,7 +187,7 @@ def _can_expand(spec: CaseSpec) -> bool:
         and spec.dims.heads > 1
         and not source_is_shared
         and a.grouping is None
-        and a.idiom != "attention_heads_folded"
+        and form_of(a).shared_heads
     )
 
 
@@ -231,7 +208,7 @@ def keys_expanded(pen: Pen, spec: CaseSpec) -> CaseSpec:
 def weights_returned(pen: Pen, spec: CaseSpec) -> CaseSpec:
     """The attention weights are an output too.
 
-    SDPA does not return them, so a pattern may only match where nothing else uses them.
+    SDPA does not return them, so a pattern may match only if they have no other use.
     """
     return with_attention(spec, returns="weights")
 
@@ -241,7 +218,7 @@ def weights_returned(pen: Pen, spec: CaseSpec) -> CaseSpec:
     applies=lambda spec: (
         takes_qkv(spec)
         and spec.attention.layout == "heads_first"
-        and spec.attention.idiom in ("attention_mul", "attention_div", "attention_masked", "attention_sdpa")
+        and form_of(spec.attention).leading
         and not (spec.attention.grouping or spec.attention.position or spec.attention.expanded)
         and not spec.attention.key_permuted
     ),

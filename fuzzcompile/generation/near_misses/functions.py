@@ -1,10 +1,10 @@
-"""Detours through one function of torch: elementwise, of two operands, along the sequence, or called in a wrong way."""
+"""Detours through one torch function: elementwise, of two operands, along the sequence, or with invalid arguments."""
 
 from __future__ import annotations
 
 from fuzzcompile.generation.drawing import Pen
-from fuzzcompile.generation.near_misses.detours import detour
-from fuzzcompile.generation.spec import Part
+from fuzzcompile.generation.near_misses.detour_registry import detour, never
+from fuzzcompile.generation.spec import Choices, Part
 
 # Functions of {x}; a module's parameter, where it has one, is {a}.
 ELEMENTWISE = (
@@ -93,7 +93,7 @@ OF_TWO = (
     'F.poisson_nll_loss({x}, {y}, reduction="none")',
     "F.cosine_similarity({x}, {y}, -1)[..., None] + {x}",
 )
-# What these take has to be of the dtype and shape of {x}.
+# Their second operand must have the dtype and shape of {x}.
 _ALIKE = ("lerp", "heaviside", "huber", "kl_div", "cross_entropy", "dist", "cosine", "addcdiv")
 SAME_FORM = (
     "{x}.flip(-1)",
@@ -143,7 +143,7 @@ ALONG = (
     "torch.repeat_interleave({rows}, 2, dim=-1)[..., ::2]",
     "torch.tensor_split({rows}, 3, dim=-1)[0].sum(-1, keepdim=True) + {rows}",
 )
-# Expressions that eager gives back as the very tensor they are given, or as a view of all of it.
+# Expressions whose eager result is {x} itself, or a view of all of it.
 SAME = (
     "F.dropout({x}, 0.3, training=False)",
     "{x}.contiguous()",
@@ -197,51 +197,55 @@ def needs_alike(function: str) -> bool:
     return any(name in function for name in _ALIKE)
 
 
-@detour(20)
-def elementwise(pen: Pen) -> Part:
+def has_gradient(part: Part) -> bool:
+    """Whether the part's function has a derivative."""
+    return not any(flat in str(part["function"]) for flat in FLAT)
+
+
+@detour(20, has_gradient=has_gradient)
+def elementwise(pen: Pen) -> Choices:
     """An elementwise function near where it overflows, vanishes or changes its branch.
 
-    Decomposed, lowered or vectorised it has to give what the kernel of its own gives, there too.
+    Decomposed, lowered or vectorised, it must agree with its eager kernel there too.
     """
-    return Part.of(
-        "elementwise",
-        function=pen.one_of(ELEMENTWISE),
-        parameter=pen.one_of((1.0, 0.5, -1.0, 1e-3)),
-        scale=pen.one_of((1.0, -1.0, 4.0, 1e-4, 30.0, 89.0, 3e4, 1e-30)),
-    )
+    return {
+        "function": pen.one_of(ELEMENTWISE),
+        "parameter": pen.one_of((1.0, 0.5, -1.0, 1e-3)),
+        "scale": pen.one_of((1.0, -1.0, 4.0, 1e-4, 30.0, 89.0, 3e4, 1e-30)),
+    }
 
 
-@detour(20)
-def of_two(pen: Pen) -> Part:
+@detour(20, has_gradient=has_gradient)
+def of_two(pen: Pen) -> Choices:
     """A function of two operands, the second in another layout or dtype, smaller, constant, or the same tensor.
 
-    Dtype and layout of the result hang on both, and so do signs of zero and what division by zero gives.
+    Dtype and layout of the result depend on both, and so do signs of zero and division by zero.
     """
     function, at, swapped = pen.one_of(OF_TWO), pen.number(len(SAME_FORM + OTHER_FORM) - 1), pen.chance(30)
     if needs_alike(function):
         at %= len(SAME_FORM)
-    return Part.of("of_two", function=function, other=(SAME_FORM + OTHER_FORM)[at], swapped=swapped)
+    return {"function": function, "other": (SAME_FORM + OTHER_FORM)[at], "swapped": swapped}
 
 
-@detour(14)
-def along(pen: Pen) -> Part:
+@detour(14, has_gradient=has_gradient)
+def along(pen: Pen) -> Choices:
     """A function along the sequence or the features: pooling, resizing, norms, scans, sorting, searching."""
-    return Part.of("along", function=pen.one_of(ALONG), transposed=pen.chance(50))
+    return {"function": pen.one_of(ALONG), "transposed": pen.chance(50)}
 
 
-@detour(6)
-def same_written(pen: Pen) -> Part:
-    """What an operator gives back unchanged is written to.
+@detour(6, has_gradient=never, writes=True)
+def same_written(pen: Pen) -> Choices:
+    """The unchanged result of an operator is written to.
 
-    In eager it is the very tensor it was given, so the write shows there as well; a copy in its place hides it.
+    In eager mode it is the operand itself, so the write changes that as well; a copy in its place hides the write.
     """
-    return Part.of("same_written", by=pen.one_of(SAME), write=pen.one_of(WRITES))
+    return {"by": pen.one_of(SAME), "write": pen.one_of(WRITES)}
 
 
 @detour(1)
-def refused(pen: Pen) -> Part:
+def refused(pen: Pen) -> Choices:
     """A call that eager refuses: an index out of range, shapes or dtypes that do not go together, a wrong parameter.
 
-    The checks belong to the operator; what it is replaced by must refuse it as well.
+    The checks belong to the operator; its replacement must refuse the call as well.
     """
-    return Part.of("refused", call=pen.one_of(REFUSED))
+    return {"call": pen.one_of(REFUSED)}

@@ -1,4 +1,4 @@
-"""How the inputs lie in memory: strides, offsets, overlap, one tensor given twice."""
+"""Memory layouts of the inputs: strides, offsets, overlap, one tensor passed several times."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _floats(spec: CaseSpec) -> bool:
 def inputs_transposed(pen: Pen, spec: CaseSpec) -> CaseSpec:
     """The inputs' last two axes are swapped in memory.
 
-    What a rewrite copies, views or hands to a library kernel has other strides than it was traced with.
+    Operands that a rewrite copies, views or passes to a library kernel have other strides than it was traced with.
     """
     return replace(spec, inputs="transposed")
 

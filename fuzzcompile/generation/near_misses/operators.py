@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fuzzcompile.generation.drawing import Pen
+from fuzzcompile.generation.registry import form_of
 from fuzzcompile.generation.spec import MARKS, CaseSpec
 
 Predicate = Callable[[CaseSpec], bool]
@@ -17,20 +18,23 @@ Change = Callable[[Pen, CaseSpec], CaseSpec]
 class NearMiss:
     """An operator: drawn in ``percent`` of the cases that it ``applies`` to.
 
-    Of a ``family`` one operator is drawn, or a few, and ``percent`` is its weight there.
+    ``present`` recognises what it leaves in the data. Of a ``family`` one operator is drawn, or a few, and ``percent``
+    is its weight there. What it needs of an idiom it asks of the idiom's capabilities, so that it applies to idioms
+    that it does not know.
     """
 
     name: str
     summary: str
     percent: int
     applies: Predicate
+    present: Predicate
     change: Change
     family: str | None = None
 
 
 NEAR_MISSES: list[NearMiss] = []
 
-# In how many per cent of the cases one operator of the family is drawn, then another one.
+# Percentage of cases in which an operator of the family is drawn, then a further one.
 FAMILIES = {"memory": (14,), "values": (12,), "detour": (40, 25, 15)}
 
 
@@ -55,30 +59,42 @@ def _applied(pen: Pen, operator: NearMiss, spec: CaseSpec, hit: bool) -> CaseSpe
 def near_miss(
     percent: int, *, applies: Predicate, present: Predicate, family: str | None = None
 ) -> Callable[[Change], Change]:
-    """Register the decorated change as an operator; ``present`` recognises what it leaves in the data."""
+    """Register the decorated change as an operator under its own name."""
 
     def decorate(change: Change) -> Change:
-        name: str = change.__name__
-        enter(name, change.__doc__ or "", percent, applies=applies, present=present, change=change, family=family)
+        register_near_miss(
+            NearMiss(change.__name__, summary_of(change), percent, applies, present, change, family),
+        )
         return change
 
     return decorate
 
 
-def enter(
-    name: str,
-    text: str,
-    percent: int,
-    *,
-    applies: Predicate,
-    present: Predicate,
-    change: Change,
-    family: str | None = None,
-) -> None:
-    """Register an operator; the first line of ``text`` is its summary."""
-    summary = text.strip().partition("\n")[0]
-    NEAR_MISSES.append(NearMiss(name, summary, percent, applies, change, family))
-    MARKS[name] = present
+def register_near_miss(operator: NearMiss) -> None:
+    """Make an operator known.
+
+    Raises:
+        ValueError: an operator of that name is registered.
+    """
+    if operator.name in MARKS:
+        raise ValueError(f"two near misses are called {operator.name}")
+    NEAR_MISSES.append(operator)
+    MARKS[operator.name] = operator.present
+
+
+def unregister_near_miss(name: str) -> None:
+    """Forget the operator of that name.
+
+    Raises:
+        KeyError: there is none.
+    """
+    del MARKS[name]
+    NEAR_MISSES[:] = [operator for operator in NEAR_MISSES if operator.name != name]
+
+
+def summary_of(function: Callable[..., object]) -> str:
+    """The first line of a docstring."""
+    return (function.__doc__ or "").strip().partition("\n")[0]
 
 
 def attends(spec: CaseSpec) -> bool:
@@ -88,7 +104,7 @@ def attends(spec: CaseSpec) -> bool:
 
 def has_scores(spec: CaseSpec) -> bool:
     """Whether the scores are written out, and not within ``F.scaled_dot_product_attention``."""
-    return attends(spec) and spec.attention.idiom not in ("attention_sdpa", "attention_sdpa_math")
+    return attends(spec) and form_of(spec.attention).has_scores
 
 
 def has_heads(spec: CaseSpec) -> bool:

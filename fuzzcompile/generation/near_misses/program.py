@@ -1,4 +1,4 @@
-"""Operators over blocks and layers: what is shared, written in place, or uneven."""
+"""Operators on blocks and layers: shared weights, writes in place, uneven operators."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from fuzzcompile.generation.drawing import Pen
 from fuzzcompile.generation.near_misses.operators import near_miss
+from fuzzcompile.generation.registry import idiom
 from fuzzcompile.generation.spec import CaseSpec
 
 
@@ -36,15 +37,13 @@ def blocks_tied(pen: Pen, spec: CaseSpec) -> CaseSpec:
 
 @near_miss(
     50,
-    applies=lambda spec: spec.layer is not None and spec.layer.name == "parallel_pointwise",
-    present=lambda spec: (
-        spec.layer is not None and spec.layer.name == "parallel_pointwise" and bool(spec.layer["uneven"])
-    ),
+    applies=lambda spec: spec.layer is not None and idiom(spec.layer.name).traits.uneven,
+    present=lambda spec: spec.layer is not None and idiom(spec.layer.name).traits.uneven and bool(spec.layer["uneven"]),
 )
 def parts_uneven(pen: Pen, spec: CaseSpec) -> CaseSpec:
     """Operators that look alike differ in an argument or a dtype: a factor, a rounding mode, a bound.
 
-    What is fused into one operator has to have all of them in common.
+    Operators may be fused into one only if they have all of these in common.
     """
     assert spec.layer is not None
     return replace(spec, layer=spec.layer.having(uneven=True))
@@ -52,9 +51,9 @@ def parts_uneven(pen: Pen, spec: CaseSpec) -> CaseSpec:
 
 @near_miss(
     50,
-    applies=lambda spec: spec.layer is not None and spec.layer.name == "cache_rolling",
+    applies=lambda spec: spec.layer is not None and idiom(spec.layer.name).traits.moves,
     present=lambda spec: (
-        spec.layer is not None and spec.layer.name == "cache_rolling" and spec.layer["move"] == "in_place"
+        spec.layer is not None and idiom(spec.layer.name).traits.moves and spec.layer["move"] == "in_place"
     ),
 )
 def cache_moved_in_place(pen: Pen, spec: CaseSpec) -> CaseSpec:
@@ -72,8 +71,8 @@ def cache_moved_in_place(pen: Pen, spec: CaseSpec) -> CaseSpec:
     present=lambda spec: spec.returns_activation,
 )
 def activation_returned(pen: Pen, spec: CaseSpec) -> CaseSpec:
-    """What the body is given is an output too, beside what it makes of it.
+    """The activation that enters the body is an output as well.
 
-    It is used twice, may not be written to, and has to keep its identity where it is an input.
+    It has two uses, may not be overwritten, and must keep its identity if it is an input.
     """
     return replace(spec, returns_activation=True)

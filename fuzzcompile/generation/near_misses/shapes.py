@@ -11,8 +11,8 @@ from fuzzcompile.generation.spec import CaseSpec
 def batch_one(pen: Pen, spec: CaseSpec) -> CaseSpec:
     """A batch of one.
 
-    Matmul then takes no copy of permuted operands, so that the graph differs from the one which a pattern
-    was traced with at batch 2 (hence the ``_bs1`` variants); and (1, …) broadcasts where (B, …) does not.
+    Matmul then copies no permuted operands, so that the graph differs from the one that a pattern was traced with at
+    batch 2 (hence the ``_bs1`` variants); and (1, …) broadcasts where (B, …) does not.
     """
     return with_dims(spec, batch=1)
 
@@ -21,8 +21,7 @@ def batch_one(pen: Pen, spec: CaseSpec) -> CaseSpec:
 def sequence_is_heads(pen: Pen, spec: CaseSpec) -> CaseSpec:
     """As many tokens as heads.
 
-    (B, H, T, D) and (B, T, H, D) are then the same shape, and no check of shapes tells a rewrite that it
-    took the one for the other.
+    (B, H, T, D) and (B, T, H, D) are then the same shape, and no shape check shows a rewrite that it confused them.
     """
     return with_dims(with_attention(spec, cross=False), sequence=spec.dims.heads)
 
@@ -37,7 +36,7 @@ def sequence_is_head_dim(pen: Pen, spec: CaseSpec) -> CaseSpec:
 def sequence_one(pen: Pen, spec: CaseSpec) -> CaseSpec:
     """A single token, as in a decode step.
 
-    Its axis can be squeezed, broadcast and reduced away, matrices become vectors, and a stride of it says nothing.
+    Its axis can be squeezed, broadcast and reduced away, matrices become vectors, and its stride is meaningless.
     """
     return with_dims(spec, sequence=1)
 

@@ -1,1 +1,0 @@
-"""Faults before the graph passes: dynamo, functionalization, decompositions, fake tensors, partition."""

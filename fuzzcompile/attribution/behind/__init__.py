@@ -1,1 +1,0 @@
-"""Faults behind the graph passes: lowerings, the scheduler, generated code, the wrapper."""

@@ -1,0 +1,124 @@
+"""What one campaign has judged and stored: its counters, and its rows in the corpus."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from fuzzcompile.campaign.events import FindingLine, Finished, Tally
+from fuzzcompile.campaign.jobs import Job
+from fuzzcompile.campaign.settings import CampaignSettings
+from fuzzcompile.contract import ReportJson
+from fuzzcompile.corpus import CaseRecord, Coverage, Ended, Finding, Recorded, Store
+from fuzzcompile.reporting.verdict import name_of
+from fuzzcompile.stage_names import GRAPH_STAGES, PARTITION
+
+_HEARTBEAT = 5.0
+# Stages whose coverage is one of rewrites; the others' is one of operators and kernels.
+_REWRITING = (*GRAPH_STAGES, PARTITION)
+
+
+@dataclass
+class Bookkeeping:
+    """Counts what a campaign judges and stores it; ``campaign`` is its row in the corpus.
+
+    ``hit`` are the public ids of the findings that its cases hit, ``new`` those that the corpus lacked.
+    """
+
+    settings: CampaignSettings
+    store: Store
+    campaign: int
+    environment: Mapping[str, object]
+    verdicts: Counter[str] = field(default_factory=Counter)
+    cases: int = 0
+    screened: int = 0
+    new: list[str] = field(default_factory=list)
+    hit: set[str] = field(default_factory=set)
+    _covered: set[tuple[str, str]] = field(default_factory=set)
+    _start: float = field(default_factory=time.monotonic)
+    _beat: float = field(default_factory=time.monotonic)
+
+    @property
+    def seconds(self) -> float:
+        """How long the campaign has run."""
+        return time.monotonic() - self._start
+
+    @property
+    def torch(self) -> str:
+        """The version of torch under which it runs."""
+        return str(self.environment["torch"])
+
+    def tally(self) -> Tally:
+        """Counters as they are now."""
+        return Tally(
+            self.cases,
+            dict(self.verdicts),
+            len(self.hit),
+            len(self.new),
+            len(self._covered),
+            self.seconds,
+            self.screened,
+        )
+
+    def record(self, job: Job, report: ReportJson, coverage: list[Coverage], *, screened: bool = False) -> Recorded:
+        """Count and store a judged case."""
+        self._covered |= {(c.stage, c.rewrite) for c in coverage if c.outcome == "fired" and c.stage in _REWRITING}
+        self.screened += screened
+        self.cases += not job.retry
+        self.verdicts[str(report["verdict"])] += 1
+        case = CaseRecord(
+            sha256=job.case.sha256,
+            source=job.case.source,
+            origin=job.case.origin,
+            stream=self.settings.stream if job.index is not None else None,
+            index=job.index,
+            spec=job.case.spec,
+            choices=job.case.choices or None,
+            idioms=job.case.idioms,
+            near_misses=job.case.near_misses,
+            features=job.case.features,
+        )
+        return self.store.record(self.campaign, case, self.environment, report, coverage, screened=screened)
+
+    def heartbeat(self) -> None:
+        """Store the counters now and then, so that a killed campaign still shows them."""
+        if time.monotonic() - self._beat > _HEARTBEAT:
+            self._beat = time.monotonic()
+            self.store.heartbeat(self.campaign, self._counters())
+
+    def end(self, ended: Ended) -> None:
+        """Close the campaign in the corpus."""
+        self.store.finish_campaign(self.campaign, self._counters(), ended)
+
+    def summary(self, ended: Ended) -> Finished:
+        """The campaign's counters, and its findings as the corpus has them now."""
+        lines = [self._line(finding) for finding in self.store.findings() if finding.public_id in self.hit]
+        return Finished(ended, self.tally(), lines, self.store.location)
+
+    def _counters(self) -> dict[str, object]:
+        tally = self.tally()
+        return {
+            "cases": tally.cases,
+            "screened": tally.screened,
+            "verdicts": dict(tally.verdicts),
+            "findings": tally.findings,
+            "new_findings": tally.new_findings,
+            "seconds": round(tally.seconds, 1),
+        }
+
+    def _line(self, finding: Finding) -> FindingLine:
+        best = self.store.best_reproducer(finding.public_id)
+        draft = self.settings.drafts / f"{finding.public_id}.md"
+        return FindingLine(
+            finding.public_id,
+            finding.verdict,
+            name_of(finding.culprit),
+            finding.culprit.get("necessary") if finding.culprit else None,
+            finding.hits,
+            best.lines if best is not None else None,
+            best is not None and best.confirmed,
+            str(draft) if draft.exists() else None,  # of this campaign or an earlier one
+            finding.public_id in self.new,
+        )

@@ -1,0 +1,257 @@
+"""``fuzzcompile minimize``, and what it shows while it runs."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from fuzzcompile.cli import options
+from fuzzcompile.cli.targets import existing_corpus, needed
+from fuzzcompile.errors import EnvironmentUnfit
+
+if TYPE_CHECKING:
+    from fuzzcompile.commands.minimize import Subject
+    from fuzzcompile.corpus import Store
+    from fuzzcompile.reduction.search import Progress
+    from fuzzcompile.worker.minimize import Minimized
+    from fuzzcompile.worker.pool import Limits
+
+# The exit status that shells give to a program that Ctrl-C ended.
+_INTERRUPTED = 130
+
+
+@click.command()
+@click.argument("target", metavar="CASE|FINDING")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Where to write; default repro_NAME.py.")
+@click.option("--budget", default="5m", show_default=True, metavar="90s|10m", help="Time for the search.")
+@click.option(
+    "--compiles", default=200, show_default=True, type=click.IntRange(min=1), help="Compiles and screens to spend."
+)
+@click.option(
+    "--keep",
+    type=click.Choice(["verdict", "culprit"]),
+    default="culprit",
+    show_default=True,
+    help="What must stay the same: the kind of verdict only, or the culprit too.",
+)
+@click.option(
+    "--others",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder for candidates that fail in another way (secondary findings).",
+)
+@click.option("--resume", is_flag=True, help="Continue an earlier search for this case.")
+@options.device
+@options.corpus
+@options.veto
+@options.plant
+@options.timeout
+@options.memory
+def minimize(
+    target: str,
+    out: Path | None,
+    budget: str,
+    compiles: int,
+    keep: Literal["verdict", "culprit"],
+    others: Path | None,
+    resume: bool,
+    device: str,
+    location: str | None,
+    vetoes: tuple[str, ...],
+    plants: tuple[Path, ...],
+    timeout: float,
+    memory: float,
+) -> int:
+    """Minimize a case or a finding, and write a reproducer that needs only torch.
+
+    A generated case from the corpus is first reduced through its recipe. Then, as for any other case or script, the
+    graphs that dynamo captures are reduced. The reproducer exits with 1 on the bug and with 0 once it is fixed. Ctrl-C
+    keeps the best case so far; OUT.state keeps what was learned until a search is finished, for --resume.
+    """
+    from fuzzcompile.campaign.budget import Budget
+    from fuzzcompile.campaign.findings import keep_reproducer
+    from fuzzcompile.commands.minimize import minimize as search
+    from fuzzcompile.worker.pool import Limits
+
+    seconds = Budget.parse(budget).seconds
+    if seconds is None:
+        raise click.UsageError("minimize takes a time as --budget, such as 90s or 10m.")
+    limits = Limits(timeout, int(memory * 2**30))
+    with existing_corpus(location) as store:
+        subject = _subject(target, out, store, device, vetoes, plants, limits, resume=resume)
+        if subject is None:
+            click.echo(f"{target} shows no bug: there is nothing to minimize. `fuzzcompile triage` says why.")
+            return 0
+        out = out or _default_out(target, subject.finding)
+        click.echo(f"Minimizing: {subject.report['verdict']}, {subject.report['signature']} ...", err=True)
+        with ProgressLine(subject.source) as line:
+            small = search(
+                subject,
+                device=device,
+                seconds=seconds,
+                compiles=compiles,
+                keep=keep,
+                vetoes=vetoes,
+                plants=plants,
+                limits=limits,
+                state=_state_of(out),
+                resume=resume,
+                on_progress=line.show,
+            )
+        if store is not None and subject.finding is not None and not small.interrupted:
+            keep_reproducer(store, subject.finding, small)
+        _write(out, small.reproducer)
+        for text in conclusion(small, out, target, others):
+            click.echo(text)
+        if store is not None and small.other_sources and not small.interrupted:
+            _judge_others(store, small, device, vetoes, plants, limits)
+    if others is not None:
+        for number, source in enumerate(small.other_sources, start=1):
+            _write(others / f"{out.stem}_other_{number}.py", source)
+    return _status(small, out, subject.finding or target)
+
+
+def _subject(
+    target: str,
+    out: Path | None,
+    store: Store | None,
+    device: str,
+    vetoes: tuple[str, ...],
+    plants: tuple[Path, ...],
+    limits: Limits,
+    *,
+    resume: bool,
+) -> Subject | None:
+    """What ``target`` names: a file, judged now unless an earlier search did, or a stored finding."""
+    from fuzzcompile.commands.minimize import subject_of_file, subject_of_finding, subject_of_state
+
+    path = Path(target)
+    if not path.is_file():
+        return subject_of_finding(needed(store, target), target)
+    if resume:
+        return subject_of_state(path, store, _state_of(out or _default_out(target)))
+    click.echo(f"Judging {path} ...", err=True)
+    return subject_of_file(path, store, device=device, vetoes=vetoes, plants=plants, limits=limits)
+
+
+def _default_out(target: str, finding: str | None = None) -> Path:
+    name = Path(target).stem if finding is None or Path(target).is_file() else finding
+    return Path(f"repro_{name}.py")
+
+
+def _state_of(out: Path) -> Path:
+    return out.with_name(f"{out.name}.state")
+
+
+def _judge_others(
+    store: Store,
+    small: Minimized,
+    device: str,
+    vetoes: tuple[str, ...],
+    plants: tuple[Path, ...],
+    limits: Limits,
+) -> None:
+    from fuzzcompile.commands.secondary import store_secondary_findings
+
+    sources = small.other_sources
+    click.echo(f"Judging {len(sources)} candidates that failed in another way ...", err=True)
+    for secondary in store_secondary_findings(
+        store, sources, device=device, vetoes=vetoes, plants=plants, limits=limits
+    ):
+        new = "new" if secondary.is_new else "known"
+        click.echo(f"Secondary finding: {secondary.finding} ({new}), {secondary.verdict}, {secondary.signature}")
+
+
+def _status(small: Minimized, out: Path, name: str) -> int:
+    """The exit status; the last line says what to do next."""
+    if small.interrupted:
+        return _INTERRUPTED
+    if small.confirmed:
+        click.echo(f"Confirmed in a clean process. Next: python {out}; fuzzcompile issue {name}")
+    elif small.how != "as found":
+        raise EnvironmentUnfit(
+            f"{out} does not show the bug when run alone: {' '.join(small.confirmation.split())[-200:]}"
+        )
+    return 0
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise EnvironmentUnfit(f"Cannot write {path}: {error.strerror}; choose another --out.") from error
+
+
+class ProgressLine:
+    """One line on stderr: size at the start and now, compiles spent, the reducer at work.
+
+    A terminal's line is overwritten; elsewhere each improvement gets a line.
+    """
+
+    def __init__(self, source: str) -> None:
+        self._start = time.monotonic()
+        self._lines = sum(1 for line in source.splitlines() if line.strip())
+        self._operators: int | None = None
+
+    def __enter__(self) -> ProgressLine:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if sys.stderr.isatty():
+            click.echo("\r\033[K", nl=False, err=True)
+
+    def show(self, progress: Progress) -> None:
+        """Show the state of a search."""
+        if self._operators is None:
+            self._operators = progress.operators
+        size = f"{self._lines} -> {progress.lines} lines"
+        if progress.operators is not None and self._operators is not None:
+            size += f", {self._operators} -> {progress.operators} operators"
+        used = f"{progress.compiles} compiles, {progress.screens} screens"
+        text = f"  {time.monotonic() - self._start:4.0f} s  {size}  {used}  {progress.reducer}"
+        if sys.stderr.isatty():
+            click.echo(f"\r\033[K{text}", nl=False, err=True)
+        elif progress.improved:
+            click.echo(text, err=True)
+
+
+def conclusion(small: Minimized, out: Path, target: str, others: Path | None = None) -> Iterator[str]:
+    """The result in sentences.
+
+    Args:
+        small: the result.
+        out: where the reproducer was written.
+        target: what the user asked to minimize.
+        others: where secondary candidates are written, if anywhere.
+    """
+    if small.note:
+        yield f"Note: {small.note}."
+    if small.interrupted:
+        what = "the best so far, not confirmed in a clean process" if small.changed else "the case as it is"
+        yield f"Interrupted after {small.tests} compiles and screens: {out} is {what} ({small.lines_after} lines)."
+        yield f"To continue: fuzzcompile minimize {target} --out {out} --resume"
+        return
+    if not small.changed:
+        what = "nothing smaller was found" if small.finished else "nothing smaller was found within the budget"
+        yield f"{out}: {what}; the case is kept as it is ({small.tests} tests in {small.seconds:.0f} s)."
+        return
+    operators = ""
+    if small.operators is not None and small.operators_before is not None:
+        operators = f", {small.operators} operators ({small.operators_before} before)"
+    yield (
+        f"{out}: {small.lines_after} lines with its check ({small.lines_before} before){operators}, "
+        f"{small.tests} compiles and screens in {small.seconds:.0f} s."
+    )
+    if small.other_sources:
+        where = f"they are in {others}" if others is not None else "--others DIR writes them"
+        yield f"{len(small.other_sources)} candidates failed in another way; {where}."
+    if not small.finished:
+        yield "The budget ended the search; --resume continues it."

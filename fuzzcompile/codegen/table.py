@@ -1,0 +1,53 @@
+"""The code generators that fuzzcompile knows, and which of them wrote a kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fuzzcompile.codegen.base import Code, CodeGenerator
+from fuzzcompile.codegen.cpp import Cpp
+from fuzzcompile.codegen.triton import Triton
+from fuzzcompile.compiler.kernels.lowered import Lowered
+
+CODE_GENERATORS: tuple[CodeGenerator, ...] = (Cpp(), Triton())
+
+
+class _Unknown(CodeGenerator):
+    """A code generator without an adapter: its operators go by their own names, and no file is given."""
+
+    name = "unknown"
+    scheduling = ""
+    settings = ({"max_fusion_size": 1},)
+    assignment = Triton.assignment
+
+    def code_of(self, operator: str, *, vectorised: bool = False) -> Code:
+        return Code(operator)
+
+    def fused_loops(self) -> Code:
+        return Code("fused loops")
+
+    def refused_lines(self, message: str) -> Iterator[str]:
+        return iter(())
+
+    def complaint(self, message: str) -> str | None:
+        return None
+
+
+UNKNOWN: CodeGenerator = _Unknown()
+
+
+def generator_of(lowered: Lowered, kernel: str | None = None) -> CodeGenerator:
+    """The adapter of the code generator that wrote ``kernel``, or that writes the kernels of the graph.
+
+    An adapter without knowledge of the language stands in for a generator that the table does not have.
+    """
+    classes = lowered.code_generators(kernel)
+    if classes:
+        return next((generator for generator in CODE_GENERATORS if generator.scheduling in classes), UNKNOWN)
+    devices = getattr(lowered.graph, "device_types", ())
+    return next((generator for generator in CODE_GENERATORS if set(generator.devices) & set(devices)), UNKNOWN)
+
+
+def generator_named(name: object) -> CodeGenerator | None:
+    """The adapter of that ``name``; None if there is none."""
+    return next((generator for generator in CODE_GENERATORS if generator.name == name), None)

@@ -1,0 +1,142 @@
+"""The JSON object that ``fuzzcompile triage --json`` prints, as types (ARCHITECTURE.md, "Contracts").
+
+The corpus stores it and the reports are written from it, without torch. Keys may be missing: an older corpus holds
+what an older version wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypedDict
+
+
+class OutputJson(TypedDict, total=False):
+    """How one output differs. Errors are absolute, against the float64 run; None where none was measured."""
+
+    name: str
+    finding: str
+    max_abs_error_eager: float | None
+    max_abs_error_compiled: float | None
+    rms_error_eager: float | None
+    rms_error_compiled: float | None
+    max_ulps_eager: float | None
+    max_ulps_compiled: float | None
+    error_ratio: float | None
+    noise_floor: float | None
+    scale: float | None
+    within_default_tolerance: bool | None
+    torch_same: bool | None
+    cosine: float | None
+    where: list[int] | None
+    at: dict[str, float | int | str | None] | None
+    detail: str
+    non_finite: str
+
+
+class EvidenceJson(TypedDict, total=False):
+    """What the verdict rests on."""
+
+    outputs: list[OutputJson]
+    eager_deterministic: bool
+    float64_step: float | None
+    survives_float64: bool | None
+    against: str
+    threads: int
+    graphs: int
+    graph_breaks: list[str]
+    randomness: str | None
+    warnings: list[str]
+    notes: list[str]
+
+
+# The functional form, because "pass" is a keyword.
+CulpritJson = TypedDict(
+    "CulpritJson",
+    {
+        "stage": str,
+        "component": str,
+        "pass": str | None,
+        "rewrite": str | None,
+        "nodes": list[str],
+        "source": str | None,
+        "line": int | None,
+        "family": str,
+        "site": str | None,
+        "step": float | None,
+        "necessary": bool | None,
+        "sufficient": bool | None,
+        "siblings": list[str],
+        "details": Mapping[str, object],
+    },
+    total=False,
+)
+CulpritJson.__doc__ = """A rewrite, pass, decomposition, lowering or kernel, and what was proved of it."""
+
+
+class AblationJson(TypedDict, total=False):
+    """A compile under one changed setting; ``error`` is the largest absolute error that was left."""
+
+    toggle: str
+    repairs: bool
+    error: float | None
+    non_finite: str
+
+
+class WorkaroundJson(TypedDict, total=False):
+    """What a user can set today; ``cost_ratio`` is the run time with it over that without."""
+
+    how: str
+    config: Mapping[str, object]
+    verified: bool
+    error: float | None
+    cost_ratio: float | None
+
+
+class RewriteJson(TypedDict):
+    """A rule that matched anything, and how often each outcome followed."""
+
+    stage: str
+    rewrite: str
+    fired: int
+    refused: int
+    vetoed: int
+
+
+class SuspectJson(TypedDict):
+    """What became of a rewrite that the user asked about."""
+
+    name: str
+    said: str
+
+
+class CostJson(TypedDict, total=False):
+    """What the answer took; ``seconds`` is wall time."""
+
+    compiles: int
+    screens: int
+    replays: int
+    seconds: float
+
+
+class ReportJson(TypedDict, total=False):
+    """The answer on one case."""
+
+    schema: int
+    case: str
+    torch: str
+    device: str
+    verdict: str
+    is_bug: bool
+    confidence: str
+    detail: str
+    evidence: EvidenceJson
+    culprit: CulpritJson | None
+    contributors: list[CulpritJson]
+    changed_bits: list[CulpritJson]
+    ablations: list[AblationJson]
+    workaround: WorkaroundJson | None
+    signature: str | None
+    rewrites: list[RewriteJson]
+    suspects: list[SuspectJson]
+    cost: CostJson
+    known: bool

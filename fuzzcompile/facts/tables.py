@@ -1,0 +1,127 @@
+"""What the tables of facts hold, as types. The comments in ``base.toml`` say what each entry means."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Passes with a role of their own, and how torch writes and runs passes."""
+
+    mandatory: frozenset[str]
+    kept: frozenset[str]
+    modules: tuple[str, ...]
+    stages: tuple[str, ...]
+    reading: tuple[str, ...]
+    by_rule: tuple[str, ...]
+    graph_parameters: tuple[str, ...]
+    graph_types: tuple[str, ...]
+    observer: str
+    observed: tuple[str, ...]
+    graph_variables: tuple[str, ...]
+    condition_calls: tuple[str, ...]
+    group_fusions: str
+    partitioners: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class StageSource:
+    """Where a stage runs its passes: ``module:function`` names, the module of its pattern tables, its setting."""
+
+    functions: tuple[str, ...]
+    tables: str
+    switch: str
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of Inductor: those listed for each stage, and those that switch off one pass."""
+
+    listed: Mapping[str, tuple[str, ...]]
+    switching_off: Mapping[str, Mapping[str, bool]]
+
+
+@dataclass(frozen=True)
+class Names:
+    """How torch names patterns and the functions around them."""
+
+    variants: tuple[str, ...]
+    nameless: tuple[str, ...]
+    search_function: str
+    partial: str
+
+
+@dataclass(frozen=True)
+class Operators:
+    """Operators by what they do to values: names without namespace and overload where no ``::`` stands in them."""
+
+    exact: frozenset[str]
+    accumulating: frozenset[str]
+    casts: frozenset[str]
+    softmax: frozenset[str]
+    drawing: frozenset[str]
+    drawing_untagged: frozenset[str]
+    uninitialised: frozenset[str]
+    bound_to_capture: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class FakeTensors:
+    """Operators and errors for which fake tensors give no answer."""
+
+    unknowable_tags: frozenset[str]
+    lifts: frozenset[str]
+    silent_errors: frozenset[str]
+
+
+@dataclass(frozen=True)
+class LoweringFiles:
+    """Files of torch whose code builds loops from the IR."""
+
+    always: frozenset[str]
+    when_scheduling: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why rules of a stage cannot be reached.
+
+    Attributes:
+        group: a short title that sums up reasons of a kind.
+        stage: the stage of the rules.
+        names: names of rules and passes; globs are allowed.
+        why: one or two sentences.
+        setting: the entry of Inductor's config (of a dictionary with the key behind a colon) that would switch the
+            rules on; None if no setting matters.
+        device: the type of device on which the reason holds; None for every device.
+    """
+
+    group: str
+    stage: str
+    names: tuple[str, ...]
+    why: str
+    setting: str | None = None
+    device: str | None = None
+
+    def covers(self, stage: str, name: str, device: str) -> bool:
+        """Whether this is a reason against reaching the rule ``name`` of ``stage`` on that type of device."""
+        matches = any(fnmatch.fnmatchcase(name, pattern) for pattern in self.names)
+        return stage == self.stage and matches and self.device in (None, device)
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The facts of one version; ``checked`` says how they were checked on it."""
+
+    checked: str
+    passes: Passes
+    stages: Mapping[str, StageSource]
+    settings: Settings
+    names: Names
+    operators: Operators
+    fake_tensors: FakeTensors
+    lowering_files: LoweringFiles
+    unreachable: tuple[Reason, ...] = ()

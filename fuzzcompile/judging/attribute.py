@@ -1,0 +1,201 @@
+"""From a failing trial to its culprit: the stages name suspects in the order of looking, and ablations prove them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch import fx
+
+from fuzzcompile.attribution.ablating import Ablator, OutOfTime
+from fuzzcompile.attribution.culprit import Attribution, Culprit
+from fuzzcompile.attribution.divergence import Divergence
+from fuzzcompile.attribution.evidence import VALUES, Evidence
+from fuzzcompile.attribution.proving import Prover, failing_rewrite
+from fuzzcompile.attribution.replays import ReplayCount
+from fuzzcompile.attribution.steps import Step, changing_meaning
+from fuzzcompile.compiler.labels import backend_label
+from fuzzcompile.judging.workaround import find_workaround, workaround_by
+from fuzzcompile.stage_names import LOWERING, PRE_GRAD
+from fuzzcompile.stages.rewriting import Ground, culprit_of_rewrite, rewrites_suspected
+from fuzzcompile.stages.table import LADDER, LAST, Shows, looked
+from fuzzcompile.trials.compiles import Experiments, Trial
+
+_UNKNOWN = "unknown"
+
+
+def _toggle(backend: str) -> str:
+    return f"backend={backend}"
+
+
+class Attributor:
+    """Attributes one failing trial. Every compile it makes is an ablation that it reports."""
+
+    def __init__(
+        self,
+        experiments: Experiments,
+        trial: Trial,
+        steps: Sequence[Step],
+        count: ReplayCount,
+        *,
+        evidence: Evidence = VALUES,
+        deadline: float | None = None,
+        thorough: bool = False,
+    ) -> None:
+        """Nothing runs yet.
+
+        Args:
+            experiments: the runs and compiles of the case.
+            trial: the compile that fails.
+            steps: how much each of its rewrites moved the result.
+            count: counts the replays.
+            evidence: what shows the bug.
+            deadline: value of ``time.monotonic()`` after which no compile is begun.
+            thorough: try every backend of the ladder that PyTorch's issue form asks for, whatever is at fault.
+        """
+        self.experiments = experiments
+        self.trial = trial
+        self.steps = steps
+        self.thorough = thorough
+        self.ablator = Ablator(experiments, trial, count, evidence, deadline)
+        self.divergence = Divergence.seen_by(self.ablator, steps)
+
+    def run(self) -> Attribution:
+        """Look where the table of the stages says, in its order."""
+        attribution: Attribution | None = None
+        try:
+            attribution = self._from_rewrites() or self._around_rewrites()
+            if attribution.culprit is not None:
+                attribution.workaround = find_workaround(self.ablator, attribution.culprit)
+            if self.thorough:
+                self._climb()
+        except OutOfTime:
+            attribution = attribution if attribution is not None else self._unproved()
+        attribution.ablations = self.ablator.ablations
+        return attribution
+
+    def _from_rewrites(self) -> Attribution | None:
+        """The rewrite at fault, and what else is where the result stays wrong without it."""
+        attribution = looked(self.ablator, self.divergence, Shows.ANYWHERE)
+        if attribution is None or attribution.culprit is None or attribution.culprit.necessary is not False:
+            return attribution
+        prover = Prover(self.ablator, self.steps)
+        refused = prover.names([step.label for step in changing_meaning(self.steps)])
+        experiments = self.experiments.under(self.experiments.how.with_vetoes(*refused))
+        trial = self.ablator.compiled(experiments.how)
+        if self.ablator.repaired(trial):
+            return attribution
+        ablator = replace(self.ablator, experiments=experiments, trial=trial)  # the table of ablations is one
+        others = self._around(ablator, Divergence.seen_by(ablator, self.steps))
+        if others is None or others.culprit is None:
+            return attribution
+        return replace(attribution, contributors=[others.culprit, *others.contributors])
+
+    def _around_rewrites(self) -> Attribution:
+        """What lies around the graph passes; else the first backend of the ladder that shows the divergence."""
+        if self._own_backend:
+            return self._from_ladder()
+        attribution = self._around(self.ablator, self.divergence)
+        if attribution is None or attribution.culprit is None or not attribution.culprit.necessary:
+            attribution = LAST(self.ablator, self.divergence) or attribution
+        return attribution if attribution is not None else self._from_ladder()
+
+    @staticmethod
+    def _around(ablator: Ablator, divergence: Divergence) -> Attribution | None:
+        """The side on which the divergence shows first, then the other: a fault may need generated code to show.
+
+        Of what nothing proves, that which was not tried comes before that which did not repair, and what goes wrong
+        early, which explains what looks wrong later, before the rest.
+        """
+        certain = looked(ablator, divergence, Shows.CERTAINLY)
+        if certain is not None and certain.culprit is not None and certain.culprit.necessary:
+            return certain
+        unproved: dict[Shows, Attribution] = {}
+        sides = (Shows.IN_GRAPHS, Shows.IN_CODE)
+        for side in sides if ablator.screens else reversed(sides):
+            attribution = looked(ablator, divergence, side)
+            if attribution is not None and attribution.culprit is not None:
+                if attribution.culprit.necessary:
+                    return attribution
+                unproved[side] = attribution
+        early_first = [unproved[side] for side in sides if side in unproved]
+        return min(early_first, key=_was_tried, default=None)
+
+    def _climb(self) -> None:
+        """The backends, each of which adds a part of the compiler, as far as they were not tried yet."""
+        if self.ablator.replays or self._own_backend:
+            return
+        tried = {ablation.toggle for ablation in self.ablator.ablations}
+        for backend, _ in LADDER:
+            if not tried & {_toggle(backend), workaround_by(backend)}:
+                self._repaired_by(backend)
+
+    def _unproved(self) -> Attribution:
+        """The first suspect as it stands, with what was not shown left open."""
+        return Attribution(first_rewrite(self.divergence))
+
+    def _from_ladder(self) -> Attribution:
+        """The first backend that shows the divergence names the stage; else it lies behind the graphs.
+
+        Where that is not Inductor but a backend of the case's own, it is at fault if Inductor alone is right.
+        """
+        stage = LOWERING
+        for backend, name in LADDER:
+            if not self._repaired_by(backend):
+                stage = name
+                break
+        else:
+            if self._own_backend and self._repaired_by("inductor"):
+                label = backend_label(self.experiments.case.settings.backend)
+                return Attribution(Culprit.from_label(label, necessary=True))
+        operator = self._operator()  # distinguishes bugs, though it need not be at fault itself
+        details = {"output of": operator} if operator else {}
+        return Attribution(Culprit(stage, None, None, operator or _UNKNOWN, confidence="low", details=details))
+
+    def _repaired_by(self, backend: str) -> bool:
+        how = replace(self.experiments.how, backend=backend, record=False)
+        return self.ablator.attempt(how, _toggle(backend))[1]
+
+    @property
+    def _own_backend(self) -> bool:
+        """Whether the case is compiled by something else than Inductor."""
+        return self.experiments.how.backend is None and self.experiments.case.settings.backend != "inductor"
+
+    def _operator(self) -> str | None:
+        """The operator that computes the diverging output, as the user's program calls it; that in which it failed."""
+        worst = self.trial.judgement.worst
+        failed = self.trial.ledger.failed_in
+        if worst is None:
+            return failed.rewrite if failed is not None and failed.rewrite != failed.stage else None
+        for frame in self.trial.ledger.frames:
+            record = frame.record(PRE_GRAD)
+            if record is not None and record.snapshots:
+                return producer(record.snapshots[0].graph, worst.name)
+        return None
+
+
+def _was_tried(attribution: Attribution) -> bool:
+    return attribution.culprit is not None and attribution.culprit.necessary is not None
+
+
+def first_rewrite(divergence: Divergence) -> Culprit | None:
+    """The first rewrite that one compile speaks against, unproved; None if none does."""
+    failing = failing_rewrite(divergence.trial)
+    if failing is not None and divergence.trial.observation.failure is not None:
+        return Culprit.from_label(failing, confidence="low")
+    suspects = rewrites_suspected(divergence, Ground.MOVED)
+    return replace(culprit_of_rewrite(suspects[0]), confidence="low") if suspects else None
+
+
+def producer(graph: fx.Graph, output: str) -> str | None:
+    """Name of the operator behind output ``outN`` of a dynamo-level graph."""
+    result = list(graph.nodes)[-1].args[0]
+    index = output.rsplit("out", 1)[-1]
+    listed = list(result) if isinstance(result, (tuple, list)) else [result]
+    node = listed[int(index)] if index.isdigit() and int(index) < len(listed) else listed[0]
+    while (
+        isinstance(node, fx.Node) and node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem"
+    ):
+        node = node.args[0]
+    target = getattr(node, "target", None)
+    return target if isinstance(target, str) else getattr(target, "__name__", None)

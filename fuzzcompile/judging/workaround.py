@@ -1,0 +1,110 @@
+"""A setting that a user can put into the program today, run and seen to repair the divergence."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from fuzzcompile.attribution.ablating import Ablator, OutOfTime
+from fuzzcompile.attribution.culprit import Culprit, Workaround
+from fuzzcompile.compiler.session import Compilation
+from fuzzcompile.compiler.settings import MISSING, setting
+from fuzzcompile.compiler.sources import captured_functions
+from fuzzcompile.oracle.judgement import error_of
+from fuzzcompile.stage_names import GRAPH_STAGES
+from fuzzcompile.stages.table import stage_named
+
+# Compiles that the search may spend; candidates that are screened first cost no compile until they help.
+_COMPILES = 4
+# The rest of the compiler without the stage at fault, the one that keeps most of it first.
+_BACKENDS = ("aot_eager_decomp_partition", "aot_eager")
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    how: str
+    change: Callable[[Compilation], Compilation]
+    config: Mapping[str, object] = field(default_factory=dict)
+    screenable: bool = True
+
+
+def find_workaround(ablator: Ablator, culprit: Culprit) -> Workaround | None:
+    """The narrowest setting that repairs the divergence; None if there is none, or no time to look for it."""
+    start, before = time.perf_counter(), ablator.experiments.compiles
+    try:
+        found = _first(ablator, _candidates(culprit, ablator), screen=culprit.stage in GRAPH_STAGES)
+    except OutOfTime:
+        return None
+    if found is None:
+        return None
+    spent = ablator.experiments.compiles - before
+    return replace(found, compiles=spent, seconds=time.perf_counter() - start)
+
+
+def _first(ablator: Ablator, candidates: Iterator[_Candidate], *, screen: bool) -> Workaround | None:
+    tried = 0
+    for candidate in candidates:
+        how = candidate.change(replace(ablator.how, record=ablator.replays))
+        # The first is nearly always right, and a compile is needed all the same.
+        first_screened = tried > 0 and screen and candidate.screenable and ablator.screens
+        if first_screened and not ablator.attempt(replace(how, screen=True), candidate.how)[1]:
+            continue
+        if tried == _COMPILES:
+            return None
+        tried += 1
+        trial, repaired = ablator.attempt(replace(how, timed=True), candidate.how)
+        if repaired:
+            base = ablator.experiments.runtime
+            ratio = trial.runtime / base if trial.runtime is not None and base else None
+            return Workaround(candidate.how, candidate.config, error_of(trial.judgement), ratio)
+    return None
+
+
+def _candidates(culprit: Culprit, ablator: Ablator) -> Iterator[_Candidate]:
+    yield from map(_setting, _settings(culprit, ablator))
+    if culprit.stage not in GRAPH_STAGES:
+        functions = captured_functions(ablator.trial.ledger, culprit.site, culprit.nodes)
+        if functions:
+            yield _breaking_at(functions)
+    own = ablator.experiments.case.settings.backend != "inductor"
+    for backend in ("inductor", *_BACKENDS) if own else _BACKENDS:
+        yield _backend(backend)
+
+
+def _settings(culprit: Culprit, ablator: Ablator) -> Iterator[dict[str, object]]:
+    """The stage's settings, as far as the installed torch has them and they change anything."""
+    for settings in stage_named(culprit.stage).workarounds(culprit, _given(ablator)):
+        changed = {key: value for key, value in settings.items() if _now(key, ablator) not in (MISSING, value)}
+        if changed:
+            yield changed
+
+
+def _given(ablator: Ablator) -> dict[str, object]:
+    """The entries of Inductor's config that the case sets itself."""
+    settings = ablator.experiments.case.settings
+    return {**settings.inductor, **settings.options}
+
+
+def _now(key: str, ablator: Ablator) -> object:
+    """The entry as the case is compiled; ``MISSING`` where this torch has none such."""
+    return _given(ablator).get(key, setting(key))
+
+
+def _setting(config: Mapping[str, object]) -> _Candidate:
+    text = ", ".join(f"torch._inductor.config.{key} = {value!r}" for key, value in config.items())
+    return _Candidate(text, lambda how: replace(how, config={**(how.config or {}), **config}), config)
+
+
+def _breaking_at(functions: Mapping[str, Callable[..., object]]) -> _Candidate:
+    text = ", ".join(f"torch._dynamo.disallow_in_graph({name})" for name in functions)
+    return _Candidate(text, lambda how: replace(how, disallowed=tuple(functions.values())), screenable=False)
+
+
+def workaround_by(backend: str) -> str:
+    """How a user types another backend."""
+    return f'torch.compile(..., backend="{backend}")'
+
+
+def _backend(name: str) -> _Candidate:
+    return _Candidate(workaround_by(name), lambda how: replace(how, backend=name), screenable=False)

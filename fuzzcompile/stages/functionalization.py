@@ -1,0 +1,182 @@
+"""In-place writes and views made functional, and the results given back as the program's own memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from fuzzcompile import stage_names
+from fuzzcompile.attribution.ablating import Ablator
+from fuzzcompile.attribution.culprit import Attribution, Culprit
+from fuzzcompile.attribution.divergence import Divergence
+from fuzzcompile.attribution.inputs import inputs_of
+from fuzzcompile.attribution.replays import ReplayCount
+from fuzzcompile.compiler.decompositions import family_of_operator, operator_name
+from fuzzcompile.compiler.functional import NodeRun, run_functionally, run_plainly
+from fuzzcompile.compiler.labels import location
+from fuzzcompile.compiler.ledger import GraphRecord
+from fuzzcompile.compiler.recorder import CAPTURED_CALLS
+from fuzzcompile.execution.memory import aliases
+from fuzzcompile.execution.tensors import significant_strides
+from fuzzcompile.oracle.change import SEMANTIC_STEP, relative_change
+from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.stages.base import Stage, Suspect
+from fuzzcompile.stages.operators.stage import culprit_of
+from fuzzcompile.stages.operators.suspected import Doubt, doubted, lost_checks_suspected, operators_suspected
+
+
+class Functionalization(Stage):
+    """An operator that gives another value once in-place writes are made functional.
+
+    Dynamo's graph is run as it is and functionally, on the same inputs, in float64; outputs and inputs afterwards are
+    compared, and where these differ, the values of its nodes.
+    """
+
+    name = stage_names.FUNCTIONALIZATION
+    component = "aot autograd"
+
+    def suspects(self, divergence: Divergence) -> list[Suspect]:
+        """The write or view that another value shows, then operators that write what their schema does not declare."""
+        undeclared = [suspect for suspect in divergence.once(operators_suspected) if suspect.stage == self.name]
+        if divergence.verdict is Verdict.ACCEPTS_INVALID:
+            return [lost for lost in divergence.once(lost_checks_suspected) if lost.stage == self.name]
+        if not divergence.is_of_values and divergence.verdict not in (Verdict.METADATA, Verdict.ALIASING):
+            return undeclared
+        culprit = divergence.once(_first_functionalized)
+        return [*([] if culprit is None else [doubted(culprit)]), *undeclared]
+
+    def prove(self, ablator: Ablator, suspects: Sequence[Suspect]) -> Attribution | None:
+        """Shown by a compile that ends behind this stage; no compile can do without it."""
+        shown = [suspect for suspect in suspects if isinstance(suspect.finding, Doubt)]
+        if not shown:
+            return None
+        how = replace(ablator.how, backend="aot_eager", record=False)
+        return None if ablator.attempt(how, "backend=aot_eager")[1] else Attribution(self.culprit(shown[0]))
+
+    def culprit(self, suspect: Suspect) -> Culprit:
+        """The operator that writes."""
+        return culprit_of(suspect)
+
+
+def _first_functionalized(divergence: Divergence) -> Culprit | None:
+    for frame in divergence.trial.ledger.frames:
+        record = frame.record(stage_names.PRE_GRAD)
+        if record is None or not record.snapshots:
+            continue
+        for number in range(CAPTURED_CALLS):
+            # In a later call inputs may overlap that did not when the graph was made.
+            inputs = inputs_of(frame, record, number)
+            culprit = _functionalized(record, inputs, divergence.count) if inputs is not None else None
+            if culprit is not None:
+                return culprit
+    return None
+
+
+def _functionalized(record: GraphRecord, inputs: Sequence[Any], count: ReplayCount) -> Culprit | None:
+    snapshot = record.snapshots[-1]
+    for double in (True, False):
+        plain = run_plainly(snapshot, inputs, double=double)
+        lazily = run_functionally(snapshot, inputs, double=double)
+        count.replays += 2
+        if lazily is None:
+            return None
+        if plain.error is None and lazily.error is None:
+            break
+    else:
+        return None
+    difference = _differing(plain, lazily)
+    if difference is None:
+        return None
+    count.replays += 1
+    read = run_functionally(snapshot, inputs, double=double, by_node=True)
+    node = _first_differing(snapshot.graph, plain, read) if read is not None and read.error is None else None
+    return _functional_culprit(snapshot.graph, node, plain, difference)
+
+
+def _differing(plain: NodeRun, functional: NodeRun) -> tuple[str, float | None] | None:
+    """What differs between the two runs, and by how much."""
+    named = [
+        *((f"output {i}", a, b) for i, (a, b) in enumerate(zip(plain.outputs, functional.outputs, strict=False))),
+        *((f"input {i}", a, b) for i, (a, b) in enumerate(zip(plain.inputs, functional.inputs, strict=False))),
+    ]
+    for name, value, functionally in named:
+        step = _apart(value, functionally)
+        if step > SEMANTIC_STEP:
+            return name, step if math.isfinite(step) else None
+    before, after = _shared(plain), _shared(functional)
+    for name in before:
+        if before[name] != after.get(name) and name.startswith("output"):
+            # AOTAutograd regenerates views of inputs after the call: only memory that outputs share is its graph's.
+            if any(owner.startswith("input") for owner in (*before[name], *after.get(name, ()))):
+                continue
+            return name, None
+    return None
+
+
+def _shared(run: NodeRun) -> dict[str, tuple[str, ...]]:
+    named = {f"input {i}": value for i, value in enumerate(run.inputs)}
+    return aliases(named | {f"output {i}": value for i, value in enumerate(run.outputs)})
+
+
+def _apart(plain: object, functional: object) -> float:
+    """The change, infinite where the dtype is another."""
+    if isinstance(plain, torch.Tensor) and isinstance(functional, torch.Tensor) and plain.dtype != functional.dtype:
+        return math.inf
+    return relative_change(plain, functional) if isinstance(plain, torch.Tensor) else 0.0
+
+
+def _first_differing(graph: fx.Graph, plain: NodeRun, functional: NodeRun) -> fx.Node | None:
+    """The first node whose value differs or, if one before it has another layout, that one: it is read by memory."""
+    laid_out: fx.Node | None = None
+    for node in graph.nodes:
+        value, functionally = plain.values.get(node.name), functional.values.get(node.name)
+        if value is None or functionally is None:
+            continue
+        if _apart(value, functionally) > SEMANTIC_STEP:
+            return laid_out or node
+        if laid_out is None and significant_strides(value) != significant_strides(functionally):
+            laid_out = node
+    return laid_out
+
+
+def _functional_culprit(
+    graph: fx.Graph, node: fx.Node | None, plain: NodeRun, difference: tuple[str, float | None]
+) -> Culprit:
+    name, step = difference
+    read = node
+    if node is None or not _is_written(node, plain):
+        # What reads another value is not at fault, but the write before it; the last, if only late views differ.
+        earlier = list(graph.nodes)[: list(graph.nodes).index(node)] if node is not None else list(graph.nodes)
+        written = [earlier_node for earlier_node in earlier if _is_written(earlier_node, plain)]
+        node = written[-1] if written else node
+    operators = plain.operators.get(node.name, []) if node is not None else []
+    operator = next((op for op in operators if _writes(op)), operators[-1] if operators else None)
+    rewrite = operator_name(operator) if operator is not None else None
+    return Culprit(
+        stage_names.FUNCTIONALIZATION,
+        None,
+        rewrite,
+        family_of_operator(rewrite) if rewrite else "unknown",
+        nodes=(node.name,) if node is not None else (),
+        site=location([node]) if node is not None else None,
+        step=step,
+        confidence="low",
+        details={
+            "kind": "values" if step is not None else "alias",
+            "differs": name,
+            "read": read.name if read is not None else None,
+        },
+    )
+
+
+def _is_written(node: fx.Node, run: NodeRun) -> bool:
+    return any(_writes(operator) for operator in run.operators.get(node.name, ()))
+
+
+def _writes(operator: Any) -> bool:
+    return bool(getattr(getattr(operator, "_schema", None), "is_mutable", False))

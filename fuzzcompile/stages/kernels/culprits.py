@@ -1,0 +1,96 @@
+"""Culprits behind the graph passes, with what a reader wants to see of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fuzzcompile.attribution.culprit import Culprit
+from fuzzcompile.codegen.table import generator_of
+from fuzzcompile.compiler.kernels.lowered import Kernel, Lowered
+from fuzzcompile.oracle.comparison import Comparison
+from fuzzcompile.stages.kernels.wrong import WrongKernel, labels_of
+
+_LINES = 80
+
+
+def kernel_culprit(
+    wrong: WrongKernel,
+    stage: str,
+    rewrite: str,
+    family: str,
+    *,
+    nodes: tuple[str, ...] | None = None,
+    source: str | None = None,
+    line: int | None = None,
+    necessary: bool | None = None,
+    confidence: str = "high",
+    details: Mapping[str, object] | None = None,
+) -> Culprit:
+    """Something about one kernel, in the fields of a culprit; ``nodes`` are those of the wrong buffer by default."""
+    nodes = wrong.nodes if nodes is None else nodes
+    return Culprit(
+        stage,
+        None,
+        rewrite,
+        family,
+        nodes=nodes,
+        source=source,
+        line=line,
+        site=next((site for name in reversed(nodes) if (site := site_of(wrong.lowered, name))), None),
+        step=wrong.comparison.relative_error,
+        necessary=necessary,
+        confidence=confidence,
+        details={
+            **kernel_details(wrong.lowered, wrong.kernel),
+            **values_shown(wrong.comparison),
+            **(details or {}),
+        },
+    )
+
+
+def site_of(lowered: Lowered, node: str) -> str | None:
+    """``model.py:14 #1`` of an operator."""
+    location, _, ordinal = lowered.labels.get(node, "").partition("@")[2].rpartition("#")
+    return f"{location} #{ordinal}" if location and location != "?" else None
+
+
+def kernel_of(lowered: Lowered, node: str) -> Kernel | None:
+    """The first kernel that computes an operator."""
+    return next((kernel for kernel in lowered.kernels if node in kernel.nodes), None)
+
+
+def kernel_details(lowered: Lowered, kernel: Kernel | None) -> dict[str, object]:
+    """Name, operators with their lines, and generated source of a kernel, for the reader."""
+    if kernel is None:
+        return {}
+    source = lowered.sources.get(kernel.name)
+    written = {} if kernel.extern else {"code_generator": generator_of(lowered, kernel.name).name}
+    return {
+        "graph": lowered.direction,
+        "kernel": kernel.name,
+        **written,
+        "fused": [label.partition(":")[2] for label in labels_of(lowered, kernel.nodes)],
+        "kernel_source": _cut(source.splitlines()) if source else None,
+    }
+
+
+def _cut(lines: Sequence[str]) -> str:
+    kept = list(lines[:_LINES])
+    if len(lines) > _LINES:
+        kept.append(f"… {len(lines) - _LINES} more lines")
+    return "\n".join(kept)
+
+
+def values_shown(comparison: Comparison | None) -> dict[str, object]:
+    """Where values differ most and what stands there, as JSON."""
+    if comparison is None:
+        return {}
+    return {
+        "finding": comparison.finding,
+        "where": list(comparison.where) if comparison.where is not None else None,
+        "values": {name: value if _is_json(value) else str(value) for name, value in comparison.at.items()},
+    }
+
+
+def _is_json(value: object) -> bool:
+    return value is None or (isinstance(value, (int, float)) and value == value and abs(value) != float("inf"))

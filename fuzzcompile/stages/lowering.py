@@ -1,0 +1,205 @@
+"""Lowerings: operators of a graph made into Inductor's IR, loops or calls of a library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from fuzzcompile.attribution.ablating import Ablator
+from fuzzcompile.attribution.culprit import Attribution, Culprit
+from fuzzcompile.attribution.divergence import Divergence
+from fuzzcompile.codegen.table import CODE_GENERATORS, generator_named
+from fuzzcompile.compiler.decompositions import family_of_operator
+from fuzzcompile.compiler.kernels.control import Control
+from fuzzcompile.compiler.kernels.operators import can_fall_back, lowering_source
+from fuzzcompile.compiler.session import Compilation
+from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.stage_names import LOWERING
+from fuzzcompile.stages.base import Stage, Suspect, Without
+from fuzzcompile.stages.kernels.bisection import attempt, by_aten, controlled
+from fuzzcompile.stages.kernels.culprits import kernel_details, kernel_of, site_of, values_shown
+from fuzzcompile.stages.kernels.examined import examined_in, first_wrong_kernels
+from fuzzcompile.stages.kernels.failures import failed_families, failure_of, prove_failure, stage_of, without_failure
+from fuzzcompile.stages.kernels.omissions import left_undone
+from fuzzcompile.stages.kernels.wrong import Failure, WrongOperator, family_of_node
+
+_MAX_OPERATORS = 3
+
+
+class Lowering(Stage):
+    """Wrong IR, a library called wrongly, a lowering that raises, or one that lost a check of its operator.
+
+    An omission shows here too: a lowering that raises for an operator that an earlier pass should have replaced. Then
+    the suspect is that pass.
+    """
+
+    name = LOWERING
+    component = "inductor"
+
+    def suspects(self, divergence: Divergence) -> list[Suspect]:
+        """Operators whose IR is wrong, those wrong in float64 first, then operators that failed."""
+        trial, operators = divergence.trial, list[WrongOperator]()
+        error = trial.observation.failure
+        if trial.judgement.verdict is Verdict.ACCEPTS_INVALID:
+            operators = _lost_checks(divergence)
+        elif error is None:
+            operators = _wrong_operators(divergence)
+            # Nothing is left to explain, and comparing the kernels costs several evaluations.
+            operators += [] if any(operator.exact for operator in operators) else _called(divergence)
+        elif error.phase == "run":  # a wrong index, say, that a kernel stumbled over
+            operators = [operator for operator in _wrong_operators(divergence) if operator.exact]
+        failure = failure_of(trial) if error is not None else None
+        failed = [Suspect(self.name, family, finding=failure) for family in failed_families(failure)]
+        return [*map(self._suspect, operators), *_omitted(failure), *failed]
+
+    def _suspect(self, wrong: WrongOperator) -> Suspect:
+        family = family_of_node(wrong.lowered, wrong.lowered.producer(wrong.node))
+        return Suspect(self.name, family, finding=wrong, certain=wrong.exact)
+
+    def without(self, suspect: Suspect, how: Compilation) -> Without | None:
+        """ATen computes the operator; None for views and for what writes to its arguments."""
+        finding = suspect.finding
+        if isinstance(finding, Failure):
+            return None if suspect.stage != self.name else without_failure(finding, how)
+        return by_aten(how, [finding.name]) if isinstance(finding, WrongOperator) and _can_fall_back(finding) else None
+
+    def prove(self, ablator: Ablator, suspects: Sequence[Suspect]) -> Attribution | None:
+        """The operators that ATen must compute for the divergence to go; unproved, one that is certainly wrong."""
+        operators = [suspect.finding for suspect in suspects if isinstance(suspect.finding, WrongOperator)]
+        if ablator.trial.judgement.verdict is Verdict.ACCEPTS_INVALID:
+            return _prove_check(ablator, operators[0]) if operators else None
+        found = _prove_operators(ablator, [wrong for wrong in operators if wrong.kernel is None])
+        if found is not None and (found.contributors or (found.culprit is not None and found.culprit.necessary)):
+            return found
+        failure = next((suspect.finding for suspect in suspects if isinstance(suspect.finding, Failure)), None)
+        if ablator.trial.observation.failure is not None:
+            mine = failure is not None and stage_of(failure.failed) == self.name
+            return prove_failure(ablator, failure) if failure is not None and mine else None
+        called = [wrong for wrong in operators if wrong.kernel is not None][:1]
+        return _prove_operators(ablator, called) or found
+
+    def workarounds(self, culprit: Culprit, given: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
+        """Loops that are not vectorised, where the code generator of the culprit's kernel has vectors."""
+        generator = generator_named(culprit.details.get("code_generator")) or CODE_GENERATORS[0]
+        yield from [generator.scalars] if generator.scalars else []
+
+
+def _wrong_operators(divergence: Divergence) -> list[WrongOperator]:
+    operators = [wrong for look in examined_in(divergence) for wrong in look.wrong_operators()]
+    return sorted(operators, key=lambda wrong: not wrong.exact)
+
+
+def _omitted(failure: Failure | None) -> list[Suspect]:
+    """The pass that should have replaced the operator whose lowering raised."""
+    undone = left_undone(failure) if failure is not None else None
+    if undone is None:
+        return []
+    return [Suspect(undone.stage, undone.family, undone.source, finding=failure, certain=True)]
+
+
+def _called(divergence: Divergence) -> list[WrongOperator]:
+    """The operators that call a library's kernel which gives wrong values: the call is at fault."""
+    return [
+        WrongOperator(
+            wrong.lowered, wrong.nodes[-1], False, wrong.comparison.relative_error, wrong.comparison, wrong.kernel
+        )
+        for wrong in first_wrong_kernels(divergence)
+        if wrong.kernel.extern and wrong.overwritten is None
+    ]
+
+
+def _lost_checks(divergence: Divergence) -> list[WrongOperator]:
+    """Invalid input is accepted: the operators that raise when the graphs are interpreted lost their checks."""
+    refused = [(look.lowered, look.first_refused()) for look in examined_in(divergence)]
+    return [WrongOperator(lowered, name, False, 0.0) for lowered, name in refused if name and name in lowered.labels]
+
+
+def _prove_check(ablator: Ablator, wrong: WrongOperator) -> Attribution:
+    repaired = attempt(ablator, by_aten(ablator.how, [wrong.name]))[1]
+    culprit = _culprit(wrong, necessary=repaired)
+    return Attribution(culprit if repaired else replace(culprit, confidence="low"))
+
+
+def _can_fall_back(wrong: WrongOperator) -> bool:
+    node = wrong.lowered.node(wrong.node)
+    return node is not None and can_fall_back(node)
+
+
+def _prove_operators(ablator: Ablator, wrong: list[WrongOperator]) -> Attribution | None:
+    """Have ATen compute the first wrong operator wherever it is, and the next ones too until that repairs it."""
+    names: list[str] = []
+    chosen: list[WrongOperator] = []
+    for operator in wrong:
+        if operator.name in names or len(names) == _MAX_OPERATORS or not _can_fall_back(operator):
+            continue
+        names.append(operator.name)
+        chosen.append(operator)
+        if attempt(ablator, by_aten(ablator.how, names))[1]:
+            return _proved_operators(ablator, chosen, names)
+    # Wrong in float64 is shown by the evaluation of its IR, though no compile proves it: views cannot fall back.
+    left = next((operator for operator in wrong if operator.exact or operator not in chosen), None)
+    if left is None:
+        return None
+    return Attribution(replace(_culprit(left), confidence="low"))
+
+
+def _proved_operators(ablator: Ablator, chosen: list[WrongOperator], names: list[str]) -> Attribution:
+    first, last = chosen[0], chosen[-1]
+    if len(names) == 1:
+        return Attribution(_with_sufficiency(ablator, _culprit(first, necessary=True), names))
+    # Was the last one alone what it takes? The others looked wrong and may be innocent.
+    if attempt(ablator, by_aten(ablator.how, names[-1:]))[1]:
+        return Attribution(_with_sufficiency(ablator, _culprit(last, necessary=True), names[-1:]))
+    culprits = [_culprit(operator) for operator in _needed(ablator, chosen)]
+    if len({(culprit.source, culprit.line, culprit.family) for culprit in culprits}) == 1:  # one lowering of overloads
+        siblings = tuple(str(culprit.rewrite) for culprit in culprits[1:])
+        return Attribution(replace(culprits[0], necessary=True, siblings=siblings))
+    # Each is wrong on its own, and none of them alone repairs it.
+    sure = "high" if all(operator.exact for operator in chosen) else "low"
+    independent = [replace(culprit, necessary=False, confidence=sure) for culprit in culprits]
+    return Attribution(independent[0], independent[1:])
+
+
+def _needed(ablator: Ablator, chosen: list[WrongOperator]) -> list[WrongOperator]:
+    """Without the operators that looked wrong and that ATen need not compute for the divergence to go.
+
+    The last one is needed, as the divergence was there without it.
+    """
+    kept = list(chosen)
+    for operator in chosen[:-1] if len(chosen) > 2 else ():
+        rest = [needed for needed in kept if needed is not operator]
+        if attempt(ablator, by_aten(ablator.how, [needed.name for needed in rest]))[1]:
+            kept = rest
+    return kept
+
+
+def _with_sufficiency(ablator: Ablator, culprit: Culprit, names: list[str]) -> Culprit:
+    """Whether the divergence stays when ATen computes everything that it can but these operators."""
+    toggle = "ATen computes all but " + ", ".join(names)
+    trial, repaired = attempt(ablator, controlled(ablator.how, Control(lowered=tuple(names)), toggle))
+    if repaired:
+        return replace(culprit, sufficient=False)
+    return replace(culprit, sufficient=True if ablator.same_kind(trial) else None)
+
+
+def _culprit(wrong: WrongOperator, *, necessary: bool | None = None) -> Culprit:
+    node = wrong.lowered.node(wrong.node)
+    source, line = lowering_source(node.target) if node is not None else (None, None)
+    kernel = wrong.kernel or kernel_of(wrong.lowered, wrong.node)
+    return Culprit(
+        LOWERING,
+        None,
+        wrong.name,
+        family_of_operator(wrong.name),
+        nodes=(wrong.node,),
+        source=source,
+        line=line,
+        site=site_of(wrong.lowered, wrong.node),
+        step=wrong.step,
+        necessary=necessary,
+        details={
+            **kernel_details(wrong.lowered, kernel),
+            **values_shown(wrong.comparison),
+            "shown_in_float64": wrong.exact,
+        },
+    )

@@ -1,0 +1,251 @@
+"""What happens between dynamo's graph and the one that Inductor's passes get: functionalization, decompositions.
+
+Both graphs are run in float64 on the inputs that the program really got. They mean the same, so their outputs (and
+gradients) agree to float64's rounding: on generated modules to 1e-14, measured. Nothing that a compile in the
+program's own precision hides in its rounding is hidden there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from fuzzcompile.attribution.culprit import Culprit
+from fuzzcompile.attribution.evidence import Evidence
+from fuzzcompile.attribution.inputs import inputs_of, placeholders_of
+from fuzzcompile.attribution.replays import ReplayCount, epsilon
+from fuzzcompile.compiler.decompositions import family_of_operator
+from fuzzcompile.compiler.labels import location
+from fuzzcompile.compiler.ledger import Frame, GraphRecord, Ledger
+from fuzzcompile.compiler.replay import Replayed, Values, differentiate, random_calls, replay, values_of
+from fuzzcompile.facts import facts
+from fuzzcompile.oracle import change
+from fuzzcompile.stage_names import DECOMPOSITION, JOINT_GRAPH, PRE_GRAD
+from fuzzcompile.stages.operators.faults import Fault
+from fuzzcompile.stages.operators.side_by_side import check_operators
+from fuzzcompile.trials.compiles import Trial
+
+_CONSTANTS = 2.0
+# Changes below so many ulps of the program's own dtype may be hidden there by rounding.
+_HIDDEN = 100.0
+# Calls that give other values outside of the grad mode and the transforms that they were captured in.
+_NOT_REPLAYED = facts().operators.bound_to_capture
+_EPS = torch.finfo(torch.float32).eps
+_NOISE_SEEDS = (1, 2)
+# Gradients this much smaller than the usual ones are zero by symmetry, and measured on the scale of the usual.
+_VANISHING = 1e-6
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """A change of meaning before the graph passes.
+
+    ``step`` is the largest float64 change of an output or gradient in units of its RMS size. ``fault`` is the ATen
+    operator whose decomposition is another function; where none is by itself, ``operator`` is the first torch-level one
+    whose value differs (None where only gradients do). ``site`` is its line in the user's file.
+    """
+
+    frame: int
+    step: float
+    gradient: bool
+    operator: str | None
+    nodes: tuple[str, ...]
+    site: str | None
+    fault: Fault | None = None
+
+    def culprit(self) -> Culprit:
+        """The decomposition as a culprit: shown by replay, proved by no compile."""
+        if self.fault is not None:
+            return replace(self.fault.culprit(confidence="low"), step=self.step)
+        name = self.operator
+        return Culprit(
+            DECOMPOSITION,
+            None,
+            name,
+            name or "unknown",
+            nodes=self.nodes,
+            site=self.site,
+            step=self.step,
+            confidence="low",
+        )
+
+
+def _shows_boundary(trial: Trial, count: ReplayCount) -> bool:
+    return bool(boundaries_of(trial.ledger, count))
+
+
+BOUNDARY = Evidence("boundary", _shows_boundary, replays=True)
+"""A float64 result that moves between dynamo's graph and the passes, where native values are within rounding."""
+
+
+def boundaries_of(ledger: Ledger, count: ReplayCount) -> list[Boundary]:
+    """The frames whose meaning changed between dynamo's graph and the first graph of Inductor's passes."""
+    boundaries = (_boundary(frame, count) for frame in ledger.frames)
+    return [boundary for boundary in boundaries if boundary is not None]
+
+
+def _boundary(frame: Frame, count: ReplayCount) -> Boundary | None:
+    early, late = frame.record(PRE_GRAD), frame.record(JOINT_GRAPH)
+    if early is None or late is None or not early.snapshots or not late.snapshots or not frame.dynamo_calls:
+        return None
+    if any(word in call for call in early.snapshots[-1].calls for word in _NOT_REPLAYED):
+        return None
+    given, inputs = frame.dynamo_calls[0].inputs, inputs_of(frame, late)
+    if inputs is None or random_calls(early.snapshots[-1]) or random_calls(late.snapshots[0]):
+        return None
+    count.replays += 2
+    early_run = replay(early.snapshots[-1], given, double=True)
+    late_run = replay(late.snapshots[0], inputs, double=True)
+    if early_run.error is not None or late_run.error is not None or _mutates(given, early_run.inputs):
+        return None
+    joint = late.direction == "joint"
+    if len(early_run.outputs) != len(late_run.outputs) and not joint:
+        return None
+    step = _step(early_run.outputs, late_run.outputs)
+    if step > change.SEMANTIC_STEP:
+        native = _natively(early, given, count)
+        if _shows(native, late, inputs, step, count) and step > _explained(
+            early, given, early_run.outputs, native, count
+        ):
+            return _named(frame, count, step, gradient=False) or Boundary(
+                frame.index, step, False, *_operator(early, late, given, inputs, count)
+            )
+    if not joint:
+        return None
+    step = _gradient_step(early, late, given, inputs, late_run.outputs, count)
+    if step <= change.SEMANTIC_STEP:
+        return None
+    if step > _explained(early, given, early_run.outputs, _natively(early, given, count), count):
+        return _named(frame, count, step, gradient=True) or Boundary(frame.index, step, True, None, (), None)
+    return None
+
+
+def _named(frame: Frame, count: ReplayCount, step: float, *, gradient: bool) -> Boundary | None:
+    """The boundary with the first ATen operator whose decomposition gives other values by itself; None without one."""
+    checked = check_operators(Ledger(frames=[frame]), count)
+    faults = [f for graph in checked for f in graph.faults if f.proved and f.kind in ("values", "mutation")]
+    faults.sort(key=lambda fault: fault.place.backward != gradient)
+    if not faults:
+        return None
+    fault = faults[0]
+    nodes = (fault.place.node,) if fault.place.node else ()
+    name = family_of_operator(fault.operator)
+    return Boundary(frame.index, step, gradient, name, nodes, fault.place.location, fault)
+
+
+def _natively(early: GraphRecord, given: Sequence[Any], count: ReplayCount) -> Replayed:
+    """Dynamo's graph in the program's own precision."""
+    count.replays += 1
+    return replay(early.snapshots[-1], given, double=False)
+
+
+def _shows(native: Replayed, late: GraphRecord, inputs: Sequence[Any], step: float, count: ReplayCount) -> bool:
+    """Whether a change is there in the program's own precision too, if it is too large for rounding to hide it.
+
+    One that only float64 has comes of running the graph there: ``x.to(torch.float16)`` is ``x`` itself where that is a
+    half tensor, and a copy of one that was doubled, into which later writes do not go.
+    """
+    count.replays += 1
+    late_run = replay(late.snapshots[0], inputs, double=False)
+    if native.error is not None or late_run.error is not None:
+        return True
+    return step < _HIDDEN * (epsilon(native) or _EPS) or _step(native.outputs, late_run.outputs) > step / 10
+
+
+def _mutates(before: Sequence[Any], after: Sequence[Any]) -> bool:
+    """Whether the graph wrote to an input: AOTAutograd then returns other outputs, and replay compares passes only."""
+    return any(
+        value is not afterwards
+        for value, afterwards in zip(before, after, strict=True)
+        if isinstance(value, torch.Tensor)
+    )
+
+
+def _explained(
+    early: GraphRecord, given: Sequence[Any], outputs: Sequence[Any], native: Replayed, count: ReplayCount
+) -> float:
+    """What change float64's own rounding explains, or constants that a decomposition holds in float32.
+
+    The second is the ``native`` run's error, scaled from its dtype to float32.
+    """
+    count.replays += len(_NOISE_SEEDS)
+    noisy = [replay(early.snapshots[-1], given, double=True, noise_seed=seed) for seed in _NOISE_SEEDS]
+    noise = max((_step(outputs, run.outputs) for run in noisy if run.error is None), default=0.0)
+    rounding = 0.0 if native.error is not None else _step(outputs, native.outputs)
+    return max(change.AMPLIFIED * noise, _CONSTANTS * rounding * min(1.0, _EPS / (epsilon(native) or _EPS)))
+
+
+def _gradient_step(
+    early: GraphRecord,
+    late: GraphRecord,
+    given: Sequence[Any],
+    inputs: Sequence[Any],
+    joint: Sequence[Any],
+    count: ReplayCount,
+) -> float:
+    """Gradients of dynamo's graph by autograd beside those that the joint graph computes, for the same tangents."""
+    named = list(zip((str(node.target) for node in placeholders_of(late.snapshots[0])), inputs, strict=True))
+    primals = [value for name, value in named if name.startswith("primals")]
+    tangents = [value for name, value in named if name.startswith("tangents")]
+    if len(primals) != len(given) or not all(_alike(a, b) for a, b in zip(primals, given, strict=True)):
+        return 0.0
+    count.replays += 1
+    gradients = differentiate(early.snapshots[-1], given, tangents)
+    if gradients is None:
+        return 0.0
+    step = _step(gradients, joint[-len(primals) :], together=True)
+    if step <= change.SEMANTIC_STEP:
+        return 0.0
+    count.replays += 1
+    moved = differentiate(early.snapshots[-1], given, tangents, noise_seed=_NOISE_SEEDS[0])
+    noise = _step(gradients, moved, together=True) if moved is not None else 0.0
+    return step if step > change.AMPLIFIED * noise else 0.0
+
+
+def _alike(primal: Any, given: Any) -> bool:
+    if not isinstance(primal, torch.Tensor) or not isinstance(given, torch.Tensor):
+        return type(primal) is type(given)
+    return primal.shape == given.shape and primal.dtype == given.dtype
+
+
+def _step(before: Sequence[object], after: Sequence[object], *, together: bool = False) -> float:
+    """The largest change; ``together``: values much smaller than the usual one are measured on its scale."""
+    sizes = [change.size_of(value) for value in before]
+    positive = sorted(size for size in sizes if size)
+    usual = positive[(len(positive) - 1) // 2] if together and positive else 0.0
+    return change.largest_change(before, after, [usual if size < _VANISHING * usual else 0.0 for size in sizes])
+
+
+def _operator(
+    early: GraphRecord, late: GraphRecord, given: Sequence[Any], inputs: Sequence[Any], count: ReplayCount
+) -> tuple[str | None, tuple[str, ...], str | None]:
+    """The first torch-level operator whose value differs from that of what it became."""
+    count.replays += 2
+    early_values, late_values = values_of(early.snapshots[-1], given), values_of(late.snapshots[0], inputs)
+    made = _last_made(late)
+    for node in early.snapshots[-1].graph.nodes:
+        result = made.get(node.name)
+        if result is None or not _differ(early_values, late_values, node, result):
+            continue
+        target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+        return target, (node.name,), location([node])
+    return None, (), None
+
+
+def _last_made(late: GraphRecord) -> dict[str, fx.Node]:
+    """The last ATen node that each torch-level node became, by the name of the latter."""
+    made: dict[str, fx.Node] = {}
+    for node in late.snapshots[0].graph.nodes:
+        origin = node.meta.get("from_node")
+        if node.op == "call_function" and origin and not node.meta.get("autograd_backward"):
+            made[str(origin[-1].name)] = node
+    return made
+
+
+def _differ(early: Values, late: Values, node: fx.Node, result: fx.Node) -> bool:
+    value, traced = early.get(node.name), late.get(result.name)
+    return change.comparable(value, traced) and change.relative_change(value, traced) > change.SEMANTIC_STEP

@@ -1,0 +1,259 @@
+"""What is the matter with an operator that is computed in another way than by its kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+
+from fuzzcompile.attribution.culprit import Culprit
+from fuzzcompile.compiler.applications import Application, Outcome, Place
+from fuzzcompile.compiler.decompositions import family_of_operator, operator_name
+from fuzzcompile.compiler.fake import fake_function
+from fuzzcompile.compiler.labels import source_of
+from fuzzcompile.execution.exhaustion import first_line
+from fuzzcompile.execution.tensors import significant_strides
+from fuzzcompile.facts import facts
+from fuzzcompile.oracle import change, metrics
+from fuzzcompile.stage_names import DECOMPOSITION, FAKE_TENSOR, FUNCTIONALIZATION
+
+# What is the matter: "check" that the kernel raises and the other way does not, "raises" the reverse.
+Kind = Literal["values", "dtype", "shape", "device", "stride", "alias", "mutation", "check", "raises"]
+_NOISE_SEEDS = (1, 2)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One operator that is something else before the graph passes than in eager mode, on the program's own values.
+
+    ``proved`` says that float64, exact arithmetic or the kind of fault leave no room for rounding. ``step`` is the
+    change in units of the RMS size of the result, in float64 where ``proved``.
+    """
+
+    stage: str
+    way: str
+    operator: str
+    kind: Kind
+    place: Place
+    proved: bool
+    step: float | None = None
+    expected: str = ""
+    got: str = ""
+    source: str | None = None
+    line: int | None = None
+
+    @property
+    def site(self) -> str | None:
+        """``file.py:line #n`` of the user's program."""
+        return f"{self.place.location} #{self.place.ordinal}" if self.place.location else None
+
+    def culprit(self, **proof: Any) -> Culprit:
+        """The operator as a culprit; its family is its name without namespace and overload."""
+        details = {
+            "kind": self.kind,
+            "way": self.way,
+            "backward": self.place.backward,
+            "inside": list(self.place.inside),
+            "expected": self.expected,
+            "got": self.got,
+        }
+        return Culprit(
+            self.stage,
+            None,
+            self.operator,
+            family_of_operator(self.operator),
+            nodes=(self.place.node,) if self.place.node else (),
+            source=self.source,
+            line=self.line,
+            site=self.site,
+            step=self.step,
+            details=details,
+            **proof,
+        )
+
+
+def fault_of(application: Application) -> Fault | None:
+    """What is the matter with one application of an operator; None if nothing is."""
+    kernel, substitute = application.kernel, application.other
+    if kernel.error is not None or substitute.error is not None:
+        return _error(application)
+    if application.way == "fake" and (written := _undeclared_write(application)) is not None:
+        return written
+    if len(kernel.results) != len(substitute.results):
+        return _fault(application, "shape", f"{len(kernel.results)} results", f"{len(substitute.results)} results")
+    for kind, property_of in (("shape", _shape), ("device", _device)):
+        difference = _difference(kernel, substitute, property_of)
+        if difference is not None:
+            return _fault(application, kind, *difference)  # type: ignore[arg-type]
+    dtypes = _difference(kernel, substitute, _dtype)
+    if application.way != "fake":
+        wrong = _mutation(application) or _values(application)
+        if wrong is not None and (wrong.proved or dtypes is None):
+            return wrong
+    if dtypes is not None:
+        return _fault(application, "dtype", *dtypes)
+    if kernel.aliases != substitute.aliases:
+        return _fault(application, "alias", _aliases(kernel), _aliases(substitute))
+    difference = _difference(kernel, substitute, significant_strides)
+    return None if difference is None else _fault(application, "stride", *difference)
+
+
+def _fault(
+    application: Application,
+    kind: Kind,
+    expected: str,
+    got: str,
+    *,
+    step: float | None = None,
+    proved: bool = True,
+) -> Fault:
+    function = application.function
+    if application.way == "fake":
+        function = fake_function(application.operator)
+    source, line = source_of(function) if function is not None else (None, None)
+    stage = FAKE_TENSOR if application.way == "fake" else DECOMPOSITION
+    name = operator_name(application.operator)
+    return Fault(stage, application.way, name, kind, application.place, proved, step, expected, got, source, line)
+
+
+def _undeclared_write(application: Application) -> Fault | None:
+    """An operator that writes to an argument of which its schema says that it does not: nobody can follow that."""
+    schema = application.operator._schema
+    if any(argument.alias_info is not None for argument in schema.arguments):
+        return None
+    for index, (before, after) in enumerate(application.arguments_around()):
+        if before.shape == after.shape and not torch.equal(before.nan_to_num(), after.nan_to_num()):
+            fault = _fault(application, "mutation", f"argument {index} as it was", f"argument {index} written to")
+            return replace(fault, stage=FUNCTIONALIZATION)
+    return None
+
+
+def _error(application: Application) -> Fault | None:
+    kernel, substitute = application.kernel.error, application.other.error
+    if kernel is not None and substitute is not None:
+        return None
+    if kernel is not None:
+        if application.way == "fake" and not application.refuses_always():
+            return None  # fake tensors have no values to check
+        return _fault(application, "check", _described(kernel), "no error")
+    assert substitute is not None
+    if isinstance(substitute, NotImplementedError):
+        return None
+    return _fault(application, "raises", "no error", _described(substitute))
+
+
+def _described(error: BaseException) -> str:
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
+def _difference(kernel: Outcome, substitute: Outcome, property_of: Any) -> tuple[str, str] | None:
+    """The first result of which ``told`` says something else, as it is and as it should be."""
+    for index, (a, b) in enumerate(zip(kernel.results, substitute.results, strict=True)):
+        if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+            continue
+        if property_of(a) != property_of(b):
+            return f"result {index}: {property_of(a)}", f"result {index}: {property_of(b)}"
+    return None
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype)
+
+
+def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
+    return tuple(int(size) for size in tensor.shape)
+
+
+def _device(tensor: torch.Tensor) -> str:
+    return str(tensor.device)
+
+
+def _aliases(outcome: Outcome) -> str:
+    if not outcome.aliases:
+        return "shares no memory with its arguments"
+    return ", ".join(f"result {i} shares memory with argument {j}" for i, j in sorted(outcome.aliases))
+
+
+def _mutation(application: Application) -> Fault | None:
+    """Arguments that one way writes to and the other does not, or differently."""
+    step = change.largest_change(application.kernel.arguments, application.other.arguments)
+    if not step:
+        return None
+    if application.operator._schema.is_mutable:
+        exact = application.exact()
+        step = step if exact is None else change.largest_change(exact[0].arguments, exact[1].arguments)
+        if step <= change.SEMANTIC_STEP:
+            return None
+    return _fault(application, "mutation", "arguments as the kernel leaves them", f"off by {step:.1e}", step=step)
+
+
+def _values(application: Application) -> Fault | None:
+    kernel, substitute = application.kernel, application.other
+    if application.draws or application.operator._schema.name.rpartition("::")[2] in facts().operators.uninitialised:
+        return None  # they may draw other numbers, or the same ones in another order; what was not written is anything
+    native = change.largest_change(kernel.results, substitute.results)
+    exact = application.exact()
+    if exact is not None:
+        step = change.largest_change(exact[0].results, exact[1].results)
+        if step > change.SEMANTIC_STEP and change.changes_meaning(step, _noise(application, exact)):
+            return _fault(application, "values", *_worst(*exact), step=step)
+    if not native:
+        return None
+    if _is_whole(kernel) and not _has_floats(kernel.arguments):
+        return _fault(application, "values", *_worst(kernel, substitute), step=native)
+    if _far(kernel, substitute, exact[0] if exact is not None else None):
+        return _fault(application, "values", *_worst(kernel, substitute), step=native, proved=False)
+    return None
+
+
+def _noise(application: Application, exact: tuple[Outcome, Outcome]) -> float:
+    """How far one ulp of float64 in the arguments moves either result."""
+    most = 0.0
+    for seed in _NOISE_SEEDS:
+        moved = application.exact(noise=seed)
+        if moved is None:
+            continue
+        moves = (change.largest_change(at.results, after.results) for at, after in zip(exact, moved, strict=True))
+        most = max(most, *moves)
+    return most
+
+
+def _far(kernel: Outcome, substitute: Outcome, exact: Outcome | None) -> bool:
+    """Whether a native result is farther from float64 than the kernel's, beyond what its dtype's tolerance allows."""
+    truths = exact.results if exact is not None else kernel.results
+    for right, value, truth in zip(kernel.results, substitute.results, truths, strict=False):
+        if not change.comparable(right, value) or not change.comparable(right, truth) or right.dtype != value.dtype:
+            continue
+        apart = metrics.farthest(value, truth)
+        if apart > change.NATIVE * metrics.farthest(right, truth) and not metrics.within_default_tolerance(
+            value, right
+        ):
+            return True
+    return False
+
+
+def _worst(kernel: Outcome, substitute: Outcome) -> tuple[str, str]:
+    """The element that differs most, as it is in both."""
+    most, shown = -1.0, ("", "")
+    for index, (a, b) in enumerate(zip(kernel.results, substitute.results, strict=False)):
+        if not change.comparable(a, b) or not a.numel():
+            continue
+        apart = metrics.distance(a, b)
+        if float(apart.max()) > most:
+            most = float(apart.max())
+            where, values = metrics.place(apart, one=a.cpu(), other=b.cpu())
+            shown = (
+                f"result {index}[{', '.join(map(str, where or ()))}] = {values['one']}",
+                f"result {index}[{', '.join(map(str, where or ()))}] = {values['other']}",
+            )
+    return shown
+
+
+def _is_whole(outcome: Outcome) -> bool:
+    return not _has_floats(outcome.results)
+
+
+def _has_floats(values: Sequence[Any]) -> bool:
+    return any(isinstance(v, torch.Tensor) and (v.is_floating_point() or v.is_complex()) for v in values)

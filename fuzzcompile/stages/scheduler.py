@@ -1,0 +1,139 @@
+"""The scheduler: which loops become one kernel, in which order kernels run, which buffers share memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fuzzcompile.attribution.ablating import Ablator
+from fuzzcompile.attribution.culprit import Attribution
+from fuzzcompile.attribution.divergence import Divergence
+from fuzzcompile.compiler.kernels.codegen_operators import defined_at
+from fuzzcompile.compiler.kernels.fused import dependences
+from fuzzcompile.compiler.session import Compilation
+from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.stage_names import CODEGEN, SCHEDULER
+from fuzzcompile.stages.base import Stage, Suspect, Without
+from fuzzcompile.stages.kernels.bisection import attempt, configured, right_in_scalars, unfused
+from fuzzcompile.stages.kernels.culprits import kernel_culprit
+from fuzzcompile.stages.kernels.examined import first_wrong_kernels
+from fuzzcompile.stages.kernels.failures import failed_families, failure_of, prove_failure, stage_of, without_failure
+from fuzzcompile.stages.kernels.wrong import Failure, WrongKernel, family_of_node
+
+_NO_REUSE: dict[str, object] = {"allow_buffer_reuse": False, "inplace_buffers": False}
+
+
+class Scheduler(Stage):
+    """Fusion that breaks a dependence, kernels in a wrong order, memory that is given away too early."""
+
+    name = SCHEDULER
+    component = "inductor"
+    settings = ({"epilogue_fusion": False}, {"max_fusion_size": 1}, {"inplace_buffers": False})
+
+    def suspects(self, divergence: Divergence) -> list[Suspect]:
+        """The first wrong kernel of each graph: its arguments were overwritten, or it is fused; failed operators."""
+        trial = divergence.trial
+        if trial.observation.failure is not None:
+            failure = failure_of(trial)
+            return [Suspect(self.name, family, finding=failure) for family in failed_families(failure)]
+        if trial.judgement.verdict is Verdict.ACCEPTS_INVALID:
+            return []
+        return [
+            Suspect(self.name, family, finding=wrong)
+            for wrong in first_wrong_kernels(divergence)
+            for family in suspected_families(wrong, ("buffer reuse", "order of kernels"))
+        ]
+
+    def without(self, suspect: Suspect, how: Compilation) -> Without | None:
+        """Buffers that share no memory, or a kernel whose operators are not fused."""
+        finding = suspect.finding
+        if isinstance(finding, Failure):
+            return without_failure(finding, how)
+        if not isinstance(finding, WrongKernel):
+            return None
+        if finding.overwritten is None:
+            return unfused(how, finding.labels)
+        return configured(how, _NO_REUSE, "no reuse of buffers")
+
+    def prove(self, ablator: Ablator, suspects: Sequence[Suspect]) -> Attribution | None:
+        """Overwritten arguments, and errors of the scheduler.
+
+        Whether fusion or the code of a kernel is at fault shows only in the proof of the latter: see
+        :class:`~fuzzcompile.stages.codegen.Codegen`.
+        """
+        for suspect in suspects:
+            finding = suspect.finding
+            if isinstance(finding, Failure):
+                return prove_failure(ablator, finding) if stage_of(finding.failed) == self.name else None
+            if isinstance(finding, WrongKernel) and finding.overwritten is not None:
+                return self._reused(ablator, suspect, finding)
+        return None
+
+    def _reused(self, ablator: Ablator, suspect: Suspect, wrong: WrongKernel) -> Attribution | None:
+        """Arguments were overwritten before the kernel read them: reuse came too early, or the order is wrong."""
+        without, stale = self.without(suspect, ablator.how), wrong.overwritten
+        if without is None or stale is None:
+            return None
+        repaired = attempt(ablator, without)[1]
+        rewrite = "buffer reuse" if repaired else "order of kernels"
+        culprit = kernel_culprit(
+            wrong,
+            self.name,
+            rewrite,
+            rewrite,
+            necessary=True if repaired else None,
+            confidence="high" if repaired else "low",
+            details={"overwritten": stale.buffer, "written_by": stale.written_by},
+        )
+        return Attribution(culprit)
+
+
+def suspected_families(wrong: WrongKernel, overwritten: tuple[str, ...] = ()) -> list[str]:
+    """What may be wrong with a kernel, as signatures call it; ``overwritten`` where its arguments were."""
+    if wrong.overwritten is not None:
+        return list(overwritten)
+    if wrong.kernel.extern:
+        return []
+    generator, scheduled = wrong.generator, wrong.kernel.scheduled
+    buffers = (wrong.buffer, *wrong.kernel.writes)
+    names = [name for buffer in buffers for name in generator.operators(scheduled, buffer)]
+    names += [family_of_node(wrong.lowered, wrong.lowered.producer(node)) for node in wrong.kernel.nodes]
+    return list(dict.fromkeys([*names, "fusion", "loop", "kernel call"]))
+
+
+def prove_fusion(ablator: Ablator, wrong: WrongKernel, *, vectorised: bool) -> Attribution:
+    """Right without fusion: it should be enough to leave the operators of this kernel unfused.
+
+    The scheduler is at fault if it broke a dependence. Otherwise the code generator may have written wrong code for
+    loops that may be computed together (a common subexpression that is none), and which step did so is not proved.
+
+    Raises:
+        OutOfTime: no further compile may be begun.
+    """
+    repaired = attempt(ablator, unfused(ablator.how, wrong.labels))[1]
+    memory = dependences(wrong.lowered, wrong.kernel.scheduled)
+    shown = wrong.scheduled or memory == "broken"
+    operators = wrong.operators() or wrong.all_operators()
+    details: dict[str, object] = {"operators": operators, "vectorised": vectorised, "dependences": memory}
+    named = None
+    if vectorised and not shown:
+        named, _ = right_in_scalars(ablator, wrong.generator, [name for name in operators if ":" not in name])
+        details["right_in_scalars"] = named
+    stage = CODEGEN if not shown and (vectorised or memory == "kept") else SCHEDULER
+    if stage == SCHEDULER:
+        source, line = defined_at("torch._inductor.scheduler:Scheduler.can_fuse")
+    else:
+        code = wrong.generator.fused_loops()
+        source, line = code.source, code.line
+    culprit = kernel_culprit(
+        wrong,
+        stage,
+        "loop order" if wrong.scheduled else "fusion",
+        named or "+".join(sorted(operators)) or "fusion",
+        nodes=wrong.kernel.nodes,
+        source=source,
+        line=line,
+        necessary=True if repaired else None,
+        confidence="high" if repaired and shown else "low",
+        details=details,
+    )
+    return Attribution(culprit)

@@ -1,0 +1,42 @@
+"""What the loss of a worker says about the case that it ran: one rule for campaigns, triage and minimization."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import cast
+
+from fuzzcompile.contract import ReportJson
+from fuzzcompile.errors import EnvironmentUnfit
+from fuzzcompile.execution.pool import WorkerFailed, WorkerStartFailed, WorkerTimeout
+from fuzzcompile.judging.report import worker_failure
+from fuzzcompile.oracle.verdicts import Verdict
+
+
+def verdict_of(loss: WorkerFailed) -> Verdict:
+    """The verdict on a program whose compilation cost its worker: ``timeout`` or ``crash``."""
+    return Verdict.TIMEOUT if isinstance(loss, WorkerTimeout) else Verdict.CRASH
+
+
+def report_of(loss: WorkerFailed, case: str, torch_version: str, device: str) -> ReportJson:
+    """The report on the case called ``case``; it holds only if eager had finished (`left_behind`)."""
+    report = worker_failure(case, torch_version, device, verdict_of(loss), str(loss))
+    return cast(ReportJson, report.to_json())
+
+
+def unstartable(error: WorkerStartFailed) -> EnvironmentUnfit:
+    """The error for the user where a pool cannot start a worker."""
+    return EnvironmentUnfit(f"No worker can be started: {error}. Run `fuzzcompile doctor`.")
+
+
+def left_behind(marker: Path) -> tuple[bool, ReportJson | None]:
+    """What a lost worker had already written to its marker file (`JudgeTask.marker`).
+
+    Returns:
+        Whether eager had finished, and the report if there was a verdict.
+    """
+    try:
+        text = marker.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return False, None
+    return True, cast(ReportJson, json.loads(text)) if text else None

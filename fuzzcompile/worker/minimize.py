@@ -1,0 +1,267 @@
+"""Minimization in a worker process: capture graphs, probe candidates, judge the result."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from fuzzcompile.capture.loading import defines_make, load
+from fuzzcompile.case import Case
+from fuzzcompile.compiler.configs import CONFIGS
+from fuzzcompile.compiler.graphs import CapturedGraph, capture_functional, capture_graphs
+from fuzzcompile.contract import ReportJson
+from fuzzcompile.errors import FuzzcompileError
+from fuzzcompile.execution.worker import current_device
+from fuzzcompile.generation import GeneratedCase, Profile
+from fuzzcompile.judging.probe import Keep, Target, probe
+from fuzzcompile.judging.triage import triage
+from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.reduction.jobs import Capture, Job, Outcome
+from fuzzcompile.reduction.minimiser import minimise
+from fuzzcompile.reduction.program import Program
+from fuzzcompile.reduction.reproducer import line_count
+from fuzzcompile.reduction.schedule import without_gradients
+from fuzzcompile.reduction.search import Budget, Probed
+from fuzzcompile.reduction.tracing import Untranslatable, program_of
+from fuzzcompile.reduction.writing import Written
+from fuzzcompile.worker.isolation import isolated
+
+# Compiling a candidate of one of these would take this worker down too.
+_LOST = (Verdict.CRASH, Verdict.TIMEOUT)
+_MOST_GRAPHS = 6
+_MAX_OTHERS = 4
+# Words in sources whose graphs may be compiled with dynamic shapes.
+_RESIZED = re.compile(r"\b(DYNAMIC|CALLS|dynamic|mark_dynamic)\b")
+
+
+@dataclass(frozen=True)
+class ProbeTask:
+    """A candidate to compile; ``target`` is the failure that it must show."""
+
+    candidate: Written
+    target: Target
+    screen: bool
+    thorough: bool = False
+    vetoes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class MinimizeTask:
+    """A finding to minimize.
+
+    Attributes:
+        source: the case.
+        report: the report on it; its signature is the one to keep.
+        choices: the recipe of a generated case.
+        profile: the generator's profile under which ``choices`` were drawn.
+        seconds: time for the search, not for the confirmation after it.
+        tests: compiles and screens that the search may use.
+        vetoes: rewrites to refuse.
+    """
+
+    source: str
+    report: ReportJson
+    choices: bytes | None
+    profile: Profile
+    seconds: float
+    tests: int = 100
+    vetoes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Minimized:
+    """A small case, the report on it, and the reproducer made from it.
+
+    ``others`` are generated cases that failed in another way (secondary findings, to be judged); ``other_sources`` are
+    the sources of all candidates that did. ``how`` says what reduced the case: "recipe", "graph", "text", or
+    "as found". ``seconds`` is wall time, ``tests`` counts compiles and screens.
+    """
+
+    case: GeneratedCase | None
+    source: str
+    report: ReportJson
+    reproducer: str
+    confirmed: bool
+    confirmation: str
+    lines_before: int
+    lines_after: int
+    tests: int
+    seconds: float
+    finished: bool
+    others: tuple[GeneratedCase, ...] = field(default_factory=tuple)
+    how: str = "as found"
+    neighbour: str | None = None
+    changed: bool = True
+    note: str = ""
+    operators_before: int | None = None
+    operators: int | None = None
+    other_sources: tuple[str, ...] = ()
+    interrupted: bool = False
+
+    @classmethod
+    def of(cls, outcome: Outcome, source: str) -> Minimized:
+        """The outcome of reducing ``source``."""
+        return cls(
+            outcome.case,
+            outcome.source,
+            cast(ReportJson, dict(outcome.report)),
+            outcome.reproducer,
+            outcome.confirmed,
+            outcome.confirmation,
+            line_count(source),
+            line_count(outcome.reproducer),
+            outcome.tally.tests,
+            outcome.seconds,
+            outcome.finished,
+            outcome.others[:_MAX_OTHERS],
+            outcome.how,
+            outcome.neighbour,
+            outcome.changed,
+            outcome.note,
+            outcome.operators_before,
+            outcome.operators,
+            tuple(outcome.tally.others.values()),
+            outcome.interrupted,
+        )
+
+
+def minimize(task: MinimizeTask) -> Minimized:
+    """Minimize a finding in this process; the result has the same signature."""
+    tools = LocalTools(Target.of(task.report), task.vetoes)
+    budget = Budget(task.tests, time.monotonic() + task.seconds)
+    if task.report["verdict"] in _LOST:
+        budget = Budget(0)
+    job = job_of(task.source, task.report, task.choices, task.profile)
+    return Minimized.of(minimise(job, tools, budget), task.source)
+
+
+def job_of(source: str, report: ReportJson, choices: bytes | None, profile: Profile, keeps: Keep = "culprit") -> Job:
+    """The reduction of a source with that report; ``choices`` and ``profile`` are its recipe."""
+    return Job(
+        source,
+        report,
+        choices=choices,
+        profile=profile,
+        is_case=defines_make(source),
+        screens=Target.of(report).screens,
+        resizes=_RESIZED.search(source) is not None,
+        keeps=keeps,
+    )
+
+
+@dataclass
+class LocalTools:
+    """Candidates are compiled in this process: a crash would take it down."""
+
+    target: Target
+    vetoes: tuple[str, ...] = ()
+    thorough: bool = False
+
+    def probe(self, candidate: Written, *, screen: bool) -> Probed:
+        """Whether and how a candidate fails, from one compile."""
+        return probe_candidate(ProbeTask(candidate, self.target, screen, self.thorough, self.vetoes))
+
+    def programs(self, source: str, capture: Capture) -> Sequence[Program]:
+        """The captured graphs of a source."""
+        return capture_programs(source, capture)
+
+    def judge(self, source: str) -> ReportJson:
+        """The full report on a source."""
+        return judge_source(source, self.vetoes)
+
+    def become_thorough(self) -> None:
+        """From now on, probe as triage judges."""
+        self.thorough = True
+
+
+def probe_candidate(task: ProbeTask) -> Probed:
+    """Compile a candidate in this process. One that cannot run at all does not match."""
+    device = torch.device(current_device())
+    with written_out(task.candidate) as path, isolated():
+        try:
+            result = probe(
+                load(path, device),
+                device,
+                vetoes=task.vetoes,
+                screen=task.screen,
+                thorough=task.thorough,
+                target=task.target,
+            )
+        except MemoryError:
+            raise
+        except Exception as error:  # statements were removed from the source: it may fail anywhere, in any way
+            return Probed(False, False, type(error).__name__, 0, 0)
+    return Probed(task.target.matches(result), result.is_bug, str(result.verdict), result.compiles, result.screens)
+
+
+def judge_source(source: str, vetoes: tuple[str, ...] = ()) -> ReportJson:
+    """The full report on a source."""
+    device = torch.device(current_device())
+    with written_out(Written(source, {})) as path, isolated():
+        return cast(ReportJson, triage(load(path, device), device, vetoes=vetoes).to_json())
+
+
+def capture_programs(source: str, capture: Capture = "static") -> list[Program]:
+    """The graphs of a case as programs, the largest first; those that cannot be written as torch code are left out."""
+    device = torch.device(current_device())
+    with written_out(Written(source, {})) as path, isolated():
+        try:
+            case = load(path, device)
+            if capture == "aten":
+                captured = capture_functional(case, device)
+            else:
+                captured = capture_graphs(case, device, dynamic=capture == "dynamic")
+        except FuzzcompileError:
+            return []
+        if capture == "dynamic":  # as dynamo makes sizes dynamic that change between calls
+            case = replace(case, settings=replace(case.settings, dynamic=True))
+        programs = [program for graph in captured if (program := _program(graph, case)) is not None]
+    return sorted(programs, key=lambda program: -len(program.statements))[:_MOST_GRAPHS]
+
+
+def _program(graph: CapturedGraph, case: Case) -> Program | None:
+    try:
+        program = program_of(graph.module, graph.inputs, graph.parameters, _settings(case, graph))
+    except Untranslatable:
+        return None
+    if not program.output_refs():
+        return None
+    freezes = bool(dict(case.settings.options).get("freezing")) or bool(case.settings.inductor.get("freezing"))
+    program = replace(program, as_module=freezes and any(value.parameter for value in program.inputs))
+    return program if graph.grad else without_gradients(program)
+
+
+def _settings(case: Case, graph: CapturedGraph) -> dict[str, object]:
+    """The module-level names (``GRAD``, ``OPTIONS``, …) that give a case file the settings of this case."""
+    settings = case.settings
+    asked: dict[str, object] = {}
+    if case.backward:
+        asked["BACKWARD"] = True
+    elif graph.grad or case.grad == "inference_mode":
+        asked["GRAD"] = "enabled" if graph.grad else case.grad
+    config = {name: dict(getattr(settings, name)) for name in CONFIGS}
+    config = {name: entries for name, entries in config.items() if entries}
+    asked |= {"OPTIONS": dict(settings.options)} if settings.options else {}
+    asked |= {"CONFIG": config} if config else {}
+    asked |= {"MODE": settings.mode} if settings.mode else {}
+    asked |= {"DYNAMIC": settings.dynamic} if settings.dynamic is not None else {}
+    return asked | ({"FULLGRAPH": True} if settings.fullgraph else {})
+
+
+@contextlib.contextmanager
+def written_out(candidate: Written) -> Iterator[Path]:
+    """The candidate as a file, with its recorded values beside it."""
+    with tempfile.TemporaryDirectory(prefix="fuzzcompile-") as folder:
+        path = Path(folder) / "repro.py"
+        path.write_text(candidate.source, encoding="utf-8")
+        if candidate.values:
+            torch.save(dict(candidate.values), path.with_name("values.pt"))
+        yield path

@@ -1,0 +1,55 @@
+"""Workers share precompiled headers, and never a half-written one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch._inductor.codecache as codecache
+
+from fuzzcompile.compiler.headers import share_headers
+
+
+@pytest.fixture
+def worker(tmp_path, monkeypatch):
+    """Become the worker of that name, with a folder of its own for headers; all have one kernel cache."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+
+    def become(name: str) -> Path:
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        monkeypatch.setattr(codecache, "_HEADER_DIR", str(folder))
+        return folder
+
+    return become
+
+
+def test_a_header_is_precompiled_by_one_worker_and_used_by_the_next(worker):
+    (worker("first") / "a.h.gch").write_text("precompiled")
+    share_headers()
+    second = worker("second")
+    share_headers()
+    assert (second / "a.h.gch").read_text() == "precompiled"
+    assert (second / "a.h.gch").resolve().parent.name == "precompiled_headers"
+
+
+def test_half_a_header_stays_with_the_worker_that_wrote_it(worker):
+    first = worker("first")
+    (first / "a.h.gch").write_text("prec")
+    (first / "a.h_CxxBuild").mkdir()
+    share_headers()
+    second = worker("second")
+    share_headers()
+    assert not list(second.iterdir())
+
+
+def test_a_full_disk_costs_only_time(worker, monkeypatch):
+    def refuse(*arguments):
+        raise OSError(28, "No space left on device")
+
+    (worker("first") / "a.h.gch").write_text("precompiled")
+    monkeypatch.setattr("shutil.copyfile", refuse)
+    share_headers()
+    second = worker("second")
+    share_headers()
+    assert not list(second.iterdir())

@@ -1,0 +1,222 @@
+"""The tables of facts: loaded with types, chosen by version, and true of the installed torch."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterable, Iterator
+from functools import cache, reduce
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import torch
+from torch._inductor import config
+
+from fuzzcompile.facts import FactsError, facts, facts_of, is_in_known_range, known_versions
+from fuzzcompile.facts.loading import merged, parsed, tables_of
+
+has_own_table = pytest.mark.skipif(not facts().exact, reason="no table for this torch")
+only_2_13 = pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="operators were checked in torch 2.13")
+
+
+# -- choosing a table -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("minor", known_versions())
+def test_every_table_loads_and_says_how_it_was_checked(minor):
+    assert tables_of(minor).checked
+    assert facts_of(f"{minor[0]}.{minor[1]}.0+cpu").exact
+
+
+@pytest.mark.parametrize(
+    ("version", "table"),
+    [
+        ("2.13.1+cpu", (2, 13)),
+        ("2.15.0a0+git1234", (2, 15)),
+        ("2.9", (2, 11)),
+        ("2.12.0", (2, 13)),
+        ("2.14.0", (2, 15)),
+        ("3.0.0", (2, 15)),
+    ],
+)
+def test_the_nearest_table_stands_in_and_a_note_says_so(version, table):
+    chosen = facts_of(version)
+    assert chosen.table == table
+    if chosen.exact:
+        assert chosen.note is None
+    else:
+        assert chosen.note is not None and version in chosen.note and f"{table[0]}.{table[1]} is used." in chosen.note
+
+
+def test_the_known_range_holds_the_versions_between_the_tables():
+    known = [
+        version for version in ("2.10.1+cpu", "2.11.0", "2.14.2", "2.15.0", "2.16.0") if is_in_known_range(version)
+    ]
+    assert known == ["2.11.0", "2.14.2", "2.15.0"]
+
+
+def test_the_package_asks_for_a_torch_in_the_known_range():
+    (bounds,) = [name for name in metadata.requires("fuzzcompile") or () if name.startswith("torch")]
+    lowest, beyond = (re.search(rf"{sign}(\d+)\.(\d+)", bounds) for sign in (">=", "<(?!=)"))
+    assert lowest is not None and beyond is not None
+    assert known_versions()[0] == (int(lowest[1]), int(lowest[2]))
+    assert known_versions()[-1] == (int(beyond[1]), int(beyond[2]) - 1)
+
+
+def test_reasons_hold_only_on_the_version_they_were_checked_on():
+    rule = ("post_grad", "move_constructors_to_cuda", "cpu", frozenset[str]())
+    assert facts_of("2.13.0").reason_for(*rule) is not None
+    for version in ("2.11.0", "2.12.0", "2.15.0"):
+        assert not facts_of(version).has_reasons and facts_of(version).reason_for(*rule) is None
+
+
+def test_a_version_adds_to_the_base():
+    added = merged({"a": ["x"], "b": {"c": "1", "d": ["y"]}}, {"a": ["z"], "b": {"c": "2", "d": ["w"]}})
+    assert added == {"a": ["x", "z"], "b": {"c": "2", "d": ["y", "w"]}}
+    assert facts_of("2.11.0").passes.mandatory < facts_of("2.13.0").passes.mandatory
+
+
+# -- malformed tables -------------------------------------------------------------------------------
+
+
+def table() -> dict[str, object]:
+    """The merged table of 2.13 as its files have it."""
+    import importlib.resources
+    import tomllib
+
+    files = importlib.resources.files("fuzzcompile.facts")
+    return merged(*(tomllib.loads((files / name).read_text()) for name in ("base.toml", "2.13.toml")))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"passes": {"mandatory": "stable_sort"}}, "x.toml: passes: mandatory: 'stable_sort' stands where a list"),
+        ({"passes": {"mandatory": [3]}}, "item 13: 3 stands where text is wanted"),
+        ({"passes": {"mandatry": []}}, "x.toml: passes has an unknown entry 'mandatry'."),
+        ({"unreachable": [{"group": "a", "stage": "pre_grad", "names": []}]}, "lacks the entry 'why'"),
+        ({"settings": {"listed": {"nowhere": []}}}, "x.toml: there is no stage 'nowhere'."),
+        ({"settings": {"switching_off": {"rule": {"entry": 0}}}}, "entry: 0 stands where true or false is wanted."),
+        ({"names": []}, "names: [] stands where a table is wanted"),
+    ],
+)  # fmt: skip
+def test_a_malformed_table_is_refused_in_one_sentence(change, message):
+    base = table()
+    if message.startswith("item"):  # its number is that of the list as merged
+        base["passes"] = {**base["passes"], "mandatory": ["name"] * 13}  # type: ignore[dict-item]
+    with pytest.raises(FactsError, match=re.escape(message)) as refused:
+        parsed(merged(base, change), "x.toml")
+    assert "\n" not in str(refused.value)
+
+
+def test_what_is_no_version_is_refused():
+    with pytest.raises(FactsError, match="does not start with numbers"):
+        facts_of("nightly")
+
+
+# -- the installed torch ------------------------------------------------------------------------------
+
+
+@cache
+def sources() -> frozenset[str]:
+    """All words of the compiler's own source."""
+    files = (path for name in ("_inductor", "_functorch", "fx", "_subclasses", "_higher_order_ops", "_prims_common")
+             for path in (Path(torch.__file__).parent / name).rglob("*.py"))  # fmt: skip
+    symbolic = Path(torch.__file__).parent / "fx/experimental/symbolic_shapes.py"
+    return frozenset(word for path in (*files, symbolic) for word in re.findall(r"\w+", path.read_text()))
+
+
+@cache
+def operators() -> frozenset[str]:
+    """``namespace::name`` of every registered operator."""
+    importlib.import_module("torch._inductor.inductor_prims")
+    return frozenset(name.partition(".")[0] for name in torch._C._dispatch_get_all_op_names())
+
+
+def absent(names: Iterable[str], known: Iterable[str]) -> list[str]:
+    return sorted(set(names) - set(known))
+
+
+def settings() -> Iterator[str]:
+    own = facts().settings
+    yield from (name for names in own.listed.values() for name in names)
+    yield from (name for entries in own.switching_off.values() for name in entries)
+    yield from (stage.switch for stage in facts().stages.values() if stage.switch.startswith("freezing"))
+
+
+@has_own_table
+def test_the_passes_of_the_table_exist():
+    passes = facts().passes
+    names = {*passes.mandatory, *passes.kept, *passes.stages, *passes.by_rule, *passes.observed, *passes.partitioners}
+    assert absent({*names, passes.observer, passes.group_fusions}, sources()) == []
+    assert all(importlib.import_module(module) for module in passes.modules)
+
+
+@has_own_table
+def test_the_settings_of_the_table_exist_and_what_they_switch_off_too():
+    assert [name for name in settings() if name not in config._config] == []
+    from fuzzcompile.compiler.catalogue import known_to
+
+    assert absent(facts().settings.switching_off, (row.name for row in known_to(torch.device("cpu")))) == []
+
+
+@has_own_table
+@pytest.mark.parametrize("stage", facts().stages)
+def test_the_functions_of_a_stage_exist(stage):
+    source = facts().stages[stage]
+    assert importlib.import_module(source.tables)
+    functions = [name.partition(":") for name in source.functions]
+    assert any(hasattr(importlib.import_module(module), function) for module, _, function in functions)
+
+
+@only_2_13
+def test_the_operators_of_the_table_exist():
+    named = facts().operators
+    plain = {name.partition("::")[2] for name in operators()}
+    assert absent(named.exact | named.accumulating | named.uninitialised, plain) == []
+    assert [name for name in named.drawing if not {name, f"{name}_"} & plain] == []
+    assert absent(named.casts | named.softmax | facts().fake_tensors.lifts, operators()) == []
+    functions = set(dir(torch.nn.functional))
+    assert absent(named.drawing_untagged, plain | functions) == []
+
+
+@only_2_13
+def test_operators_that_leave_memory_unwritten_are_those_with_empty_in_their_name():
+    empty = {name.partition("::")[2] for name in operators() if re.match("(aten|prims)::.*empty", name)}
+    assert facts().operators.uninitialised == empty
+
+
+@only_2_13
+def test_operators_that_draw_carry_torchs_tag():
+    for name in facts().operators.drawing:
+        packet = getattr(torch.ops.aten, name, None) or getattr(torch.ops.aten, f"{name}_")
+        assert all(torch.Tag.nondeterministic_seeded in getattr(packet, each).tags for each in packet.overloads()), name
+
+
+@has_own_table
+def test_the_names_of_fake_tensors_and_files_exist():
+    fake = facts().fake_tensors
+    assert absent(fake.unknowable_tags, dir(torch.Tag)) == []
+    assert absent(fake.silent_errors, sources() | {"NotImplementedError"}) == []
+    files = facts().lowering_files
+    root = Path(torch.__file__).parents[1]
+    assert [name for name in files.always | files.when_scheduling if not (root / name).exists()] == []
+
+
+@has_own_table
+def test_the_closures_of_torch_use_these_names():
+    assert absent((facts().names.search_function, facts().names.partial), sources()) == []
+
+
+# -- why rules cannot be reached ----------------------------------------------------------------------
+
+
+@has_own_table
+@pytest.mark.parametrize("reason", facts().unreachable, ids=lambda reason: f"{reason.stage} {reason.names[0]}")
+def test_a_reason_is_a_sentence_and_the_setting_that_it_names_is_off(reason):
+    assert reason.why.endswith(".") and reason.why[0].isupper()
+    if reason.setting is not None:
+        name, _, key = reason.setting.partition(":")
+        value = reduce(getattr, name.split("."), config)
+        assert not (value if not key else key in value)
