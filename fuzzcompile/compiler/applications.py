@@ -65,12 +65,12 @@ class Application:
     _arguments: tuple[tuple[object, ...], dict[str, object]] = field(default=((), {}), repr=False)
 
     def refuses_always(self) -> bool:
-        """Whether the kernel raises the same on other values: then what is wrong can be told without any."""
-        told = str(self.kernel.error)
+        """Whether the kernel raises the same on other values: then no values are needed to see what is wrong."""
+        message = str(self.kernel.error)
         for fill in (0, 1):
             given = map_tensors(functools.partial(torch.full_like, fill_value=fill), copy_tree(self._arguments))
             again = outcome_of(self.operator, *given)
-            if again.error is None or str(again.error) != told:
+            if again.error is None or str(again.error) != message:
                 return False
         return True
 

@@ -59,7 +59,7 @@ def replay(snapshot: Snapshot, inputs: Sequence[object], *, double: bool, noise_
             result = interpreter.run(*arguments)
     except (KeyboardInterrupt, MemoryError):
         raise
-    except Exception as error:
+    except Exception as error:  # of the graph: it is the answer
         return Replayed([], [], error)
     after = [
         copied if _version(copied) != version else given
@@ -108,6 +108,7 @@ def values_of(
     seed_everything(_REPLAY_SEED)
     interpreter = _Replayer(snapshot, keep=True)
     arguments = copy_tree(list(inputs), double=double)  # not under noise, which would move what is copied
+    # Whatever ends the run, the values up to there are the answer.
     with torch.no_grad(), _modes(double, noise_seed), contextlib.suppress(Exception):
         interpreter.run(*arguments)
     return interpreter.values
@@ -140,7 +141,7 @@ def differentiate(
             )
     except (KeyboardInterrupt, MemoryError):
         raise
-    except Exception:
+    except Exception:  # of the graph, in float64: nothing can be said
         return None
     return [argument.grad if isinstance(argument, torch.Tensor) else None for argument in arguments]
 
