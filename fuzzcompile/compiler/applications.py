@@ -6,7 +6,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -14,6 +14,9 @@ from torch.utils import _pytree as pytree
 from fuzzcompile.execution.device import seed_everything
 from fuzzcompile.execution.float64 import Float64Mode
 from fuzzcompile.execution.tensors import copy_tree, map_tensors
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
 
 _EPS = torch.finfo(torch.float64).eps
 _SEED = 11
@@ -52,22 +55,22 @@ class Place:
 class Application:
     """One operator on its real arguments, computed by its own kernel and in another way (one of ``WAYS``)."""
 
-    operator: Any
+    operator: OpOverload
     way: str
-    function: Callable[..., Any] | None
+    function: Callable[..., object] | None
     place: Place
     kernel: Outcome
     other: Outcome
     draws: bool = False
-    _arguments: tuple[tuple[Any, ...], dict[str, Any]] = field(default=((), {}), repr=False)
+    _arguments: tuple[tuple[object, ...], dict[str, object]] = field(default=((), {}), repr=False)
 
     def refuses_always(self) -> bool:
-        """Whether the kernel raises the same on other values: then what is wrong can be told without any."""
-        told = str(self.kernel.error)
+        """Whether the kernel raises the same on other values: then no values are needed to see what is wrong."""
+        message = str(self.kernel.error)
         for fill in (0, 1):
             given = map_tensors(functools.partial(torch.full_like, fill_value=fill), copy_tree(self._arguments))
             again = outcome_of(self.operator, *given)
-            if again.error is None or str(again.error) != told:
+            if again.error is None or str(again.error) != message:
                 return False
         return True
 
@@ -91,13 +94,13 @@ class Application:
 
 
 def outcome_of(
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    function: Callable[..., object],
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
     *,
     double: bool = False,
     dispatcher: bool = False,
-    inside: contextlib.AbstractContextManager[Any] | None = None,
+    inside: contextlib.AbstractContextManager[object] | None = None,
 ) -> Outcome:
     """Run ``function`` on copies of its arguments, natively or in float64, with Python's dispatcher or without."""
     copies, named = copy_tree((args, dict(kwargs)), double=double)
@@ -112,21 +115,21 @@ def outcome_of(
             result = function(*copies, **named)
         except (KeyboardInterrupt, MemoryError):
             raise
-        except Exception as error:
+        except Exception as error:  # of the operator: it is the answer
             return Outcome(error=error)
     results = tuple(pytree.tree_leaves(result)) if result is not NotImplemented else (NotImplemented,)
     arguments = tuple(pytree.tree_leaves((copies, named)))
     return Outcome(results, arguments, aliases_of(results, arguments))
 
 
-def aliases_of(results: Sequence[Any], arguments: Sequence[Any]) -> frozenset[tuple[int, int]]:
+def aliases_of(results: Sequence[object], arguments: Sequence[object]) -> frozenset[tuple[int, int]]:
     """Pairs of a result and an argument, by position, that lie in one storage."""
     held = [(position, _storage(value)) for position, value in enumerate(arguments)]
     found = [(position, _storage(value)) for position, value in enumerate(results)]
     return frozenset((i, j) for i, one in found for j, other in held if one is not None and one == other)
 
 
-def python_dispatcher(enabled: bool) -> contextlib.AbstractContextManager[Any]:
+def python_dispatcher(enabled: bool) -> contextlib.AbstractContextManager[object]:
     """Python's dispatcher in force or not; as it is, where this torch has no such switch."""
     switch = getattr(torch._C, "_EnablePythonDispatcher" if enabled else "_DisablePythonDispatcher", None)
     return switch() if switch is not None else contextlib.nullcontext()
@@ -142,7 +145,7 @@ def _moved(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(moved)
 
 
-def _storage(value: Any) -> int | None:
+def _storage(value: object) -> int | None:
     if not isinstance(value, torch.Tensor):
         return None
     with contextlib.suppress(NotImplementedError, RuntimeError):
@@ -151,7 +154,7 @@ def _storage(value: Any) -> int | None:
 
 
 @contextlib.contextmanager
-def same_stream(operator: Any) -> Iterator[bool]:
+def same_stream(operator: OpOverload) -> Iterator[bool]:
     """Have an operator that draws random numbers draw the same again, and leave the stream as it was."""
     draws = torch.Tag.nondeterministic_seeded in operator.tags
     if not draws:

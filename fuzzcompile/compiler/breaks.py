@@ -10,7 +10,6 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -112,10 +111,10 @@ def _headline(text: str) -> str:
     return text.splitlines()[0].strip() if text else ""
 
 
-def _users_frame(stack: Sequence[Any]) -> Any | None:
+def _users_frame(stack: Sequence[traceback.FrameSummary]) -> traceback.FrameSummary | None:
     frames = [frame for frame in stack if hasattr(frame, "filename")]
     own = [frame for frame in frames if not any(Path(frame.filename).is_relative_to(place) for place in _LIBRARIES)]
-    return (own or frames or [None])[-1]
+    return next(iter((own or frames)[-1:]), None)
 
 
 def _clean(text: str) -> str:
@@ -123,12 +122,12 @@ def _clean(text: str) -> str:
     return _ADDRESS.sub("", _PATH.sub("", " ".join(text.split())))
 
 
-def _dynamo(module: str) -> Any:
+def _dynamo(module: str) -> object:
     return importlib.import_module(f"torch._dynamo.{module}")
 
 
 @contextlib.contextmanager
-def breaking_at(functions: Sequence[Callable[..., Any]]) -> Iterator[None]:
+def breaking_at(functions: Sequence[Callable[..., object]]) -> Iterator[None]:
     """Have dynamo break the graph at these functions inside the block, as ``torch._dynamo.disallow_in_graph`` does.
 
     What is no function that dynamo puts into a graph is left as it is.

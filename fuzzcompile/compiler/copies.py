@@ -1,6 +1,6 @@
-"""Copies of the compiler's graphs: taken in microseconds, built into graphs only when they are looked at.
+"""Copies of the compiler's graphs: taken in microseconds, built into graphs only when they are read.
 
-A compile is looked at more than a hundred times and its graphs are copied a dozen times, so neither may cost more
+A compile is inspected more than a hundred times and its graphs are copied a dozen times, so neither may cost more
 than a walk in C over the nodes. It rests on one property of fx: a node's ``args`` and ``kwargs`` are immutable, and
 an assignment to them makes new objects. What is the same object has not changed, and what was copied stays as it was.
 """

@@ -6,7 +6,7 @@ import contextlib
 import importlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -19,6 +19,9 @@ from fuzzcompile.execution.device import seed_everything
 from fuzzcompile.execution.float64 import Float64Mode
 from fuzzcompile.execution.tensors import copy_tree
 
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+
 _SEED = 11
 
 
@@ -30,19 +33,19 @@ class NodeRun:
     """
 
     values: dict[str, Any] = field(default_factory=dict)
-    outputs: list[Any] = field(default_factory=list)
-    inputs: list[Any] = field(default_factory=list)
-    operators: dict[str, list[Any]] = field(default_factory=dict)
+    outputs: list[object] = field(default_factory=list)
+    inputs: list[object] = field(default_factory=list)
+    operators: dict[str, list[object]] = field(default_factory=dict)
     error: BaseException | None = None
 
 
-def run_plainly(snapshot: Snapshot, inputs: Sequence[Any], *, double: bool) -> NodeRun:
+def run_plainly(snapshot: Snapshot, inputs: Sequence[object], *, double: bool) -> NodeRun:
     """Run a torch-level graph as eager mode does, in float64 if ``double``."""
     return _run(snapshot, inputs, double, functional=False, by_node=True)
 
 
 def run_functionally(
-    snapshot: Snapshot, inputs: Sequence[Any], *, double: bool, by_node: bool = False
+    snapshot: Snapshot, inputs: Sequence[object], *, double: bool, by_node: bool = False
 ) -> NodeRun | None:
     """Run a torch-level graph without in-place writes; None where this torch cannot be asked to.
 
@@ -57,12 +60,12 @@ def run_functionally(
     return _run(snapshot, inputs, double, functional=True, by_node=by_node)
 
 
-def _run(snapshot: Snapshot, inputs: Sequence[Any], double: bool, *, functional: bool, by_node: bool) -> NodeRun:
+def _run(snapshot: Snapshot, inputs: Sequence[object], double: bool, *, functional: bool, by_node: bool) -> NodeRun:
     arguments = copy_tree(list(inputs), double=double)
     seed_everything(_SEED)
     found = NodeRun()
-    wrap: Callable[[Any], Any] = _same
-    plain: Callable[[Any], Any] = _same
+    wrap: Callable[[object], object] = _same
+    plain: Callable[[object], object] = _same
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         stack.enter_context(transforms_left())
@@ -82,7 +85,7 @@ def _run(snapshot: Snapshot, inputs: Sequence[Any], double: bool, *, functional:
             found.inputs = [_detached(plain(value)) for value in given]
         except (KeyboardInterrupt, MemoryError):
             raise
-        except Exception as error:
+        except Exception as error:  # of the program: it is the answer
             found.error = error
     return found
 
@@ -113,18 +116,24 @@ class _Heard(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._found = found
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self,
+        func: OpOverload,
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         self._found.operators.setdefault(self.node, []).append(func)
         return func(*args, **(kwargs or {}))
 
 
 class _Interpreter(_Replayer):
-    def __init__(self, snapshot: Snapshot, heard: _Heard, found: NodeRun, keep: Callable[[Any], Any] | None) -> None:
+    def __init__(
+        self, snapshot: Snapshot, heard: _Heard, found: NodeRun, keep: Callable[[object], object] | None
+    ) -> None:
         super().__init__(snapshot)
         self._heard, self._found, self._kept = heard, found, keep
 
-    def run_node(self, n: fx.Node) -> Any:
+    def run_node(self, n: fx.Node) -> object:
         """Run one node and keep its value."""
         self._heard.node = n.name
         value = super().run_node(n)
@@ -134,8 +143,8 @@ class _Interpreter(_Replayer):
         return value
 
 
-def _kept(plain: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def copy(value: Any) -> Any:
+def _kept(plain: Callable[[object], object]) -> Callable[[object], object]:
+    def copy(value: object) -> object:
         """A copy with the same strides: later in-place writes must not reach it."""
         read = plain(value)
         if not isinstance(read, torch.Tensor) or read.layout != torch.strided:
@@ -147,9 +156,9 @@ def _kept(plain: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return copy
 
 
-def _detached(value: Any) -> Any:
+def _detached(value: object) -> object:
     return value.detach() if isinstance(value, torch.Tensor) else value
 
 
-def _same(value: Any) -> Any:
+def _same(value: object) -> object:
     return value

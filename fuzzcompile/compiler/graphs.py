@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import fx
@@ -25,7 +24,7 @@ class CapturedGraph:
     """
 
     module: fx.GraphModule
-    inputs: list[Any]
+    inputs: list[object]
     parameters: tuple[bool, ...]
     grad: bool
 
@@ -43,10 +42,10 @@ def capture_graphs(case: Case, device: torch.device, *, dynamic: bool | None = F
     """
     seen: list[CapturedGraph] = []
 
-    def backend(module: fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
+    def backend(module: fx.GraphModule, example_inputs: object) -> Callable[..., object]:
         called = False
 
-        def run(*inputs: Any) -> Any:
+        def run(*inputs: object) -> object:
             nonlocal called
             if not called:
                 called = True

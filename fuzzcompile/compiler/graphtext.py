@@ -130,7 +130,7 @@ def _line(node: fx.Node) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 4]} ..."
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     """An argument: nodes by name, everything else as Python writes it."""
     if isinstance(value, fx.Node):
         return value.name

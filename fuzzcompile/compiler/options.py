@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 from fuzzcompile.compiler.settings import MISSING, setting
 
@@ -16,18 +15,22 @@ _TABLES = {
 }
 
 
-def unknown_options(options: Mapping[str, Any]) -> tuple[str, ...]:
+def unknown_options(options: Mapping[str, object]) -> tuple[str, ...]:
     """The entries of ``torch._inductor.config``, and the passes named in them, that the installed torch lacks."""
     unknown = [key for key in options if setting(key) is MISSING]
     for key, tables in _TABLES.items():
         known = {name for module, table in tables for name in _table(module, table)}
-        unknown += [f"{key}:{name}" for name in options.get(key, {}) if name not in known]
+        unknown += [f"{key}:{name}" for name in _names(options.get(key)) if name not in known]
     return tuple(unknown)
 
 
-def _table(module: str, name: str) -> Mapping[str, Any]:
+def _names(option: object) -> Iterable[str]:
+    return option if isinstance(option, Mapping) else ()
+
+
+def _table(module: str, name: str) -> Mapping[str, object]:
     try:
-        table: Mapping[str, Any] = getattr(importlib.import_module(f"{_PASSES}.{module}"), name)
+        table: Mapping[str, object] = getattr(importlib.import_module(f"{_PASSES}.{module}"), name)
     except (ImportError, AttributeError):
         return {}
     return table

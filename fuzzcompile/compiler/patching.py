@@ -20,7 +20,7 @@ Probe = Callable[["Findings"], str | None]
 
 
 class Watcher(Protocol):
-    """What a patch works for: it is told what it will not see."""
+    """What a patch works for: it keeps a list of what went unseen."""
 
     def missed(self, unseen: Unseen, error: BaseException | None = None) -> None:
         """Write down what went unseen; ``error`` rose in the watching and does not reach the compile."""
@@ -125,7 +125,7 @@ switched_off: dict[str, str] = {}
 def installed(watcher: W, patches: Iterable[Patch[W]], config: Callable[[str], object] | None = None) -> Iterator[None]:
     """Replace what the patches name for the time of the block.
 
-    Those that this torch has no place for, or that failed their probe, are left out, and the watcher is told.
+    Those that this torch has no place for, or that failed their probe, are left out, and the watcher notes it.
 
     Args:
         watcher: what the wrappers work for.
@@ -191,7 +191,7 @@ class Attempt:
             began = error.__traceback__ is not None and error.__traceback__.tb_next is not None
             self.raised = error if began else None
             raise
-        except BaseException as error:
+        except BaseException as error:  # re-raised: only remembered here
             self.raised = error
             raise
         self.returned = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import fx, nn
@@ -35,13 +35,13 @@ class Replayed:
     of the memory that a triage takes.
     """
 
-    def __init__(self, outputs: list[Any], inputs: list[Any], error: BaseException | None = None) -> None:
+    def __init__(self, outputs: list[object], inputs: list[object], error: BaseException | None = None) -> None:
         self.outputs = outputs
         self.inputs = inputs
         self.error = error
 
 
-def replay(snapshot: Snapshot, inputs: Sequence[Any], *, double: bool, noise_seed: int | None = None) -> Replayed:
+def replay(snapshot: Snapshot, inputs: Sequence[object], *, double: bool, noise_seed: int | None = None) -> Replayed:
     """Run ``snapshot`` on copies of ``inputs``, natively or (``double``) in float64.
 
     Args:
@@ -59,7 +59,7 @@ def replay(snapshot: Snapshot, inputs: Sequence[Any], *, double: bool, noise_see
             result = interpreter.run(*arguments)
     except (KeyboardInterrupt, MemoryError):
         raise
-    except Exception as error:
+    except Exception as error:  # of the graph: it is the answer
         return Replayed([], [], error)
     after = [
         copied if _version(copied) != version else given
@@ -74,14 +74,14 @@ def replay(snapshot: Snapshot, inputs: Sequence[Any], *, double: bool, noise_see
 class _Given:
     """Storages of arguments that a graph did not write to, and the captured tensors that they are copies of."""
 
-    def __init__(self, pairs: Iterable[tuple[Any, Any]]) -> None:
+    def __init__(self, pairs: Iterable[tuple[object, object]]) -> None:
         self._captured = {
             (copied.untyped_storage().data_ptr(), copied.dtype): captured
             for copied, captured in pairs
             if _is_strided(copied) and _is_strided(captured)
         }
 
-    def instead_of(self, output: Any) -> Any:
+    def instead_of(self, output: object) -> object:
         """The view of a captured tensor that ``output`` is, if it is one of an argument."""
         if not _is_strided(output) or not output.numel():
             return output
@@ -91,31 +91,32 @@ class _Given:
         return captured.detach().as_strided(output.size(), output.stride(), output.storage_offset())
 
 
-def _is_strided(value: Any) -> bool:
+def _is_strided(value: object) -> TypeGuard[torch.Tensor]:
     """Whether ``value`` is a tensor whose elements are those of its storage, as they are."""
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.is_quantized:
         return False
     return not value.is_nested and not value.is_conj() and not value.is_neg()
 
 
-Values = dict[str, Any]
+Values = dict[str, object]
 
 
 def values_of(
-    snapshot: Snapshot, inputs: Sequence[Any], *, double: bool = True, noise_seed: int | None = None
+    snapshot: Snapshot, inputs: Sequence[object], *, double: bool = True, noise_seed: int | None = None
 ) -> Values:
     """The value of every node in float64 (or natively), by node name, as far as the graph runs."""
     seed_everything(_REPLAY_SEED)
     interpreter = _Replayer(snapshot, keep=True)
     arguments = copy_tree(list(inputs), double=double)  # not under noise, which would move what is copied
+    # Whatever ends the run, the values up to there are the answer.
     with torch.no_grad(), _modes(double, noise_seed), contextlib.suppress(Exception):
         interpreter.run(*arguments)
     return interpreter.values
 
 
 def differentiate(
-    snapshot: Snapshot, inputs: Sequence[Any], tangents: Sequence[Any], *, noise_seed: int | None = None
-) -> list[Any] | None:
+    snapshot: Snapshot, inputs: Sequence[object], tangents: Sequence[torch.Tensor], *, noise_seed: int | None = None
+) -> list[object] | None:
     """Gradients of a torch-level graph in float64, by autograd, one per input (None for those without).
 
     Args:
@@ -140,7 +141,7 @@ def differentiate(
             )
     except (KeyboardInterrupt, MemoryError):
         raise
-    except Exception:
+    except Exception:  # of the graph, in float64: nothing can be said
         return None
     return [argument.grad if isinstance(argument, torch.Tensor) else None for argument in arguments]
 
@@ -155,7 +156,7 @@ def _modes(double: bool, noise_seed: int | None) -> Iterator[None]:
         yield
 
 
-def interpret(snapshot: Snapshot, inputs: Sequence[Any]) -> Any:
+def interpret(snapshot: Snapshot, inputs: Sequence[object]) -> object:
     """Run ``snapshot`` on ``inputs`` themselves, which it may mutate, as a compiled graph would."""
     with torch.no_grad():
         return _Replayer(snapshot).run(*inputs)
@@ -196,7 +197,7 @@ def _argument(node: fx.Node, operator: torch._ops.OpOverload, name: str) -> obje
     return None
 
 
-def _version(value: Any) -> int:
+def _version(value: object) -> int:
     """Counts the in-place writes to a tensor."""
     return value._version if isinstance(value, torch.Tensor) and not value.is_inference() else 0
 
@@ -213,7 +214,7 @@ class _Replayer(fx.Interpreter):
         self._keep = keep
         self.values: Values = {}
 
-    def run_node(self, n: fx.Node) -> Any:
+    def run_node(self, n: fx.Node) -> object:
         """Run one node; its value is kept where that was asked for."""
         value = super().run_node(n)
         if self._keep:
@@ -221,7 +222,7 @@ class _Replayer(fx.Interpreter):
             self.values[n.name] = value.detach().clone() if isinstance(value, torch.Tensor) else value
         return value
 
-    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         opaque = self._opaque.get(id(target))
         if opaque is not None:
             return _run_opaque(opaque, args, kwargs)
@@ -230,13 +231,13 @@ class _Replayer(fx.Interpreter):
         return super().call_function(target, args, kwargs)
 
 
-def _run_opaque(opaque: Opaque, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _run_opaque(opaque: Opaque, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     flat = pytree.tree_leaves((args, kwargs))
     inner = Snapshot(opaque.graph, opaque.attributes, {})
     return _Replayer(inner).run(*(flat[position] for position in opaque.inputs))
 
 
-def _place(root: nn.Module, path: str, value: Any) -> None:
+def _place(root: nn.Module, path: str, value: object) -> None:
     *parents, leaf = path.split(".")
     for part in parents:
         if not hasattr(root, part):

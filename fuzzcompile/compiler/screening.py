@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import fx
@@ -13,8 +12,8 @@ from fuzzcompile.compiler.replay import interpret
 
 
 def screened(
-    module: fx.GraphModule, example_inputs: Sequence[Any], *, opaque: Mapping[int, Opaque], **kwargs: Any
-) -> Any:
+    module: fx.GraphModule, example_inputs: Sequence[torch.Tensor], *, opaque: Mapping[int, Opaque], **kwargs: object
+) -> object:
     """An ``inner_compile`` that stops after the post-grad passes and returns a boxed interpreter.
 
     Follows what ``torch._inductor.compile_fx`` does up to there: views become reshapes, fake tensors are

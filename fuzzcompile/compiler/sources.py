@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from torch import fx
 
@@ -15,7 +14,7 @@ from fuzzcompile.compiler.ledger import Ledger
 _HOMES = ("torch", "torch.nn.functional", "torch.special", "torch.fft", "torch.linalg")
 
 
-def captured_functions(ledger: Ledger, site: str | None, nodes: Sequence[str]) -> dict[str, Callable[..., Any]]:
+def captured_functions(ledger: Ledger, site: str | None, nodes: Sequence[str]) -> dict[str, Callable[..., object]]:
     """The functions that dynamo captured at a line of the user's program, by the name under which a user has them.
 
     Args:
@@ -46,7 +45,7 @@ def _captured(ledger: Ledger) -> Iterator[fx.Node]:
             yield from (node for node in record.snapshots[0].graph.nodes if node.op == "call_function")
 
 
-def _public_name(function: Any) -> str | None:
+def _public_name(function: object) -> str | None:
     """The function's name in torch's public modules; None for operators of Python and whatever has none."""
     name = getattr(function, "__name__", None)
     if name is None:

@@ -208,7 +208,18 @@ def test_patch_that_breaks_compiles_is_found_and_switched_off(monkeypatch, probe
 SIGNATURE_ONLY = {patch.name for patch in patches.PATCHES if patch.probe is None}
 
 
-@pytest.mark.parametrize("name", [patch.name for patch in patches.PATCHES if patch.name not in SIGNATURE_ONLY])
+# Blind patches whose loss is looked for in every run of the tests; the others take a second or two each.
+TELLING = {"post-grad stage", "pattern pass", "freezing stage", "dead code", "partition", "fallback", "kernel call"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(patch.name, marks=() if patch.name in TELLING else pytest.mark.slow)
+        for patch in patches.PATCHES
+        if patch.name not in SIGNATURE_ONLY
+    ],
+)
 def test_patch_that_sees_nothing_any_more_is_named(name: str, monkeypatch, probes_again):
     replace_patch(monkeypatch, name, wrap=blind_wrap, **({"members": no_members} if name in FAMILIES else {}))
     assert name in conformance.probe()
