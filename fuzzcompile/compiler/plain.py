@@ -23,7 +23,7 @@ from fuzzcompile.compiler.ledger import Label
 from fuzzcompile.compiler.patching import Attempt, Function, Patch
 from fuzzcompile.compiler.recorder import Recorder
 from fuzzcompile.facts import facts
-from fuzzcompile.stage_names import GRAPH_STAGES
+from fuzzcompile.stage_names import GRAPH_STAGES, PARTITION
 
 _PACKAGE = "torch._inductor.fx_passes"
 _PASSES = facts().passes
@@ -54,7 +54,7 @@ def _patches_of(modules: tuple[types.ModuleType, ...]) -> tuple[Patch[Recorder],
     return tuple(
         Patch(
             f"pass {name}",
-            GRAPH_STAGES,
+            (*GRAPH_STAGES, PARTITION),
             f"changes of the graph by {name}",
             module.__name__,
             name,
@@ -99,8 +99,13 @@ def _wrap(name: str, recorder: Recorder, original: Attempt) -> Function:
 
     def call(*args: object, **kwargs: object) -> object:
         graph = args[0] if args else None
-        if not isinstance(graph, (fx.Graph, fx.GraphModule)) or not recorder.owns(graph):
+        if not isinstance(graph, (fx.Graph, fx.GraphModule)):
             return original(*args, **kwargs)
+        if not recorder.owns(graph):
+            if not recorder.cuts_graphs or not isinstance(graph, fx.GraphModule):
+                return original(*args, **kwargs)
+            with recorder.part(graph):
+                return call(*args, **kwargs)
         if recorder.in_observed_pass and not by_rule:
             return original(*args, **kwargs)
         label = _label(recorder, type(args[1]).__name__ if by_rule and len(args) > 1 else name, function)

@@ -30,7 +30,7 @@ from fuzzcompile.compiler.ledger import (
 from fuzzcompile.compiler.matched import is_plain, lowered_match
 from fuzzcompile.compiler.unseen import Unseen, reason
 from fuzzcompile.execution.tensors import KnownCopies, copy_tree, storages
-from fuzzcompile.stage_names import JOINT_GRAPH, RUNTIME
+from fuzzcompile.stage_names import JOINT_GRAPH, PARTITION, RUNTIME
 
 if TYPE_CHECKING:
     from torch._inductor.pattern_matcher import Match
@@ -114,6 +114,22 @@ class Recorder(Blaming):
                 yield finish
         finally:
             self._stages.pop()
+
+    @contextlib.contextmanager
+    def part(self, module: fx.GraphModule) -> Iterator[None]:
+        """A function works on one of the graphs that the joint graph was cut into; it is recorded apart."""
+        backward = any(str(node.target).startswith("tangents_") for node in module.graph.find_nodes(op="placeholder"))
+        outer, self._stages = self._stages, []
+        try:
+            with self.facing("backward" if backward else "forward"), self.stage(outer[-1].record.stage, module):
+                yield
+        finally:
+            self._stages = outer
+
+    @property
+    def cuts_graphs(self) -> bool:
+        """Whether the joint graph is being cut, so that functions work on graphs which are parts of it."""
+        return bool(self._stages) and self._stages[-1].record.stage == PARTITION
 
     @contextlib.contextmanager
     def facing(self, direction: Direction) -> Iterator[None]:
