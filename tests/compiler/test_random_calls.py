@@ -36,7 +36,7 @@ def draws(target: Callable[..., Any] | str, *arguments: object, **options: objec
         (FLASH, "x", "x", "x", 0.1),
         (inductor_prims.seed, torch.device("cpu")), (inductor_prims.random, [3], "x", "rand"),
     ],
-    ids=lambda call: str(call[0]),
+    ids=lambda call: f"{getattr(call[0], '__name__', call[0])}-{len(call)}",
 )  # fmt: skip
 def test_a_random_call_is_recognised(call):
     assert draws(*call)
@@ -49,7 +49,7 @@ def test_a_random_call_is_recognised(call):
         (F.scaled_dot_product_attention, "x", "x", "x"), (FLASH, "x", "x", "x"), (FLASH, "x", "x", "x", 0.0),
         (ATEN.rrelu_with_noise.default, "x", "x"), (inductor_prims.lookup_seed, "x", 0),
     ],
-    ids=lambda call: str(call[0]),
+    ids=lambda call: f"{getattr(call[0], '__name__', call[0])}-{len(call)}",
 )  # fmt: skip
 def test_a_call_that_draws_nothing_is_not(call):
     assert not draws(*call)
