@@ -10,6 +10,7 @@ from typing import ClassVar
 from fuzzcompile.attribution.ablating import Ablator
 from fuzzcompile.attribution.culprit import Attribution, Culprit
 from fuzzcompile.attribution.divergence import Divergence
+from fuzzcompile.compiler.patches import AnyPatch, patches_of
 from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.facts import facts
 
@@ -58,6 +59,11 @@ class Stage(ABC):
     """What a report calls the part of PyTorch at fault, as titles of its issues do."""
     settings: ClassVar[tuple[Mapping[str, object], ...]] = ()
     """Entries of ``torch._inductor.config`` that work around the whole stage, the narrowest first."""
+
+    @property
+    def patches(self) -> tuple[AnyPatch, ...]:
+        """What is hooked to see this stage, each with its probe."""
+        return patches_of(self.name)
 
     @abstractmethod
     def suspects(self, divergence: Divergence) -> list[Suspect]:
