@@ -19,11 +19,14 @@ from fuzzcompile.compiler.ledger import Ledger
 from fuzzcompile.compiler.patching import Patch, no_wrapper
 from fuzzcompile.compiler.recorder import Recorder
 from fuzzcompile.stage_names import (
+    AROUND_CAPTURE,
     CODEGEN,
+    CUDAGRAPHS,
     DECOMPOSITION,
     DYNAMO,
     FAKE_TENSOR,
     FREEZING,
+    FUNCTIONALIZATION,
     GRAPH_STAGES,
     JOINT_GRAPH,
     LOWERING,
@@ -48,18 +51,19 @@ _OUTPUT = "torch._inductor.output_code"
 _ASYNC = "torch._inductor.async_compile"
 _FUNCTORCH = "torch._functorch.config"
 _FROZEN = ("freezing",)
-_ENTRY = (*GRAPH_STAGES, PARTITION, LOWERING)
+_ENTRY = (*AROUND_CAPTURE, *GRAPH_STAGES, LOWERING)
+_CAPTURED = (DYNAMO, FUNCTIONALIZATION, DECOMPOSITION, FAKE_TENSOR, PRE_GRAD)
 
 # fmt: off
 # The recorder of graphs: installed in every watched compile. Of two patches of one function, the later is outside.
 GRAPHS: tuple[Patch[Recorder], ...] = (
-    Patch("plain passes", GRAPH_STAGES, "passes that Inductor calls straight",
+    Patch("plain passes", (*GRAPH_STAGES, PARTITION), "passes that Inductor calls straight",
           _PASSES, "*", no_wrapper, probes.plain_passes, members=plain.plain_patches),
     Patch("joint pass", (JOINT_GRAPH,), "the user's own passes over the joint graph",
           _FUNCTORCH, passes.JOINT_PASS, passes.wrap_joint_pass, probes.joint_pass),
     Patch("backend entry", _ENTRY, "graphs of the program",
           _FX, "compile_fx", stages.wrap_compile_fx, probes.entry),
-    Patch("pre-grad stage", (PRE_GRAD,), "rewrites of dynamo's graph",
+    Patch("pre-grad stage", _CAPTURED, "rewrites of dynamo's graph",
           _FX, "_recursive_pre_grad_passes", stages.wrap_pre_grad, probes.pre_grad),
     Patch("joint-graph stage", (JOINT_GRAPH,), "rewrites of the joint graph",
           _FX, "_recursive_joint_graph_passes", stages.wrap_joint, probes.joint_graph),
@@ -135,7 +139,7 @@ KERNELS: tuple[Patch[Watch], ...] = (
           _COMMON, "CSE.generate", statements.wrap_generate, probes.statement("exp")),
     Patch("kernel call", (CODEGEN, RUNTIME), "values of kernels",
           _WRAPPER, "PythonWrapperCodegen.generate_kernel_call", kernel_code.wrap_kernel_call, probes.kernel_call),
-    Patch("compiled graph", (RUNTIME,), "results of compiled graphs",
+    Patch("compiled graph", (RUNTIME, CUDAGRAPHS), "results of compiled graphs",
           _OUTPUT, "CompiledFxGraph.__init__", kernel_code.wrap_compiled, probes.compiled_graph),
     Patch("call of a compiled graph", (RUNTIME,), "results of compiled graphs",
           _OUTPUT, "CompiledFxGraph.__call__", kernel_code.wrap_compiled_call, probes.compiled_graph),
