@@ -114,6 +114,37 @@ class Recorder(Blaming):
                 yield finish
         finally:
             self._stages.pop()
+            if self._stages:
+                self._resume(self._stages[-1], module, opened.top)
+
+    def _resume(self, outer: _OpenStage, given: fx.GraphModule, result: fx.GraphModule) -> None:
+        """A stage ran within another, as joint-graph passes do within the partition: what it did is its own."""
+        if outer.current is given:
+            outer.top = outer.current = result
+        self._drop_if_empty(outer.record)
+        self._begin(outer)
+
+    def _begin(self, opened: _OpenStage) -> None:
+        """Record what follows apart, from the graph as it stands."""
+        opened.record = GraphRecord(opened.record.stage, opened.record.direction)
+        if self.frame is not None:
+            self.frame.records.append(opened.record)
+        self._mark(opened)
+
+    def _drop_if_empty(self, record: GraphRecord) -> None:
+        """Forget a record of a graph that nothing changed."""
+        if self.frame is not None and not record.rewrites:
+            self.frame.records[:] = [kept for kept in self.frame.records if kept is not record]
+
+    @contextlib.contextmanager
+    def partition(self, module: fx.GraphModule) -> Iterator[None]:
+        """The joint graph is cut; recorded if functions of the partitioner change it."""
+        with self.facing("joint"), self.stage(PARTITION, module):
+            try:
+                yield
+            finally:
+                self._changed(None, (), None)
+                self._drop_if_empty(self._stages[-1].record)
 
     @contextlib.contextmanager
     def part(self, module: fx.GraphModule) -> Iterator[None]:
@@ -121,8 +152,10 @@ class Recorder(Blaming):
         backward = any(str(node.target).startswith("tangents_") for node in module.graph.find_nodes(op="placeholder"))
         outer, self._stages = self._stages, []
         try:
-            with self.facing("backward" if backward else "forward"), self.stage(outer[-1].record.stage, module):
+            with self.facing("backward" if backward else "forward"), self.stage(PARTITION, module):
                 yield
+                self._changed(None, (), None)
+                self._drop_if_empty(self._stages[-1].record)
         finally:
             self._stages = outer
 
@@ -200,11 +233,7 @@ class Recorder(Blaming):
     def begin_again(self) -> None:
         """The graph's inputs became others: what follows is recorded apart, to be replayed on those inputs."""
         if self._stages:
-            opened = self._stages[-1]
-            opened.record = GraphRecord(opened.record.stage, opened.record.direction)
-            if self.frame is not None:
-                self.frame.records.append(opened.record)
-            self._mark(opened)
+            self._begin(self._stages[-1])
 
     def between(self) -> None:
         """Write down what was changed up to now."""

@@ -194,7 +194,7 @@ def wrap_partition(recorder: Recorder, original: Function) -> Function:
 
     def partition(module: fx.GraphModule, *args: object, **kwargs: object) -> object:
         label = labels.callable_label(partitioner_in_use() or original, PARTITION, None)
-        with recorder.facing("joint"), recorder.stage(PARTITION, module), recorder.blame(label):
+        with recorder.partition(module), recorder.blame(label):
             result = original(module, *args, **kwargs)
         recorder.partitioned(label, cast(Iterable[fx.GraphModule], result))
         return result

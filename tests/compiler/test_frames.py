@@ -17,7 +17,7 @@ DYNAMIC = CompileSettings(dynamic=True)
 
 
 def stages(frame: Frame) -> list[tuple[str, str]]:
-    return [(record.stage, record.direction) for record in frame.records]
+    return [(record.stage, record.direction) for record in frame.records if record.stage != "partition"]
 
 
 INFERENCE = [("pre_grad", "inference"), ("joint_graph", "inference"), ("post_grad", "inference")]
