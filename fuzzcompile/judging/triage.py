@@ -19,21 +19,18 @@ from fuzzcompile.compiler.ledger import Ledger
 from fuzzcompile.compiler.same import torch_same
 from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.compiler.unseen import Unseen, gathered, gathering, shown
-from fuzzcompile.errors import EnvironmentUnfit
 from fuzzcompile.execution.observation import Observation
+from fuzzcompile.facts import facts
 from fuzzcompile.judging.asked import ask
 from fuzzcompile.judging.attribute import Attributor, first_rewrite
 from fuzzcompile.judging.decision import Decision, confirmed, decide, randomness, survival
+from fuzzcompile.judging.refusals import refuse_lasting_state, refuse_unfit, refuse_unsupported
 from fuzzcompile.judging.report import Cost, CoverageCount, Report
-from fuzzcompile.oracle.comparison import Comparison, compare
+from fuzzcompile.oracle.comparison import Comparison
 from fuzzcompile.oracle.judgement import same_bits
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.oracle.warned import changed_warnings
 from fuzzcompile.trials.compiles import Experiments, Trial
-
-
-class CannotJudge(EnvironmentUnfit):
-    """The case ran, but nothing can be said of it (exit status 3)."""
 
 
 @gathering()
@@ -84,7 +81,7 @@ def triage(
     experiments = Experiments(case, device, Compilation(vetoes=tuple(vetoes)), against=against)
     looking = _quick(experiments) if screen else experiments
     looking.run_eager()
-    _refuse_lasting_state(experiments)
+    refuse_lasting_state(experiments)
     on_eager()
     if screen:
         found = _screened(looking, known, started)
@@ -92,8 +89,8 @@ def triage(
             on_verdict(found)
             return found
     trial = experiments.trial()
-    _refuse_unsupported(case, trial)
-    _refuse_unfit(case, trial)
+    refuse_unsupported(case, trial)
+    refuse_unfit(case, trial)
     answer = _decided(experiments, trial, ReplayCount(), started)
     on_verdict(answer.report())
     if thorough and not _late(deadline):
@@ -118,7 +115,7 @@ def _screened(looking: Experiments, known: Collection[tuple[str, str]], started:
     """
     trial = looking.trial()
     if trial.observation.failure is None:
-        _refuse_unfit(looking.case, trial)
+        refuse_unfit(looking.case, trial)
     count = ReplayCount()
     steps = steps_of(trial.ledger, count)
     decision = decide(looking, trial, steps)
@@ -129,6 +126,14 @@ def _screened(looking: Experiments, known: Collection[tuple[str, str]], started:
     answer = _Answer(looking, trial, steps, replace(decision, detail=detail), count, started)
     attribution = Attribution(hit, changed_bits=_changed_bits(steps))
     return replace(answer.report(attribution), screened=True)
+
+
+def _known_culprit(divergence: Divergence, verdict: Verdict, known: Collection[tuple[str, str]]) -> Culprit | None:
+    """The first suspect, if what it would be reported as is known already."""
+    if not known or not verdict.is_bug:
+        return None
+    suspect = first_rewrite(divergence)
+    return suspect if suspect is not None and (suspect.signature, verdict.kind) in known else None
 
 
 def _late(deadline: float | None) -> bool:
@@ -233,71 +238,20 @@ def _report(answer: _Answer, attribution: Attribution) -> Report:
         # Of a program that was never captured, dynamo lists errors and no breaks.
         graph_breaks=trial.ledger.graph_breaks if trial.ledger.graphs else (),
         warnings=changed_warnings(experiments.eager, trial.observation),
-        notes=(*experiments.case.notes, *shown(unseen)),
+        notes=(*experiments.case.notes, *_version_note(), *shown(unseen)),
     )
+
+
+def _version_note() -> tuple[str, ...]:
+    """Which facts about torch stand in for those of the installed version, which has none of its own."""
+    note = facts().note
+    return () if note is None else (note,)
 
 
 def _largest_step(steps: Sequence[Step], decision: Decision) -> float | None:
     """The largest change of a float64 result by a rewrite, or by a decomposition where that decided."""
     found = [step.float64 for step in steps if step.float64 is not None and not step.random]
     return max([*found, *([decision.boundary.step] if decision.boundary is not None else [])], default=None)
-
-
-# -- what cannot be judged -----------------------------------------------------------------------
-
-
-def _refuse_lasting_state(experiments: Experiments) -> None:
-    """A script's callable that does something else the second time keeps state that could not be set back."""
-    case, eager, again = experiments.case, experiments.eager, experiments.again
-    if case.state is None or eager.failure or experiments.draws:
-        return
-    moved = again.failure is not None or eager.structure != again.structure
-    if not moved:
-        pairs = zip(eager.values, again.values, strict=False)
-        compared = [compare(one, other, None, ()) for one, other in pairs if one.name == other.name]
-        moved = any(not c.within_default_tolerance or c.finding in ("integer", "shape", "dtype") for c in compared)
-    if moved:
-        raise CannotJudge(
-            f"{case.name} does not do the same twice in eager mode: it keeps state that cannot be set back, or depends "
-            "on something outside; write it as a case with make(), which builds its state anew."
-        )
-
-
-def _refuse_unsupported(case: Case, trial: Trial) -> None:
-    failure = trial.observation.failure
-    if failure is not None and failure.unsupported and case.settings.fullgraph:
-        raise CannotJudge(
-            f"{case.name} asks for FULLGRAPH, which dynamo cannot honour: {failure.message}; "
-            "remove FULLGRAPH or the graph break."
-        )
-
-
-def _known_culprit(divergence: Divergence, verdict: Verdict, known: Collection[tuple[str, str]]) -> Culprit | None:
-    """The first suspect, if what it would be reported as is known already."""
-    if not known or not verdict.is_bug:
-        return None
-    suspect = first_rewrite(divergence)
-    return suspect if suspect is not None and (suspect.signature, verdict.kind) in known else None
-
-
-def _refuse_unfit(case: Case, trial: Trial) -> None:
-    """An error of the machine is no error of the compiler; a program that was not compiled is not clean."""
-    failure = trial.observation.failure
-    if failure is None and not trial.ledger.frames and not trial.ledger.graphs:
-        why = "; ".join(trial.ledger.graph_breaks)
-        raise CannotJudge(
-            f"Nothing of {case.name} is compiled: dynamo captures no graph of it{f' ({why})' if why else ''}."
-        )
-    if failure is None:
-        return
-    if failure.type_name in _MACHINE_ERRORS or any(text in failure.message for text in _MACHINE_MESSAGES):
-        raise CannotJudge(
-            f"{case.name} cannot be compiled on this machine ({failure}); `fuzzcompile doctor` says what is missing."
-        )
-
-
-_MACHINE_ERRORS = ("InvalidCxxCompiler", "TritonMissing", "OutOfMemoryError")
-_MACHINE_MESSAGES = ("No space left on device", "Cannot find a working triton installation", "out of memory")
 
 
 # -- the rest of the report -------------------------------------------------------------------------
