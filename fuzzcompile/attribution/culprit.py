@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fuzzcompile.attribution.steps import Step
+from fuzzcompile.compiler.decompositions import family_of_operator
 from fuzzcompile.compiler.graphtext import changed_nodes, difference, user_lines
 from fuzzcompile.compiler.labels import family_of
 from fuzzcompile.compiler.ledger import Label
@@ -65,6 +66,17 @@ class Culprit:
             line=label.line,
             **proof,
         )
+
+    @classmethod
+    def of_operator(cls, stage: str, operator: str | None, **known: Any) -> Culprit:
+        """An operator at fault; its family is its name without namespace and overload.
+
+        Args:
+            stage: where it is something else than it should be.
+            operator: its name with namespace and overload; None if no operator could be singled out.
+            known: further fields of the culprit.
+        """
+        return cls(stage, None, operator, family_of_operator(operator) if operator else "unknown", **known)
 
     @property
     def signature(self) -> str:

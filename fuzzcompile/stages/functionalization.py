@@ -16,7 +16,7 @@ from fuzzcompile.attribution.culprit import Attribution, Culprit
 from fuzzcompile.attribution.divergence import Divergence
 from fuzzcompile.attribution.inputs import inputs_of
 from fuzzcompile.attribution.replays import ReplayCount
-from fuzzcompile.compiler.decompositions import family_of_operator, operator_name
+from fuzzcompile.compiler.decompositions import operator_name
 from fuzzcompile.compiler.functional import NodeRun, run_functionally, run_plainly
 from fuzzcompile.compiler.labels import location
 from fuzzcompile.compiler.ledger import GraphRecord
@@ -27,7 +27,7 @@ from fuzzcompile.oracle.change import SEMANTIC_STEP, relative_change
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.stages.base import Stage, Suspect
 from fuzzcompile.stages.operators.stage import culprit_of
-from fuzzcompile.stages.operators.suspected import Doubt, doubted, lost_checks_suspected, operators_suspected
+from fuzzcompile.stages.operators.suspected import doubted, lost_checks_suspected, operators_suspected
 
 
 class Functionalization(Stage):
@@ -52,7 +52,7 @@ class Functionalization(Stage):
 
     def prove(self, ablator: Ablator, suspects: Sequence[Suspect]) -> Attribution | None:
         """Shown by a compile that ends behind this stage; no compile can do without it."""
-        shown = [suspect for suspect in suspects if isinstance(suspect.finding, Doubt)]
+        shown = [suspect for suspect in suspects if isinstance(suspect.finding, Culprit)]
         if not shown:
             return None
         how = replace(ablator.how, backend="aot_eager", record=False)
@@ -156,12 +156,9 @@ def _functional_culprit(
         node = written[-1] if written else node
     operators = plain.operators.get(node.name, []) if node is not None else []
     operator = next((op for op in operators if _writes(op)), operators[-1] if operators else None)
-    rewrite = operator_name(operator) if operator is not None else None
-    return Culprit(
+    return Culprit.of_operator(
         stage_names.FUNCTIONALIZATION,
-        None,
-        rewrite,
-        family_of_operator(rewrite) if rewrite else "unknown",
+        operator_name(operator) if operator is not None else None,
         nodes=(node.name,) if node is not None else (),
         site=location([node]) if node is not None else None,
         step=step,

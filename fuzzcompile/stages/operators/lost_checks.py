@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fuzzcompile.attribution.culprit import Culprit
-from fuzzcompile.compiler.decompositions import family_of_operator, functional_form, operator_name
+from fuzzcompile.compiler.decompositions import functional_form, operator_name
 from fuzzcompile.execution.exhaustion import first_line
 from fuzzcompile.stage_names import DYNAMO, FUNCTIONALIZATION, JOINT_GRAPH, LOWERING
 from fuzzcompile.stages.operators.side_by_side import Checked
@@ -32,12 +32,9 @@ def unchecked_operator(trial: Trial, captured: Sequence[Checked], program: Check
         return None
     traced = raising is not None and _is_traced(trial, raising, operator)
     stage = DYNAMO if raising is None else LOWERING if traced else FUNCTIONALIZATION
-    name = operator_name(operator)
-    return Culprit(
+    return Culprit.of_operator(
         stage,
-        None,
-        name,
-        family_of_operator(name),
+        operator_name(operator),
         nodes=(place.node,) if place.node else (),
         site=f"{place.location} #{place.ordinal}" if place.location else None,
         confidence="low",

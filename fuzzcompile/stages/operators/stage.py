@@ -11,7 +11,7 @@ from fuzzcompile.attribution.divergence import Divergence
 from fuzzcompile.stage_names import FAKE_TENSOR
 from fuzzcompile.stages.base import Stage, Suspect, prove_in_turn
 from fuzzcompile.stages.operators.faults import Fault
-from fuzzcompile.stages.operators.suspected import Doubt, operators_suspected, wrong_anywhere
+from fuzzcompile.stages.operators.suspected import operators_suspected, wrong_anywhere
 
 
 class OperatorStage(Stage):
@@ -34,8 +34,8 @@ class OperatorStage(Stage):
 def culprit_of(suspect: Suspect) -> Culprit:
     """The culprit that a suspected operator would be."""
     finding = suspect.finding
-    assert isinstance(finding, (Fault, Doubt)), "operators are suspected by a fault or by a doubt"
-    return finding.culprit() if isinstance(finding, Fault) else finding.culprit
+    assert isinstance(finding, (Fault, Culprit)), "operators are suspected by a fault, or as a culprit in doubt"
+    return finding.culprit() if isinstance(finding, Fault) else finding
 
 
 def prove_operators(
