@@ -44,7 +44,11 @@ def decide(experiments: Experiments, trial: Trial, steps: Sequence[Step]) -> Dec
         return _decide_casts(experiments, first)
     if first.verdict in (Verdict.ROUNDING, Verdict.EQUAL):
         return _within_rounding(experiments, trial, semantic)
-    if first.verdict is Verdict.UNSTABLE and experiments.has_low_precision_casts and _emulation_repairs(experiments):
+    if (
+        first.verdict is Verdict.UNSTABLE
+        and experiments.runs.has_low_precision_casts
+        and _emulation_repairs(experiments)
+    ):
         return Decision(
             Verdict.PRECISION_CASTS,
             first.confidence,
@@ -62,7 +66,7 @@ def decide(experiments: Experiments, trial: Trial, steps: Sequence[Step]) -> Dec
 
 def _backward_raises_alike(experiments: Experiments, trial: Trial) -> bool:
     """Whether what compiling raised is what eager raises once somebody asks for the gradients."""
-    failed, eager = trial.observation.failure, experiments.backward_failure
+    failed, eager = trial.observation.failure, experiments.runs.backward_failure
     if failed is None or eager is None or failed.type_name != eager.type_name:
         return False
     return failed.message.partition(":")[0] == eager.message.partition(":")[0]
@@ -122,7 +126,7 @@ _ELIDED = "low-precision casts in the program are elided; equal under emulate_pr
 
 def _elided_casts_show(experiments: Experiments, first: Judgement) -> bool:
     """Whether a user would see the casts of the program missing: beyond default tolerances, and within them if kept."""
-    if not experiments.has_low_precision_casts or all(c.within_default_tolerance for c in first.comparisons):
+    if not experiments.runs.has_low_precision_casts or all(c.within_default_tolerance for c in first.comparisons):
         return False
     return _emulation_repairs(experiments, closely=True)
 
@@ -155,7 +159,7 @@ def _decide_precision(experiments: Experiments, first: Judgement) -> Decision:
 
 def _is_float64(experiments: Experiments) -> bool:
     """Whether the program computes in float64 as it is: there is no higher precision to look in."""
-    floating = [v.value.dtype for v in experiments.eager.values if v.is_tensor and v.value.is_floating_point()]
+    floating = [v.value.dtype for v in experiments.runs.eager.values if v.is_tensor and v.value.is_floating_point()]
     return bool(floating) and set(floating) == {torch.float64}
 
 
@@ -204,7 +208,7 @@ def survival(experiments: Experiments, trial: Trial, decision: Decision, *, ask:
     )
     if trial.sampled is not None or trial.observation.failure is not None or not values:
         return None
-    if not same_bits(experiments.eager, experiments.again):
+    if not same_bits(experiments.runs.eager, experiments.again):
         return None  # what eager itself does not repeat differs in float64 as well
     return survives_float64(experiments) if ask or experiments.knows_float64 else None
 
@@ -214,16 +218,16 @@ def randomness(experiments: Experiments, trial: Trial, *, own_stream: Trial | No
 
     ``own_stream`` is the compile in which the compiler drew from a stream of its own, if there was one.
     """
-    if not experiments.draws:
+    if not experiments.runs.draws:
         return None
-    drawn = " and ".join(experiments.draws)
+    drawn = " and ".join(experiments.runs.draws)
     if trial is own_stream:
         text = f"the compiler's own stream (fallback_random=False), not {drawn}'s: {_SAMPLED}"
     elif trial.sampled is not None:
         text = f"random stream not aligned (compiled draws from {drawn} in another way than eager): {_SAMPLED}"
     else:
         text = f"draws from {drawn}; compiled draws the same numbers"
-    if not experiments.reference.failure and not experiments.reference_draws_alike:
+    if not experiments.runs.reference.failure and not experiments.runs.reference_draws_alike:
         text += "; the float64 run draws others, so that eager stands in for the reference"
     if own_stream is not None and own_stream is not trial:
         text += "; with the compiler's own stream (fallback_random=False) no difference either"

@@ -21,8 +21,8 @@ def refuse_lasting_state(experiments: Experiments) -> None:
     Raises:
         CannotJudge: its second run fails, or shows other values.
     """
-    case, eager, again = experiments.case, experiments.eager, experiments.again
-    if case.state is None or eager.failure or experiments.draws:
+    case, eager, again = experiments.case, experiments.runs.eager, experiments.again
+    if case.state is None or eager.failure or experiments.runs.draws:
         return
     moved = again.failure is not None or eager.structure != again.structure
     if not moved:

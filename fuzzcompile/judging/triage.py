@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from fuzzcompile.attribution.ablating import Ablator
 from fuzzcompile.attribution.culprit import Attribution, Culprit
 from fuzzcompile.attribution.divergence import Divergence
 from fuzzcompile.attribution.replays import ReplayCount
@@ -84,10 +85,10 @@ def triage(
     refuse_lasting_state(experiments)
     on_eager()
     if screen:
-        found = _screened(looking, known, started)
-        if found is not None:
-            on_verdict(found)
-            return found
+        report = _screened(looking, known, started)
+        if report is not None:
+            on_verdict(report)
+            return report
     trial = experiments.trial()
     refuse_unsupported(case, trial)
     refuse_unfit(case, trial)
@@ -103,8 +104,8 @@ def triage(
 
 def _quick(experiments: Experiments) -> Experiments:
     """The same experiments for a compile without code generation; what eager and float64 give is run once for both."""
-    if not experiments.eager.failure:
-        _ = experiments.reference
+    if not experiments.runs.eager.failure:
+        _ = experiments.runs.reference
     return experiments.under(replace(experiments.how, screen=True), quick=True)
 
 
@@ -155,17 +156,7 @@ class _Answer:
 
     def report(self, attribution: Attribution | None = None) -> Report:
         """The report as it stands; without an attribution, one that names no culprit."""
-        return replace(
-            _report(self, attribution or self._unproved()),
-            cost=Cost(
-                self.experiments.compiles,
-                self.count.replays,
-                time.perf_counter() - self.started,
-                self.experiments.screens,
-            ),
-            survives_float64=self.survives,
-            randomness=randomness(self.experiments, self.trial, own_stream=self.own_stream),
-        )
+        return _report(self, attribution or self._unproved())
 
     def attribution(
         self, known: Collection[tuple[str, str]], deadline: float | None, *, thorough: bool = False
@@ -178,16 +169,9 @@ class _Answer:
         hit = _known_culprit(divergence, verdict, known)
         if hit is not None:
             return replace(unproved, culprit=hit)
-        attributor = Attributor(
-            self.experiments,
-            self.trial,
-            self.steps,
-            self.count,
-            evidence=self.decision.evidence,
-            deadline=deadline,
-            thorough=thorough,
-        )
-        return replace(attributor.run(), changed_bits=unproved.changed_bits)
+        ablator = Ablator(self.experiments, self.trial, self.count, self.decision.evidence, deadline)
+        attribution = Attributor(ablator, self.steps, thorough=thorough).run()
+        return replace(attribution, changed_bits=unproved.changed_bits)
 
     def _unproved(self) -> Attribution:
         return Attribution(changed_bits=_changed_bits(self.steps))
@@ -206,23 +190,23 @@ def _looked_at_again(answer: _Answer, deadline: float | None) -> _Answer:
     """The answer with further evidence: the compiler's own random stream, and the program compiled in float64."""
     experiments, trial = answer.experiments, answer.trial
     benign = not answer.decision.verdict.is_bug and trial.observation.failure is None
-    if benign and experiments.depends_on_seeds:
+    if benign and experiments.runs.depends_on_seeds:
         # Other rewrites fire where the compiler need not follow eager's random numbers.
-        other = experiments.under(replace(experiments.how, fallback_random=False))
-        found = _decided(other, other.trial(), answer.count, answer.started)
-        answer = replace(found if found.decision.verdict.is_bug else answer, own_stream=found.trial)
+        unaligned = experiments.under(replace(experiments.how, fallback_random=False))
+        second = _decided(unaligned, unaligned.trial(), answer.count, answer.started)
+        answer = replace(second if second.decision.verdict.is_bug else answer, own_stream=second.trial)
     ask = not _late(deadline)
     return replace(answer, survives=survival(answer.experiments, answer.trial, answer.decision, ask=ask))
 
 
 def _report(answer: _Answer, attribution: Attribution) -> Report:
     experiments, trial, steps, decision = answer.experiments, answer.trial, answer.steps, answer.decision
-    case, device = experiments.case, experiments.device
     unseen = (*dict.fromkeys((*trial.ledger.unseen, *gathered())),)
+    seconds = time.perf_counter() - answer.started
     return Report(
-        case=case.name,
+        case=experiments.case.name,
         torch=torch.__version__,
-        device=str(device),
+        device=str(experiments.device),
         verdict=decision.verdict,
         confidence=_confidence(decision, attribution, unseen),
         detail=decision.detail,
@@ -237,7 +221,10 @@ def _report(answer: _Answer, attribution: Attribution) -> Report:
         graphs=len(trial.ledger.frames) or trial.ledger.graphs,
         # Of a program that was never captured, dynamo lists errors and no breaks.
         graph_breaks=trial.ledger.graph_breaks if trial.ledger.graphs else (),
-        warnings=changed_warnings(experiments.eager, trial.observation),
+        warnings=changed_warnings(experiments.runs.eager, trial.observation),
+        cost=Cost(experiments.compiles, answer.count.replays, seconds, experiments.screens),
+        survives_float64=answer.survives,
+        randomness=randomness(experiments, trial, own_stream=answer.own_stream),
         notes=(*experiments.case.notes, *_version_note(), *shown(unseen)),
     )
 
@@ -250,8 +237,8 @@ def _version_note() -> tuple[str, ...]:
 
 def _largest_step(steps: Sequence[Step], decision: Decision) -> float | None:
     """The largest change of a float64 result by a rewrite, or by a decomposition where that decided."""
-    found = [step.float64 for step in steps if step.float64 is not None and not step.random]
-    return max([*found, *([decision.boundary.step] if decision.boundary is not None else [])], default=None)
+    moves = [step.float64 for step in steps if step.float64 is not None and not step.random]
+    return max([*moves, *([decision.boundary.step] if decision.boundary is not None else [])], default=None)
 
 
 # -- the rest of the report -------------------------------------------------------------------------
@@ -272,13 +259,13 @@ def _changed_bits(steps: Sequence[Step]) -> list[Culprit]:
 
 
 def _deterministic(experiments: Experiments) -> bool:
-    return bool(experiments.eager.failure) or same_bits(experiments.eager, experiments.again)
+    return bool(experiments.runs.eager.failure) or same_bits(experiments.runs.eager, experiments.again)
 
 
 def _with_torch_same(experiments: Experiments, trial: Trial) -> tuple[Comparison, ...]:
-    if not trial.judgement.comparisons or experiments.reference.failure:
+    if not trial.judgement.comparisons or experiments.runs.reference.failure:
         return trial.judgement.comparisons
-    runs = (experiments.baseline, trial.observation, experiments.reference)
+    runs = (experiments.baseline, trial.observation, experiments.runs.reference)
     random = trial.sampled or ()
     return tuple(c if c.name in random else _same(c, *runs) for c in trial.judgement.comparisons)
 
@@ -297,10 +284,8 @@ def _same(comparison: Comparison, eager: Observation, compiled: Observation, ref
 
 
 def _coverage(trial: Trial) -> tuple[CoverageCount, ...]:
-    return tuple(
-        CoverageCount(label.stage, label.pass_name, label.rewrite, outcome, count)
-        for (label, outcome), count in trial.ledger.coverage.items()
-    ) + tuple(
-        CoverageCount(reached.stage, None, reached.name, reached.outcome, count)
-        for reached, count in trial.ledger.reached.items()
+    rewrites, reached = trial.ledger.coverage.items(), trial.ledger.reached.items()
+    return (
+        *(CoverageCount(rule.stage, rule.pass_name, rule.rewrite, outcome, n) for (rule, outcome), n in rewrites),
+        *(CoverageCount(part.stage, None, part.name, part.outcome, n) for part, n in reached),
     )

@@ -15,13 +15,12 @@ from fuzzcompile.attribution.ablating import Ablator
 from fuzzcompile.attribution.culprit import Attribution, Culprit
 from fuzzcompile.attribution.divergence import Divergence
 from fuzzcompile.attribution.inputs import inputs_of
-from fuzzcompile.attribution.replays import ReplayCount
+from fuzzcompile.attribution.replays import ReplayCount, shared_memory
 from fuzzcompile.compiler.decompositions import operator_name
 from fuzzcompile.compiler.functional import NodeRun, run_functionally, run_plainly
 from fuzzcompile.compiler.labels import location
 from fuzzcompile.compiler.ledger import GraphRecord
 from fuzzcompile.compiler.recorder import CAPTURED_CALLS
-from fuzzcompile.execution.memory import aliases
 from fuzzcompile.execution.tensors import significant_strides
 from fuzzcompile.oracle.change import SEMANTIC_STEP, relative_change
 from fuzzcompile.oracle.verdicts import Verdict
@@ -108,19 +107,14 @@ def _differing(plain: NodeRun, functional: NodeRun) -> tuple[str, float | None] 
         step = _apart(value, functionally)
         if step > SEMANTIC_STEP:
             return name, step if math.isfinite(step) else None
-    before, after = _shared(plain), _shared(functional)
+    before, after = shared_memory(plain), shared_memory(functional)
     for name in before:
-        if before[name] != after.get(name) and name.startswith("output"):
+        if before[name] != after.get(name):
             # AOTAutograd regenerates views of inputs after the call: only memory that outputs share is its graph's.
             if any(owner.startswith("input") for owner in (*before[name], *after.get(name, ()))):
                 continue
             return name, None
     return None
-
-
-def _shared(run: NodeRun) -> dict[str, tuple[str, ...]]:
-    named = {f"input {i}": value for i, value in enumerate(run.inputs)}
-    return aliases(named | {f"output {i}": value for i, value in enumerate(run.outputs)})
 
 
 def _apart(plain: object, functional: object) -> float:
