@@ -89,7 +89,10 @@ def raised_by(run: Replayed) -> str | None:
 def change_between(before: Replayed, after: Replayed, units: Sequence[float] = ()) -> float | None:
     """Largest change of an output or mutated input, in units of its RMS size; None if not comparable.
 
-    ``units`` holds a smallest unit for each result.
+    Args:
+        before: one replay.
+        after: the other.
+        units: a smallest unit for each result, outputs first; none by default.
     """
     if before.error is not None or after.error is not None or len(before.outputs) != len(after.outputs):
         return None

@@ -31,7 +31,13 @@ class Decision:
 
 
 def decide(experiments: Experiments, trial: Trial, steps: Sequence[Step]) -> Decision:
-    """The judge's verdict, refined by what float64 and emulated casts say."""
+    """The judge's verdict, refined by what float64 and emulated casts say.
+
+    Args:
+        experiments: make the further runs and compiles that this takes.
+        trial: the judged compile.
+        steps: how much each of its rewrites moved the result.
+    """
     first = trial.judgement
     if first.verdict is Verdict.COMPILE_ERROR and _backward_raises_alike(experiments, trial):
         return Decision(
@@ -65,7 +71,7 @@ def decide(experiments: Experiments, trial: Trial, steps: Sequence[Step]) -> Dec
 
 
 def _backward_raises_alike(experiments: Experiments, trial: Trial) -> bool:
-    """Whether what compiling raised is what eager raises once somebody asks for the gradients."""
+    """Whether what compiling raised is what eager raises once gradients are asked for."""
     failed, eager = trial.observation.failure, experiments.runs.backward_failure
     if failed is None or eager is None or failed.type_name != eager.type_name:
         return False
@@ -147,7 +153,7 @@ def _decide_precision(experiments: Experiments, first: Judgement) -> Decision:
     """Wrong values that no rewrite explains: lost precision, if they are right when compiled in float64."""
     worst = max((c.relative_error for c in first.suspicious), default=0.0)
     gross = worst > GROSS or any(_off_by_whole(c) for c in first.suspicious)
-    # Where it stays in float64, or nobody can tell, precision is not what is lacking.
+    # Where it stays in float64, or that is not known, precision is not what is lacking.
     if gross or _is_float64(experiments) or survives_float64(experiments) is not False:
         return Decision(first.verdict, first.confidence, first.detail)
     return Decision(
@@ -185,7 +191,13 @@ def survives_float64(experiments: Experiments) -> bool | None:
 
 
 def confirmed(experiments: Experiments, trial: Trial, decision: Decision) -> Decision:
-    """A finding is believed after it came twice."""
+    """The decision, if a second compile shows the finding too or gives the same bits; else ``nondeterministic``.
+
+    Args:
+        experiments: make the second compile.
+        trial: the first compile.
+        decision: what was decided on it.
+    """
     evidence = decision.evidence
     second = experiments.trial(replace(experiments.how, record=evidence.replays, timed=True))
     if evidence.replays:
@@ -202,7 +214,17 @@ def confirmed(experiments: Experiments, trial: Trial, decision: Decision) -> Dec
 
 
 def survival(experiments: Experiments, trial: Trial, decision: Decision, *, ask: bool) -> bool | None:
-    """What the report says of float64: a compile of its own only if asked for, and if values are apart at all."""
+    """What the report says of float64: whether the divergence is there when the program is compiled in it.
+
+    Args:
+        experiments: compile the program in float64, unless they have.
+        trial: the judged compile.
+        decision: the verdict on it.
+        ask: make that compile if values are apart at all; otherwise only a known answer is given.
+
+    Returns:
+        None if it was not tried, or can say nothing.
+    """
     values = decision.verdict.kind == "values" or any(
         not c.within_default_tolerance for c in trial.judgement.comparisons
     )
@@ -216,7 +238,10 @@ def survival(experiments: Experiments, trial: Trial, decision: Decision, *, ask:
 def randomness(experiments: Experiments, trial: Trial, *, own_stream: Trial | None = None) -> str | None:
     """How a program that draws random numbers was judged; None if it draws none.
 
-    ``own_stream`` is the compile in which the compiler drew from a stream of its own, if there was one.
+    Args:
+        experiments: the runs of the case.
+        trial: the judged compile.
+        own_stream: the compile in which the compiler drew from a stream of its own, if there was one.
     """
     if not experiments.runs.draws:
         return None

@@ -161,7 +161,13 @@ class _Answer:
     def attribution(
         self, known: Collection[tuple[str, str]], deadline: float | None, *, thorough: bool = False
     ) -> Attribution:
-        """The culprit, proved unless its signature is known."""
+        """The culprit, proved unless its signature is known.
+
+        Args:
+            known: signatures that need no proof, each with the kind of its verdict.
+            deadline: value of ``time.monotonic()`` after which no compile is begun.
+            thorough: try every backend of PyTorch's issue form.
+        """
         verdict, unproved = self.decision.verdict, self._unproved()
         if not verdict.is_bug or verdict is Verdict.NONDETERMINISTIC:
             return unproved

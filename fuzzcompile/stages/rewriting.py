@@ -132,6 +132,11 @@ def _of_the_case(names: Sequence[str], given: Mapping[str, object]) -> Iterator[
 def prove_rewrites(ablator: Ablator, divergence: Divergence, *, ground: Ground) -> Attribution | None:
     """The rewrite at fault among those that are suspected on one ground; None if none is.
 
+    Args:
+        ablator: compiles without a rewrite.
+        divergence: what one compile showed.
+        ground: why they are suspected.
+
     Raises:
         OutOfTime: no further compile may be begun.
     """

@@ -82,6 +82,11 @@ def prove_fusion(ablator: Ablator, wrong: WrongKernel, *, vectorised: bool) -> A
     The scheduler is at fault if it broke a dependence. Otherwise the code generator may have written wrong code for
     loops that may be computed together (a common subexpression that is none), and which step did so is not proved.
 
+    Args:
+        ablator: makes the compiles.
+        wrong: the kernel, which is right with nothing fused.
+        vectorised: whether it is right without vectors too.
+
     Raises:
         OutOfTime: no further compile may be begun.
     """

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import fx
 
-from fuzzcompile.attribution import steps
+from fuzzcompile.attribution import replays, steps
 from fuzzcompile.compiler.ledger import GraphRecord, Label, Rewrite, take_snapshot
 from fuzzcompile.compiler.replay import replay
 
@@ -28,11 +28,11 @@ def record(moved: tuple[int, ...], length: int = 9) -> GraphRecord:
 
 
 def measured(kept: int, moved: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> tuple[list[steps.Step], int]:
-    monkeypatch.setattr(steps, "_KEPT_BYTES", kept)
-    count = steps.ReplayCount()
+    monkeypatch.setattr(replays, "_KEPT_BYTES", kept)
+    count = replays.ReplayCount()
     made = record(moved)
-    found = list(steps._record_steps(0, made, [torch.arange(6.0), torch.ones(2, 3)], count))
-    return [s for s in found if s.is_semantic], count.replays
+    measured_steps = list(steps._record_steps(0, made, [torch.arange(6.0), torch.ones(2, 3)], count))
+    return [s for s in measured_steps if s.is_semantic], count.replays
 
 
 @pytest.mark.parametrize("moved", [(), (3,), (1, 8), (2, 3, 7)], ids=str)
@@ -45,8 +45,8 @@ def test_what_is_forgotten_changes_no_result(moved: tuple[int, ...], monkeypatch
 
 
 def test_no_more_than_one_comparison_is_kept_beyond_the_limit(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(steps, "_KEPT_BYTES", 0)
-    runs = steps._Runs(record(()).snapshots, [torch.arange(6.0), torch.ones(2, 3)], steps.ReplayCount())
+    monkeypatch.setattr(replays, "_KEPT_BYTES", 0)
+    runs = replays.Replays(record(()).snapshots, [torch.arange(6.0), torch.ones(2, 3)], replays.ReplayCount())
     for index in range(6):
         runs.at(index, double=False)
     assert list(runs._done) == [(index, False) for index in range(2, 6)]

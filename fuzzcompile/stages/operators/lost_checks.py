@@ -20,7 +20,12 @@ def unchecked_operator(trial: Trial, captured: Sequence[Checked], program: Check
 
     It is in the first graph of the passes, and what takes its kernel's place there does not check (``lowering``); or it
     is not, because nothing uses its result (``functionalization``, which drops it) or because dynamo's graph does not
-    have it (``dynamo``). ``captured`` are dynamo's graphs, run operator by operator, and ``program`` the whole program.
+    have it (``dynamo``).
+
+    Args:
+        trial: the compile that accepts what eager refuses.
+        captured: dynamo's graphs, run operator by operator.
+        program: the whole program, run operator by operator.
 
     Returns:
         None if no operator raises: the program itself does.

@@ -20,10 +20,15 @@ from fuzzcompile.stage_names import FAKE_TENSOR, JOINT_GRAPH, PRE_GRAD
 
 
 def metadata_faults(ledger: Ledger, count: ReplayCount, *, strides: bool = True) -> list[Culprit]:
-    """Nodes whose recorded dtype, shape or (``strides``) strides are not those of their values, one for each graph.
+    """Nodes whose recorded dtype, shape or strides are not those of their values, one for each graph.
 
     A node that is wrong in the first graph of the passes is the fault of the fake tensors, or of a decomposition that
     says so; one that is wrong later is the fault of the rewrite after which it was there.
+
+    Args:
+        ledger: the graphs, with the inputs of their calls.
+        count: counts the replays.
+        strides: compare strides too.
     """
     culprits: list[Culprit] = []
     for frame in ledger.frames:

@@ -61,7 +61,13 @@ def prove_operators(
 def doubt_first(
     suspected: Callable[[Divergence], Sequence[Suspect]], ablator: Ablator, divergence: Divergence
 ) -> Attribution | None:
-    """The first of suspects that no compile can do without, unproved; None if there is none."""
+    """The first of suspects that no compile can do without, unproved; None if there is none.
+
+    Args:
+        suspected: lists them, most telling first.
+        ablator: makes no compile here.
+        divergence: what one compile showed.
+    """
     suspects = divergence.once(suspected)
     return Attribution(culprit_of(suspects[0])) if suspects else None
 
@@ -69,7 +75,10 @@ def doubt_first(
 def doubt_operators(stages: Sequence[OperatorStage], ablator: Ablator, divergence: Divergence) -> Attribution | None:
     """An operator that is certainly wrong, though something else keeps the result wrong without it.
 
-    Those of ``stages`` were compiled without, which did not help.
+    Args:
+        stages: whose operators were compiled without, which did not help.
+        ablator: makes no compile here.
+        divergence: what one compile showed.
     """
     suspect = next((suspect for suspect in divergence.once(operators_suspected) if wrong_anywhere(suspect)), None)
     if suspect is None:
