@@ -13,14 +13,14 @@ from enum import IntEnum
 from fuzzcompile.attribution.ablating import Ablator
 from fuzzcompile.attribution.culprit import Attribution, Culprit
 from fuzzcompile.attribution.divergence import Divergence
-from fuzzcompile.attribution.proving import Prover, failing_rewrite, forms_shown
+from fuzzcompile.attribution.proving import MAX_SUSPECTS, Prover, failing_rewrite, forms_shown
 from fuzzcompile.attribution.steps import Step, changing_meaning, suspects_of
 from fuzzcompile.compiler.labels import family_of
 from fuzzcompile.compiler.ledger import Label
 from fuzzcompile.compiler.refusing import MANDATORY
 from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.facts import facts
-from fuzzcompile.stages.base import MAX_SUSPECTS, Stage, Suspect, Without, names_of
+from fuzzcompile.stages.base import Stage, Suspect, Without, names_of
 
 
 class Ground(IntEnum):
