@@ -78,10 +78,10 @@ class Attributor:
         if self.ablator.repaired(trial):
             return attribution
         ablator = replace(self.ablator, experiments=experiments, trial=trial)  # the table of ablations is one
-        others = self._around(ablator, Divergence.seen_by(ablator, self.steps))
-        if others is None or others.culprit is None:
+        second = self._around(ablator, Divergence.seen_by(ablator, self.steps))
+        if second is None or second.culprit is None:
             return attribution
-        return replace(attribution, contributors=[others.culprit, *others.contributors])
+        return replace(attribution, contributors=[second.culprit, *second.contributors])
 
     def _around_rewrites(self) -> Attribution:
         """What lies around the graph passes; else the first backend of the ladder that shows the divergence."""

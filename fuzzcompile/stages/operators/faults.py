@@ -233,11 +233,9 @@ def _worst(kernel: Outcome, substitute: Outcome) -> tuple[str, str]:
         apart = metrics.distance(a, b)
         if float(apart.max()) > most:
             most = float(apart.max())
-            where, values = metrics.place(apart, one=a.cpu(), other=b.cpu())
-            shown = (
-                f"result {index}[{', '.join(map(str, where or ()))}] = {values['one']}",
-                f"result {index}[{', '.join(map(str, where or ()))}] = {values['other']}",
-            )
+            where, values = metrics.place(apart, kernel=a.cpu(), substitute=b.cpu())
+            place = f"result {index}[{', '.join(map(str, where or ()))}]"
+            shown = f"{place} = {values['kernel']}", f"{place} = {values['substitute']}"
     return shown
 
 
