@@ -123,7 +123,7 @@ def _others(path: Path) -> tuple[bool, bool]:
     """What torch.allclose and same say of the compiled output."""
     experiments = Experiments(load_case(path), torch.device("cpu"))
     compiled = experiments.trial().observation.values[0].value
-    eager, exact = experiments.eager.values[0].value, experiments.reference.values[0].value
+    eager, exact = experiments.runs.eager.values[0].value, experiments.runs.reference.values[0].value
     assert math.isfinite(float(eager.double().abs().max()))
     return torch.allclose(compiled, eager), torch_same(eager, compiled, exact)
 

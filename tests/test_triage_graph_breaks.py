@@ -10,7 +10,8 @@ import torch
 from torch._inductor.fx_passes import post_grad
 
 from fuzzcompile.case import load_case
-from fuzzcompile.judging.triage import CannotJudge, triage
+from fuzzcompile.judging.refusals import CannotJudge
+from fuzzcompile.judging.triage import triage
 
 CPU = torch.device("cpu")
 MAKE = "\ndef make():\n    torch.manual_seed(0)\n    return program, (torch.randn(8),)\n"

@@ -9,6 +9,7 @@ from torch._inductor.codegen import cpp
 from torch._inductor.fx_passes import joint_graph
 
 from fuzzcompile.case import load_case
+from fuzzcompile.facts import facts_of
 from fuzzcompile.judging.report import Report
 from fuzzcompile.judging.triage import triage
 
@@ -84,3 +85,11 @@ def test_wrong_code_is_seen_in_full_only(judge, monkeypatch):
     monkeypatch.setattr(cpp.CppOverrides, "sin", staticmethod(lambda x: f"std::cos({x})"))
     assert not judge(screen=True).is_bug
     assert judge(deadline=0.0).is_bug  # no further compile is begun: who is at fault is tested elsewhere
+
+
+def test_a_version_without_facts_of_its_own_is_said_in_the_notes(judge, clean, monkeypatch):
+    """The facts of the nearest version stand in: the reader must know that they may not hold."""
+    monkeypatch.setattr(torch, "__version__", "2.14.0")
+    (note,) = judge(screen=True).notes
+    assert note == facts_of("2.14.0").note and "2.14.0, only for" in note and "that of 2.15 is used" in note
+    assert all(facts_of(report.torch).note in (None, *report.notes) for report in clean)

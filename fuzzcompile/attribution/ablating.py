@@ -74,7 +74,13 @@ class Ablator:
         return self.experiments.trial(how)
 
     def note(self, toggle: str, trial: Trial, repaired: bool) -> None:
-        """Write a line of the table."""
+        """Write a line of the table of ablations.
+
+        Args:
+            toggle: what the compile changed, for the reader.
+            trial: what it showed.
+            repaired: whether the divergence was gone.
+        """
         if trial.how.screen:
             toggle += " (graphs interpreted)"
         self.ablations.append(Ablation(toggle, repaired, error_of(trial.judgement)))

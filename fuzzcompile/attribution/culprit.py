@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fuzzcompile.attribution.steps import Step
+from fuzzcompile.compiler.decompositions import family_of_operator
 from fuzzcompile.compiler.graphtext import changed_nodes, difference, user_lines
 from fuzzcompile.compiler.labels import family_of
 from fuzzcompile.compiler.ledger import Label
@@ -39,19 +40,10 @@ class Culprit:
     @classmethod
     def from_step(cls, step: Step, **proof: Any) -> Culprit:
         """The rewrite behind a step."""
-        label = step.label
-        return cls(
-            label.stage,
-            label.pass_name,
-            label.rewrite,
-            family_of(label.rewrite),
-            step.rewrite.nodes,
-            label.source,
-            label.line,
-            str(step.rewrite.site) if step.rewrite.site else None,
-            step.float64 if step.float64 is not None else step.native,
-            **{"details": _details(step), **proof},
-        )
+        size = step.float64 if step.float64 is not None else step.native
+        site = str(step.rewrite.site) if step.rewrite.site else None
+        measured = {"nodes": step.rewrite.nodes, "site": site, "step": size, "details": _details(step)}
+        return cls.from_label(step.label, **{**measured, **proof})
 
     @classmethod
     def from_label(cls, label: Label, **proof: Any) -> Culprit:
@@ -66,28 +58,28 @@ class Culprit:
             **proof,
         )
 
+    @classmethod
+    def of_operator(cls, stage: str, operator: str | None, **known: Any) -> Culprit:
+        """An operator at fault; its family is its name without namespace and overload.
+
+        Args:
+            stage: where it is something else than it should be.
+            operator: its name with namespace and overload; None if no operator could be singled out.
+            known: further fields of the culprit.
+        """
+        return cls(stage, None, operator, family_of_operator(operator) if operator else "unknown", **known)
+
     @property
     def signature(self) -> str:
         """What makes two findings the same bug: stage, source file and family."""
         return ":".join((self.stage, self.source or "-", self.family))
 
     def to_json(self) -> dict[str, Any]:
-        """The form of the triage contract."""
-        return {
-            "stage": self.stage,
-            "pass": self.pass_name,
-            "rewrite": self.rewrite,
-            "nodes": list(self.nodes),
-            "source": self.source,
-            "line": self.line,
-            "family": self.family,
-            "site": self.site,
-            "step": self.step,
-            "necessary": self.necessary,
-            "sufficient": self.sufficient,
-            "siblings": list(self.siblings),
-            "details": dict(self.details),
+        """The form of the triage contract, in which a report's confidence is that of its culprit."""
+        fields = {
+            "pass" if name == "pass_name" else name: value for name, value in vars(self).items() if name != "confidence"
         }
+        return {**fields, "nodes": list(self.nodes), "siblings": list(self.siblings), "details": dict(self.details)}
 
 
 @dataclass(frozen=True)
@@ -100,7 +92,7 @@ class Ablation:
 
     def to_json(self) -> dict[str, Any]:
         """The form of the triage contract."""
-        return {"toggle": self.toggle, "repairs": self.repairs, "error": self.error}
+        return asdict(self)
 
 
 @dataclass(frozen=True)

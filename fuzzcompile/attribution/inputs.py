@@ -15,10 +15,16 @@ _STAND_IN_SEED = 3
 
 
 def inputs_of(frame: Frame, record: GraphRecord, number: int = 0) -> Sequence[Any] | None:
-    """Inputs of a record's graphs in captured call ``number``, by placeholder order.
+    """Inputs of a record's graphs in one captured call.
 
-    Where the program never ran, because compiling failed, values of the recorded shape and dtype stand in.
-    None if there was no such call, or if not even stand-ins can be made.
+    Args:
+        frame: holds the calls of the program.
+        record: the graphs of one stage.
+        number: of the call.
+
+    Returns:
+        The inputs in the order of the placeholders. Where the program never ran, because compiling failed, values of
+        the recorded shape and dtype stand in. None if there was no such call, or if no stand-ins can be made.
     """
     this = slice(number, number + 1)
     if record.direction == "joint":

@@ -14,6 +14,7 @@ from fuzzcompile.compiler.labels import base_name, family_of, vetoes
 from fuzzcompile.compiler.ledger import Label
 from fuzzcompile.compiler.refusing import MANDATORY
 from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.stage_names import LOWERING
 from fuzzcompile.trials.compiles import Trial
 
 # Suspects that are tried one by one.
@@ -183,7 +184,7 @@ class Prover:
 
 def names_stage(label: Label) -> bool:
     """Whether the label names no rule, only the stage that was under way."""
-    return label.rewrite in (label.stage, "lowering")
+    return label.rewrite in (label.stage, LOWERING)
 
 
 def failing_rewrite(trial: Trial) -> Label | None:

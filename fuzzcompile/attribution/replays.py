@@ -1,12 +1,13 @@
-"""Replays of before graph's snapshots, each made once, and what differs between two of them."""
+"""Replays of one graph's snapshots, each made once, and what differs between two of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from fuzzcompile.compiler.functional import NodeRun
 from fuzzcompile.compiler.ledger import Snapshot
 from fuzzcompile.compiler.replay import NotReplayable, Replayed, replay
 from fuzzcompile.execution.exhaustion import first_line
@@ -19,7 +20,7 @@ from fuzzcompile.oracle import change, metrics
 # scale of the usual results: on their own, rounding alone moves them by 100 %.
 _SHRINKS = 1e-6
 _VANISHING = 1e-11
-# A small result is before where native precision gives it to within so much of its size.
+# A small result is one where native precision gives it to within so much of its size.
 _DIGITS = 0.01
 _CONSTANTS = (torch.ops.aten.full.default, torch.ops.aten.scalar_tensor.default)
 # Results of replays are kept for later comparisons up to this size, and those of two graphs (native, float64) always.
@@ -56,7 +57,7 @@ class Replays:
         return self._done[key][0]
 
     def perturbed(self, index: int) -> Replayed:
-        """A replay of snapshot ``index`` in float64 with before ulp of noise per operator."""
+        """A replay of snapshot ``index`` in float64 with one ulp of noise per operator."""
         self.count.replays += 1
         return replay(self.snapshots[index], self.inputs, double=True, noise_seed=1)
 
@@ -88,7 +89,10 @@ def raised_by(run: Replayed) -> str | None:
 def change_between(before: Replayed, after: Replayed, units: Sequence[float] = ()) -> float | None:
     """Largest change of an output or mutated input, in units of its RMS size; None if not comparable.
 
-    ``units`` holds a smallest unit for each result.
+    Args:
+        before: one replay.
+        after: the other.
+        units: a smallest unit for each result, outputs first; none by default.
     """
     if before.error is not None or after.error is not None or len(before.outputs) != len(after.outputs):
         return None
@@ -140,27 +144,28 @@ def constants_of(snapshot: Snapshot) -> set[str]:
     }
 
 
+def _output_pairs(before: Replayed, after: Replayed) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+    """The outputs that are tensors in both runs, with their positions; none if one of the graphs does not run."""
+    if before.error is None and after.error is None:
+        for index, (was, now) in enumerate(zip(before.outputs, after.outputs, strict=False)):
+            if isinstance(was, torch.Tensor) and isinstance(now, torch.Tensor):
+                yield index, was, now
+
+
 def metadata_change(before: Replayed, after: Replayed) -> str | None:
     """The first output of another dtype or shape; None if there is none, or one of the graphs does not run."""
-    if before.error is not None or after.error is not None:
-        return None
-    for index, (a, b) in enumerate(zip(before.outputs, after.outputs, strict=False)):
-        if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
-            continue
-        if a.dtype != b.dtype or a.shape != b.shape:
-            return f"output {index}: {a.dtype} {tuple(a.shape)} became {b.dtype} {tuple(b.shape)}"
+    for index, was, now in _output_pairs(before, after):
+        if was.dtype != now.dtype or was.shape != now.shape:
+            return f"output {index}: {was.dtype} {tuple(was.shape)} became {now.dtype} {tuple(now.shape)}"
     return None
 
 
 def stride_change(before: Replayed, after: Replayed) -> str | None:
     """The first output whose layout is another; None if there is none, or one of the graphs does not run."""
-    if before.error is not None or after.error is not None:
-        return None
-    for index, (a, b) in enumerate(zip(before.outputs, after.outputs, strict=False)):
-        if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.shape == b.shape:
-            strides = significant_strides(a), significant_strides(b)
-            if strides[0] != strides[1]:
-                return f"output {index}: stride {strides[0]} became {strides[1]}"
+    for index, was, now in _output_pairs(before, after):
+        strides = significant_strides(was), significant_strides(now)
+        if was.shape == now.shape and strides[0] != strides[1]:
+            return f"output {index}: stride {strides[0]} became {strides[1]}"
     return None
 
 
@@ -168,7 +173,7 @@ def alias_change(before: Replayed, after: Replayed) -> str | None:
     """The first output that shares memory with other inputs or outputs than before."""
     if before.error is not None or after.error is not None:
         return None
-    memory = _shared(before), _shared(after)
+    memory = shared_memory(before), shared_memory(after)
     for name in dict.fromkeys((*memory[0], *memory[1])):
         if memory[0].get(name) != memory[1].get(name):
             owners = [f"memory of {', '.join(shared[name])}" if name in shared else "its own" for shared in memory]
@@ -176,8 +181,8 @@ def alias_change(before: Replayed, after: Replayed) -> str | None:
     return None
 
 
-def _shared(run: Replayed) -> dict[str, tuple[str, ...]]:
+def shared_memory(run: Replayed | NodeRun) -> dict[str, tuple[str, ...]]:
     """Which outputs share memory, and with which inputs and outputs before them."""
     named = {f"input {i}": value for i, value in enumerate(run.inputs)}
     named |= {f"output {i}": value for i, value in enumerate(run.outputs)}
-    return {name: others for name, others in aliases(named).items() if name.startswith("output")}
+    return {name: owners for name, owners in aliases(named).items() if name.startswith("output")}

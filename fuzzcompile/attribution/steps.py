@@ -197,10 +197,8 @@ def _step(frame: int, record: GraphRecord, rewrite: Rewrite, runs: Replays) -> S
     native_before, native_after = runs.at(before, double=False), runs.at(after, double=False)
     exact_before, exact_after = runs.at(before, double=True), runs.at(after, double=True)
     units = smallest_units(native_before, exact_before)
-    native, noise = (
-        change_between(native_before, native_after, units),
-        change_between(exact_before, native_before, units),
-    )
+    native = change_between(native_before, native_after, units)
+    noise = change_between(exact_before, native_before, units)
     step = change_between(exact_before, exact_after, units)
     amplified = 0.0
     if step is not None and step > change.SEMANTIC_STEP:

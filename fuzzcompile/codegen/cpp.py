@@ -49,9 +49,8 @@ class Cpp(CodeGenerator):
     def fused_loops(self) -> Code:
         """``CppKernelProxy``, which generates the loops of a kernel in both forms."""
         code = self._defined("fused loops", f"{_MODULE}:CppKernelProxy.codegen_functions")
-        return (
-            code if code.source is not None else self._defined("fused loops", f"{_MODULE}:CppKernelProxy.codegen_nodes")
-        )
+        older = f"{_MODULE}:CppKernelProxy.codegen_nodes"
+        return code if code.source is not None else self._defined("fused loops", older)
 
     def refused_lines(self, message: str) -> Iterator[str]:
         """The lines of the errors and warnings of GCC or Clang."""

@@ -13,6 +13,7 @@ from fuzzcompile.compiler.session import Compilation, compiling
 from fuzzcompile.execution.building import build
 from fuzzcompile.execution.runs import observe
 from fuzzcompile.execution.tensors import copy_tree
+from fuzzcompile.stage_names import JOINT_GRAPH
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def capture_functional(case: Case, device: torch.device) -> list[CapturedGraph]:
         observe(case, program, session.compile(program.model), describe_failure=session.describe_failure)
     found = []
     for frame in session.ledger.frames:
-        record = frame.record("joint_graph")
+        record = frame.record(JOINT_GRAPH)
         if record is None or record.direction == "joint" or not record.snapshots:
             continue
         snapshot = record.snapshots[0]

@@ -14,6 +14,7 @@ from torch import fx
 
 from fuzzcompile.compiler.ledger import Label
 from fuzzcompile.facts import facts
+from fuzzcompile.stage_names import LOWERING
 
 _NAMES = facts().names
 _VARIANT = re.compile(rf"({'|'.join(_NAMES.variants)})+$")
@@ -52,11 +53,11 @@ def callable_label(function: Any, stage: str, pass_name: str | None) -> Label:
 def backend_label(backend: str | Callable[..., Any]) -> Label:
     """Label of a backend, by its registered name or as the callable that it is."""
     if not isinstance(backend, str):
-        return callable_label(backend, "lowering", None)
+        return callable_label(backend, LOWERING, None)
     from torch._dynamo.backends.registry import lookup_backend
 
     source, line = source_of(lookup_backend(backend))
-    return Label("lowering", None, backend, source, line)
+    return Label(LOWERING, None, backend, source, line)
 
 
 def source_of(function: Any) -> tuple[str | None, int | None]:

@@ -9,6 +9,7 @@ from torch import fx
 
 from fuzzcompile.compiler.labels import location
 from fuzzcompile.compiler.ledger import Ledger
+from fuzzcompile.stage_names import PRE_GRAD
 
 # Where a user finds the functions that dynamo puts into its graphs, the usual spelling first.
 _HOMES = ("torch", "torch.nn.functional", "torch.special", "torch.fft", "torch.linalg")
@@ -40,7 +41,7 @@ def captured_functions(ledger: Ledger, site: str | None, nodes: Sequence[str]) -
 
 def _captured(ledger: Ledger) -> Iterator[fx.Node]:
     for frame in ledger.frames:
-        record = frame.record("pre_grad")
+        record = frame.record(PRE_GRAD)
         if record is not None and record.snapshots:
             yield from (node for node in record.snapshots[0].graph.nodes if node.op == "call_function")
 

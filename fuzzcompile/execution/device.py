@@ -10,9 +10,9 @@ import operator
 import random
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy
 import torch
@@ -72,85 +72,6 @@ def seed_everything(seed: int) -> None:
         torch.default_generator.manual_seed(seed)
 
 
-@dataclass(frozen=True)
-class Numerics:
-    """The process-wide switches that change floating-point results; the defaults are what we run under.
-
-    TF32 is off, so that float32 means float32; the rest are torch's own defaults, because nobody would believe a
-    report under other settings. ``float32_matmul`` has torch's values: "highest", "high" (TF32) or "medium"
-    (bfloat16), and applies to oneDNN on the CPU as well.
-    """
-
-    float32_matmul: str = "highest"
-    cudnn_tf32: bool = False
-    fp16_reduced_precision_reduction: bool = True
-    bf16_reduced_precision_reduction: bool = True
-    fp16_accumulation: bool = False
-    math_sdp_reduced_precision_reduction: bool = False
-    cudnn_deterministic: bool = False
-    cudnn_benchmark: bool = False
-    flash_sdp: bool = True
-    mem_efficient_sdp: bool = True
-    math_sdp: bool = True
-    cudnn_sdp: bool = True
-
-    @classmethod
-    def current(cls) -> Numerics:
-        """The settings now in force."""
-        return cls(**{name: read() for name, (read, _) in _switches().items()})
-
-    def apply(self) -> None:
-        """Put these settings in force."""
-        _clear_new_tf32_api()
-        for name, (_, write) in _switches().items():
-            write(getattr(self, name))
-
-    def to_json(self) -> dict[str, bool | str]:
-        """The settings by name."""
-        return asdict(self)
-
-
-@contextlib.contextmanager
-def pinned(numerics: Numerics) -> Iterator[None]:
-    """Apply these settings inside the block, and restore the previous ones after it."""
-    before = Numerics.current()
-    numerics.apply()
-    try:
-        yield
-    finally:
-        before.apply()
-
-
-# Reads and writes a setting; a string for float32_matmul, a truth value for all others.
-_Switch: TypeAlias = tuple[Callable[[], Any], Callable[[Any], object]]
-
-
-def _switches() -> dict[str, _Switch]:
-    """How each field of Numerics is read and written."""
-    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
-    return {
-        "float32_matmul": (_float32_matmul, torch.set_float32_matmul_precision),
-        "cudnn_tf32": (_cudnn_tf32, partial(setattr, cudnn, "allow_tf32")),
-        "fp16_reduced_precision_reduction": _attribute(cuda.matmul, "allow_fp16_reduced_precision_reduction"),
-        "bf16_reduced_precision_reduction": _attribute(cuda.matmul, "allow_bf16_reduced_precision_reduction"),
-        "fp16_accumulation": _attribute(cuda.matmul, "allow_fp16_accumulation"),
-        "math_sdp_reduced_precision_reduction": (
-            cuda.fp16_bf16_reduction_math_sdp_allowed,
-            cuda.allow_fp16_bf16_reduction_math_sdp,
-        ),
-        "cudnn_deterministic": _attribute(cudnn, "deterministic"),
-        "cudnn_benchmark": _attribute(cudnn, "benchmark"),
-        "flash_sdp": (cuda.flash_sdp_enabled, cuda.enable_flash_sdp),
-        "mem_efficient_sdp": (cuda.mem_efficient_sdp_enabled, cuda.enable_mem_efficient_sdp),
-        "math_sdp": (cuda.math_sdp_enabled, cuda.enable_math_sdp),
-        "cudnn_sdp": (cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp),
-    }
-
-
-def _attribute(owner: object, name: str) -> _Switch:
-    return partial(getattr, owner, name), partial(setattr, owner, name)
-
-
 # torch has two APIs for TF32. A write through the new one (fp32_precision) makes the old one (allow_tf32,
 # get_float32_matmul_precision) raise when it is read, and Inductor and dynamo read both. So we write through
 # the old one, which keeps the two in step, and read in a way that survives a case that has used the new one.
@@ -176,3 +97,66 @@ def _clear_new_tf32_api() -> None:
 def _backend(path: str) -> object:
     """An attribute below ``torch.backends``; some are made at run time, and torch's stubs lack them."""
     return operator.attrgetter(path)(torch.backends)
+
+
+def _switch(default: bool | str, read: Callable[[], bool | str], write: Callable[[Any], object]) -> Any:
+    """A field of :class:`Numerics`, with the functions that read and write its setting."""
+    return field(default=default, metadata={"read": read, "write": write})
+
+
+def _attribute(default: bool, owner: object, name: str) -> Any:
+    return _switch(default, partial(getattr, owner, name), partial(setattr, owner, name))
+
+
+_CUDA, _CUDNN = torch.backends.cuda, torch.backends.cudnn
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """The process-wide switches that change floating-point results; the defaults are what we run under.
+
+    TF32 is off, so that float32 means float32; the rest are torch's own defaults, because a report under other
+    settings would not be believed. ``float32_matmul`` has torch's values: "highest", "high" (TF32) or "medium"
+    (bfloat16), and applies to oneDNN on the CPU as well.
+    """
+
+    float32_matmul: str = _switch("highest", _float32_matmul, torch.set_float32_matmul_precision)
+    cudnn_tf32: bool = _switch(False, _cudnn_tf32, partial(setattr, _CUDNN, "allow_tf32"))
+    fp16_reduced_precision_reduction: bool = _attribute(True, _CUDA.matmul, "allow_fp16_reduced_precision_reduction")
+    bf16_reduced_precision_reduction: bool = _attribute(True, _CUDA.matmul, "allow_bf16_reduced_precision_reduction")
+    fp16_accumulation: bool = _attribute(False, _CUDA.matmul, "allow_fp16_accumulation")
+    math_sdp_reduced_precision_reduction: bool = _switch(
+        False, _CUDA.fp16_bf16_reduction_math_sdp_allowed, _CUDA.allow_fp16_bf16_reduction_math_sdp
+    )
+    cudnn_deterministic: bool = _attribute(False, _CUDNN, "deterministic")
+    cudnn_benchmark: bool = _attribute(False, _CUDNN, "benchmark")
+    flash_sdp: bool = _switch(True, _CUDA.flash_sdp_enabled, _CUDA.enable_flash_sdp)
+    mem_efficient_sdp: bool = _switch(True, _CUDA.mem_efficient_sdp_enabled, _CUDA.enable_mem_efficient_sdp)
+    math_sdp: bool = _switch(True, _CUDA.math_sdp_enabled, _CUDA.enable_math_sdp)
+    cudnn_sdp: bool = _switch(True, _CUDA.cudnn_sdp_enabled, _CUDA.enable_cudnn_sdp)
+
+    @classmethod
+    def current(cls) -> Numerics:
+        """The settings now in force."""
+        return cls(**{setting.name: setting.metadata["read"]() for setting in fields(cls)})
+
+    def apply(self) -> None:
+        """Put these settings in force."""
+        _clear_new_tf32_api()
+        for setting in fields(self):
+            setting.metadata["write"](getattr(self, setting.name))
+
+    def to_json(self) -> dict[str, bool | str]:
+        """The settings by name."""
+        return asdict(self)
+
+
+@contextlib.contextmanager
+def pinned(numerics: Numerics) -> Iterator[None]:
+    """Apply these settings inside the block, and restore the previous ones after it."""
+    before = Numerics.current()
+    numerics.apply()
+    try:
+        yield
+    finally:
+        before.apply()

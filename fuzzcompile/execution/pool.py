@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
-from types import TracebackType
 from typing import ParamSpec, TypeVar
 
 from fuzzcompile.execution.failures import (
@@ -160,18 +159,12 @@ class WorkerPool(Executor):
             slot.kill()
         self._join()
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_val: BaseException | None,
-        exc_tb: TracebackType | None,
-    ) -> bool | None:
+    def __exit__(self, exc_type: type[BaseException] | None, *error: object) -> None:
         """Wait for the tasks, unless an exception (Ctrl-C, for one) ends the block: then kill the workers."""
         if exc_type is None:
             self.shutdown()
         else:
             self.kill_workers()
-        return None
 
     def _join(self) -> None:
         for thread in [*self._threads, self._watchdog]:

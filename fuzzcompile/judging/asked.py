@@ -1,4 +1,4 @@
-"""Did this rewrite do it? What became of a pass or pattern that somebody suspects by name."""
+"""Did this rewrite do it? What became of a pass or pattern that the user suspects by name."""
 
 from __future__ import annotations
 
@@ -33,16 +33,17 @@ class Asked:
     on: bool | None
     said: str
 
-    def to_json(self) -> dict[str, Any]:
-        """As plain data."""
-        return {"name": self.name, "ran": self.ran, "changed_bits": self.changed_bits, "on": self.on, "said": self.said}
-
 
 def ask(experiments: Experiments, trial: Trial, steps: Sequence[Step], name: str) -> Asked:
     """What the rewrite (or all of a pass) called ``name`` did in ``trial``.
 
-    One that is switched off is switched on and looked for once more, without code generation. ``name`` is what
-    ``--veto`` takes, or the name of a pass.
+    One that is switched off is switched on and looked for once more, without code generation.
+
+    Args:
+        experiments: make that further compile.
+        trial: the judged compile.
+        steps: how much each of its rewrites moved the result.
+        name: what ``--veto`` takes, or the name of a pass.
     """
     seen = _outcomes(trial.ledger, name)
     if seen:

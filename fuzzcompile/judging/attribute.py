@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from torch import fx
 
 from fuzzcompile.attribution.ablating import Ablator, OutOfTime
 from fuzzcompile.attribution.culprit import Attribution, Culprit
 from fuzzcompile.attribution.divergence import Divergence
-from fuzzcompile.attribution.evidence import VALUES, Evidence
 from fuzzcompile.attribution.proving import Prover, failing_rewrite
-from fuzzcompile.attribution.replays import ReplayCount
 from fuzzcompile.attribution.steps import Step, changing_meaning
 from fuzzcompile.compiler.labels import backend_label
 from fuzzcompile.judging.workaround import find_workaround, workaround_by
 from fuzzcompile.stage_names import LOWERING, PRE_GRAD
 from fuzzcompile.stages.rewriting import Ground, culprit_of_rewrite, rewrites_suspected
 from fuzzcompile.stages.table import LADDER, LAST, Shows, looked
-from fuzzcompile.trials.compiles import Experiments, Trial
+from fuzzcompile.trials.compiles import Experiments
 
 _UNKNOWN = "unknown"
 
@@ -28,40 +28,32 @@ def _toggle(backend: str) -> str:
     return f"backend={backend}"
 
 
+@dataclass(frozen=True)
 class Attributor:
-    """Attributes one failing trial. Every compile it makes is an ablation that it reports."""
+    """Attributes one failing trial. Every compile it makes is an ablation that it reports.
 
-    def __init__(
-        self,
-        experiments: Experiments,
-        trial: Trial,
-        steps: Sequence[Step],
-        count: ReplayCount,
-        *,
-        evidence: Evidence = VALUES,
-        deadline: float | None = None,
-        thorough: bool = False,
-    ) -> None:
-        """Nothing runs yet.
+    Attributes:
+        ablator: compiles the case of the failing trial in other ways.
+        steps: how much each of the trial's rewrites moved the result.
+        thorough: try every backend of the ladder that PyTorch's issue form asks for, whatever is at fault.
+    """
 
-        Args:
-            experiments: the runs and compiles of the case.
-            trial: the compile that fails.
-            steps: how much each of its rewrites moved the result.
-            count: counts the replays.
-            evidence: what shows the bug.
-            deadline: value of ``time.monotonic()`` after which no compile is begun.
-            thorough: try every backend of the ladder that PyTorch's issue form asks for, whatever is at fault.
-        """
-        self.experiments = experiments
-        self.trial = trial
-        self.steps = steps
-        self.thorough = thorough
-        self.ablator = Ablator(experiments, trial, count, evidence, deadline)
-        self.divergence = Divergence.seen_by(self.ablator, steps)
+    ablator: Ablator
+    steps: Sequence[Step]
+    thorough: bool = False
+
+    @property
+    def experiments(self) -> Experiments:
+        """The runs and compiles of the case."""
+        return self.ablator.experiments
+
+    @functools.cached_property
+    def divergence(self) -> Divergence:
+        """What the failing trial shows, for the stages."""
+        return Divergence.seen_by(self.ablator, self.steps)
 
     def run(self) -> Attribution:
-        """Look where the table of the stages says, in its order."""
+        """Look where the table of the stages says, in its order; out of time, name the first suspect as it stands."""
         attribution: Attribution | None = None
         try:
             attribution = self._from_rewrites() or self._around_rewrites()
@@ -70,7 +62,7 @@ class Attributor:
             if self.thorough:
                 self._climb()
         except OutOfTime:
-            attribution = attribution if attribution is not None else self._unproved()
+            attribution = attribution or Attribution(first_rewrite(self.divergence))
         attribution.ablations = self.ablator.ablations
         return attribution
 
@@ -86,10 +78,10 @@ class Attributor:
         if self.ablator.repaired(trial):
             return attribution
         ablator = replace(self.ablator, experiments=experiments, trial=trial)  # the table of ablations is one
-        others = self._around(ablator, Divergence.seen_by(ablator, self.steps))
-        if others is None or others.culprit is None:
+        second = self._around(ablator, Divergence.seen_by(ablator, self.steps))
+        if second is None or second.culprit is None:
             return attribution
-        return replace(attribution, contributors=[others.culprit, *others.contributors])
+        return replace(attribution, contributors=[second.culprit, *second.contributors])
 
     def _around_rewrites(self) -> Attribution:
         """What lies around the graph passes; else the first backend of the ladder that shows the divergence."""
@@ -123,16 +115,10 @@ class Attributor:
 
     def _climb(self) -> None:
         """The backends, each of which adds a part of the compiler, as far as they were not tried yet."""
-        if self.ablator.replays or self._own_backend:
-            return
         tried = {ablation.toggle for ablation in self.ablator.ablations}
-        for backend, _ in LADDER:
+        for backend, _ in () if self.ablator.replays or self._own_backend else LADDER:
             if not tried & {_toggle(backend), workaround_by(backend)}:
                 self._repaired_by(backend)
-
-    def _unproved(self) -> Attribution:
-        """The first suspect as it stands, with what was not shown left open."""
-        return Attribution(first_rewrite(self.divergence))
 
     def _from_ladder(self) -> Attribution:
         """The first backend that shows the divergence names the stage; else it lies behind the graphs.
@@ -148,9 +134,9 @@ class Attributor:
             if self._own_backend and self._repaired_by("inductor"):
                 label = backend_label(self.experiments.case.settings.backend)
                 return Attribution(Culprit.from_label(label, necessary=True))
-        operator = self._operator()  # distinguishes bugs, though it need not be at fault itself
-        details = {"output of": operator} if operator else {}
-        return Attribution(Culprit(stage, None, None, operator or _UNKNOWN, confidence="low", details=details))
+        family = self._operator()  # tells bugs apart, though it need not be at fault
+        details = {"output of": family} if family else {}
+        return Attribution(Culprit(stage, None, None, family or _UNKNOWN, confidence="low", details=details))
 
     def _repaired_by(self, backend: str) -> bool:
         how = replace(self.experiments.how, backend=backend, record=False)
@@ -163,11 +149,11 @@ class Attributor:
 
     def _operator(self) -> str | None:
         """The operator that computes the diverging output, as the user's program calls it; that in which it failed."""
-        worst = self.trial.judgement.worst
-        failed = self.trial.ledger.failed_in
+        worst = self.ablator.trial.judgement.worst
+        failed = self.ablator.trial.ledger.failed_in
         if worst is None:
             return failed.rewrite if failed is not None and failed.rewrite != failed.stage else None
-        for frame in self.trial.ledger.frames:
+        for frame in self.ablator.trial.ledger.frames:
             record = frame.record(PRE_GRAD)
             if record is not None and record.snapshots:
                 return producer(record.snapshots[0].graph, worst.name)
@@ -193,9 +179,7 @@ def producer(graph: fx.Graph, output: str) -> str | None:
     index = output.rsplit("out", 1)[-1]
     listed = list(result) if isinstance(result, (tuple, list)) else [result]
     node = listed[int(index)] if index.isdigit() and int(index) < len(listed) else listed[0]
-    while (
-        isinstance(node, fx.Node) and node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem"
-    ):
+    while isinstance(node, fx.Node) and node.op == "call_function" and node.target is operator.getitem:
         node = node.args[0]
     target = getattr(node, "target", None)
     return target if isinstance(target, str) else getattr(target, "__name__", None)

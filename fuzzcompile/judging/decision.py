@@ -31,7 +31,13 @@ class Decision:
 
 
 def decide(experiments: Experiments, trial: Trial, steps: Sequence[Step]) -> Decision:
-    """The judge's verdict, refined by what float64 and emulated casts say."""
+    """The judge's verdict, refined by what float64 and emulated casts say.
+
+    Args:
+        experiments: make the further runs and compiles that this takes.
+        trial: the judged compile.
+        steps: how much each of its rewrites moved the result.
+    """
     first = trial.judgement
     if first.verdict is Verdict.COMPILE_ERROR and _backward_raises_alike(experiments, trial):
         return Decision(
@@ -44,7 +50,11 @@ def decide(experiments: Experiments, trial: Trial, steps: Sequence[Step]) -> Dec
         return _decide_casts(experiments, first)
     if first.verdict in (Verdict.ROUNDING, Verdict.EQUAL):
         return _within_rounding(experiments, trial, semantic)
-    if first.verdict is Verdict.UNSTABLE and experiments.has_low_precision_casts and _emulation_repairs(experiments):
+    if (
+        first.verdict is Verdict.UNSTABLE
+        and experiments.runs.has_low_precision_casts
+        and _emulation_repairs(experiments)
+    ):
         return Decision(
             Verdict.PRECISION_CASTS,
             first.confidence,
@@ -61,8 +71,8 @@ def decide(experiments: Experiments, trial: Trial, steps: Sequence[Step]) -> Dec
 
 
 def _backward_raises_alike(experiments: Experiments, trial: Trial) -> bool:
-    """Whether what compiling raised is what eager raises once somebody asks for the gradients."""
-    failed, eager = trial.observation.failure, experiments.backward_failure
+    """Whether what compiling raised is what eager raises once gradients are asked for."""
+    failed, eager = trial.observation.failure, experiments.runs.backward_failure
     if failed is None or eager is None or failed.type_name != eager.type_name:
         return False
     return failed.message.partition(":")[0] == eager.message.partition(":")[0]
@@ -122,7 +132,7 @@ _ELIDED = "low-precision casts in the program are elided; equal under emulate_pr
 
 def _elided_casts_show(experiments: Experiments, first: Judgement) -> bool:
     """Whether a user would see the casts of the program missing: beyond default tolerances, and within them if kept."""
-    if not experiments.has_low_precision_casts or all(c.within_default_tolerance for c in first.comparisons):
+    if not experiments.runs.has_low_precision_casts or all(c.within_default_tolerance for c in first.comparisons):
         return False
     return _emulation_repairs(experiments, closely=True)
 
@@ -143,7 +153,7 @@ def _decide_precision(experiments: Experiments, first: Judgement) -> Decision:
     """Wrong values that no rewrite explains: lost precision, if they are right when compiled in float64."""
     worst = max((c.relative_error for c in first.suspicious), default=0.0)
     gross = worst > GROSS or any(_off_by_whole(c) for c in first.suspicious)
-    # Where it stays in float64, or nobody can tell, precision is not what is lacking.
+    # Where it stays in float64, or that is not known, precision is not what is lacking.
     if gross or _is_float64(experiments) or survives_float64(experiments) is not False:
         return Decision(first.verdict, first.confidence, first.detail)
     return Decision(
@@ -155,7 +165,7 @@ def _decide_precision(experiments: Experiments, first: Judgement) -> Decision:
 
 def _is_float64(experiments: Experiments) -> bool:
     """Whether the program computes in float64 as it is: there is no higher precision to look in."""
-    floating = [v.value.dtype for v in experiments.eager.values if v.is_tensor and v.value.is_floating_point()]
+    floating = [v.value.dtype for v in experiments.runs.eager.values if v.is_tensor and v.value.is_floating_point()]
     return bool(floating) and set(floating) == {torch.float64}
 
 
@@ -181,7 +191,13 @@ def survives_float64(experiments: Experiments) -> bool | None:
 
 
 def confirmed(experiments: Experiments, trial: Trial, decision: Decision) -> Decision:
-    """A finding is believed after it came twice."""
+    """The decision, if a second compile shows the finding too or gives the same bits; else ``nondeterministic``.
+
+    Args:
+        experiments: make the second compile.
+        trial: the first compile.
+        decision: what was decided on it.
+    """
     evidence = decision.evidence
     second = experiments.trial(replace(experiments.how, record=evidence.replays, timed=True))
     if evidence.replays:
@@ -198,13 +214,23 @@ def confirmed(experiments: Experiments, trial: Trial, decision: Decision) -> Dec
 
 
 def survival(experiments: Experiments, trial: Trial, decision: Decision, *, ask: bool) -> bool | None:
-    """What the report says of float64: a compile of its own only if asked for, and if values are apart at all."""
+    """What the report says of float64: whether the divergence is there when the program is compiled in it.
+
+    Args:
+        experiments: compile the program in float64, unless they have.
+        trial: the judged compile.
+        decision: the verdict on it.
+        ask: make that compile if values are apart at all; otherwise only a known answer is given.
+
+    Returns:
+        None if it was not tried, or can say nothing.
+    """
     values = decision.verdict.kind == "values" or any(
         not c.within_default_tolerance for c in trial.judgement.comparisons
     )
     if trial.sampled is not None or trial.observation.failure is not None or not values:
         return None
-    if not same_bits(experiments.eager, experiments.again):
+    if not same_bits(experiments.runs.eager, experiments.again):
         return None  # what eager itself does not repeat differs in float64 as well
     return survives_float64(experiments) if ask or experiments.knows_float64 else None
 
@@ -212,18 +238,21 @@ def survival(experiments: Experiments, trial: Trial, decision: Decision, *, ask:
 def randomness(experiments: Experiments, trial: Trial, *, own_stream: Trial | None = None) -> str | None:
     """How a program that draws random numbers was judged; None if it draws none.
 
-    ``own_stream`` is the compile in which the compiler drew from a stream of its own, if there was one.
+    Args:
+        experiments: the runs of the case.
+        trial: the judged compile.
+        own_stream: the compile in which the compiler drew from a stream of its own, if there was one.
     """
-    if not experiments.draws:
+    if not experiments.runs.draws:
         return None
-    drawn = " and ".join(experiments.draws)
+    drawn = " and ".join(experiments.runs.draws)
     if trial is own_stream:
         text = f"the compiler's own stream (fallback_random=False), not {drawn}'s: {_SAMPLED}"
     elif trial.sampled is not None:
         text = f"random stream not aligned (compiled draws from {drawn} in another way than eager): {_SAMPLED}"
     else:
         text = f"draws from {drawn}; compiled draws the same numbers"
-    if not experiments.reference.failure and not experiments.reference_draws_alike:
+    if not experiments.runs.reference.failure and not experiments.runs.reference_draws_alike:
         text += "; the float64 run draws others, so that eager stands in for the reference"
     if own_stream is not None and own_stream is not trial:
         text += "; with the compiler's own stream (fallback_random=False) no difference either"

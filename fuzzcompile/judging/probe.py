@@ -149,7 +149,7 @@ def probe(
     looks = target.looks if target is not None else None
     how = Compilation(vetoes=tuple(vetoes), screen=screen, kernels=looks in BEHIND_GRAPHS and not screen)
     experiments = Experiments(case, device, how)
-    if target is not None and target.verdict != Verdict.ACCEPTS_INVALID and experiments.eager.failure:
+    if target is not None and target.verdict != Verdict.ACCEPTS_INVALID and experiments.runs.eager.failure:
         return Probe(Verdict.INVALID, False, compiles=0)
     trial = experiments.trial()
     steps = steps_of(trial.ledger, ReplayCount())

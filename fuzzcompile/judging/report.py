@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fuzzcompile.attribution.culprit import Attribution, Culprit
@@ -83,7 +83,7 @@ class Report:
 
     @property
     def is_bug(self) -> bool:
-        """Whether the verdict is one that PyTorch would want to hear of."""
+        """Whether the verdict is worth a report to PyTorch."""
         return self.verdict.is_bug
 
     @property
@@ -101,8 +101,9 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """The object that ``fuzzcompile triage --json`` prints."""
-        found = self.attribution
-        culprit = _culprit(found.culprit) if found.culprit is not None and self.is_bug else None
+        attribution = self.attribution
+        culprit = _culprit(attribution.culprit) if attribution.culprit is not None and self.is_bug else None
+        workaround = attribution.workaround if self.is_bug else None
         contract: dict[str, Any] = finite(
             {
                 "schema": SCHEMA,
@@ -115,19 +116,14 @@ class Report:
                 "detail": self.detail,
                 "evidence": self._evidence(),
                 "culprit": culprit,
-                "contributors": [other.to_json() for other in found.contributors],
-                "changed_bits": [other.to_json() for other in found.changed_bits],
-                "ablations": [ablation.to_json() for ablation in found.ablations],
-                "workaround": found.workaround.to_json() if found.workaround is not None and self.is_bug else None,
+                "contributors": [culprit.to_json() for culprit in attribution.contributors],
+                "changed_bits": [culprit.to_json() for culprit in attribution.changed_bits],
+                "ablations": [ablation.to_json() for ablation in attribution.ablations],
+                "workaround": workaround.to_json() if workaround is not None else None,
                 "signature": self.signature,
                 "rewrites": self._rewrites(),
-                "suspects": [one.to_json() for one in self.asked],
-                "cost": {
-                    "compiles": self.cost.compiles,
-                    "screens": self.cost.screens,
-                    "replays": self.cost.replays,
-                    "seconds": round(self.cost.seconds, 3),
-                },
+                "suspects": [asdict(asked) for asked in self.asked],
+                "cost": {**asdict(self.cost), "seconds": round(self.cost.seconds, 3)},
             }
         )
         return contract
@@ -135,13 +131,13 @@ class Report:
     def _rewrites(self) -> list[dict[str, Any]]:
         """The rules that matched anything in the judged compile, and what became of it."""
         counts: dict[tuple[str, str | None, str], dict[str, int]] = {}
-        for one in self.coverage:
-            if one.outcome in _MATCHED and (one.stage in _REWRITING or one.pass_name is not None):
-                key = (one.stage, one.pass_name, one.rewrite)
-                counts.setdefault(key, dict.fromkeys(_MATCHED, 0))[one.outcome] += one.count
+        for rule in self.coverage:
+            if rule.outcome in _MATCHED and (rule.stage in _REWRITING or rule.pass_name is not None):
+                key = (rule.stage, rule.pass_name, rule.rewrite)
+                counts.setdefault(key, dict.fromkeys(_MATCHED, 0))[rule.outcome] += rule.count
         return [
-            {"stage": stage, "pass": name, "rewrite": rewrite, **found}
-            for (stage, name, rewrite), found in counts.items()
+            {"stage": stage, "pass": name, "rewrite": rewrite, **outcomes}
+            for (stage, name, rewrite), outcomes in counts.items()
         ]
 
     def _evidence(self) -> dict[str, Any]:
@@ -161,13 +157,28 @@ class Report:
 
 
 def worker_failure(case: str, torch_version: str, device: str, verdict: Verdict, detail: str) -> Report:
-    """Report on a case whose worker crashed or ran out of time while it was compiled."""
+    """Report on a case whose worker crashed or ran out of time while it was compiled.
+
+    Args:
+        case: name of the case.
+        torch_version: the version of torch in the worker.
+        device: where the case ran.
+        verdict: what the loss of the worker means.
+        detail: how the worker was lost; the signature takes what stands before the first semicolon.
+    """
     kind = detail.split(";")[0]
     return Report(case, torch_version, device, verdict, "low", detail, failure=Failure(str(verdict), kind, "compile"))
 
 
 def unjudged(case: str, torch_version: str, device: str, detail: str) -> dict[str, Any]:
-    """The stored form of a case of which nothing can be said: it is no bug and no clean case."""
+    """The stored form of a case of which nothing can be said: it is no bug and no clean case.
+
+    Args:
+        case: name of the case.
+        torch_version: the version of torch that should have judged it.
+        device: where it should have run.
+        detail: why nothing can be said.
+    """
     return {
         "schema": SCHEMA,
         "case": case,
@@ -215,22 +226,10 @@ def _culprit(culprit: Culprit) -> dict[str, Any]:
 
 
 def _output(comparison: Comparison) -> dict[str, Any]:
-    return {
-        "name": comparison.name,
-        "finding": comparison.finding,
-        "max_abs_error_eager": comparison.max_error_eager,
-        "max_abs_error_compiled": comparison.max_error_compiled,
-        "rms_error_eager": comparison.rms_error_eager,
-        "rms_error_compiled": comparison.rms_error_compiled,
-        "error_ratio": comparison.error_ratio,
-        "max_ulps_eager": comparison.max_ulps_eager,
-        "max_ulps_compiled": comparison.max_ulps_compiled,
-        "noise_floor": comparison.noise_floor,
-        "scale": comparison.scale,
-        "within_default_tolerance": comparison.within_default_tolerance,
-        "torch_same": comparison.torch_same,
-        "cosine": comparison.cosine,
-        "where": list(comparison.where) if comparison.where is not None else None,
-        "at": comparison.at,
-        "detail": comparison.detail,
-    }
+    """A comparison in the names of the contract, with its ratio of errors and without what only the judge reads."""
+    fields = {**asdict(comparison), "error_ratio": comparison.error_ratio}
+    return {_CONTRACT.get(name, name): value for name, value in fields.items() if name not in _INTERNAL}
+
+
+_CONTRACT = {"max_error_eager": "max_abs_error_eager", "max_error_compiled": "max_abs_error_compiled"}
+_INTERNAL = ("kind", "within_scaled_tolerance", "by_norm")

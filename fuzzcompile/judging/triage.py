@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from fuzzcompile.attribution.ablating import Ablator
 from fuzzcompile.attribution.culprit import Attribution, Culprit
 from fuzzcompile.attribution.divergence import Divergence
 from fuzzcompile.attribution.replays import ReplayCount
@@ -19,21 +20,18 @@ from fuzzcompile.compiler.ledger import Ledger
 from fuzzcompile.compiler.same import torch_same
 from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.compiler.unseen import Unseen, gathered, gathering, shown
-from fuzzcompile.errors import EnvironmentUnfit
 from fuzzcompile.execution.observation import Observation
+from fuzzcompile.facts import facts
 from fuzzcompile.judging.asked import ask
 from fuzzcompile.judging.attribute import Attributor, first_rewrite
 from fuzzcompile.judging.decision import Decision, confirmed, decide, randomness, survival
+from fuzzcompile.judging.refusals import refuse_lasting_state, refuse_unfit, refuse_unsupported
 from fuzzcompile.judging.report import Cost, CoverageCount, Report
-from fuzzcompile.oracle.comparison import Comparison, compare
+from fuzzcompile.oracle.comparison import Comparison
 from fuzzcompile.oracle.judgement import same_bits
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.oracle.warned import changed_warnings
 from fuzzcompile.trials.compiles import Experiments, Trial
-
-
-class CannotJudge(EnvironmentUnfit):
-    """The case ran, but nothing can be said of it (exit status 3)."""
 
 
 @gathering()
@@ -84,16 +82,16 @@ def triage(
     experiments = Experiments(case, device, Compilation(vetoes=tuple(vetoes)), against=against)
     looking = _quick(experiments) if screen else experiments
     looking.run_eager()
-    _refuse_lasting_state(experiments)
+    refuse_lasting_state(experiments)
     on_eager()
     if screen:
-        found = _screened(looking, known, started)
-        if found is not None:
-            on_verdict(found)
-            return found
+        report = _screened(looking, known, started)
+        if report is not None:
+            on_verdict(report)
+            return report
     trial = experiments.trial()
-    _refuse_unsupported(case, trial)
-    _refuse_unfit(case, trial)
+    refuse_unsupported(case, trial)
+    refuse_unfit(case, trial)
     answer = _decided(experiments, trial, ReplayCount(), started)
     on_verdict(answer.report())
     if thorough and not _late(deadline):
@@ -106,8 +104,8 @@ def triage(
 
 def _quick(experiments: Experiments) -> Experiments:
     """The same experiments for a compile without code generation; what eager and float64 give is run once for both."""
-    if not experiments.eager.failure:
-        _ = experiments.reference
+    if not experiments.runs.eager.failure:
+        _ = experiments.runs.reference
     return experiments.under(replace(experiments.how, screen=True), quick=True)
 
 
@@ -118,7 +116,7 @@ def _screened(looking: Experiments, known: Collection[tuple[str, str]], started:
     """
     trial = looking.trial()
     if trial.observation.failure is None:
-        _refuse_unfit(looking.case, trial)
+        refuse_unfit(looking.case, trial)
     count = ReplayCount()
     steps = steps_of(trial.ledger, count)
     decision = decide(looking, trial, steps)
@@ -129,6 +127,14 @@ def _screened(looking: Experiments, known: Collection[tuple[str, str]], started:
     answer = _Answer(looking, trial, steps, replace(decision, detail=detail), count, started)
     attribution = Attribution(hit, changed_bits=_changed_bits(steps))
     return replace(answer.report(attribution), screened=True)
+
+
+def _known_culprit(divergence: Divergence, verdict: Verdict, known: Collection[tuple[str, str]]) -> Culprit | None:
+    """The first suspect, if what it would be reported as is known already."""
+    if not known or not verdict.is_bug:
+        return None
+    suspect = first_rewrite(divergence)
+    return suspect if suspect is not None and (suspect.signature, verdict.kind) in known else None
 
 
 def _late(deadline: float | None) -> bool:
@@ -150,22 +156,18 @@ class _Answer:
 
     def report(self, attribution: Attribution | None = None) -> Report:
         """The report as it stands; without an attribution, one that names no culprit."""
-        return replace(
-            _report(self, attribution or self._unproved()),
-            cost=Cost(
-                self.experiments.compiles,
-                self.count.replays,
-                time.perf_counter() - self.started,
-                self.experiments.screens,
-            ),
-            survives_float64=self.survives,
-            randomness=randomness(self.experiments, self.trial, own_stream=self.own_stream),
-        )
+        return _report(self, attribution or self._unproved())
 
     def attribution(
         self, known: Collection[tuple[str, str]], deadline: float | None, *, thorough: bool = False
     ) -> Attribution:
-        """The culprit, proved unless its signature is known."""
+        """The culprit, proved unless its signature is known.
+
+        Args:
+            known: signatures that need no proof, each with the kind of its verdict.
+            deadline: value of ``time.monotonic()`` after which no compile is begun.
+            thorough: try every backend of PyTorch's issue form.
+        """
         verdict, unproved = self.decision.verdict, self._unproved()
         if not verdict.is_bug or verdict is Verdict.NONDETERMINISTIC:
             return unproved
@@ -173,16 +175,9 @@ class _Answer:
         hit = _known_culprit(divergence, verdict, known)
         if hit is not None:
             return replace(unproved, culprit=hit)
-        attributor = Attributor(
-            self.experiments,
-            self.trial,
-            self.steps,
-            self.count,
-            evidence=self.decision.evidence,
-            deadline=deadline,
-            thorough=thorough,
-        )
-        return replace(attributor.run(), changed_bits=unproved.changed_bits)
+        ablator = Ablator(self.experiments, self.trial, self.count, self.decision.evidence, deadline)
+        attribution = Attributor(ablator, self.steps, thorough=thorough).run()
+        return replace(attribution, changed_bits=unproved.changed_bits)
 
     def _unproved(self) -> Attribution:
         return Attribution(changed_bits=_changed_bits(self.steps))
@@ -201,23 +196,23 @@ def _looked_at_again(answer: _Answer, deadline: float | None) -> _Answer:
     """The answer with further evidence: the compiler's own random stream, and the program compiled in float64."""
     experiments, trial = answer.experiments, answer.trial
     benign = not answer.decision.verdict.is_bug and trial.observation.failure is None
-    if benign and experiments.depends_on_seeds:
+    if benign and experiments.runs.depends_on_seeds:
         # Other rewrites fire where the compiler need not follow eager's random numbers.
-        other = experiments.under(replace(experiments.how, fallback_random=False))
-        found = _decided(other, other.trial(), answer.count, answer.started)
-        answer = replace(found if found.decision.verdict.is_bug else answer, own_stream=found.trial)
+        unaligned = experiments.under(replace(experiments.how, fallback_random=False))
+        second = _decided(unaligned, unaligned.trial(), answer.count, answer.started)
+        answer = replace(second if second.decision.verdict.is_bug else answer, own_stream=second.trial)
     ask = not _late(deadline)
     return replace(answer, survives=survival(answer.experiments, answer.trial, answer.decision, ask=ask))
 
 
 def _report(answer: _Answer, attribution: Attribution) -> Report:
     experiments, trial, steps, decision = answer.experiments, answer.trial, answer.steps, answer.decision
-    case, device = experiments.case, experiments.device
     unseen = (*dict.fromkeys((*trial.ledger.unseen, *gathered())),)
+    seconds = time.perf_counter() - answer.started
     return Report(
-        case=case.name,
+        case=experiments.case.name,
         torch=torch.__version__,
-        device=str(device),
+        device=str(experiments.device),
         verdict=decision.verdict,
         confidence=_confidence(decision, attribution, unseen),
         detail=decision.detail,
@@ -232,72 +227,24 @@ def _report(answer: _Answer, attribution: Attribution) -> Report:
         graphs=len(trial.ledger.frames) or trial.ledger.graphs,
         # Of a program that was never captured, dynamo lists errors and no breaks.
         graph_breaks=trial.ledger.graph_breaks if trial.ledger.graphs else (),
-        warnings=changed_warnings(experiments.eager, trial.observation),
-        notes=(*experiments.case.notes, *shown(unseen)),
+        warnings=changed_warnings(experiments.runs.eager, trial.observation),
+        cost=Cost(experiments.compiles, answer.count.replays, seconds, experiments.screens),
+        survives_float64=answer.survives,
+        randomness=randomness(experiments, trial, own_stream=answer.own_stream),
+        notes=(*experiments.case.notes, *_version_note(), *shown(unseen)),
     )
+
+
+def _version_note() -> tuple[str, ...]:
+    """Which facts about torch stand in for those of the installed version, which has none of its own."""
+    note = facts().note
+    return () if note is None else (note,)
 
 
 def _largest_step(steps: Sequence[Step], decision: Decision) -> float | None:
     """The largest change of a float64 result by a rewrite, or by a decomposition where that decided."""
-    found = [step.float64 for step in steps if step.float64 is not None and not step.random]
-    return max([*found, *([decision.boundary.step] if decision.boundary is not None else [])], default=None)
-
-
-# -- what cannot be judged -----------------------------------------------------------------------
-
-
-def _refuse_lasting_state(experiments: Experiments) -> None:
-    """A script's callable that does something else the second time keeps state that could not be set back."""
-    case, eager, again = experiments.case, experiments.eager, experiments.again
-    if case.state is None or eager.failure or experiments.draws:
-        return
-    moved = again.failure is not None or eager.structure != again.structure
-    if not moved:
-        pairs = zip(eager.values, again.values, strict=False)
-        compared = [compare(one, other, None, ()) for one, other in pairs if one.name == other.name]
-        moved = any(not c.within_default_tolerance or c.finding in ("integer", "shape", "dtype") for c in compared)
-    if moved:
-        raise CannotJudge(
-            f"{case.name} does not do the same twice in eager mode: it keeps state that cannot be set back, or depends "
-            "on something outside; write it as a case with make(), which builds its state anew."
-        )
-
-
-def _refuse_unsupported(case: Case, trial: Trial) -> None:
-    failure = trial.observation.failure
-    if failure is not None and failure.unsupported and case.settings.fullgraph:
-        raise CannotJudge(
-            f"{case.name} asks for FULLGRAPH, which dynamo cannot honour: {failure.message}; "
-            "remove FULLGRAPH or the graph break."
-        )
-
-
-def _known_culprit(divergence: Divergence, verdict: Verdict, known: Collection[tuple[str, str]]) -> Culprit | None:
-    """The first suspect, if what it would be reported as is known already."""
-    if not known or not verdict.is_bug:
-        return None
-    suspect = first_rewrite(divergence)
-    return suspect if suspect is not None and (suspect.signature, verdict.kind) in known else None
-
-
-def _refuse_unfit(case: Case, trial: Trial) -> None:
-    """An error of the machine is no error of the compiler; a program that was not compiled is not clean."""
-    failure = trial.observation.failure
-    if failure is None and not trial.ledger.frames and not trial.ledger.graphs:
-        why = "; ".join(trial.ledger.graph_breaks)
-        raise CannotJudge(
-            f"Nothing of {case.name} is compiled: dynamo captures no graph of it{f' ({why})' if why else ''}."
-        )
-    if failure is None:
-        return
-    if failure.type_name in _MACHINE_ERRORS or any(text in failure.message for text in _MACHINE_MESSAGES):
-        raise CannotJudge(
-            f"{case.name} cannot be compiled on this machine ({failure}); `fuzzcompile doctor` says what is missing."
-        )
-
-
-_MACHINE_ERRORS = ("InvalidCxxCompiler", "TritonMissing", "OutOfMemoryError")
-_MACHINE_MESSAGES = ("No space left on device", "Cannot find a working triton installation", "out of memory")
+    moves = [step.float64 for step in steps if step.float64 is not None and not step.random]
+    return max([*moves, *([decision.boundary.step] if decision.boundary is not None else [])], default=None)
 
 
 # -- the rest of the report -------------------------------------------------------------------------
@@ -318,13 +265,13 @@ def _changed_bits(steps: Sequence[Step]) -> list[Culprit]:
 
 
 def _deterministic(experiments: Experiments) -> bool:
-    return bool(experiments.eager.failure) or same_bits(experiments.eager, experiments.again)
+    return bool(experiments.runs.eager.failure) or same_bits(experiments.runs.eager, experiments.again)
 
 
 def _with_torch_same(experiments: Experiments, trial: Trial) -> tuple[Comparison, ...]:
-    if not trial.judgement.comparisons or experiments.reference.failure:
+    if not trial.judgement.comparisons or experiments.runs.reference.failure:
         return trial.judgement.comparisons
-    runs = (experiments.baseline, trial.observation, experiments.reference)
+    runs = (experiments.baseline, trial.observation, experiments.runs.reference)
     random = trial.sampled or ()
     return tuple(c if c.name in random else _same(c, *runs) for c in trial.judgement.comparisons)
 
@@ -343,10 +290,8 @@ def _same(comparison: Comparison, eager: Observation, compiled: Observation, ref
 
 
 def _coverage(trial: Trial) -> tuple[CoverageCount, ...]:
-    return tuple(
-        CoverageCount(label.stage, label.pass_name, label.rewrite, outcome, count)
-        for (label, outcome), count in trial.ledger.coverage.items()
-    ) + tuple(
-        CoverageCount(reached.stage, None, reached.name, reached.outcome, count)
-        for reached, count in trial.ledger.reached.items()
+    rewrites, reached = trial.ledger.coverage.items(), trial.ledger.reached.items()
+    return (
+        *(CoverageCount(rule.stage, rule.pass_name, rule.rewrite, outcome, n) for (rule, outcome), n in rewrites),
+        *(CoverageCount(part.stage, None, part.name, part.outcome, n) for part, n in reached),
     )

@@ -33,13 +33,13 @@ def find_workaround(ablator: Ablator, culprit: Culprit) -> Workaround | None:
     """The narrowest setting that repairs the divergence; None if there is none, or no time to look for it."""
     start, before = time.perf_counter(), ablator.experiments.compiles
     try:
-        found = _first(ablator, _candidates(culprit, ablator), screen=culprit.stage in GRAPH_STAGES)
+        workaround = _first(ablator, _candidates(culprit, ablator), screen=culprit.stage in GRAPH_STAGES)
     except OutOfTime:
         return None
-    if found is None:
+    if workaround is None:
         return None
     spent = ablator.experiments.compiles - before
-    return replace(found, compiles=spent, seconds=time.perf_counter() - start)
+    return replace(workaround, compiles=spent, seconds=time.perf_counter() - start)
 
 
 def _first(ablator: Ablator, candidates: Iterator[_Candidate], *, screen: bool) -> Workaround | None:

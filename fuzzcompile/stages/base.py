@@ -10,12 +10,10 @@ from typing import ClassVar
 from fuzzcompile.attribution.ablating import Ablator
 from fuzzcompile.attribution.culprit import Attribution, Culprit
 from fuzzcompile.attribution.divergence import Divergence
+from fuzzcompile.attribution.proving import MAX_SUSPECTS
 from fuzzcompile.compiler.patches import AnyPatch, patches_of
 from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.facts import facts
-
-# Suspects of a stage that are compiled without, one by one.
-MAX_SUSPECTS = 4
 
 
 @dataclass(frozen=True)

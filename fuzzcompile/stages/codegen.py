@@ -13,7 +13,6 @@ from fuzzcompile.codegen.table import CODE_GENERATORS, generator_named
 from fuzzcompile.compiler.kernels.control import Control
 from fuzzcompile.compiler.kernels.operators import operator_of
 from fuzzcompile.compiler.session import Compilation
-from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.stage_names import CODEGEN
 from fuzzcompile.stages.base import Stage, Suspect, Without
 from fuzzcompile.stages.kernels.bisection import (
@@ -26,11 +25,12 @@ from fuzzcompile.stages.kernels.bisection import (
     right_without_vectors,
 )
 from fuzzcompile.stages.kernels.culprits import kernel_culprit, kernel_details
-from fuzzcompile.stages.kernels.examined import examined, first_wrong_kernels
-from fuzzcompile.stages.kernels.failures import failed_families, failure_of, prove_failure, stage_of, without_failure
+from fuzzcompile.stages.kernels.examined import examined
+from fuzzcompile.stages.kernels.failures import prove_failure, stage_of, without_failure
+from fuzzcompile.stages.kernels.suspected import kernels_suspected
 from fuzzcompile.stages.kernels.wrong import Failure, WrongKernel, names_of
 from fuzzcompile.stages.runtime import kernel_call
-from fuzzcompile.stages.scheduler import prove_fusion, suspected_families
+from fuzzcompile.stages.scheduler import prove_fusion
 
 # What a kernel's operators give when each has a kernel of its own; "unknown" where that does not run.
 _Alone = Literal["right", "wrong", "unknown"]
@@ -47,17 +47,7 @@ class Codegen(Stage):
 
     def suspects(self, divergence: Divergence) -> list[Suspect]:
         """The operators of the first wrong kernel of each graph, or of the kernel that failed."""
-        trial = divergence.trial
-        if trial.observation.failure is not None:
-            failure = failure_of(trial)
-            return [Suspect(self.name, family, finding=failure) for family in failed_families(failure)]
-        if trial.judgement.verdict is Verdict.ACCEPTS_INVALID:
-            return []
-        return [
-            Suspect(self.name, family, finding=wrong)
-            for wrong in first_wrong_kernels(divergence)
-            for family in suspected_families(wrong)
-        ]
+        return kernels_suspected(self.name, divergence)
 
     def without(self, suspect: Suspect, how: Compilation) -> Without | None:
         """No vectors where the kernel has them, else ATen in place of the operators; None for a loop of neither."""

@@ -15,19 +15,18 @@ from fuzzcompile.attribution.ablating import Ablator
 from fuzzcompile.attribution.culprit import Attribution, Culprit
 from fuzzcompile.attribution.divergence import Divergence
 from fuzzcompile.attribution.inputs import inputs_of
-from fuzzcompile.attribution.replays import ReplayCount
-from fuzzcompile.compiler.decompositions import family_of_operator, operator_name
+from fuzzcompile.attribution.replays import ReplayCount, shared_memory
+from fuzzcompile.compiler.decompositions import operator_name
 from fuzzcompile.compiler.functional import NodeRun, run_functionally, run_plainly
 from fuzzcompile.compiler.labels import location
 from fuzzcompile.compiler.ledger import GraphRecord
 from fuzzcompile.compiler.recorder import CAPTURED_CALLS
-from fuzzcompile.execution.memory import aliases
 from fuzzcompile.execution.tensors import significant_strides
 from fuzzcompile.oracle.change import SEMANTIC_STEP, relative_change
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.stages.base import Stage, Suspect
 from fuzzcompile.stages.operators.stage import culprit_of
-from fuzzcompile.stages.operators.suspected import Doubt, doubted, lost_checks_suspected, operators_suspected
+from fuzzcompile.stages.operators.suspected import doubted, lost_checks_suspected, operators_suspected
 
 
 class Functionalization(Stage):
@@ -52,7 +51,7 @@ class Functionalization(Stage):
 
     def prove(self, ablator: Ablator, suspects: Sequence[Suspect]) -> Attribution | None:
         """Shown by a compile that ends behind this stage; no compile can do without it."""
-        shown = [suspect for suspect in suspects if isinstance(suspect.finding, Doubt)]
+        shown = [suspect for suspect in suspects if isinstance(suspect.finding, Culprit)]
         if not shown:
             return None
         how = replace(ablator.how, backend="aot_eager", record=False)
@@ -108,19 +107,14 @@ def _differing(plain: NodeRun, functional: NodeRun) -> tuple[str, float | None] 
         step = _apart(value, functionally)
         if step > SEMANTIC_STEP:
             return name, step if math.isfinite(step) else None
-    before, after = _shared(plain), _shared(functional)
+    before, after = shared_memory(plain), shared_memory(functional)
     for name in before:
-        if before[name] != after.get(name) and name.startswith("output"):
+        if before[name] != after.get(name):
             # AOTAutograd regenerates views of inputs after the call: only memory that outputs share is its graph's.
             if any(owner.startswith("input") for owner in (*before[name], *after.get(name, ()))):
                 continue
             return name, None
     return None
-
-
-def _shared(run: NodeRun) -> dict[str, tuple[str, ...]]:
-    named = {f"input {i}": value for i, value in enumerate(run.inputs)}
-    return aliases(named | {f"output {i}": value for i, value in enumerate(run.outputs)})
 
 
 def _apart(plain: object, functional: object) -> float:
@@ -156,12 +150,9 @@ def _functional_culprit(
         node = written[-1] if written else node
     operators = plain.operators.get(node.name, []) if node is not None else []
     operator = next((op for op in operators if _writes(op)), operators[-1] if operators else None)
-    rewrite = operator_name(operator) if operator is not None else None
-    return Culprit(
+    return Culprit.of_operator(
         stage_names.FUNCTIONALIZATION,
-        None,
-        rewrite,
-        family_of_operator(rewrite) if rewrite else "unknown",
+        operator_name(operator) if operator is not None else None,
         nodes=(node.name,) if node is not None else (),
         site=location([node]) if node is not None else None,
         step=step,

@@ -9,7 +9,6 @@ from fuzzcompile.attribution.ablating import Ablator
 from fuzzcompile.attribution.culprit import Attribution, Culprit
 from fuzzcompile.attribution.divergence import Divergence
 from fuzzcompile.codegen.table import CODE_GENERATORS, generator_named
-from fuzzcompile.compiler.decompositions import family_of_operator
 from fuzzcompile.compiler.kernels.control import Control
 from fuzzcompile.compiler.kernels.operators import can_fall_back, lowering_source
 from fuzzcompile.compiler.session import Compilation
@@ -138,9 +137,7 @@ def _prove_operators(ablator: Ablator, wrong: list[WrongOperator]) -> Attributio
             return _proved_operators(ablator, chosen, names)
     # Wrong in float64 is shown by the evaluation of its IR, though no compile proves it: views cannot fall back.
     left = next((operator for operator in wrong if operator.exact or operator not in chosen), None)
-    if left is None:
-        return None
-    return Attribution(replace(_culprit(left), confidence="low"))
+    return None if left is None else Attribution(replace(_culprit(left), confidence="low"))
 
 
 def _proved_operators(ablator: Ablator, chosen: list[WrongOperator], names: list[str]) -> Attribution:
@@ -186,11 +183,9 @@ def _culprit(wrong: WrongOperator, *, necessary: bool | None = None) -> Culprit:
     node = wrong.lowered.node(wrong.node)
     source, line = lowering_source(node.target) if node is not None else (None, None)
     kernel = wrong.kernel or kernel_of(wrong.lowered, wrong.node)
-    return Culprit(
+    return Culprit.of_operator(
         LOWERING,
-        None,
         wrong.name,
-        family_of_operator(wrong.name),
         nodes=(wrong.node,),
         source=source,
         line=line,

@@ -13,14 +13,14 @@ from enum import IntEnum
 from fuzzcompile.attribution.ablating import Ablator
 from fuzzcompile.attribution.culprit import Attribution, Culprit
 from fuzzcompile.attribution.divergence import Divergence
-from fuzzcompile.attribution.proving import Prover, failing_rewrite, forms_shown
+from fuzzcompile.attribution.proving import MAX_SUSPECTS, Prover, failing_rewrite, forms_shown
 from fuzzcompile.attribution.steps import Step, changing_meaning, suspects_of
 from fuzzcompile.compiler.labels import family_of
 from fuzzcompile.compiler.ledger import Label
 from fuzzcompile.compiler.refusing import MANDATORY
 from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.facts import facts
-from fuzzcompile.stages.base import MAX_SUSPECTS, Stage, Suspect, Without, names_of
+from fuzzcompile.stages.base import Stage, Suspect, Without, names_of
 
 
 class Ground(IntEnum):
@@ -74,7 +74,7 @@ def _steps_on(divergence: Divergence, ground: Ground) -> list[Step]:
         return suspects_of(steps, forms_shown(trial))
     if ground is Ground.RANDOM:
         # Where eager draws nothing at all (dropout in eval), a rewrite that draws is at fault all the same.
-        aligned = trial.sampled is None and divergence.experiments.draws
+        aligned = trial.sampled is None and divergence.experiments.runs.draws
         return [] if aligned else [step for step in steps if step.random]
     if ground is Ground.OPAQUE:
         return list({step.label: step for step in steps if step.is_opaque}.values())
@@ -131,6 +131,11 @@ def _of_the_case(names: Sequence[str], given: Mapping[str, object]) -> Iterator[
 
 def prove_rewrites(ablator: Ablator, divergence: Divergence, *, ground: Ground) -> Attribution | None:
     """The rewrite at fault among those that are suspected on one ground; None if none is.
+
+    Args:
+        ablator: compiles without a rewrite.
+        divergence: what one compile showed.
+        ground: why they are suspected.
 
     Raises:
         OutOfTime: no further compile may be begun.

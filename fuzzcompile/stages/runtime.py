@@ -7,15 +7,13 @@ from collections.abc import Sequence
 from fuzzcompile.attribution.ablating import Ablator
 from fuzzcompile.attribution.culprit import Attribution, Culprit
 from fuzzcompile.attribution.divergence import Divergence
-from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.stage_names import RUNTIME
-from fuzzcompile.stages.base import Stage, Suspect, Without
+from fuzzcompile.stages.base import Stage, Suspect
 from fuzzcompile.stages.kernels.culprits import kernel_culprit, values_shown
 from fuzzcompile.stages.kernels.examined import examined_in, first_wrong_kernels
-from fuzzcompile.stages.kernels.failures import failed_families, failure_of
+from fuzzcompile.stages.kernels.suspected import kernels_suspected
 from fuzzcompile.stages.kernels.wrong import WrongKernel, WrongOutput
-from fuzzcompile.stages.scheduler import suspected_families
 
 _WRAPPER = "wrapper"
 _KERNEL_CALL = "kernel call"
@@ -33,23 +31,11 @@ class Runtime(Stage):
 
     def suspects(self, divergence: Divergence) -> list[Suspect]:
         """The kernels that may have been handed wrong memory; the wrapper where no kernel is wrong."""
-        trial = divergence.trial
-        if trial.observation.failure is not None:
-            failure = failure_of(trial)
-            return [Suspect(self.name, family, finding=failure) for family in failed_families(failure)]
-        if trial.judgement.verdict is Verdict.ACCEPTS_INVALID:
-            return []
-        kernels = first_wrong_kernels(divergence)
-        if kernels:
-            return [
-                Suspect(self.name, family, finding=wrong) for wrong in kernels for family in suspected_families(wrong)
-            ]
+        failed = divergence.trial.observation.failure is not None
+        if failed or divergence.verdict is Verdict.ACCEPTS_INVALID or first_wrong_kernels(divergence):
+            return kernels_suspected(self.name, divergence)
         outputs = [wrong for look in examined_in(divergence) for wrong in look.wrong_outputs()]
         return [Suspect(self.name, _WRAPPER, finding=wrong) for wrong in outputs]
-
-    def without(self, suspect: Suspect, how: Compilation) -> Without | None:
-        """Nothing: no compile can do without the wrapper."""
-        return None
 
     def prove(self, ablator: Ablator, suspects: Sequence[Suspect]) -> Attribution | None:
         """The wrapper, if outputs are wrong and no kernel is; confidence stays low."""

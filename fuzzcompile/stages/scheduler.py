@@ -10,14 +10,13 @@ from fuzzcompile.attribution.divergence import Divergence
 from fuzzcompile.compiler.kernels.codegen_operators import defined_at
 from fuzzcompile.compiler.kernels.fused import dependences
 from fuzzcompile.compiler.session import Compilation
-from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.stage_names import CODEGEN, SCHEDULER
 from fuzzcompile.stages.base import Stage, Suspect, Without
 from fuzzcompile.stages.kernels.bisection import attempt, configured, right_in_scalars, unfused
 from fuzzcompile.stages.kernels.culprits import kernel_culprit
-from fuzzcompile.stages.kernels.examined import first_wrong_kernels
-from fuzzcompile.stages.kernels.failures import failed_families, failure_of, prove_failure, stage_of, without_failure
-from fuzzcompile.stages.kernels.wrong import Failure, WrongKernel, family_of_node
+from fuzzcompile.stages.kernels.failures import prove_failure, stage_of, without_failure
+from fuzzcompile.stages.kernels.suspected import kernels_suspected
+from fuzzcompile.stages.kernels.wrong import Failure, WrongKernel
 
 _NO_REUSE: dict[str, object] = {"allow_buffer_reuse": False, "inplace_buffers": False}
 
@@ -31,17 +30,7 @@ class Scheduler(Stage):
 
     def suspects(self, divergence: Divergence) -> list[Suspect]:
         """The first wrong kernel of each graph: its arguments were overwritten, or it is fused; failed operators."""
-        trial = divergence.trial
-        if trial.observation.failure is not None:
-            failure = failure_of(trial)
-            return [Suspect(self.name, family, finding=failure) for family in failed_families(failure)]
-        if trial.judgement.verdict is Verdict.ACCEPTS_INVALID:
-            return []
-        return [
-            Suspect(self.name, family, finding=wrong)
-            for wrong in first_wrong_kernels(divergence)
-            for family in suspected_families(wrong, ("buffer reuse", "order of kernels"))
-        ]
+        return kernels_suspected(self.name, divergence, overwritten=("buffer reuse", "order of kernels"))
 
     def without(self, suspect: Suspect, how: Compilation) -> Without | None:
         """Buffers that share no memory, or a kernel whose operators are not fused."""
@@ -87,24 +76,16 @@ class Scheduler(Stage):
         return Attribution(culprit)
 
 
-def suspected_families(wrong: WrongKernel, overwritten: tuple[str, ...] = ()) -> list[str]:
-    """What may be wrong with a kernel, as signatures call it; ``overwritten`` where its arguments were."""
-    if wrong.overwritten is not None:
-        return list(overwritten)
-    if wrong.kernel.extern:
-        return []
-    generator, scheduled = wrong.generator, wrong.kernel.scheduled
-    buffers = (wrong.buffer, *wrong.kernel.writes)
-    names = [name for buffer in buffers for name in generator.operators(scheduled, buffer)]
-    names += [family_of_node(wrong.lowered, wrong.lowered.producer(node)) for node in wrong.kernel.nodes]
-    return list(dict.fromkeys([*names, "fusion", "loop", "kernel call"]))
-
-
 def prove_fusion(ablator: Ablator, wrong: WrongKernel, *, vectorised: bool) -> Attribution:
     """Right without fusion: it should be enough to leave the operators of this kernel unfused.
 
     The scheduler is at fault if it broke a dependence. Otherwise the code generator may have written wrong code for
     loops that may be computed together (a common subexpression that is none), and which step did so is not proved.
+
+    Args:
+        ablator: makes the compiles.
+        wrong: the kernel, which is right with nothing fused.
+        vectorised: whether it is right without vectors too.
 
     Raises:
         OutOfTime: no further compile may be begun.

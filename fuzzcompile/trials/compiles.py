@@ -11,7 +11,7 @@ import torch
 from fuzzcompile.case import Case
 from fuzzcompile.compiler.session import Compilation, check_settings, compiling
 from fuzzcompile.execution.building import build
-from fuzzcompile.execution.observation import Failure, Observation
+from fuzzcompile.execution.observation import Observation
 from fuzzcompile.execution.runs import time_calls
 from fuzzcompile.execution.seeds import Kept
 from fuzzcompile.oracle.judgement import Judgement
@@ -83,47 +83,12 @@ class Experiments:
         """Seconds that a call takes as it was compiled for the verdict; None if that was not timed."""
         return self._counts.runtime
 
-    # -- runs without a compiler (see Runs) -------------------------------------------------------
-
-    @property
-    def eager(self) -> Observation:
-        """The eager run."""
-        return self.runs.eager
+    # -- what compiles are compared with (runs without a compiler: see Runs) ----------------------
 
     @property
     def again(self) -> Observation:
         """A second eager run: the same bits, if eager is deterministic."""
         return self._judge.again
-
-    @property
-    def reference(self) -> Observation:
-        """The float64 run with the program's own low-precision casts kept."""
-        return self.runs.reference
-
-    @property
-    def has_low_precision_casts(self) -> bool:
-        """Whether the program itself casts floating values to bfloat16 or float16."""
-        return self.runs.has_low_precision_casts
-
-    @property
-    def backward_failure(self) -> Failure | None:
-        """What eager raises in the backward that the case leaves out; None if nothing or unknown."""
-        return self.runs.backward_failure
-
-    @property
-    def draws(self) -> tuple[str, ...]:
-        """The random streams that the eager run draws from."""
-        return self.runs.draws
-
-    @property
-    def reference_draws_alike(self) -> bool:
-        """Whether the float64 run drew what eager drew."""
-        return self.runs.reference_draws_alike
-
-    @property
-    def depends_on_seeds(self) -> bool:
-        """Whether the seed changes what eager shows."""
-        return self.runs.depends_on_seeds
 
     def run_eager(self) -> None:
         """Make every run that needs no compiler."""
@@ -154,7 +119,7 @@ class Experiments:
         with compiling(self.case.settings, how) as session:
             program = build(self.case, self.device)
             # What the runs under other seeds begin from.
-            kept = Kept(self.case, program, self.device) if self.draws else None
+            kept = Kept(self.case, program, self.device) if self.runs.draws else None
             compiled = Compiled(self.case, program, session.compile(program.model), session, kept)
             observation = compiled.observe()
             run, seconds = Run.ended(observation), time.perf_counter() - start
@@ -179,8 +144,8 @@ class Experiments:
     def _prepare(self) -> None:
         """Make every run that judging needs: none may be made while a compile is watched."""
         self._judge.run_eager()
-        _ = (self.baseline, self.draws)
-        if self.draws and self.has_low_precision_casts:
+        _ = (self.baseline, self.runs.draws)
+        if self.runs.draws and self.runs.has_low_precision_casts:
             _ = self.runs.exact
 
     def _judged_drawing(

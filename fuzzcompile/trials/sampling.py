@@ -57,8 +57,8 @@ def judge_samples(
     differences = streams.differences(eager, samples)
     if differences:
         differences = _confirmed(differences, judge, seeded_again())
-    others = judge.judge(with_values_of(judge.baseline.observation, compiled, names))
-    return _combined(others, names, differences), names
+    by_value = judge.judge(with_values_of(judge.baseline.observation, compiled, names))
+    return _combined(by_value, names, differences), names
 
 
 def _confirmed(
@@ -70,12 +70,12 @@ def _confirmed(
     return [difference for difference in differences if difference.name in names]
 
 
-def _combined(others: Judgement, names: tuple[str, ...], differences: list[streams.Difference]) -> Judgement:
+def _combined(by_value: Judgement, names: tuple[str, ...], differences: list[streams.Difference]) -> Judgement:
     """The judgement on values compared one by one, with the evidence on those that vary with the seed."""
-    comparisons = tuple(streams.by_distribution(each, names, differences) for each in others.comparisons)
+    comparisons = tuple(streams.by_distribution(each, names, differences) for each in by_value.comparisons)
     if not differences:
-        verdict = Verdict.ROUNDING if others.verdict is Verdict.EQUAL else others.verdict
-        return replace(others, verdict=verdict, comparisons=comparisons, confidence="low")
-    gradients = all(difference.kind == "gradient" for difference in differences) and not others.verdict.is_bug
+        verdict = Verdict.ROUNDING if by_value.verdict is Verdict.EQUAL else by_value.verdict
+        return replace(by_value, verdict=verdict, comparisons=comparisons, confidence="low")
+    gradients = all(difference.kind == "gradient" for difference in differences) and not by_value.verdict.is_bug
     verdict = Verdict.WRONG_GRADIENT if gradients else Verdict.MISCOMPILE
     return Judgement(verdict, comparisons, f"{differences[0].name}: {differences[0]}", confidence="low")

@@ -11,6 +11,7 @@ import torch
 from planting import PLANTS, Plant
 from torch._inductor.fx_passes import joint_graph, post_grad
 
+from fuzzcompile.attribution.ablating import Ablator
 from fuzzcompile.attribution.culprit import Attribution
 from fuzzcompile.attribution.evidence import REPLAY, VALUES
 from fuzzcompile.attribution.replays import ReplayCount
@@ -37,7 +38,8 @@ def attribute(experiments: Experiments, *, hidden: bool = False) -> tuple[Trial,
     trial = experiments.trial()
     count = ReplayCount()
     steps = steps_of(trial.ledger, count)
-    return trial, Attributor(experiments, trial, steps, count, evidence=REPLAY if hidden else VALUES).run()
+    ablator = Ablator(experiments, trial, count, REPLAY if hidden else VALUES)
+    return trial, Attributor(ablator, steps).run()
 
 
 @pytest.fixture(scope="module", params=REPLAYABLE, ids=str)

@@ -31,8 +31,8 @@ def measured(kept: int, moved: tuple[int, ...], monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(replays, "_KEPT_BYTES", kept)
     count = replays.ReplayCount()
     made = record(moved)
-    found = list(steps._record_steps(0, made, [torch.arange(6.0), torch.ones(2, 3)], count))
-    return [s for s in found if s.is_semantic], count.replays
+    measured_steps = list(steps._record_steps(0, made, [torch.arange(6.0), torch.ones(2, 3)], count))
+    return [s for s in measured_steps if s.is_semantic], count.replays
 
 
 @pytest.mark.parametrize("moved", [(), (3,), (1, 8), (2, 3, 7)], ids=str)

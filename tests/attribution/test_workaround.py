@@ -36,7 +36,7 @@ def experiments_of(folder: Path, source: str, **how) -> Experiments:
 def attribute(experiments: Experiments) -> Attribution:
     trial, count = experiments.trial(), ReplayCount()
     experiments.trial(Compilation(record=False, timed=True, config=experiments.how.config))
-    return Attributor(experiments, trial, steps_of(trial.ledger, count), count).run()
+    return Attributor(Ablator(experiments, trial, count), steps_of(trial.ledger, count)).run()
 
 
 def repairs(experiments: Experiments, workaround: Workaround) -> bool:

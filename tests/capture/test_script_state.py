@@ -13,7 +13,8 @@ from fuzzcompile.capture.loading import load
 from fuzzcompile.case import Case
 from fuzzcompile.execution.building import build
 from fuzzcompile.execution.runs import run_eager
-from fuzzcompile.judging.triage import CannotJudge, triage
+from fuzzcompile.judging.refusals import CannotJudge
+from fuzzcompile.judging.triage import triage
 from fuzzcompile.worker.isolation import isolated
 
 CPU = torch.device("cpu")

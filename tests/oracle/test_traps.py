@@ -426,7 +426,7 @@ def test_warnings_of_a_real_compile_are_those_of_the_program():
 
     case = Case("case", Path("case.py"), "", make, "no_grad", False, CompileSettings(), None, None)
     experiments = Experiments(case, CPU)
-    assert changed_warnings(experiments.eager, experiments.trial().observation) == ()
+    assert changed_warnings(experiments.runs.eager, experiments.trial().observation) == ()
 
 
 def test_the_reference_stands_beside_the_native_run():

@@ -53,8 +53,8 @@ def test_a_quick_look_makes_fewer_runs_and_spares_the_full_one_none(experiments,
     assert eager_runs == [None, 1]
     experiments.run_eager()
     assert eager_runs == [None, 1, None, *range(2, NOISE_RUNS + 1)]
-    assert quick.eager is experiments.eager
-    assert quick.again is quick.eager is not experiments.again
+    assert quick.runs.eager is experiments.runs.eager
+    assert quick.again is quick.runs.eager is not experiments.again
 
 
 def test_compiles_are_counted_together(experiments):

@@ -18,7 +18,13 @@ Change = Callable[[tuple[str, ...]], Control]
 
 
 def controlled(how: Compilation, control: Control, toggle: str) -> Without:
-    """The compile with a change behind the graph passes; it generates code, since nothing else shows what is wrong."""
+    """The compile with a change behind the graph passes; it generates code, since nothing else shows what is wrong.
+
+    Args:
+        how: the compile without the change.
+        control: the change.
+        toggle: what the table of ablations calls the change.
+    """
     return Without(toggle, replace(how, control=control, screen=False))
 
 
@@ -28,7 +34,13 @@ def by_aten(how: Compilation, operators: Sequence[str]) -> Without:
 
 
 def configured(how: Compilation, config: dict[str, object], toggle: str | None = None) -> Without:
-    """The compile with entries of ``torch._inductor.config``."""
+    """The compile with entries of ``torch._inductor.config``.
+
+    Args:
+        how: the compile without them.
+        config: the entries by name.
+        toggle: what the table of ablations calls them; the entries themselves by default.
+    """
     name = toggle or ", ".join(f"{key}={value}" for key, value in config.items())
     return Without(name, replace(how, config={**(how.config or {}), **config}, screen=False))
 
@@ -67,7 +79,13 @@ def right_in_scalars(
 ) -> tuple[str | None, list[str]]:
     """The operator of vectorised code that, done in scalars alone, repairs the divergence.
 
-    And those that could not be done in scalars, so that nothing is known of them.
+    Args:
+        ablator: makes the compiles.
+        generator: the code generator of the kernel.
+        operators: the candidates, as the code generator calls them.
+
+    Returns:
+        The operator, None if there is none; and those that could not be done in scalars, of which nothing is known.
 
     Raises:
         OutOfTime: no further compile may be begun.
@@ -78,7 +96,15 @@ def right_in_scalars(
 def bisected(ablator: Ablator, candidates: Sequence[str], change: Change, toggle: str) -> tuple[str | None, list[str]]:
     """The candidate that alone repairs the divergence when ``change`` is applied to it.
 
-    And those with which the program fails in another way than it does without, so that nothing is known of them.
+    Args:
+        ablator: makes the compiles.
+        candidates: what may be changed, most telling first.
+        change: what to change for a part of the candidates.
+        toggle: what the table of ablations calls the change; ``{}`` stands for the candidates.
+
+    Returns:
+        The candidate, None if there is none; and those with which the program fails in another way than without, so
+        that nothing is known of them.
 
     Raises:
         OutOfTime: no further compile may be begun.

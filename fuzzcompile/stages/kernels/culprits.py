@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from fuzzcompile.attribution.culprit import Culprit
 from fuzzcompile.codegen.table import generator_of
@@ -20,32 +22,25 @@ def kernel_culprit(
     family: str,
     *,
     nodes: tuple[str, ...] | None = None,
-    source: str | None = None,
-    line: int | None = None,
-    necessary: bool | None = None,
-    confidence: str = "high",
     details: Mapping[str, object] | None = None,
+    **known: Any,
 ) -> Culprit:
-    """Something about one kernel, in the fields of a culprit; ``nodes`` are those of the wrong buffer by default."""
+    """Something about one kernel as a culprit, with the kernel and its wrong values as details.
+
+    Args:
+        wrong: the kernel.
+        stage: the stage at fault.
+        rewrite: what is at fault there, for the reader.
+        family: what is at fault, for the signature.
+        nodes: the operators that it concerns; those of the wrong buffer by default.
+        details: further details.
+        known: further fields of the culprit.
+    """
     nodes = wrong.nodes if nodes is None else nodes
-    return Culprit(
-        stage,
-        None,
-        rewrite,
-        family,
-        nodes=nodes,
-        source=source,
-        line=line,
-        site=next((site for name in reversed(nodes) if (site := site_of(wrong.lowered, name))), None),
-        step=wrong.comparison.relative_error,
-        necessary=necessary,
-        confidence=confidence,
-        details={
-            **kernel_details(wrong.lowered, wrong.kernel),
-            **values_shown(wrong.comparison),
-            **(details or {}),
-        },
-    )
+    site = next((site for name in reversed(nodes) if (site := site_of(wrong.lowered, name))), None)
+    shown = {**kernel_details(wrong.lowered, wrong.kernel), **values_shown(wrong.comparison), **(details or {})}
+    step = wrong.comparison.relative_error
+    return Culprit(stage, None, rewrite, family, nodes, site=site, step=step, details=shown, **known)
 
 
 def site_of(lowered: Lowered, node: str) -> str | None:
@@ -75,10 +70,8 @@ def kernel_details(lowered: Lowered, kernel: Kernel | None) -> dict[str, object]
 
 
 def _cut(lines: Sequence[str]) -> str:
-    kept = list(lines[:_LINES])
-    if len(lines) > _LINES:
-        kept.append(f"… {len(lines) - _LINES} more lines")
-    return "\n".join(kept)
+    rest = [f"… {len(lines) - _LINES} more lines"] if len(lines) > _LINES else []
+    return "\n".join([*lines[:_LINES], *rest])
 
 
 def values_shown(comparison: Comparison | None) -> dict[str, object]:
@@ -93,4 +86,4 @@ def values_shown(comparison: Comparison | None) -> dict[str, object]:
 
 
 def _is_json(value: object) -> bool:
-    return value is None or (isinstance(value, (int, float)) and value == value and abs(value) != float("inf"))
+    return value is None or (isinstance(value, (int, float)) and math.isfinite(value))

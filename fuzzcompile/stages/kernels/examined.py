@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -159,19 +159,19 @@ class Examined:
 
     def _step(self, name: str) -> float | None:
         """How far the IR is from the interpreted graph in float64; None where that is rounding, or not known."""
-        value = _node(self.exact_ir, name)
+        value = _known(self.exact_ir.node, name)
         if value is None:
             return None
         change = relative_change(self.exact[name], value)
         if not changes_meaning(change):
             return None
-        noisy = _node(self.noisy_exact_ir, name)
+        noisy = _known(self.noisy_exact_ir.node, name)
         noise = relative_change(value, noisy) if noisy is not None and noisy.shape == value.shape else 0.0
         return change if changes_meaning(change, noise) else None
 
     def _natively(self, name: str) -> Comparison | None:
         """How the IR is wrong natively; None where it is right, or not known."""
-        value, right, exact = _node(self.native_ir, name), self.native.get(name), self.exact[name]
+        value, right, exact = _known(self.native_ir.node, name), self.native.get(name), self.exact[name]
         if value is None or not isinstance(right, torch.Tensor) or not isinstance(exact, torch.Tensor):
             return None
         if metrics.same_values(right, value) or exact.shape != right.shape:  # the bits of a float64 have another shape
@@ -216,12 +216,12 @@ class Examined:
     def _written_wrong(self, number: int, name: str, value: torch.Tensor) -> Comparison | None:
         if not self._is_last(number, name):
             return None
-        right, exact = _buffer(self.native_ir, name), _buffer(self.exact_ir, name)
+        right, exact = _known(self.native_ir.buffer, name), _known(self.exact_ir.buffer, name)
         if right is None or exact is None or right.shape != value.shape:
             return None
         if metrics.same_values(right, value.cpu()):
             return None
-        samples = [sample for ir in self.noisy_native_ir if (sample := _buffer(ir, name)) is not None]
+        samples = [sample for ir in self.noisy_native_ir if (sample := _known(ir.buffer, name)) is not None]
         return how_wrong(name, right, value.cpu(), exact, samples)
 
     def _is_last(self, number: int, name: str) -> bool:
@@ -290,7 +290,7 @@ def _examined(divergence: Divergence) -> list[Examined]:
 
 def _with_schedule(ir: Evaluated, wrong: WrongKernel) -> WrongKernel:
     """Whether the scheduler's form of the loops is wrong already."""
-    right = _buffer(ir, wrong.buffer)
+    right = _known(ir.buffer, wrong.buffer)
     for scheduled in wrong.kernel.scheduled:
         for loop in scheduled.get_nodes():
             if wrong.buffer not in [buffer.get_name() for buffer in loop.get_outputs()] or right is None:
@@ -304,15 +304,9 @@ def _with_schedule(ir: Evaluated, wrong: WrongKernel) -> WrongKernel:
     return wrong
 
 
-def _node(ir: Evaluated, name: str) -> torch.Tensor | None:
+def _known(value_of: Callable[[str], torch.Tensor | None], name: str) -> torch.Tensor | None:
+    """A value of the IR; None where that cannot be evaluated."""
     try:
-        return ir.node(name)
-    except _NOT_KNOWN:
-        return None
-
-
-def _buffer(ir: Evaluated, name: str) -> torch.Tensor | None:
-    try:
-        return ir.buffer(name)
+        return value_of(name)
     except _NOT_KNOWN:
         return None

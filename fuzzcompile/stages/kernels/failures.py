@@ -7,7 +7,6 @@ from dataclasses import replace
 from fuzzcompile.attribution.ablating import Ablator
 from fuzzcompile.attribution.culprit import Attribution, Culprit
 from fuzzcompile.codegen.base import LOOPS
-from fuzzcompile.compiler.decompositions import family_of_operator
 from fuzzcompile.compiler.kernels.lowered import Failed
 from fuzzcompile.compiler.kernels.operators import lowering_source
 from fuzzcompile.compiler.session import Compilation
@@ -198,14 +197,10 @@ def _culprit(failure: Failure, stage: str, rewrite: str) -> Culprit:
     source, line = failed.source, failed.line  # of what raised, where that is known
     if source is None and node is not None and stage == LOWERING:
         source, line = lowering_source(node.target)
-    kernel = lowered.kernel(failed.kernel)
-    if kernel is None and last is not None:
-        kernel = kernel_of(lowered, last)
-    return Culprit(
+    kernel = lowered.kernel(failed.kernel) or (kernel_of(lowered, last) if last is not None else None)
+    return Culprit.of_operator(
         stage,
-        None,
         rewrite,
-        family_of_operator(rewrite),
         nodes=failed.nodes,
         source=source,
         line=line,

@@ -7,6 +7,7 @@ program's own precision hides in its rounding is hidden there.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -88,38 +89,65 @@ def boundaries_of(ledger: Ledger, count: ReplayCount) -> list[Boundary]:
     return [boundary for boundary in boundaries if boundary is not None]
 
 
-def _boundary(frame: Frame, count: ReplayCount) -> Boundary | None:
+@dataclass(frozen=True)
+class _Crossing:
+    """A captured call on both sides: dynamo's graph with its inputs, the first graph of the passes with its own."""
+
+    early: GraphRecord
+    late: GraphRecord
+    given: Sequence[Any]
+    inputs: Sequence[Any]
+    count: ReplayCount
+
+    def early_run(self, *, double: bool, noise_seed: int | None = None) -> Replayed:
+        """Dynamo's graph."""
+        self.count.replays += 1
+        return replay(self.early.snapshots[-1], self.given, double=double, noise_seed=noise_seed)
+
+    def late_run(self, *, double: bool) -> Replayed:
+        """The graph that the passes get."""
+        self.count.replays += 1
+        return replay(self.late.snapshots[0], self.inputs, double=double)
+
+    def gradients(self, tangents: Sequence[Any], noise_seed: int | None = None) -> Sequence[Any] | None:
+        """The gradients of dynamo's graph, by autograd in float64."""
+        self.count.replays += 1
+        return differentiate(self.early.snapshots[-1], self.given, tangents, noise_seed=noise_seed)
+
+    @functools.cached_property
+    def native(self) -> Replayed:
+        """Dynamo's graph in the program's own precision."""
+        return self.early_run(double=False)
+
+
+def _crossing(frame: Frame, count: ReplayCount) -> _Crossing | None:
+    """The first captured call of a frame; None if there is none that can be replayed."""
     early, late = frame.record(PRE_GRAD), frame.record(JOINT_GRAPH)
     if early is None or late is None or not early.snapshots or not late.snapshots or not frame.dynamo_calls:
         return None
     if any(word in call for call in early.snapshots[-1].calls for word in _NOT_REPLAYED):
         return None
-    given, inputs = frame.dynamo_calls[0].inputs, inputs_of(frame, late)
+    inputs = inputs_of(frame, late)
     if inputs is None or random_calls(early.snapshots[-1]) or random_calls(late.snapshots[0]):
         return None
-    count.replays += 2
-    early_run = replay(early.snapshots[-1], given, double=True)
-    late_run = replay(late.snapshots[0], inputs, double=True)
-    if early_run.error is not None or late_run.error is not None or _mutates(given, early_run.inputs):
+    return _Crossing(early, late, frame.dynamo_calls[0].inputs, inputs, count)
+
+
+def _boundary(frame: Frame, count: ReplayCount) -> Boundary | None:
+    call = _crossing(frame, count)
+    if call is None:
         return None
-    joint = late.direction == "joint"
-    if len(early_run.outputs) != len(late_run.outputs) and not joint:
+    early, late = call.early_run(double=True), call.late_run(double=True)
+    if early.error is not None or late.error is not None or _mutates(call.given, early.inputs):
         return None
-    step = _step(early_run.outputs, late_run.outputs)
-    if step > change.SEMANTIC_STEP:
-        native = _natively(early, given, count)
-        if _shows(native, late, inputs, step, count) and step > _explained(
-            early, given, early_run.outputs, native, count
-        ):
-            return _named(frame, count, step, gradient=False) or Boundary(
-                frame.index, step, False, *_operator(early, late, given, inputs, count)
-            )
-    if not joint:
+    joint = call.late.direction == "joint"
+    if len(early.outputs) != len(late.outputs) and not joint:
         return None
-    step = _gradient_step(early, late, given, inputs, late_run.outputs, count)
-    if step <= change.SEMANTIC_STEP:
-        return None
-    if step > _explained(early, given, early_run.outputs, _natively(early, given, count), count):
+    step = _step(early.outputs, late.outputs)
+    if step > change.SEMANTIC_STEP and _shows(call, step) and step > _explained(call, early.outputs):
+        return _named(frame, count, step, gradient=False) or Boundary(frame.index, step, False, *_operator(call))
+    step = _gradient_step(call, late.outputs) if joint else 0.0
+    if step > change.SEMANTIC_STEP and step > _explained(call, early.outputs):
         return _named(frame, count, step, gradient=True) or Boundary(frame.index, step, True, None, (), None)
     return None
 
@@ -137,20 +165,13 @@ def _named(frame: Frame, count: ReplayCount, step: float, *, gradient: bool) -> 
     return Boundary(frame.index, step, gradient, name, nodes, fault.place.location, fault)
 
 
-def _natively(early: GraphRecord, given: Sequence[Any], count: ReplayCount) -> Replayed:
-    """Dynamo's graph in the program's own precision."""
-    count.replays += 1
-    return replay(early.snapshots[-1], given, double=False)
-
-
-def _shows(native: Replayed, late: GraphRecord, inputs: Sequence[Any], step: float, count: ReplayCount) -> bool:
+def _shows(call: _Crossing, step: float) -> bool:
     """Whether a change is there in the program's own precision too, if it is too large for rounding to hide it.
 
     One that only float64 has comes of running the graph there: ``x.to(torch.float16)`` is ``x`` itself where that is a
     half tensor, and a copy of one that was doubled, into which later writes do not go.
     """
-    count.replays += 1
-    late_run = replay(late.snapshots[0], inputs, double=False)
+    native, late_run = call.native, call.late_run(double=False)
     if native.error is not None or late_run.error is not None:
         return True
     return step < _HIDDEN * (epsilon(native) or _EPS) or _step(native.outputs, late_run.outputs) > step / 10
@@ -165,43 +186,31 @@ def _mutates(before: Sequence[Any], after: Sequence[Any]) -> bool:
     )
 
 
-def _explained(
-    early: GraphRecord, given: Sequence[Any], outputs: Sequence[Any], native: Replayed, count: ReplayCount
-) -> float:
+def _explained(call: _Crossing, outputs: Sequence[Any]) -> float:
     """What change float64's own rounding explains, or constants that a decomposition holds in float32.
 
-    The second is the ``native`` run's error, scaled from its dtype to float32.
+    The second is the native run's error, scaled from its dtype to float32.
     """
-    count.replays += len(_NOISE_SEEDS)
-    noisy = [replay(early.snapshots[-1], given, double=True, noise_seed=seed) for seed in _NOISE_SEEDS]
+    native, noisy = call.native, [call.early_run(double=True, noise_seed=seed) for seed in _NOISE_SEEDS]
     noise = max((_step(outputs, run.outputs) for run in noisy if run.error is None), default=0.0)
     rounding = 0.0 if native.error is not None else _step(outputs, native.outputs)
     return max(change.AMPLIFIED * noise, _CONSTANTS * rounding * min(1.0, _EPS / (epsilon(native) or _EPS)))
 
 
-def _gradient_step(
-    early: GraphRecord,
-    late: GraphRecord,
-    given: Sequence[Any],
-    inputs: Sequence[Any],
-    joint: Sequence[Any],
-    count: ReplayCount,
-) -> float:
+def _gradient_step(call: _Crossing, joint: Sequence[Any]) -> float:
     """Gradients of dynamo's graph by autograd beside those that the joint graph computes, for the same tangents."""
-    named = list(zip((str(node.target) for node in placeholders_of(late.snapshots[0])), inputs, strict=True))
+    named = list(zip((str(node.target) for node in placeholders_of(call.late.snapshots[0])), call.inputs, strict=True))
     primals = [value for name, value in named if name.startswith("primals")]
     tangents = [value for name, value in named if name.startswith("tangents")]
-    if len(primals) != len(given) or not all(_alike(a, b) for a, b in zip(primals, given, strict=True)):
+    if len(primals) != len(call.given) or not all(map(_alike, primals, call.given)):
         return 0.0
-    count.replays += 1
-    gradients = differentiate(early.snapshots[-1], given, tangents)
+    gradients = call.gradients(tangents)
     if gradients is None:
         return 0.0
     step = _step(gradients, joint[-len(primals) :], together=True)
     if step <= change.SEMANTIC_STEP:
         return 0.0
-    count.replays += 1
-    moved = differentiate(early.snapshots[-1], given, tangents, noise_seed=_NOISE_SEEDS[0])
+    moved = call.gradients(tangents, _NOISE_SEEDS[0])
     noise = _step(gradients, moved, together=True) if moved is not None else 0.0
     return step if step > change.AMPLIFIED * noise else 0.0
 
@@ -220,14 +229,13 @@ def _step(before: Sequence[object], after: Sequence[object], *, together: bool =
     return change.largest_change(before, after, [usual if size < _VANISHING * usual else 0.0 for size in sizes])
 
 
-def _operator(
-    early: GraphRecord, late: GraphRecord, given: Sequence[Any], inputs: Sequence[Any], count: ReplayCount
-) -> tuple[str | None, tuple[str, ...], str | None]:
+def _operator(call: _Crossing) -> tuple[str | None, tuple[str, ...], str | None]:
     """The first torch-level operator whose value differs from that of what it became."""
-    count.replays += 2
-    early_values, late_values = values_of(early.snapshots[-1], given), values_of(late.snapshots[0], inputs)
-    made = _last_made(late)
-    for node in early.snapshots[-1].graph.nodes:
+    call.count.replays += 2
+    early_values = values_of(call.early.snapshots[-1], call.given)
+    late_values = values_of(call.late.snapshots[0], call.inputs)
+    made = _last_made(call.late)
+    for node in call.early.snapshots[-1].graph.nodes:
         result = made.get(node.name)
         if result is None or not _differ(early_values, late_values, node, result):
             continue

@@ -10,7 +10,7 @@ import torch
 
 from fuzzcompile.attribution.culprit import Culprit
 from fuzzcompile.compiler.applications import Application, Outcome, Place
-from fuzzcompile.compiler.decompositions import family_of_operator, operator_name
+from fuzzcompile.compiler.decompositions import operator_name
 from fuzzcompile.compiler.fake import fake_function
 from fuzzcompile.compiler.labels import source_of
 from fuzzcompile.execution.exhaustion import first_line
@@ -59,11 +59,9 @@ class Fault:
             "expected": self.expected,
             "got": self.got,
         }
-        return Culprit(
+        return Culprit.of_operator(
             self.stage,
-            None,
             self.operator,
-            family_of_operator(self.operator),
             nodes=(self.place.node,) if self.place.node else (),
             source=self.source,
             line=self.line,
@@ -101,17 +99,9 @@ def fault_of(application: Application) -> Fault | None:
 
 
 def _fault(
-    application: Application,
-    kind: Kind,
-    expected: str,
-    got: str,
-    *,
-    step: float | None = None,
-    proved: bool = True,
+    application: Application, kind: Kind, expected: str, got: str, *, step: float | None = None, proved: bool = True
 ) -> Fault:
-    function = application.function
-    if application.way == "fake":
-        function = fake_function(application.operator)
+    function = fake_function(application.operator) if application.way == "fake" else application.function
     source, line = source_of(function) if function is not None else (None, None)
     stage = FAKE_TENSOR if application.way == "fake" else DECOMPOSITION
     name = operator_name(application.operator)
@@ -119,7 +109,7 @@ def _fault(
 
 
 def _undeclared_write(application: Application) -> Fault | None:
-    """An operator that writes to an argument of which its schema says that it does not: nobody can follow that."""
+    """An operator that writes to an argument of which its schema says that it does not: no tracing can follow that."""
     schema = application.operator._schema
     if any(argument.alias_info is not None for argument in schema.arguments):
         return None
@@ -149,7 +139,7 @@ def _described(error: BaseException) -> str:
 
 
 def _difference(kernel: Outcome, substitute: Outcome, property_of: Any) -> tuple[str, str] | None:
-    """The first result of which ``told`` says something else, as it is and as it should be."""
+    """The first result of which ``property_of`` differs, as it is and as it should be."""
     for index, (a, b) in enumerate(zip(kernel.results, substitute.results, strict=True)):
         if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
             continue
@@ -201,7 +191,7 @@ def _values(application: Application) -> Fault | None:
             return _fault(application, "values", *_worst(*exact), step=step)
     if not native:
         return None
-    if _is_whole(kernel) and not _has_floats(kernel.arguments):
+    if not _has_floats([*kernel.results, *kernel.arguments]):
         return _fault(application, "values", *_worst(kernel, substitute), step=native)
     if _far(kernel, substitute, exact[0] if exact is not None else None):
         return _fault(application, "values", *_worst(kernel, substitute), step=native, proved=False)
@@ -243,16 +233,10 @@ def _worst(kernel: Outcome, substitute: Outcome) -> tuple[str, str]:
         apart = metrics.distance(a, b)
         if float(apart.max()) > most:
             most = float(apart.max())
-            where, values = metrics.place(apart, one=a.cpu(), other=b.cpu())
-            shown = (
-                f"result {index}[{', '.join(map(str, where or ()))}] = {values['one']}",
-                f"result {index}[{', '.join(map(str, where or ()))}] = {values['other']}",
-            )
+            where, values = metrics.place(apart, kernel=a.cpu(), substitute=b.cpu())
+            place = f"result {index}[{', '.join(map(str, where or ()))}]"
+            shown = f"{place} = {values['kernel']}", f"{place} = {values['substitute']}"
     return shown
-
-
-def _is_whole(outcome: Outcome) -> bool:
-    return not _has_floats(outcome.results)
 
 
 def _has_floats(values: Sequence[Any]) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fuzzcompile.attribution.culprit import Culprit
-from fuzzcompile.compiler.decompositions import family_of_operator, functional_form, operator_name
+from fuzzcompile.compiler.decompositions import functional_form, operator_name
 from fuzzcompile.execution.exhaustion import first_line
 from fuzzcompile.stage_names import DYNAMO, FUNCTIONALIZATION, JOINT_GRAPH, LOWERING
 from fuzzcompile.stages.operators.side_by_side import Checked
@@ -20,7 +20,12 @@ def unchecked_operator(trial: Trial, captured: Sequence[Checked], program: Check
 
     It is in the first graph of the passes, and what takes its kernel's place there does not check (``lowering``); or it
     is not, because nothing uses its result (``functionalization``, which drops it) or because dynamo's graph does not
-    have it (``dynamo``). ``captured`` are dynamo's graphs, run operator by operator, and ``program`` the whole program.
+    have it (``dynamo``).
+
+    Args:
+        trial: the compile that accepts what eager refuses.
+        captured: dynamo's graphs, run operator by operator.
+        program: the whole program, run operator by operator.
 
     Returns:
         None if no operator raises: the program itself does.
@@ -32,12 +37,9 @@ def unchecked_operator(trial: Trial, captured: Sequence[Checked], program: Check
         return None
     traced = raising is not None and _is_traced(trial, raising, operator)
     stage = DYNAMO if raising is None else LOWERING if traced else FUNCTIONALIZATION
-    name = operator_name(operator)
-    return Culprit(
+    return Culprit.of_operator(
         stage,
-        None,
-        name,
-        family_of_operator(name),
+        operator_name(operator),
         nodes=(place.node,) if place.node else (),
         site=f"{place.location} #{place.ordinal}" if place.location else None,
         confidence="low",

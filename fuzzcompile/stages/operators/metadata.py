@@ -11,7 +11,7 @@ from torch import fx
 from fuzzcompile.attribution.culprit import Culprit
 from fuzzcompile.attribution.inputs import inputs_of
 from fuzzcompile.attribution.replays import ReplayCount
-from fuzzcompile.compiler.decompositions import family_of_operator, operator_name
+from fuzzcompile.compiler.decompositions import operator_name
 from fuzzcompile.compiler.fake import fake_function
 from fuzzcompile.compiler.functional import run_plainly
 from fuzzcompile.compiler.labels import location, source_of
@@ -20,10 +20,15 @@ from fuzzcompile.stage_names import FAKE_TENSOR, JOINT_GRAPH, PRE_GRAD
 
 
 def metadata_faults(ledger: Ledger, count: ReplayCount, *, strides: bool = True) -> list[Culprit]:
-    """Nodes whose recorded dtype, shape or (``strides``) strides are not those of their values, one for each graph.
+    """Nodes whose recorded dtype, shape or strides are not those of their values, one for each graph.
 
     A node that is wrong in the first graph of the passes is the fault of the fake tensors, or of a decomposition that
     says so; one that is wrong later is the fault of the rewrite after which it was there.
+
+    Args:
+        ledger: the graphs, with the inputs of their calls.
+        count: counts the replays.
+        strides: compare strides too.
     """
     culprits: list[Culprit] = []
     for frame in ledger.frames:
@@ -60,14 +65,11 @@ def _fault(frame: Frame, record: GraphRecord, count: ReplayCount, strides: bool)
 
 
 def _of_fake_tensors(node: fx.Node, expected: str, got: str) -> Culprit:
-    name = operator_name(node.target)
     function = fake_function(node.target) if isinstance(node.target, torch._ops.OpOverload) else None
     source, line = source_of(function) if function is not None else (None, None)
-    return Culprit(
+    return Culprit.of_operator(
         FAKE_TENSOR,
-        None,
-        name,
-        family_of_operator(name),
+        operator_name(node.target),
         nodes=(node.name,),
         source=source,
         line=line,

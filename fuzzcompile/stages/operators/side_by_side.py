@@ -46,8 +46,12 @@ def check_operators(
 ) -> list[Checked]:
     """Run dynamo's graphs and compare every operator with what the compiler takes in its place.
 
-    ``config`` are the entries of Inductor's config that the program was compiled under (``fallback_random`` alone, if
-    none are given). ``seconds`` bounds the time; what is not reached is not looked at.
+    Args:
+        ledger: holds the graphs and the inputs of their calls.
+        count: counts the replays.
+        config: the entries of Inductor's config that the program was compiled under; ``fallback_random`` alone by
+            default.
+        seconds: bounds the time; operators that are not reached are not compared.
     """
     end = time.monotonic() + seconds
     graphs: list[Checked] = []
@@ -63,7 +67,13 @@ def check_operators(
 def check_program(
     experiments: Experiments, config: Mapping[str, Any] | None = None, *, seconds: float = 20.0
 ) -> Checked:
-    """As :func:`check_operators`, for a program that dynamo could not capture: it is run as it is, in eager mode."""
+    """As :func:`check_operators`, for a program that dynamo could not capture: it is run as it is, in eager mode.
+
+    Args:
+        experiments: the case to run.
+        config: as for :func:`check_operators`.
+        seconds: as for :func:`check_operators`.
+    """
     checked = Checked(None)
     program = build(experiments.case, experiments.device)
 

@@ -11,7 +11,7 @@ from fuzzcompile.attribution.divergence import Divergence
 from fuzzcompile.stage_names import FAKE_TENSOR
 from fuzzcompile.stages.base import Stage, Suspect, prove_in_turn
 from fuzzcompile.stages.operators.faults import Fault
-from fuzzcompile.stages.operators.suspected import Doubt, operators_suspected, wrong_anywhere
+from fuzzcompile.stages.operators.suspected import operators_suspected, wrong_anywhere
 
 
 class OperatorStage(Stage):
@@ -34,8 +34,8 @@ class OperatorStage(Stage):
 def culprit_of(suspect: Suspect) -> Culprit:
     """The culprit that a suspected operator would be."""
     finding = suspect.finding
-    assert isinstance(finding, (Fault, Doubt)), "operators are suspected by a fault or by a doubt"
-    return finding.culprit() if isinstance(finding, Fault) else finding.culprit
+    assert isinstance(finding, (Fault, Culprit)), "operators are suspected by a fault, or as a culprit in doubt"
+    return finding.culprit() if isinstance(finding, Fault) else finding
 
 
 def prove_operators(
@@ -61,7 +61,13 @@ def prove_operators(
 def doubt_first(
     suspected: Callable[[Divergence], Sequence[Suspect]], ablator: Ablator, divergence: Divergence
 ) -> Attribution | None:
-    """The first of suspects that no compile can do without, unproved; None if there is none."""
+    """The first of suspects that no compile can do without, unproved; None if there is none.
+
+    Args:
+        suspected: lists them, most telling first.
+        ablator: makes no compile here.
+        divergence: what one compile showed.
+    """
     suspects = divergence.once(suspected)
     return Attribution(culprit_of(suspects[0])) if suspects else None
 
@@ -69,7 +75,10 @@ def doubt_first(
 def doubt_operators(stages: Sequence[OperatorStage], ablator: Ablator, divergence: Divergence) -> Attribution | None:
     """An operator that is certainly wrong, though something else keeps the result wrong without it.
 
-    Those of ``stages`` were compiled without, which did not help.
+    Args:
+        stages: whose operators were compiled without, which did not help.
+        ablator: makes no compile here.
+        divergence: what one compile showed.
     """
     suspect = next((suspect for suspect in divergence.once(operators_suspected) if wrong_anywhere(suspect)), None)
     if suspect is None:

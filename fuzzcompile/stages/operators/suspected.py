@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from fuzzcompile.attribution.culprit import Culprit
 from fuzzcompile.attribution.divergence import Divergence
@@ -36,13 +35,6 @@ _SHOWS = {
 _FAILED = (Verdict.COMPILE_ERROR, Verdict.RUNTIME_ERROR)
 # Kinds of fault that are wrong whatever reads them.
 _WRONG_ANYWHERE = ("values", "mutation", "check")
-
-
-@dataclass(frozen=True)
-class Doubt:
-    """A culprit that no compile proves, with what is known of it."""
-
-    culprit: Culprit
 
 
 def checked_operators(divergence: Divergence) -> list[Checked]:
@@ -118,4 +110,4 @@ def lost_checks_suspected(divergence: Divergence) -> list[Suspect]:
 
 def doubted(culprit: Culprit) -> Suspect:
     """A suspect that no compile can do without, as the culprit that it would be."""
-    return Suspect(culprit.stage, culprit.family, culprit.source, Doubt(culprit))
+    return Suspect(culprit.stage, culprit.family, culprit.source, culprit)

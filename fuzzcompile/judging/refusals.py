@@ -1,0 +1,70 @@
+"""Cases that run and cannot be judged: the reason is the program or the machine, never the compiler."""
+
+from __future__ import annotations
+
+from fuzzcompile.case import Case
+from fuzzcompile.errors import EnvironmentUnfit
+from fuzzcompile.oracle.comparison import compare
+from fuzzcompile.trials.compiles import Experiments, Trial
+
+_MACHINE_ERRORS = ("InvalidCxxCompiler", "TritonMissing", "OutOfMemoryError")
+_MACHINE_MESSAGES = ("No space left on device", "Cannot find a working triton installation", "out of memory")
+
+
+class CannotJudge(EnvironmentUnfit):
+    """The case ran, but nothing can be said of it (exit status 3)."""
+
+
+def refuse_lasting_state(experiments: Experiments) -> None:
+    """Refuse a script's callable whose second eager run differs: it keeps state that could not be set back.
+
+    Raises:
+        CannotJudge: its second run fails, or shows other values.
+    """
+    case, eager, again = experiments.case, experiments.runs.eager, experiments.again
+    if case.state is None or eager.failure or experiments.runs.draws:
+        return
+    moved = again.failure is not None or eager.structure != again.structure
+    if not moved:
+        pairs = zip(eager.values, again.values, strict=False)
+        compared = [compare(first, second, None, ()) for first, second in pairs if first.name == second.name]
+        moved = any(not c.within_default_tolerance or c.finding in ("integer", "shape", "dtype") for c in compared)
+    if moved:
+        raise CannotJudge(
+            f"{case.name} does not do the same twice in eager mode: it keeps state that cannot be set back, or depends "
+            "on something outside; write it as a case with make(), which builds its state anew."
+        )
+
+
+def refuse_unsupported(case: Case, trial: Trial) -> None:
+    """Refuse a case that asks for ``FULLGRAPH`` and cannot be captured in one graph.
+
+    Raises:
+        CannotJudge: dynamo says that it does not support a part of the program.
+    """
+    failure = trial.observation.failure
+    if failure is not None and failure.unsupported and case.settings.fullgraph:
+        raise CannotJudge(
+            f"{case.name} asks for FULLGRAPH, which dynamo cannot honour: {failure.message}; "
+            "remove FULLGRAPH or the graph break."
+        )
+
+
+def refuse_unfit(case: Case, trial: Trial) -> None:
+    """Refuse a case of which nothing is compiled, and one that fails for want of something on the machine.
+
+    Raises:
+        CannotJudge: no graph was captured, or the error is one of the machine and not of the compiler.
+    """
+    failure = trial.observation.failure
+    if failure is None and not trial.ledger.frames and not trial.ledger.graphs:
+        why = "; ".join(trial.ledger.graph_breaks)
+        raise CannotJudge(
+            f"Nothing of {case.name} is compiled: dynamo captures no graph of it{f' ({why})' if why else ''}."
+        )
+    if failure is None:
+        return
+    if failure.type_name in _MACHINE_ERRORS or any(text in failure.message for text in _MACHINE_MESSAGES):
+        raise CannotJudge(
+            f"{case.name} cannot be compiled on this machine ({failure}); `fuzzcompile doctor` says what is missing."
+        )
