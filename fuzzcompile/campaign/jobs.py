@@ -91,11 +91,11 @@ class Jobs:
         path.write_text(case.source, encoding="utf-8")
         marker = path.with_suffix(f".{'again' if retry else 'eager'}")
         task = JudgeTask(
-            str(path),
-            self.settings.vetoes,
-            str(marker),
-            tuple(sorted(known)),
-            ATTRIBUTION_SHARE * self.settings.case_seconds,
+            path=str(path),
+            vetoes=self.settings.vetoes,
+            marker=str(marker),
+            known=tuple(sorted(known)),
+            seconds=ATTRIBUTION_SHARE * self.settings.case_seconds,
             screen=screen,
         )
         label = f"judge #{index}" if index is not None else "judge a secondary candidate"

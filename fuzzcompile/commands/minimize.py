@@ -28,6 +28,7 @@ from fuzzcompile.reduction.minimiser import minimise
 from fuzzcompile.reduction.program import Program
 from fuzzcompile.reduction.search import Budget, Probed, Progress, Tally
 from fuzzcompile.reduction.writing import Written
+from fuzzcompile.worker.conditions import Conditions
 from fuzzcompile.worker.lost import unstartable, verdict_of
 from fuzzcompile.worker.minimize import (
     Minimized,
@@ -37,7 +38,7 @@ from fuzzcompile.worker.minimize import (
     judge_source,
     probe_candidate,
 )
-from fuzzcompile.worker.pool import LEAST_THREADS, Limits, open_pool
+from fuzzcompile.worker.pool import LEAST_THREADS, open_pool
 
 # Seconds that one candidate may take: less than the case did, which was judged within the limits.
 _CANDIDATE_TIME = 90.0
@@ -67,22 +68,14 @@ class State(TypedDict):
     report: ReportJson
 
 
-def subject_of_file(
-    path: Path,
-    store: Store | None,
-    *,
-    device: str,
-    vetoes: tuple[str, ...] = (),
-    plants: Sequence[Path] = (),
-    limits: Limits | None = None,
-) -> Subject | None:
+def subject_of_file(path: Path, store: Store | None, conditions: Conditions) -> Subject | None:
     """Judge the case file; None if it shows no bug.
 
     Raises:
         CaseError: the file is not a case.
         EnvironmentUnfit: it could not be judged.
     """
-    (answer,) = triage_files([path], device=device, vetoes=vetoes, plants=plants, limits=limits)
+    (answer,) = triage_files([path], conditions)
     if answer.report is None:
         error = EnvironmentUnfit(answer.error or f"{path} could not be judged.")
         error.exit_status = answer.status
@@ -120,14 +113,11 @@ def _subject(path: Path, store: Store | None, report: ReportJson) -> Subject:
 
 def minimize(
     subject: Subject,
+    conditions: Conditions,
     *,
-    device: str,
     seconds: float,
     compiles: int = 200,
     keep: Keep = "culprit",
-    vetoes: tuple[str, ...] = (),
-    plants: Sequence[Path] = (),
-    limits: Limits | None = None,
     state: Path | None = None,
     resume: bool = False,
     on_progress: Callable[[Progress], None] | None = None,
@@ -138,13 +128,10 @@ def minimize(
 
     Args:
         subject: the case.
-        device: where to compile.
+        conditions: where to compile, what to veto and plant, and the limits of one candidate.
         seconds: time for the search.
         compiles: how many compiles and screens the search may use, an earlier search's not counted.
         keep: what must stay: the verdict's kind, or the culprit too.
-        vetoes: rewrites to refuse.
-        plants: files that plant bugs.
-        limits: time and memory of one candidate.
         state: a file that keeps what was learned, and is deleted once the search is finished.
         resume: continue the search that ``state`` holds.
         on_progress: called after each candidate.
@@ -166,8 +153,8 @@ def minimize(
     if state is not None:
         write_state(state, subject, tally)
     budget = Budget(tally.tests + compiles, time.monotonic() + seconds)
-    with open_pool(device, 1, plants=plants, limits=limits, least_threads=LEAST_THREADS) as pool:
-        tools = PooledTools(pool, target, vetoes, subject.report)
+    with open_pool(conditions, 1, least_threads=LEAST_THREADS) as pool:
+        tools = PooledTools(pool, target, conditions.vetoes, subject.report)
         outcome = minimise(job, tools, budget, tally=tally, on_progress=progressed)
         pool.kill_workers()
     if state is not None and outcome.finished:
