@@ -13,11 +13,9 @@ from fuzzcompile.campaign.settings import CampaignSettings
 from fuzzcompile.contract import ReportJson
 from fuzzcompile.corpus import CaseRecord, Coverage, Ended, Finding, Recorded, Store
 from fuzzcompile.reporting.verdict import name_of
-from fuzzcompile.stage_names import GRAPH_STAGES, PARTITION
+from fuzzcompile.stage_names import REWRITING_STAGES
 
 _HEARTBEAT = 5.0
-# Stages whose coverage is one of rewrites; the others' is one of operators and kernels.
-_REWRITING = (*GRAPH_STAGES, PARTITION)
 
 
 @dataclass
@@ -64,7 +62,9 @@ class Bookkeeping:
 
     def record(self, job: Job, report: ReportJson, coverage: list[Coverage], *, screened: bool = False) -> Recorded:
         """Count and store a judged case."""
-        self._covered |= {(c.stage, c.rewrite) for c in coverage if c.outcome == "fired" and c.stage in _REWRITING}
+        self._covered |= {
+            (c.stage, c.rewrite) for c in coverage if c.outcome == "fired" and c.stage in REWRITING_STAGES
+        }
         self.screened += screened
         self.cases += not job.retry
         self.verdicts[str(report["verdict"])] += 1

@@ -77,8 +77,10 @@ def coverage(
     if report is not None:
         _write(report, table, patterns, missing)
     if as_json:
+        counters = table.counters
+        counted = {"within": table.within, "ran": table.ran, "cases": counters.cases, "runs": counters.runs}
         content: dict[str, object] = {"torch": table.torch, "device": table.device, "corpus": table.corpus}
-        content |= {"note": table.note, "counted": table.window.to_json(), "rules": table.rules.to_json()}
+        content |= {"note": table.note, "counted": counted, "rules": table.rules.to_json()}
         content["stages"] = [row.to_json() for row in shown]
         if attention:
             content["attention"] = None if patterns is None else patterns.to_json()
@@ -161,7 +163,7 @@ def _print_names(row: StageCoverage, *, every: bool) -> None:
 
 
 def _shares(table: CoverageTable) -> str:
-    from fuzzcompile.reporting.coverage import percent
+    from fuzzcompile.commands.coverage_report import percent
 
     rules = table.rules
     raw = f"{rules.fired} fired of {rules.known} that are registered ({percent(rules.share_of_known)})"
@@ -172,7 +174,7 @@ def _shares(table: CoverageTable) -> str:
 
 
 def _print_attention(patterns: AttentionCoverage) -> None:
-    from fuzzcompile.reporting.coverage import percent
+    from fuzzcompile.commands.coverage_report import percent
 
     fired = len(patterns.can_fire) - len(patterns.never)
     click.echo(
@@ -190,13 +192,12 @@ def _print_attention(patterns: AttentionCoverage) -> None:
 def _window(table: CoverageTable) -> str:
     from fuzzcompile.campaign.budget import clock
 
-    window = table.window
-    cases = f"{window.counters.cases} cases"
-    return f": {cases}" if window.within is None else f": the {cases} of the first {clock(window.ran)} of campaigns"
+    cases = f"{table.counters.cases} cases"
+    return f": {cases}" if table.within is None else f": the {cases} of the first {clock(table.ran)} of campaigns"
 
 
 def _cells(row: StageCoverage) -> list[str]:
-    from fuzzcompile.reporting.coverage import percent
+    from fuzzcompile.commands.coverage_report import percent
 
     if row.known is None:
         return [row.stage, row.kind, "-", str(len(row.fired)), *["-"] * (len(_COLUMNS) - 4)]

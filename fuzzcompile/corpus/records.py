@@ -50,6 +50,11 @@ class StoredCampaign:
     finished: datetime | None
     ended: str | None
 
+    @property
+    def end(self) -> datetime:
+        """When it finished; for one that runs or was killed, its last heartbeat."""
+        return self.finished or self.last_heard
+
 
 @dataclass(frozen=True)
 class CaseRecord:
