@@ -268,7 +268,7 @@ def measure_campaign(minutes: float, workers: int, mix: Any, *, blocks: bool, se
         )
         location = str(Path(folder, "corpus.db"))
         summary = run_campaign(
-            settings, Conditions("cpu"), location=location, command="bench/throughput.py", handler=watch
+            settings, Conditions("cpu"), location=location, command="bench/throughput.py", on_event=watch.handle
         )
         with Store.open(location) as store:
             stored = store.stream_runs(settings.stream, torch.__version__)

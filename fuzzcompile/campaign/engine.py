@@ -232,22 +232,13 @@ class Engine:
     def _minimized(self, result: Minimized, job: Job) -> Iterator[Event]:
         finding = job.minimizes or ""
         keep_reproducer(self.store, finding, result)
-        draft: str | None = None
         try:
-            draft = str(write_draft(self.store, finding, self.settings.drafts))
+            write_draft(self.store, finding, self.settings.drafts)
         except OSError as error:
             yield Trouble(
                 f"the draft of {finding} cannot be written ({error}); `fuzzcompile issue {finding}` prints it"
             )
-        yield FindingReduced(
-            finding,
-            result.lines_before,
-            result.lines_after,
-            result.tests,
-            result.seconds,
-            result.confirmed,
-            draft,
-        )
+        yield FindingReduced(finding, result)
         for case in result.others:
             self._judge_secondary(Generator(self.settings.profile).drawn(case, "reduction"))
         drawn = {case.source for case in result.others}

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fuzzcompile.campaign.budget import Budget
+from fuzzcompile.worker.minimize import Minimized
 
 
 @dataclass(frozen=True)
@@ -76,15 +77,10 @@ class FindingFound:
 
 @dataclass(frozen=True)
 class FindingReduced:
-    """A finding has a reproducer and a draft; ``draft`` is the path of the Markdown file."""
+    """A finding has a reproducer."""
 
     finding: str
-    lines_before: int
-    lines_after: int
-    tests: int
-    seconds: float
-    confirmed: bool
-    draft: str | None
+    minimized: Minimized
 
 
 @dataclass(frozen=True)

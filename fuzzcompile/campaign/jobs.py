@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TypeVar
 
 from fuzzcompile.campaign.drawing import Drawn
@@ -51,23 +50,19 @@ class Job:
 
 
 class Jobs:
-    """Submits work to an executor and returns what has ended. The folder of case files exists within the block."""
+    """Submits work to an executor and returns what has ended. The folder of case files goes when the block ends."""
 
     def __init__(self, settings: CampaignSettings, executor: Executor) -> None:
         self.settings = settings
         self.executor = executor
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._folder = tempfile.TemporaryDirectory(prefix="fuzzcompile-")
         self._running: dict[Future[Result], Job] = {}
 
     def __enter__(self) -> Self:
-        self._folder = tempfile.TemporaryDirectory(prefix="fuzzcompile-")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Remove the case files."""
-        assert self._folder is not None
         self._folder.cleanup()
 
     def __len__(self) -> int:
@@ -86,7 +81,6 @@ class Jobs:
         screen: bool = False,
     ) -> None:
         """Have a case judged; ``known`` are the signatures and kinds of bug that need no further proof."""
-        assert self._folder is not None, "work is submitted within the block"
         path = Path(self._folder.name, f"case_{case.sha256[:12]}.py")
         path.write_text(case.source, encoding="utf-8")
         marker = path.with_suffix(f".{'again' if retry else 'eager'}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +11,9 @@ from pathlib import Path
 from fuzzcompile import __version__
 from fuzzcompile.campaign.drawing import Variations
 from fuzzcompile.campaign.engine import Engine
-from fuzzcompile.campaign.events import Finished, WorkerActivity
+from fuzzcompile.campaign.events import Event, Finished, WorkerActivity
 from fuzzcompile.campaign.interrupts import sigterm_interrupts
 from fuzzcompile.campaign.settings import CampaignSettings
-from fuzzcompile.campaign.terminal import Handler
 from fuzzcompile.corpus import Campaign, Store
 from fuzzcompile.errors import CaseError
 from fuzzcompile.execution.device import Numerics, resolve
@@ -31,7 +31,7 @@ def run_campaign(
     *,
     location: str | None,
     command: str,
-    handler: Handler,
+    on_event: Callable[[Event], object],
 ) -> Finished:
     """Run a campaign to its end or until it is interrupted (Ctrl-C, SIGTERM), and summarise it.
 
@@ -48,7 +48,7 @@ def run_campaign(
         try:
             with sigterm_interrupts(), closing(engine.run()) as events:
                 for event in events:
-                    handler.handle(event)
+                    on_event(event)
         except KeyboardInterrupt:
             interrupted = True
         except BaseException:  # whatever ended it, the corpus must say so

@@ -117,7 +117,7 @@ def run(
             conditions,
             location=location,
             command=shlex.join(["fuzzcompile", *sys.argv[1:]]),
-            handler=handler,
+            on_event=handler.handle,
         )
     if as_json:
         click.echo(json.dumps(summary.to_json(), allow_nan=False))

@@ -68,13 +68,13 @@ def triage_and_print(
     from fuzzcompile.commands.triage import Answer, case_files, overall_status, triage_files
     from fuzzcompile.reporting import files as outputs
     from fuzzcompile.reporting.baseline import Baseline
-    from fuzzcompile.reporting.junit import check_writable, write_junit
+    from fuzzcompile.reporting.junit import junit_xml
     from fuzzcompile.reporting.verdict import print_report, report_console
 
     files = case_files(cases)
     known = Baseline.read(baseline) if baseline is not None else None
     if junit is not None:
-        check_writable(junit)
+        outputs.check_writable(junit, "--junit")
     if page is not None:
         outputs.check_writable(page, "--html")
     if question.dump is not None:
@@ -96,7 +96,7 @@ def triage_and_print(
             if page is not None and answer.report is not None:
                 _write_page(page, answer.report, str(answer.path))
     if junit is not None:
-        write_junit(junit, [answer.to_junit() for answer in answers])
+        outputs.write_whole(junit, junit_xml([answer.to_junit() for answer in answers]), "--junit")
     return overall_status(answers)
 
 
