@@ -217,9 +217,7 @@ class Engine:
             self._known.add((signature, Verdict(report["verdict"]).kind))
         if stored.is_new_finding:
             self._books.new.append(finding)
-            culprit = report["culprit"]
-            necessary = culprit.get("necessary") if culprit else None
-            yield FindingFound(finding, signature, report["verdict"], name_of(culprit), necessary)
+            yield FindingFound(finding, report["verdict"], name_of(report["culprit"]))
         if finding not in self._given_up and severity(report) > self._severity_shown(finding):
             self._minimize(finding, job, report)
 

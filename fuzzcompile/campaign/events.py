@@ -69,10 +69,8 @@ class FindingFound:
     """A finding that was not in the corpus."""
 
     finding: str
-    signature: str
     verdict: str
     culprit: str
-    necessary: bool | None
 
 
 @dataclass(frozen=True)

@@ -63,12 +63,13 @@ def coverage(
     reached; the last lines give both that share and the share of everything registered. What cannot be reached was
     checked on some versions of torch only: on others, the share of everything registered stands alone.
     """
+    from fuzzcompile.campaign.budget import seconds_of
     from fuzzcompile.commands.coverage import coverage_of
     from fuzzcompile.errors import UsageError
     from fuzzcompile.execution.device import resolve
 
     resolved = resolve(device)
-    table = coverage_of(resolved, location, None if within is None else _seconds(within))
+    table = coverage_of(resolved, location, None if within is None else seconds_of(within, "--within"))
     shown = [row for row in table.stages if stage in (None, row.stage)]
     if not shown:
         stages = ", ".join(dict.fromkeys(row.stage for row in table.stages))
@@ -93,16 +94,6 @@ def coverage(
         click.echo(f"fuzzcompile: {missing}", err=True)
         return 3
     return 0
-
-
-def _seconds(within: str) -> float:
-    from fuzzcompile.campaign.budget import Budget
-    from fuzzcompile.errors import UsageError
-
-    seconds = Budget.parse(within).seconds
-    if seconds is None:
-        raise UsageError(f"--within takes a time such as 90s, 30m or 1h, not {within!r}.")
-    return seconds
 
 
 def _attention(device: torch.device, table: CoverageTable) -> tuple[AttentionCoverage | None, str | None]:

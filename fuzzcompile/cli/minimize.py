@@ -64,13 +64,11 @@ def minimize(
     graphs that dynamo captures are reduced. The reproducer exits with 1 on the bug and with 0 once it is fixed. Ctrl-C
     keeps the best case so far; OUT.state keeps what was learned until a search is finished, for --resume.
     """
-    from fuzzcompile.campaign.budget import Budget
+    from fuzzcompile.campaign.budget import seconds_of
     from fuzzcompile.campaign.findings import keep_reproducer
     from fuzzcompile.commands.minimize import minimize as search
 
-    seconds = Budget.parse(budget).seconds
-    if seconds is None:
-        raise click.UsageError("minimize takes a time as --budget, such as 90s or 10m.")
+    seconds = seconds_of(budget, "minimize --budget")
     with existing_corpus(location) as store:
         subject = _subject(target, out, store, conditions, resume=resume)
         if subject is None:

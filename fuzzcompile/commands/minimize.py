@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypedDict, TypeVar, cast
+from typing import TypeVar
 
 import torch
 
@@ -56,18 +56,6 @@ class Subject:
     finding: str | None = None
 
 
-class State(TypedDict):
-    """What a search learned so far, as the state file holds it."""
-
-    compiles: int
-    screens: int
-    thorough: bool
-    answers: dict[str, bool]
-    others: dict[str, str]
-    source: str
-    report: ReportJson
-
-
 def subject_of_file(path: Path, store: Store | None, conditions: Conditions) -> Subject | None:
     """Judge the case file; None if it shows no bug.
 
@@ -100,7 +88,7 @@ def subject_of_state(path: Path, store: Store | None, state: Path) -> Subject:
         UsageError: no search was started for this source with this torch.
     """
     subject = Subject(path.read_text(encoding="utf-8"), {"torch": torch.__version__})
-    return _subject(path, store, _kept(state, subject)["report"])
+    return _subject(path, store, _kept(state, subject)[1])
 
 
 def _subject(path: Path, store: Store | None, report: ReportJson) -> Subject:
@@ -220,23 +208,20 @@ def read_state(state: Path, subject: Subject) -> Tally:
     Raises:
         UsageError: there is no such file, or it is about another case.
     """
-    return _tally(_kept(state, subject))
+    return _kept(state, subject)[0]
 
 
-def _tally(kept: State) -> Tally:
-    return Tally(kept["compiles"], kept["screens"], kept["thorough"], kept["answers"], kept["others"])
-
-
-def _kept(state: Path, subject: Subject) -> State:
+def _kept(state: Path, subject: Subject) -> tuple[Tally, ReportJson]:
+    """What an earlier search learned, and the report that it started from."""
     try:
-        kept = cast(State, json.loads(state.read_text(encoding="utf-8")))
-        if kept["source"] != source_hash(subject.source) or kept["report"]["torch"] != subject.report["torch"]:
+        kept = json.loads(state.read_text(encoding="utf-8"))
+        source, report = kept.pop("source"), kept.pop("report")
+        if source != source_hash(subject.source) or report["torch"] != subject.report["torch"]:
             raise UsageError(f"{state} is about another case or another torch; leave out --resume.")
-        _tally(kept)
-        return kept
+        return Tally(**kept), report
     except FileNotFoundError as error:
         raise UsageError(f"There is nothing to resume: no {state}.") from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{state} cannot be read; delete it and leave out --resume.") from error
 
 
