@@ -45,8 +45,9 @@ from fuzzcompile.execution import runs
 from fuzzcompile.execution.building import build
 from fuzzcompile.execution.environment import describe
 from fuzzcompile.generation import Profile
+from fuzzcompile.worker.conditions import Conditions
 from fuzzcompile.worker.judge import Judged, JudgeTask, WorkerSetup, judge_file, prepare
-from fuzzcompile.worker.pool import Limits, available_cpus
+from fuzzcompile.worker.pool import available_cpus
 
 _DEVICE = torch.device("cpu")
 _AGE = 45.0  # seconds of a worker's life at which its memory is compared
@@ -168,7 +169,7 @@ def _one(
 def _judged(drawn: Drawn, path: Path, store: Store, *, screen: bool) -> Judged:
     """A case from its text to the corpus, as a campaign's worker and engine do it."""
     path.write_text(drawn.source, encoding="utf-8")
-    judged = judge_file(JudgeTask(str(path), screen=screen))
+    judged = judge_file(JudgeTask(path=str(path), screen=screen))
     coverage = [Coverage(c.stage, c.pass_name or "", c.rewrite, c.outcome, c.count) for c in judged.coverage]  # type: ignore[arg-type]
     record = CaseRecord(drawn.sha256, drawn.source, "generated", features=drawn.features)
     store.record(None, record, describe(_DEVICE), judged.report, coverage, screened=judged.screened)
@@ -267,7 +268,7 @@ def measure_campaign(minutes: float, workers: int, mix: Any, *, blocks: bool, se
         )
         location = str(Path(folder, "corpus.db"))
         summary = run_campaign(
-            settings, location=location, plants=(), limits=Limits(), command="bench/throughput.py", handler=watch
+            settings, Conditions("cpu"), location=location, command="bench/throughput.py", on_event=watch.handle
         )
         with Store.open(location) as store:
             stored = store.stream_runs(settings.stream, torch.__version__)

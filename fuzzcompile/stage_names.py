@@ -42,6 +42,8 @@ STAGES = (
 )
 # Stages whose passes rewrite a graph: their ledger can be replayed, and a veto switches one rewrite off.
 GRAPH_STAGES = (PRE_GRAD, JOINT_GRAPH, FREEZING, POST_GRAD)
+# Stages whose coverage is one of rewrites; the others' is one of operators and kernels.
+REWRITING_STAGES = (*GRAPH_STAGES, PARTITION)
 # Stages that no pass stands for and whose faults show without generated code.
 AROUND_CAPTURE = (DYNAMO, FUNCTIONALIZATION, DECOMPOSITION, FAKE_TENSOR, PARTITION)
 # Stages whose faults show in generated code alone.

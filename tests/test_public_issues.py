@@ -15,6 +15,7 @@ from test_known_issues import expected
 
 from fuzzcompile.commands.triage import Answer, triage_files
 from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.worker.conditions import Conditions
 
 FOLDER = Path(__file__).parent / "public_issues"
 CASES = sorted(FOLDER.glob("*/issue_*.py"))
@@ -46,7 +47,7 @@ def answers(request: pytest.FixtureRequest) -> dict[str, Answer]:
     selected = [getattr(item, "callspec", None) for item in request.session.items]
     named = {spec.params.get("judged") for spec in selected if spec is not None}
     files = [path for path in CASES if path in named]
-    return {answer.path.stem: answer for answer in triage_files(files, device="cpu", workers=2)}
+    return {answer.path.stem: answer for answer in triage_files(files, Conditions("cpu"), workers=2)}
 
 
 def marked(path: Path) -> object:

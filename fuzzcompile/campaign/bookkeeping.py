@@ -13,11 +13,9 @@ from fuzzcompile.campaign.settings import CampaignSettings
 from fuzzcompile.contract import ReportJson
 from fuzzcompile.corpus import CaseRecord, Coverage, Ended, Finding, Recorded, Store
 from fuzzcompile.reporting.verdict import name_of
-from fuzzcompile.stage_names import GRAPH_STAGES, PARTITION
+from fuzzcompile.stage_names import REWRITING_STAGES
 
 _HEARTBEAT = 5.0
-# Stages whose coverage is one of rewrites; the others' is one of operators and kernels.
-_REWRITING = (*GRAPH_STAGES, PARTITION)
 
 
 @dataclass
@@ -52,34 +50,20 @@ class Bookkeeping:
 
     def tally(self) -> Tally:
         """Counters as they are now."""
-        return Tally(
-            self.cases,
-            dict(self.verdicts),
-            len(self.hit),
-            len(self.new),
-            len(self._covered),
-            self.seconds,
-            self.screened,
-        )
+        rewrites, findings, new = len(self._covered), len(self.hit), len(self.new)
+        return Tally(self.cases, dict(self.verdicts), findings, new, rewrites, self.seconds, self.screened)
 
     def record(self, job: Job, report: ReportJson, coverage: list[Coverage], *, screened: bool = False) -> Recorded:
         """Count and store a judged case."""
-        self._covered |= {(c.stage, c.rewrite) for c in coverage if c.outcome == "fired" and c.stage in _REWRITING}
+        self._covered |= {
+            (c.stage, c.rewrite) for c in coverage if c.outcome == "fired" and c.stage in REWRITING_STAGES
+        }
         self.screened += screened
         self.cases += not job.retry
         self.verdicts[str(report["verdict"])] += 1
-        case = CaseRecord(
-            sha256=job.case.sha256,
-            source=job.case.source,
-            origin=job.case.origin,
-            stream=self.settings.stream if job.index is not None else None,
-            index=job.index,
-            spec=job.case.spec,
-            choices=job.case.choices or None,
-            idioms=job.case.idioms,
-            near_misses=job.case.near_misses,
-            features=job.case.features,
-        )
+        drawn, stream = job.case, self.settings.stream if job.index is not None else None
+        made_of = (drawn.spec, drawn.choices or None, drawn.idioms, drawn.near_misses, drawn.features)
+        case = CaseRecord(drawn.sha256, drawn.source, drawn.origin, stream, job.index, *made_of)
         return self.store.record(self.campaign, case, self.environment, report, coverage, screened=screened)
 
     def heartbeat(self) -> None:

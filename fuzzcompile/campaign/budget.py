@@ -39,6 +39,18 @@ class Budget:
         return clock(self.seconds or 0.0)
 
 
+def seconds_of(text: str, option: str) -> float:
+    """The seconds of a budget that must be a time.
+
+    Raises:
+        UsageError: it is none; the message names ``option``, the one that gave it.
+    """
+    seconds = Budget.parse(text).seconds
+    if seconds is None:
+        raise UsageError(f"{option} takes a time such as 90s, 30m or 1h, not {text!r}.")
+    return seconds
+
+
 def clock(seconds: float) -> str:
     """A duration as ``1:02:03`` or ``2:03``."""
     minutes, rest = divmod(int(seconds), 60)

@@ -217,9 +217,7 @@ class Engine:
             self._known.add((signature, Verdict(report["verdict"]).kind))
         if stored.is_new_finding:
             self._books.new.append(finding)
-            culprit = report["culprit"]
-            necessary = culprit.get("necessary") if culprit else None
-            yield FindingFound(finding, signature, report["verdict"], name_of(culprit), necessary)
+            yield FindingFound(finding, report["verdict"], name_of(report["culprit"]))
         if finding not in self._given_up and severity(report) > self._severity_shown(finding):
             self._minimize(finding, job, report)
 
@@ -232,22 +230,13 @@ class Engine:
     def _minimized(self, result: Minimized, job: Job) -> Iterator[Event]:
         finding = job.minimizes or ""
         keep_reproducer(self.store, finding, result)
-        draft: str | None = None
         try:
-            draft = str(write_draft(self.store, finding, self.settings.drafts))
+            write_draft(self.store, finding, self.settings.drafts)
         except OSError as error:
             yield Trouble(
                 f"the draft of {finding} cannot be written ({error}); `fuzzcompile issue {finding}` prints it"
             )
-        yield FindingReduced(
-            finding,
-            result.lines_before,
-            result.lines_after,
-            result.tests,
-            result.seconds,
-            result.confirmed,
-            draft,
-        )
+        yield FindingReduced(finding, result)
         for case in result.others:
             self._judge_secondary(Generator(self.settings.profile).drawn(case, "reduction"))
         drawn = {case.source for case in result.others}

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fuzzcompile.campaign.budget import Budget
+from fuzzcompile.worker.minimize import Minimized
 
 
 @dataclass(frozen=True)
@@ -68,23 +69,16 @@ class FindingFound:
     """A finding that was not in the corpus."""
 
     finding: str
-    signature: str
     verdict: str
     culprit: str
-    necessary: bool | None
 
 
 @dataclass(frozen=True)
 class FindingReduced:
-    """A finding has a reproducer and a draft; ``draft`` is the path of the Markdown file."""
+    """A finding has a reproducer."""
 
     finding: str
-    lines_before: int
-    lines_after: int
-    tests: int
-    seconds: float
-    confirmed: bool
-    draft: str | None
+    minimized: Minimized
 
 
 @dataclass(frozen=True)

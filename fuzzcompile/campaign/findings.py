@@ -48,16 +48,11 @@ def draft_of(store: Store, finding: str | int) -> str:
     )
 
 
-def write_draft(store: Store, finding: str, folder: Path) -> Path:
+def write_draft(store: Store, finding: str, folder: Path) -> None:
     """Write the draft of ``finding`` into ``folder``, which is made if need be.
-
-    Returns:
-        The path of the draft.
 
     Raises:
         OSError: it cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{finding}.md"
-    path.write_text(draft_of(store, finding), encoding="utf-8")
-    return path
+    (folder / f"{finding}.md").write_text(draft_of(store, finding), encoding="utf-8")

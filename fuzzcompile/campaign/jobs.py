@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TypeVar
 
 from fuzzcompile.campaign.drawing import Drawn
@@ -51,23 +50,19 @@ class Job:
 
 
 class Jobs:
-    """Submits work to an executor and returns what has ended. The folder of case files exists within the block."""
+    """Submits work to an executor and returns what has ended. The folder of case files goes when the block ends."""
 
     def __init__(self, settings: CampaignSettings, executor: Executor) -> None:
         self.settings = settings
         self.executor = executor
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._folder = tempfile.TemporaryDirectory(prefix="fuzzcompile-")
         self._running: dict[Future[Result], Job] = {}
 
     def __enter__(self) -> Self:
-        self._folder = tempfile.TemporaryDirectory(prefix="fuzzcompile-")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Remove the case files."""
-        assert self._folder is not None
         self._folder.cleanup()
 
     def __len__(self) -> int:
@@ -86,16 +81,15 @@ class Jobs:
         screen: bool = False,
     ) -> None:
         """Have a case judged; ``known`` are the signatures and kinds of bug that need no further proof."""
-        assert self._folder is not None, "work is submitted within the block"
         path = Path(self._folder.name, f"case_{case.sha256[:12]}.py")
         path.write_text(case.source, encoding="utf-8")
         marker = path.with_suffix(f".{'again' if retry else 'eager'}")
         task = JudgeTask(
-            str(path),
-            self.settings.vetoes,
-            str(marker),
-            tuple(sorted(known)),
-            ATTRIBUTION_SHARE * self.settings.case_seconds,
+            path=str(path),
+            vetoes=self.settings.vetoes,
+            marker=str(marker),
+            known=tuple(sorted(known)),
+            seconds=ATTRIBUTION_SHARE * self.settings.case_seconds,
             screen=screen,
         )
         label = f"judge #{index}" if index is not None else "judge a secondary candidate"

@@ -3,35 +3,35 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 from fuzzcompile import __version__
 from fuzzcompile.campaign.drawing import Variations
 from fuzzcompile.campaign.engine import Engine
-from fuzzcompile.campaign.events import Finished, WorkerActivity
+from fuzzcompile.campaign.events import Event, Finished, WorkerActivity
 from fuzzcompile.campaign.interrupts import sigterm_interrupts
 from fuzzcompile.campaign.settings import CampaignSettings
-from fuzzcompile.campaign.terminal import Handler
 from fuzzcompile.corpus import Campaign, Store
 from fuzzcompile.errors import CaseError
 from fuzzcompile.execution.device import Numerics, resolve
 from fuzzcompile.execution.environment import describe
 from fuzzcompile.execution.pool import WorkerFailed, WorkerPool, WorkerStartFailed
 from fuzzcompile.variations import survey
+from fuzzcompile.worker.conditions import Conditions
 from fuzzcompile.worker.lost import unstartable
-from fuzzcompile.worker.pool import Limits, open_pool
+from fuzzcompile.worker.pool import open_pool
 
 
 def run_campaign(
     settings: CampaignSettings,
+    conditions: Conditions,
     *,
     location: str | None,
-    plants: Sequence[Path],
-    limits: Limits,
     command: str,
-    handler: Handler,
+    on_event: Callable[[Event], object],
 ) -> Finished:
     """Run a campaign to its end or until it is interrupted (Ctrl-C, SIGTERM), and summarise it.
 
@@ -42,13 +42,13 @@ def run_campaign(
     environment = describe(resolve(settings.device))
     with Store.open(location) as store:
         campaign = store.start_campaign(Campaign(settings.seed, _settings(settings), command, __version__, environment))
-        pool = open_pool(settings.device, settings.workers, plants=plants, limits=limits)
+        pool = open_pool(conditions, settings.workers)
         engine = Engine(settings, store, pool, environment, campaign=campaign, describe_workers=lambda: _activity(pool))
         interrupted = False
         try:
             with sigterm_interrupts(), closing(engine.run()) as events:
                 for event in events:
-                    handler.handle(event)
+                    on_event(event)
         except KeyboardInterrupt:
             interrupted = True
         except BaseException:  # whatever ended it, the corpus must say so
@@ -59,16 +59,16 @@ def run_campaign(
         return engine.finish(interrupted=interrupted)
 
 
-def survey_case(path: Path, device: str, limits: Limits) -> Variations:
+def survey_case(path: Path, conditions: Conditions) -> Variations:
     """Variations of the case file at ``path``; a worker process finds out what of it can be varied.
 
     Raises:
         CaseError: it is not a case file, or it fails, crashes or hangs in eager mode.
         EnvironmentUnfit: there is no such device, or no worker can be started.
     """
-    with open_pool(device, 1, limits=limits) as pool:
+    with open_pool(replace(conditions, plants=()), 1) as pool:
         try:
-            return Variations(pool.submit(survey, str(path), str(resolve(device))).result())
+            return Variations(pool.submit(survey, str(path), str(resolve(conditions.device))).result())
         except WorkerStartFailed as error:
             raise unstartable(error) from error
         except WorkerFailed as error:

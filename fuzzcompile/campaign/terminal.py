@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Protocol, Self
+from typing import Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -25,29 +25,13 @@ from fuzzcompile.campaign.events import (
 _PLAIN_INTERVAL = 10.0
 
 
-class Handler(Protocol):
-    """Shows the events of a campaign."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *error: object) -> None: ...
-
-    def handle(self, event: Event) -> None:
-        """Show one event."""
-
-
-def progress_handler(console: Console) -> Handler:
-    """A live panel if the console is a terminal, else a line every ten seconds."""
-    return LiveProgress(console) if console.is_terminal else PlainProgress(console)
-
-
-class PlainProgress:
-    """A line per event and a status line every ten seconds, without colour or cursor movement."""
+class Progress:
+    """Shows the events of a campaign: a line per event and a status line every ten seconds, without colour."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._last = time.monotonic()
         self._budget: Budget | None = None
+        self._last = time.monotonic()
 
     def __enter__(self) -> Self:
         return self
@@ -56,30 +40,26 @@ class PlainProgress:
         """Nothing to close."""
 
     def handle(self, event: Event) -> None:
-        """Print the event as a line."""
+        """Show one event."""
         if isinstance(event, Started):
             self._budget = event.budget
         if isinstance(event, Tick):
-            if time.monotonic() - self._last < _PLAIN_INTERVAL:
-                return
+            self._tick(event)
+        elif (line := _sentence(event)) is not None:
+            self._console.print(Text(line), soft_wrap=True)
+
+    def _tick(self, event: Tick) -> None:
+        if time.monotonic() - self._last >= _PLAIN_INTERVAL:
             self._last = time.monotonic()
-            self._print(_status(event, self._budget))
-            return
-        line = _sentence(event)
-        if line is not None:
-            self._print(line)
-
-    def _print(self, line: str) -> None:
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+            self._console.print(Text(_status(event, self._budget)), soft_wrap=True)
 
 
-class LiveProgress:
-    """A panel that is redrawn: budget, rate, verdicts, findings, coverage, workers."""
+class LiveProgress(Progress):
+    """A panel on a terminal that is redrawn: budget, rate, verdicts, findings, coverage, workers."""
 
     def __init__(self, console: Console) -> None:
-        self._console = console
+        super().__init__(console)
         self._live = Live(console=console, refresh_per_second=4, transient=True)
-        self._budget: Budget | None = None
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -89,16 +69,13 @@ class LiveProgress:
         """Remove the panel."""
         self._live.stop()
 
-    def handle(self, event: Event) -> None:
-        """Redraw the panel, or print a line above it."""
-        if isinstance(event, Started):
-            self._budget = event.budget
-        if isinstance(event, Tick):
-            self._live.update(_panel(event, self._budget))
-            return
-        line = _sentence(event)
-        if line is not None:
-            self._console.print(Text(line))
+    def _tick(self, event: Tick) -> None:
+        self._live.update(_panel(event, self._budget))
+
+
+def progress_handler(console: Console) -> Progress:
+    """A live panel if the console is a terminal, else a line every ten seconds."""
+    return LiveProgress(console) if console.is_terminal else Progress(console)
 
 
 def print_summary(console: Console, summary: Finished) -> None:
@@ -166,10 +143,11 @@ def _sentence(event: Event) -> str | None:
     if isinstance(event, FindingFound):
         return f"Found {event.finding}: {event.verdict}, {event.culprit}."
     if isinstance(event, FindingReduced):
-        state = "confirmed" if event.confirmed else "NOT confirmed alone"
+        small = event.minimized
+        state = "confirmed" if small.confirmed else "NOT confirmed alone"
         return (
-            f"Minimized {event.finding}: {event.lines_before} lines to {event.lines_after} with its check, "
-            f"{event.tests} tests in {event.seconds:.0f} s, {state}."
+            f"Minimized {event.finding}: {small.lines_before} lines to {small.lines_after} with its check, "
+            f"{small.tests} tests in {small.seconds:.0f} s, {state}."
         )
     if isinstance(event, Trouble):
         return f"Trouble: {event.what}"

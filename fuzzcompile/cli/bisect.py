@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Unpack
 
 import click
 
 from fuzzcompile.cli import options
 from fuzzcompile.cli.triage import triage_and_print
+from fuzzcompile.worker.conditions import Conditions, Question
 
 
 @click.command()
 @click.argument("case", type=click.Path(path_type=Path))
-@options.judging
+@options.question
+@options.conditions
 @click.option(
     "--html",
     "page",
@@ -29,6 +31,10 @@ from fuzzcompile.cli.triage import triage_and_print
     help="Write every graph of the compiler and every rewrite as text into this folder, which must be new or empty.",
 )
 @options.json_output
-def bisect(case: Path, page: Path | None, dump: Path | None, **judging: Unpack[options.Judging]) -> int:
+def bisect(
+    case: Path, page: Path | None, dump: Path | None, question: Question, conditions: Conditions, as_json: bool
+) -> int:
     """Name the rewrite that causes a case file's bug, and show the proof."""
-    return triage_and_print((case,), proof=True, page=page, dump=dump, **judging)
+    if dump is not None:
+        question = replace(question, dump=str(dump.resolve()))
+    return triage_and_print((case,), question, conditions, as_json=as_json, proof=True, page=page)

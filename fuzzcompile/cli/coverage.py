@@ -63,12 +63,13 @@ def coverage(
     reached; the last lines give both that share and the share of everything registered. What cannot be reached was
     checked on some versions of torch only: on others, the share of everything registered stands alone.
     """
+    from fuzzcompile.campaign.budget import seconds_of
     from fuzzcompile.commands.coverage import coverage_of
     from fuzzcompile.errors import UsageError
     from fuzzcompile.execution.device import resolve
 
     resolved = resolve(device)
-    table = coverage_of(resolved, location, None if within is None else _seconds(within))
+    table = coverage_of(resolved, location, None if within is None else seconds_of(within, "--within"))
     shown = [row for row in table.stages if stage in (None, row.stage)]
     if not shown:
         stages = ", ".join(dict.fromkeys(row.stage for row in table.stages))
@@ -77,8 +78,10 @@ def coverage(
     if report is not None:
         _write(report, table, patterns, missing)
     if as_json:
+        counters = table.counters
+        counted = {"within": table.within, "ran": table.ran, "cases": counters.cases, "runs": counters.runs}
         content: dict[str, object] = {"torch": table.torch, "device": table.device, "corpus": table.corpus}
-        content |= {"note": table.note, "counted": table.window.to_json(), "rules": table.rules.to_json()}
+        content |= {"note": table.note, "counted": counted, "rules": table.rules.to_json()}
         content["stages"] = [row.to_json() for row in shown]
         if attention:
             content["attention"] = None if patterns is None else patterns.to_json()
@@ -91,16 +94,6 @@ def coverage(
         click.echo(f"fuzzcompile: {missing}", err=True)
         return 3
     return 0
-
-
-def _seconds(within: str) -> float:
-    from fuzzcompile.campaign.budget import Budget
-    from fuzzcompile.errors import UsageError
-
-    seconds = Budget.parse(within).seconds
-    if seconds is None:
-        raise UsageError(f"--within takes a time such as 90s, 30m or 1h, not {within!r}.")
-    return seconds
 
 
 def _attention(device: torch.device, table: CoverageTable) -> tuple[AttentionCoverage | None, str | None]:
@@ -161,7 +154,7 @@ def _print_names(row: StageCoverage, *, every: bool) -> None:
 
 
 def _shares(table: CoverageTable) -> str:
-    from fuzzcompile.reporting.coverage import percent
+    from fuzzcompile.commands.coverage_report import percent
 
     rules = table.rules
     raw = f"{rules.fired} fired of {rules.known} that are registered ({percent(rules.share_of_known)})"
@@ -172,7 +165,7 @@ def _shares(table: CoverageTable) -> str:
 
 
 def _print_attention(patterns: AttentionCoverage) -> None:
-    from fuzzcompile.reporting.coverage import percent
+    from fuzzcompile.commands.coverage_report import percent
 
     fired = len(patterns.can_fire) - len(patterns.never)
     click.echo(
@@ -190,13 +183,12 @@ def _print_attention(patterns: AttentionCoverage) -> None:
 def _window(table: CoverageTable) -> str:
     from fuzzcompile.campaign.budget import clock
 
-    window = table.window
-    cases = f"{window.counters.cases} cases"
-    return f": {cases}" if window.within is None else f": the {cases} of the first {clock(window.ran)} of campaigns"
+    cases = f"{table.counters.cases} cases"
+    return f": {cases}" if table.within is None else f": the {cases} of the first {clock(table.ran)} of campaigns"
 
 
 def _cells(row: StageCoverage) -> list[str]:
-    from fuzzcompile.reporting.coverage import percent
+    from fuzzcompile.commands.coverage_report import percent
 
     if row.known is None:
         return [row.stage, row.kind, "-", str(len(row.fired)), *["-"] * (len(_COLUMNS) - 4)]

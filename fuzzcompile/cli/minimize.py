@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
 import click
@@ -14,13 +13,13 @@ import click
 from fuzzcompile.cli import options
 from fuzzcompile.cli.targets import existing_corpus, needed
 from fuzzcompile.errors import EnvironmentUnfit
+from fuzzcompile.worker.conditions import Conditions
 
 if TYPE_CHECKING:
     from fuzzcompile.commands.minimize import Subject
     from fuzzcompile.corpus import Store
     from fuzzcompile.reduction.search import Progress
     from fuzzcompile.worker.minimize import Minimized
-    from fuzzcompile.worker.pool import Limits
 
 # The exit status that shells give to a program that Ctrl-C ended.
 _INTERRUPTED = 130
@@ -46,12 +45,8 @@ _INTERRUPTED = 130
     help="Folder for candidates that fail in another way (secondary findings).",
 )
 @click.option("--resume", is_flag=True, help="Continue an earlier search for this case.")
-@options.device
+@options.conditions
 @options.corpus
-@options.veto
-@options.plant
-@options.timeout
-@options.memory
 def minimize(
     target: str,
     out: Path | None,
@@ -60,12 +55,8 @@ def minimize(
     keep: Literal["verdict", "culprit"],
     others: Path | None,
     resume: bool,
-    device: str,
+    conditions: Conditions,
     location: str | None,
-    vetoes: tuple[str, ...],
-    plants: tuple[Path, ...],
-    timeout: float,
-    memory: float,
 ) -> int:
     """Minimize a case or a finding, and write a reproducer that needs only torch.
 
@@ -73,17 +64,13 @@ def minimize(
     graphs that dynamo captures are reduced. The reproducer exits with 1 on the bug and with 0 once it is fixed. Ctrl-C
     keeps the best case so far; OUT.state keeps what was learned until a search is finished, for --resume.
     """
-    from fuzzcompile.campaign.budget import Budget
+    from fuzzcompile.campaign.budget import seconds_of
     from fuzzcompile.campaign.findings import keep_reproducer
     from fuzzcompile.commands.minimize import minimize as search
-    from fuzzcompile.worker.pool import Limits
 
-    seconds = Budget.parse(budget).seconds
-    if seconds is None:
-        raise click.UsageError("minimize takes a time as --budget, such as 90s or 10m.")
-    limits = Limits(timeout, int(memory * 2**30))
+    seconds = seconds_of(budget, "minimize --budget")
     with existing_corpus(location) as store:
-        subject = _subject(target, out, store, device, vetoes, plants, limits, resume=resume)
+        subject = _subject(target, out, store, conditions, resume=resume)
         if subject is None:
             click.echo(f"{target} shows no bug: there is nothing to minimize. `fuzzcompile triage` says why.")
             return 0
@@ -92,13 +79,10 @@ def minimize(
         with ProgressLine(subject.source) as line:
             small = search(
                 subject,
-                device=device,
+                conditions,
                 seconds=seconds,
                 compiles=compiles,
                 keep=keep,
-                vetoes=vetoes,
-                plants=plants,
-                limits=limits,
                 state=_state_of(out),
                 resume=resume,
                 on_progress=line.show,
@@ -109,7 +93,7 @@ def minimize(
         for text in conclusion(small, out, target, others):
             click.echo(text)
         if store is not None and small.other_sources and not small.interrupted:
-            _judge_others(store, small, device, vetoes, plants, limits)
+            _judge_others(store, small, conditions)
     if others is not None:
         for number, source in enumerate(small.other_sources, start=1):
             _write(others / f"{out.stem}_other_{number}.py", source)
@@ -120,10 +104,7 @@ def _subject(
     target: str,
     out: Path | None,
     store: Store | None,
-    device: str,
-    vetoes: tuple[str, ...],
-    plants: tuple[Path, ...],
-    limits: Limits,
+    conditions: Conditions,
     *,
     resume: bool,
 ) -> Subject | None:
@@ -136,7 +117,7 @@ def _subject(
     if resume:
         return subject_of_state(path, store, _state_of(out or _default_out(target)))
     click.echo(f"Judging {path} ...", err=True)
-    return subject_of_file(path, store, device=device, vetoes=vetoes, plants=plants, limits=limits)
+    return subject_of_file(path, store, conditions)
 
 
 def _default_out(target: str, finding: str | None = None) -> Path:
@@ -148,21 +129,12 @@ def _state_of(out: Path) -> Path:
     return out.with_name(f"{out.name}.state")
 
 
-def _judge_others(
-    store: Store,
-    small: Minimized,
-    device: str,
-    vetoes: tuple[str, ...],
-    plants: tuple[Path, ...],
-    limits: Limits,
-) -> None:
+def _judge_others(store: Store, small: Minimized, conditions: Conditions) -> None:
     from fuzzcompile.commands.secondary import store_secondary_findings
 
     sources = small.other_sources
     click.echo(f"Judging {len(sources)} candidates that failed in another way ...", err=True)
-    for secondary in store_secondary_findings(
-        store, sources, device=device, vetoes=vetoes, plants=plants, limits=limits
-    ):
+    for secondary in store_secondary_findings(store, sources, conditions):
         new = "new" if secondary.is_new else "known"
         click.echo(f"Secondary finding: {secondary.finding} ({new}), {secondary.verdict}, {secondary.signature}")
 
@@ -202,9 +174,7 @@ class ProgressLine:
     def __enter__(self) -> ProgressLine:
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if sys.stderr.isatty():
             click.echo("\r\033[K", nl=False, err=True)
 

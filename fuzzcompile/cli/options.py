@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import TypedDict, TypeVar
+from typing import TypeVar
 
 import click
+
+from fuzzcompile.worker.conditions import Conditions, Limits, Question
 
 Command = TypeVar("Command", bound=Callable[..., object])
 
@@ -82,23 +85,30 @@ json_output: Callable[[Command], Command] = click.option(
 )
 
 
-class Judging(TypedDict):
-    """The options of `judging`, as a command gets them; ``timeout`` is in seconds, ``memory`` in GiB."""
+def conditions(command: Callable[..., int]) -> Callable[..., int]:
+    """Add the options that say how cases run; the command gets them as one ``conditions``."""
 
-    device: str
-    against: str
-    call: int | None
-    module: str | None
-    vetoes: tuple[str, ...]
-    suspects: tuple[str, ...]
-    plants: tuple[Path, ...]
-    timeout: float
-    memory: float
-    as_json: bool
+    @wraps(command)
+    def gathered(
+        *, device: str, vetoes: tuple[str, ...], plants: tuple[Path, ...], timeout: float, memory: float, **rest: object
+    ) -> int:
+        limits = Limits(timeout, int(memory * 2**30))
+        return command(conditions=Conditions(device, vetoes, plants, limits), **rest)
+
+    for option in (memory, timeout, plant, veto, device):  # the last is shown first
+        gathered = option(gathered)
+    return gathered
 
 
-def judging(command: Command) -> Command:
-    """Add the options of every command that judges files; with `json_output` they are a `Judging`."""
-    for option in (memory, timeout, plant, suspect, veto, module, call, against, device):  # the last is shown first
-        command = option(command)
-    return command
+def question(command: Callable[..., int]) -> Callable[..., int]:
+    """Add the options that say what is asked about a file; the command gets them as one ``question``."""
+
+    @wraps(command)
+    def gathered(
+        *, against: str, call: int | None, module: str | None, suspects: tuple[str, ...], **rest: object
+    ) -> int:
+        return command(question=Question(against, call, module, thorough=True, suspects=suspects), **rest)
+
+    for option in (suspect, module, call, against):
+        gathered = option(gathered)
+    return gathered

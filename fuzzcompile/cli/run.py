@@ -10,11 +10,12 @@ from pathlib import Path
 import click
 
 from fuzzcompile.cli import options
+from fuzzcompile.worker.conditions import Conditions
 
 
 @click.command()
 @click.option("--budget", default="10m", show_default=True, metavar="90s|10m|1h|200c", help="Time or number of cases.")
-@options.device
+@options.conditions
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**63 - 1), help="Which cases are drawn.")
 @click.option("--workers", default=None, type=click.IntRange(1, 256), help="Worker processes; default: by processors.")
 @options.corpus
@@ -39,14 +40,10 @@ from fuzzcompile.cli import options
     type=click.Path(path_type=Path, file_okay=False),
     help="Folder for issue drafts.",
 )
-@options.veto
-@options.plant
-@options.timeout
-@options.memory
 @options.json_output
 def run(
     budget: str,
-    device: str,
+    conditions: Conditions,
     seed: int,
     workers: int | None,
     location: str | None,
@@ -58,10 +55,6 @@ def run(
     no_steering: bool,
     fail_on_finding: bool,
     drafts: Path,
-    vetoes: tuple[str, ...],
-    plants: tuple[Path, ...],
-    timeout: float,
-    memory: float,
     as_json: bool,
 ) -> int:
     """Run a campaign: generate, judge, attribute, minimise, store and draft.
@@ -86,47 +79,45 @@ def run(
     from fuzzcompile.execution.environment import cxx_compiler
     from fuzzcompile.generation import Profile
     from fuzzcompile.plants import check_plants
-    from fuzzcompile.worker.pool import Limits, default_workers
+    from fuzzcompile.worker.pool import default_workers
 
     if screen_only and full_only:
         raise UsageError("A campaign is --screen-only or --full-only, not both.")
     if origin is not None and no_near_misses:
         raise UsageError("--no-near-misses is for generated cases, which --from does not draw.")
     parsed = Budget.parse(budget)
-    check_plants(plants)
-    resolved = resolve(device)
+    check_plants(conditions.plants)
+    resolved = resolve(conditions.device)
     if resolved.type == "cpu" and cxx_compiler() is None:
         raise EnvironmentUnfit(
             "There is no C++ compiler, which torch.compile needs on the CPU; install g++ or point CXX at one."
         )
     import torch
 
-    limits = Limits(timeout, int(memory * 2**30))
     settings = CampaignSettings(
         budget=parsed,
         seed=seed,
         profile=for_this_torch(Profile(near_misses=not no_near_misses)),
-        device=device if device != "auto" else resolved.type,
-        workers=workers or default_workers(device),
+        device=conditions.device if conditions.device != "auto" else resolved.type,
+        workers=workers or default_workers(conditions.device),
         torch=torch.__version__,
-        vetoes=vetoes,
-        plants=tuple(source_hash(path.read_text(encoding="utf-8"))[:12] for path in plants),
-        case_seconds=timeout,
+        vetoes=conditions.vetoes,
+        plants=tuple(source_hash(path.read_text(encoding="utf-8"))[:12] for path in conditions.plants),
+        case_seconds=conditions.limits.seconds,
         max_findings=max_findings,
         drafts=drafts,
         mix="screen" if screen_only else "full" if full_only else "mixed",
         strategy=UNIFORM if no_steering else Strategy(),
-        source=survey_case(origin, device, limits) if origin is not None else None,
+        source=survey_case(origin, conditions) if origin is not None else None,
     )
     log = Console(stderr=True)
     with progress_handler(log) as handler:
         summary = run_campaign(
             settings,
+            conditions,
             location=location,
-            plants=plants,
-            limits=limits,
             command=shlex.join(["fuzzcompile", *sys.argv[1:]]),
-            handler=handler,
+            on_event=handler.handle,
         )
     if as_json:
         click.echo(json.dumps(summary.to_json(), allow_nan=False))

@@ -6,11 +6,12 @@ import contextlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING
 
 import click
 
 from fuzzcompile.cli import options
+from fuzzcompile.worker.conditions import Conditions, Question
 
 if TYPE_CHECKING:
     from fuzzcompile.contract import ReportJson
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("cases", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="CASE...")
-@options.judging
+@options.question
+@options.conditions
 @click.option("--workers", default=1, show_default=True, type=click.IntRange(1, 256), help="Worker processes.")
 @click.option(
     "--baseline",
@@ -33,64 +35,52 @@ def triage(
     workers: int,
     baseline: Path | None,
     junit: Path | None,
-    **judging: Unpack[options.Judging],
+    question: Question,
+    conditions: Conditions,
+    as_json: bool,
 ) -> int:
     """Judge case files: a bug or rounding, and for a bug its culprit.
 
     CASE is a case file, a script that calls torch.compile, a folder of them, or a glob. With several, --json
     prints one object a line, in the order given.
     """
-    return triage_and_print(cases, workers=workers, baseline=baseline, junit=junit, **judging)
+    return triage_and_print(
+        cases, question, conditions, as_json=as_json, workers=workers, baseline=baseline, junit=junit
+    )
 
 
 def triage_and_print(
     cases: Sequence[Path],
+    question: Question,
+    conditions: Conditions,
     *,
+    as_json: bool,
     proof: bool = False,
     workers: int = 1,
     baseline: Path | None = None,
     junit: Path | None = None,
     page: Path | None = None,
-    dump: Path | None = None,
-    **judging: Unpack[options.Judging],
 ) -> int:
     """Judge files and print the answers as they come; the exit status of ``triage`` and ``bisect``."""
     from rich.console import Console
 
     from fuzzcompile.campaign.interrupts import sigterm_interrupts
-    from fuzzcompile.commands.triage import Answer, Question, case_files, overall_status, triage_files
+    from fuzzcompile.commands.triage import Answer, case_files, overall_status, triage_files
     from fuzzcompile.reporting import files as outputs
     from fuzzcompile.reporting.baseline import Baseline
-    from fuzzcompile.reporting.junit import check_writable, write_junit
+    from fuzzcompile.reporting.junit import junit_xml
     from fuzzcompile.reporting.verdict import print_report, report_console
-    from fuzzcompile.worker.pool import Limits
 
     files = case_files(cases)
     known = Baseline.read(baseline) if baseline is not None else None
     if junit is not None:
-        check_writable(junit)
+        outputs.check_writable(junit, "--junit")
     if page is not None:
         outputs.check_writable(page, "--html")
-    if dump is not None:
-        outputs.make_empty_folder(dump, "--dump-ledger")
+    if question.dump is not None:
+        outputs.make_empty_folder(Path(question.dump), "--dump-ledger")
     out, answers = report_console(), list[Answer]()
-    results = triage_files(
-        files,
-        device=judging["device"],
-        question=Question(
-            against=judging["against"],
-            call=judging["call"],
-            module=judging["module"],
-            thorough=True,
-            suspects=judging["suspects"],
-            dump=str(dump.resolve()) if dump is not None else None,
-        ),
-        vetoes=judging["vetoes"],
-        plants=judging["plants"],
-        limits=Limits(judging["timeout"], int(judging["memory"] * 2**30)),
-        workers=min(workers, len(files)),
-        baseline=known,
-    )
+    results = triage_files(files, conditions, question, workers=min(workers, len(files)), baseline=known)
     waiting = Console(stderr=True).status(f"Judging {files[0]} ...")
     # On Ctrl-C the generator is closed at once, and its workers and files with it.
     with sigterm_interrupts(), contextlib.closing(results), waiting as status:
@@ -99,14 +89,14 @@ def triage_and_print(
             status.update(f"Judged {len(answers)} of {len(files)} ...")
             if answer.error is not None:
                 click.echo(f"fuzzcompile: {answer.error}", err=True)
-            if judging["as_json"]:
+            if as_json:
                 click.echo(json.dumps(answer.to_json(), allow_nan=False))
             elif answer.report is not None:
                 print_report(out, answer.report, proof=proof, name=str(answer.path), known=bool(answer.known))
             if page is not None and answer.report is not None:
                 _write_page(page, answer.report, str(answer.path))
     if junit is not None:
-        write_junit(junit, [answer.to_junit() for answer in answers])
+        outputs.write_whole(junit, junit_xml([answer.to_junit() for answer in answers]), "--junit")
     return overall_status(answers)
 
 

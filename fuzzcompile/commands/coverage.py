@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import cache
 
 import torch
 
-from fuzzcompile.campaign.window import Window, window_of
 from fuzzcompile.commands.passes import UNREGISTERED, Listed, list_passes
-from fuzzcompile.corpus import Store, StoredCoverage
+from fuzzcompile.corpus import Counters, Store, StoredCampaign, StoredCoverage, campaign_seconds, moment_at
 from fuzzcompile.facts import Facts, Reason, facts
 from fuzzcompile.generation.toggles import TOGGLES
 from fuzzcompile.stage_names import SCHEDULER
@@ -86,17 +86,30 @@ class Total:
 
 @dataclass(frozen=True)
 class CoverageTable:
-    """All stages in order, for one torch, one device and one corpus, or the first ``window`` of it.
+    """What campaigns reached under one torch.
 
-    ``note`` says why no rule counts as unreachable; None where reasons were checked on this torch.
+    Attributes:
+        torch: its version.
+        device: where rules would run.
+        corpus: where it was counted.
+        stages: the stages in order.
+        seen: what the corpus has reached.
+        within: the seconds of campaign time that were asked for; None for all.
+        ran: the seconds of campaign time that were counted.
+        campaigns: the campaigns that started in that time.
+        counters: what they judged.
+        note: why no rule counts as unreachable; None where reasons were checked on this torch.
     """
 
     torch: str
     device: str
     corpus: str
     stages: Sequence[StageCoverage]
-    window: Window
     seen: Sequence[StoredCoverage]
+    within: float | None
+    ran: float
+    campaigns: Sequence[StoredCampaign]
+    counters: Counters
     note: str | None
 
     @property
@@ -122,17 +135,24 @@ def coverage_of(
         CorpusError: there is no corpus.
     """
     own = version_facts or facts()
-    version = str(torch.__version__)
+    version, until = str(torch.__version__), None
     with Store.open(location, create=False) as store:
-        window = window_of(store, version, within)
-        seen, corpus = store.coverage(version, until=window.until), store.location
+        campaigns = [campaign for campaign in store.campaigns() if campaign.environment.get("torch") == version]
+        if within is not None:
+            until = moment_at(campaigns, within) or datetime.now(UTC)
+            campaigns = [campaign for campaign in campaigns if campaign.started <= until]
+        counters = store.counters(torch_version=version, until=until)
+        seen, corpus = store.coverage(version, until=until), store.location
     groups = defaultdict[tuple[str, str], list[Listed]](list)
-    for row in list_passes(device, location, until=window.until).rows:
+    for row in list_passes(device, location, until=until).rows:
         # A pass that torch does not register (a user's own) could only ever count as reached.
         if row.known.kind != "setting" and row.known.when != UNREGISTERED:
             groups[row.known.stage, row.known.kind].append(row)
     stages = [_stage(stage, kind, rows, device, own) for (stage, kind), rows in groups.items()]
-    return CoverageTable(version, device.type, corpus, [*stages, *_kernels(seen)], window, seen, _note(own))
+    ran = min(campaign_seconds(campaigns), float("inf") if within is None else within)
+    return CoverageTable(
+        version, device.type, corpus, [*stages, *_kernels(seen)], seen, within, ran, campaigns, counters, _note(own)
+    )
 
 
 def _note(own: Facts) -> str | None:

@@ -10,10 +10,10 @@ from fuzzcompile import __version__
 from fuzzcompile.campaign.budget import clock
 from fuzzcompile.commands.attention import AttentionCoverage
 from fuzzcompile.commands.coverage import RULES, CoverageTable
-from fuzzcompile.corpus import StoredCampaign
 from fuzzcompile.execution.environment import describe
-from fuzzcompile.reporting.coverage import coverage_page
 from fuzzcompile.reporting.privacy import scrub
+from fuzzcompile.reporting.versions import versions
+from fuzzcompile.templating import environment
 
 
 def report_of(table: CoverageTable, patterns: AttentionCoverage | None, missing: str | None) -> str:
@@ -29,35 +29,27 @@ def report_of(table: CoverageTable, patterns: AttentionCoverage | None, missing:
     for row in rules:
         for name, reason in row.unreachable.items():
             names[row.stage, row.kind, reason.why].append(name)
-    window = table.window
-    return coverage_page(
-        {
-            "version": __version__,
-            "torch": table.torch,
-            "within": None if window.within is None else clock(window.within),
-            "ran": clock(window.ran),
-            "counters": window.counters,
-            "campaigns": [_campaign(campaign) for campaign in window.campaigns],
-            "total": table.rules,
-            "note": table.note,
-            "stages": table.stages,
-            "rules": rules,
-            "attention": patterns,
-            "missing": missing,
-            "groups": Counter(reason.group for row in rules for reason in row.unreachable.values()).most_common(),
-            "reasons": [(*place, listed) for place, listed in names.items()],
-        },
-        {**describe(torch.device(table.device)), "torch": table.torch},
+    machine = {**describe(torch.device(table.device)), "torch": table.torch}
+    return (
+        environment()
+        .get_template("reports/coverage.md.j2")
+        .render(
+            table=table,
+            total=table.rules,
+            rules=rules,
+            groups=Counter(reason.group for row in rules for reason in row.unreachable.values()).most_common(),
+            reasons=[(*place, listed) for place, listed in names.items()],
+            attention=patterns,
+            missing=missing,
+            version=__version__,
+            versions=versions(machine),
+            clock=clock,
+            percent=percent,
+            scrub=scrub,
+        )
     )
 
 
-def _campaign(campaign: StoredCampaign) -> dict[str, object]:
-    ran = ((campaign.finished or campaign.last_heard) - campaign.started).total_seconds()
-    return {
-        "command": scrub(campaign.command),
-        "seed": campaign.seed,
-        "started": f"{campaign.started:%Y-%m-%d %H:%M} UTC",
-        "ran": clock(ran),
-        "ended": campaign.ended or "not ended",
-        "version": campaign.fuzzcompile_version,
-    }
+def percent(share: float | None, digits: int = 1) -> str:
+    """A share as a percentage, ``-`` for None."""
+    return "-" if share is None else f"{100 * share:.{digits}f} %"

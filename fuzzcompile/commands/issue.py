@@ -9,6 +9,7 @@ from fuzzcompile.execution.device import resolve
 from fuzzcompile.execution.environment import describe
 from fuzzcompile.reporting.facts import IssueFacts
 from fuzzcompile.reporting.issue import draft_issue
+from fuzzcompile.worker.conditions import Conditions
 
 # The draft needs a reproducer, and its reader waits for it.
 _SECONDS = 60.0
@@ -21,10 +22,10 @@ def draft_of_file(path: Path, device: str) -> str | None:
         CaseError: the file is not a case.
         EnvironmentUnfit: it could not be judged, or no worker can be started.
     """
-    subject = subject_of_file(path, None, device=device)
+    subject = subject_of_file(path, None, Conditions(device))
     if subject is None:
         return None
-    minimized = minimize(subject, device=device, seconds=_SECONDS)
+    minimized = minimize(subject, Conditions(device), seconds=_SECONDS)
     environment = describe(resolve(device))
     return draft_issue(
         IssueFacts(minimized.report, minimized.reproducer, environment, hits=1, confirmed=minimized.confirmed)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypedDict, TypeVar, cast
+from typing import TypeVar
 
 import torch
 
@@ -28,6 +28,7 @@ from fuzzcompile.reduction.minimiser import minimise
 from fuzzcompile.reduction.program import Program
 from fuzzcompile.reduction.search import Budget, Probed, Progress, Tally
 from fuzzcompile.reduction.writing import Written
+from fuzzcompile.worker.conditions import Conditions
 from fuzzcompile.worker.lost import unstartable, verdict_of
 from fuzzcompile.worker.minimize import (
     Minimized,
@@ -37,7 +38,7 @@ from fuzzcompile.worker.minimize import (
     judge_source,
     probe_candidate,
 )
-from fuzzcompile.worker.pool import LEAST_THREADS, Limits, open_pool
+from fuzzcompile.worker.pool import LEAST_THREADS, open_pool
 
 # Seconds that one candidate may take: less than the case did, which was judged within the limits.
 _CANDIDATE_TIME = 90.0
@@ -55,34 +56,14 @@ class Subject:
     finding: str | None = None
 
 
-class State(TypedDict):
-    """What a search learned so far, as the state file holds it."""
-
-    compiles: int
-    screens: int
-    thorough: bool
-    answers: dict[str, bool]
-    others: dict[str, str]
-    source: str
-    report: ReportJson
-
-
-def subject_of_file(
-    path: Path,
-    store: Store | None,
-    *,
-    device: str,
-    vetoes: tuple[str, ...] = (),
-    plants: Sequence[Path] = (),
-    limits: Limits | None = None,
-) -> Subject | None:
+def subject_of_file(path: Path, store: Store | None, conditions: Conditions) -> Subject | None:
     """Judge the case file; None if it shows no bug.
 
     Raises:
         CaseError: the file is not a case.
         EnvironmentUnfit: it could not be judged.
     """
-    (answer,) = triage_files([path], device=device, vetoes=vetoes, plants=plants, limits=limits)
+    (answer,) = triage_files([path], conditions)
     if answer.report is None:
         error = EnvironmentUnfit(answer.error or f"{path} could not be judged.")
         error.exit_status = answer.status
@@ -107,7 +88,7 @@ def subject_of_state(path: Path, store: Store | None, state: Path) -> Subject:
         UsageError: no search was started for this source with this torch.
     """
     subject = Subject(path.read_text(encoding="utf-8"), {"torch": torch.__version__})
-    return _subject(path, store, _kept(state, subject)["report"])
+    return _subject(path, store, _kept(state, subject)[1])
 
 
 def _subject(path: Path, store: Store | None, report: ReportJson) -> Subject:
@@ -120,14 +101,11 @@ def _subject(path: Path, store: Store | None, report: ReportJson) -> Subject:
 
 def minimize(
     subject: Subject,
+    conditions: Conditions,
     *,
-    device: str,
     seconds: float,
     compiles: int = 200,
     keep: Keep = "culprit",
-    vetoes: tuple[str, ...] = (),
-    plants: Sequence[Path] = (),
-    limits: Limits | None = None,
     state: Path | None = None,
     resume: bool = False,
     on_progress: Callable[[Progress], None] | None = None,
@@ -138,13 +116,10 @@ def minimize(
 
     Args:
         subject: the case.
-        device: where to compile.
+        conditions: where to compile, what to veto and plant, and the limits of one candidate.
         seconds: time for the search.
         compiles: how many compiles and screens the search may use, an earlier search's not counted.
         keep: what must stay: the verdict's kind, or the culprit too.
-        vetoes: rewrites to refuse.
-        plants: files that plant bugs.
-        limits: time and memory of one candidate.
         state: a file that keeps what was learned, and is deleted once the search is finished.
         resume: continue the search that ``state`` holds.
         on_progress: called after each candidate.
@@ -166,8 +141,8 @@ def minimize(
     if state is not None:
         write_state(state, subject, tally)
     budget = Budget(tally.tests + compiles, time.monotonic() + seconds)
-    with open_pool(device, 1, plants=plants, limits=limits, least_threads=LEAST_THREADS) as pool:
-        tools = PooledTools(pool, target, vetoes, subject.report)
+    with open_pool(conditions, 1, least_threads=LEAST_THREADS) as pool:
+        tools = PooledTools(pool, target, conditions.vetoes, subject.report)
         outcome = minimise(job, tools, budget, tally=tally, on_progress=progressed)
         pool.kill_workers()
     if state is not None and outcome.finished:
@@ -233,23 +208,20 @@ def read_state(state: Path, subject: Subject) -> Tally:
     Raises:
         UsageError: there is no such file, or it is about another case.
     """
-    return _tally(_kept(state, subject))
+    return _kept(state, subject)[0]
 
 
-def _tally(kept: State) -> Tally:
-    return Tally(kept["compiles"], kept["screens"], kept["thorough"], kept["answers"], kept["others"])
-
-
-def _kept(state: Path, subject: Subject) -> State:
+def _kept(state: Path, subject: Subject) -> tuple[Tally, ReportJson]:
+    """What an earlier search learned, and the report that it started from."""
     try:
-        kept = cast(State, json.loads(state.read_text(encoding="utf-8")))
-        if kept["source"] != source_hash(subject.source) or kept["report"]["torch"] != subject.report["torch"]:
+        kept = json.loads(state.read_text(encoding="utf-8"))
+        source, report = kept.pop("source"), kept.pop("report")
+        if source != source_hash(subject.source) or report["torch"] != subject.report["torch"]:
             raise UsageError(f"{state} is about another case or another torch; leave out --resume.")
-        _tally(kept)
-        return kept
+        return Tally(**kept), report
     except FileNotFoundError as error:
         raise UsageError(f"There is nothing to resume: no {state}.") from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{state} cannot be read; delete it and leave out --resume.") from error
 
 

@@ -12,7 +12,7 @@ from fuzzcompile.commands.triage import triage_files
 from fuzzcompile.corpus import CaseRecord, Store, public_id
 from fuzzcompile.execution.device import resolve
 from fuzzcompile.execution.environment import describe
-from fuzzcompile.worker.pool import Limits
+from fuzzcompile.worker.conditions import Conditions
 
 # Most secondary candidates of one reduction show one bug in many sizes.
 _MOST = 4
@@ -29,15 +29,7 @@ class SecondaryFinding:
     is_new: bool
 
 
-def store_secondary_findings(
-    store: Store,
-    sources: Sequence[str],
-    *,
-    device: str,
-    vetoes: tuple[str, ...] = (),
-    plants: Sequence[Path] = (),
-    limits: Limits | None = None,
-) -> list[SecondaryFinding]:
+def store_secondary_findings(store: Store, sources: Sequence[str], conditions: Conditions) -> list[SecondaryFinding]:
     """Judge the shortest few of the sources that the corpus lacks, and store those that show a bug.
 
     Raises:
@@ -46,12 +38,12 @@ def store_secondary_findings(
     new = sorted((source for source in sources if not store.has_source(source_hash(source))), key=len)[:_MOST]
     if not new:
         return []
-    environment, findings = describe(resolve(device)), list[SecondaryFinding]()
+    environment, findings = describe(resolve(conditions.device)), list[SecondaryFinding]()
     with tempfile.TemporaryDirectory(prefix="fuzzcompile-") as folder:
         paths = [Path(folder, f"other_{number}.py") for number in range(len(new))]
         for path, source in zip(paths, new, strict=True):
             path.write_text(source, encoding="utf-8")
-        answers = triage_files(paths, device=device, vetoes=vetoes, plants=plants, limits=limits)
+        answers = triage_files(paths, conditions)
         for source, answer in zip(new, answers, strict=True):
             report = answer.report
             if report is None or not report["is_bug"]:

@@ -31,21 +31,10 @@ from fuzzcompile.plants import check_plants
 from fuzzcompile.reporting.baseline import Baseline
 from fuzzcompile.reporting.junit import Entry
 from fuzzcompile.trials.compiles import check_against
+from fuzzcompile.worker.conditions import Conditions, Question
 from fuzzcompile.worker.judge import Judged, JudgeTask, judge_file
 from fuzzcompile.worker.lost import left_behind, report_of, unstartable
-from fuzzcompile.worker.pool import ATTRIBUTION_SHARE, LEAST_THREADS, Limits, open_pool
-
-
-@dataclass(frozen=True)
-class Question:
-    """What is asked about each file; the fields are those of :class:`JudgeTask`."""
-
-    against: str = "eager"
-    call: int | None = None
-    module: str | None = None
-    thorough: bool = False
-    dump: str | None = None
-    suspects: tuple[str, ...] = ()
+from fuzzcompile.worker.pool import ATTRIBUTION_SHARE, LEAST_THREADS, open_pool
 
 
 class Unjudged(TypedDict):
@@ -113,12 +102,9 @@ def case_files(paths: Sequence[Path]) -> list[Path]:
 
 def triage_files(
     files: Sequence[Path],
-    *,
-    device: str = "auto",
+    conditions: Conditions,
     question: Question | None = None,
-    vetoes: tuple[str, ...] = (),
-    plants: Sequence[Path] = (),
-    limits: Limits | None = None,
+    *,
     workers: int = 1,
     baseline: Baseline | None = None,
 ) -> Generator[Answer, None, None]:
@@ -128,33 +114,28 @@ def triage_files(
         UsageError: a plant cannot be used, or ``question.against`` names nothing to compare with.
         EnvironmentUnfit: there is no such device, or no worker can be started.
     """
-    check_plants(plants)
-    limits, question = limits or Limits(), question or Question()
+    check_plants(conditions.plants)
+    limits, question = conditions.limits, question or Question()
     check_against(question.against)
-    resolved = str(resolve(device))
+    device = str(resolve(conditions.device))
     with (
         tempfile.TemporaryDirectory(prefix="fuzzcompile-") as folder,
-        open_pool(device, workers, plants=plants, limits=limits, least_threads=LEAST_THREADS) as pool,
+        open_pool(conditions, workers, least_threads=LEAST_THREADS) as pool,
     ):
         tasks = [
             JudgeTask(
-                str(path),
-                vetoes,
-                str(Path(folder) / f"{number}.eager"),
+                **vars(question),
+                path=str(path),
+                vetoes=conditions.vetoes,
+                marker=str(Path(folder) / f"{number}.eager"),
                 seconds=ATTRIBUTION_SHARE * limits.seconds,
-                against=question.against,
-                call=question.call,
-                module=question.module,
-                thorough=question.thorough,
-                dump=question.dump,
-                suspects=question.suspects,
                 memory=limits.memory,
             )
             for number, path in enumerate(files)
         ]
         futures = [_submit(pool, task) for task in tasks]
         for task, future in zip(tasks, futures, strict=True):
-            yield _answer(pool, task, future, resolved).compared_with(baseline)
+            yield _answer(pool, task, future, device).compared_with(baseline)
 
 
 def _submit(pool: WorkerPool, task: JudgeTask) -> Future[Judged]:

@@ -26,7 +26,7 @@ def moment_at(campaigns: Iterable[StoredCampaign], seconds: float) -> datetime |
 def _spans(campaigns: Iterable[StoredCampaign]) -> list[tuple[datetime, datetime]]:
     """The intervals in which at least one campaign ran, in order; a killed one ends with its last heartbeat."""
     spans: list[tuple[datetime, datetime]] = []
-    for start, end in sorted((run.started, run.finished or run.last_heard) for run in campaigns):
+    for start, end in sorted((run.started, run.end) for run in campaigns):
         if spans and start <= spans[-1][1]:
             spans[-1] = spans[-1][0], max(spans[-1][1], end)
         else:

@@ -112,21 +112,20 @@ def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
             time.sleep(0.05)
 
 
+# What a database error says, and what that means for the corpus; the first that fits.
+_EXPLANATIONS = {
+    "not a database": "{corpus} is not an SQLite database: name another file with --corpus.",
+    "malformed": "The corpus {corpus} is damaged ({problem}): restore a copy, or save what can be read "
+    "with `sqlite3 OLD .recover | sqlite3 NEW`.",
+    "unable to open": "The corpus {corpus} cannot be written ({problem}): name a writable place with --corpus.",
+    "readonly": "The corpus {corpus} cannot be written ({problem}): name a writable place with --corpus.",
+    "locked": f"The corpus {{corpus}} was locked by another process for {BUSY_SECONDS:.0f} seconds: "
+    "end that process, or name another with --corpus.",
+    "disk": "The disk of the corpus {corpus} fails or is full ({problem}): make room and run again.",
+    "": "The corpus {corpus} cannot be used ({problem}): fix that, or name another with --corpus.",
+}
+
+
 def _explain(corpus: str, problem: str) -> str:
-    if "not a database" in problem:
-        return f"{corpus} is not an SQLite database: name another file with --corpus."
-    if "malformed" in problem:
-        return (
-            f"The corpus {corpus} is damaged ({problem}): restore a copy, or save what can be read "
-            "with `sqlite3 OLD .recover | sqlite3 NEW`."
-        )
-    if "unable to open" in problem or "readonly" in problem:
-        return f"The corpus {corpus} cannot be written ({problem}): name a writable place with --corpus."
-    if "locked" in problem:
-        return (
-            f"The corpus {corpus} was locked by another process for {BUSY_SECONDS:.0f} seconds: "
-            "end that process, or name another with --corpus."
-        )
-    if "disk" in problem:
-        return f"The disk of the corpus {corpus} fails or is full ({problem}): make room and run again."
-    return f"The corpus {corpus} cannot be used ({problem}): fix that, or name another with --corpus."
+    text = next(text for words, text in _EXPLANATIONS.items() if words in problem)
+    return text.format(corpus=corpus, problem=problem)

@@ -12,6 +12,7 @@ from fuzzcompile.corpus.failures import CorpusError, FolderTakenError
 from fuzzcompile.corpus.records import Finding, Reproducer
 
 REPORT_FILE = "finding.json"
+_REPRODUCER_FIELDS = ("sha256", "lines", "kind", "confirmed", "torch", "report")
 SOURCE_FILES = ("case.py", "repro.py", "neighbour.py")
 
 
@@ -55,28 +56,13 @@ def _summary(finding: Finding, reproducer: Reproducer | None) -> dict[str, objec
     return {
         "schema": 1,
         "id": finding.public_id,
-        "signature": finding.signature,
-        "status": finding.status,
-        "verdict": finding.verdict,
-        "confidence": finding.confidence,
-        "hits": finding.hits,
+        **{name: getattr(finding, name) for name in ("signature", "status", "verdict", "confidence", "hits")},
         "first_seen": finding.first_seen.isoformat(),
         "last_seen": finding.last_seen.isoformat(),
         "torch_versions": list(finding.torch_versions),
         "case_sha256": finding.source_sha256,
-        "reproducer": reproducer and _reproducer_summary(reproducer),
+        "reproducer": reproducer and {name: getattr(reproducer, name) for name in _REPRODUCER_FIELDS},
         "report": finding.report,
-    }
-
-
-def _reproducer_summary(reproducer: Reproducer) -> dict[str, object]:
-    return {
-        "sha256": reproducer.sha256,
-        "lines": reproducer.lines,
-        "kind": reproducer.kind,
-        "confirmed": reproducer.confirmed,
-        "torch": reproducer.torch,
-        "report": None if reproducer.report is None else dict(reproducer.report),
     }
 
 

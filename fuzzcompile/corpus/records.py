@@ -34,21 +34,21 @@ class Campaign:
     environment: Mapping[str, object]
 
 
-@dataclass(frozen=True)
-class StoredCampaign:
+@dataclass(frozen=True, kw_only=True)
+class StoredCampaign(Campaign):
     """A campaign as the corpus remembers it; ``ended`` is None while it runs and after a kill."""
 
     id: int
-    seed: int
-    settings: dict[str, object]
-    command: str
-    fuzzcompile_version: str
-    environment: dict[str, object]
     counters: dict[str, object]
     started: datetime
     last_heard: datetime
     finished: datetime | None
     ended: str | None
+
+    @property
+    def end(self) -> datetime:
+        """When it finished; for one that runs or was killed, its last heartbeat."""
+        return self.finished or self.last_heard
 
 
 @dataclass(frozen=True)
@@ -82,16 +82,11 @@ class Coverage:
     count: int = 1
 
 
-@dataclass(frozen=True)
-class StoredCoverage:
+@dataclass(frozen=True, kw_only=True)
+class StoredCoverage(Coverage):
     """How often a rewrite, operator or kernel was reached under one torch, and the case that reached it first."""
 
     torch: str
-    stage: str
-    pass_name: str
-    rewrite: str
-    outcome: str
-    count: int
     first_case_id: int
     first_case_sha256: str
 

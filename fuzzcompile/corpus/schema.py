@@ -12,6 +12,7 @@ from fuzzcompile import __version__
 from fuzzcompile.corpus.connection import connect, writing
 from fuzzcompile.corpus.failures import CorpusError
 from fuzzcompile.corpus.location import describe
+from fuzzcompile.corpus.models import Base
 
 # Not Alembic's default name, to distinguish a corpus from another program's database.
 VERSION_TABLE = "fuzzcompile_schema"
@@ -33,15 +34,20 @@ def bring_up_to_date(engine: Engine, *, create: bool) -> None:
     upgrade(engine.url)
 
 
-def upgrade(url: URL, target: str = "head") -> None:
-    """Run the migrations in one transaction under the write lock.
+def upgrade(url: URL) -> None:
+    """Make the tables of a new corpus, or migrate an older one, in one transaction under the write lock.
 
     Two processes may get here together: the second waits, then finds nothing left to do.
     """
     engine = connect(url, migrating=True)
     try:
         with writing(engine).begin() as connection:
-            command.upgrade(configuration(connection), target)
+            config = configuration(connection)
+            if revision_of(connection) is None:
+                Base.metadata.create_all(connection)
+                command.stamp(config, "head")
+            else:
+                command.upgrade(config, "head")
     finally:
         engine.dispose()
 

@@ -91,11 +91,12 @@ def _attribution(facts: IssueFacts) -> Iterator[tuple[str, str]]:
         yield "Step in replay, relative to the size of the result", f"{step:.3g}"
     siblings = ", ".join(f"`{name}`" for name in culprit.get("siblings") or ())
     together = f", with {siblings}, which takes its place when it is vetoed" if siblings else ""
-    yield "Necessary (gone without it)", _as_run(culprit.get("necessary")) + together
-    yield "Sufficient (stays with it alone)", _as_run(culprit.get("sufficient"))
+    yield "Necessary (gone without it)", as_run(culprit.get("necessary")) + together
+    yield "Sufficient (stays with it alone)", as_run(culprit.get("sufficient"))
 
 
-def _as_run(answer: bool | None) -> str:
+def as_run(answer: bool | None) -> str:
+    """The answer of a check that may not have been run."""
     return "not run" if answer is None else "yes" if answer else "no"
 
 

@@ -11,10 +11,8 @@ from pathlib import Path
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
 from fuzzcompile.contract import ReportJson
-from fuzzcompile.reporting import files
 from fuzzcompile.reporting.verdict import advice, describe_culprit, meaning
 
-_OPTION = "--junit"
 # Characters that XML 1.0 cannot hold at all; an error's message may contain them.
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -28,24 +26,6 @@ class Entry:
     error: str | None = None
     known: bool = False
     seconds: float = 0.0
-
-
-def check_writable(path: Path) -> None:
-    """Check before any work that the file can be written.
-
-    Raises:
-        UsageError: it cannot.
-    """
-    files.check_writable(path, _OPTION)
-
-
-def write_junit(path: Path, entries: Sequence[Entry]) -> None:
-    """Write the file whole or not at all.
-
-    Raises:
-        UsageError: it cannot be written.
-    """
-    files.write_whole(path, junit_xml(entries), _OPTION)
 
 
 def junit_xml(entries: Sequence[Entry]) -> bytes:

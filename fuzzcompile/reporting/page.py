@@ -9,7 +9,7 @@ from fuzzcompile import __version__
 from fuzzcompile.contract import ReportJson
 from fuzzcompile.reporting import proof
 from fuzzcompile.reporting.facts import IssueFacts
-from fuzzcompile.reporting.issue import error_rows
+from fuzzcompile.reporting.issue import as_run, error_rows
 from fuzzcompile.reporting.verdict import advice, circumstances, meaning
 from fuzzcompile.reporting.versions import versions
 from fuzzcompile.templating import environment as templates
@@ -53,7 +53,7 @@ def page_of(report: ReportJson, environment: Mapping[str, object], *, name: str)
             least=proof.figure(_LEAST),
             most=proof.figure(_MOST),
             figure=proof.figure,
-            answer=_answer,
+            answer=as_run,
             matched=proof.matched,
             step_of=proof.step_of,
             facts_of=lambda culprit: list(proof.facts_of(culprit)),
@@ -74,7 +74,3 @@ def _percent(value: float | None) -> str:
         return "100"
     share = math.log(min(value, _MOST) / _LEAST) / math.log(_MOST / _LEAST)
     return f"{100 * share:.1f}"
-
-
-def _answer(answer: bool | None) -> str:
-    return "not run" if answer is None else "yes" if answer else "no"

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fuzzcompile.contract import CulpritJson, EvidenceJson, OutputJson, ReportJson
-from fuzzcompile.reporting.proof import workaround_of, workaround_with_cost
+from fuzzcompile.reporting.proof import figure, workaround_of, workaround_with_cost
 from fuzzcompile.reporting.proof_text import ablation_table, proof_lines
 
 _MEANING = {
@@ -222,7 +222,7 @@ def _figure(value: float | None, output: OutputJson) -> str:
     """A number in at most seven characters; ``non_finite`` beside it names what JSON cannot hold."""
     if value is None:
         return str(output.get("non_finite") or "-")
-    return f"{value:.3g}" if value == 0 or 0.01 <= value < 1000 else f"{value:.1e}"
+    return figure(value)
 
 
 def _places(outputs: Sequence[OutputJson]) -> Iterator[str]:

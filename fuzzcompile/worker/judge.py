@@ -25,6 +25,7 @@ from fuzzcompile.execution.worker import current_device, restore_streams
 from fuzzcompile.judging.report import CoverageCount
 from fuzzcompile.judging.triage import triage
 from fuzzcompile.plants import run_plants
+from fuzzcompile.worker.conditions import Question
 from fuzzcompile.worker.isolation import isolated
 
 # Full garbage collections run after a case that took this many seconds, or after this many partial collections.
@@ -40,9 +41,9 @@ class WorkerSetup:
     threads: int = 1
 
 
-@dataclass(frozen=True)
-class JudgeTask:
-    """One case file to judge.
+@dataclass(frozen=True, kw_only=True)
+class JudgeTask(Question):
+    """One case file to judge, and what is asked about it.
 
     Attributes:
         path: the case file.
@@ -51,14 +52,8 @@ class JudgeTask:
             both survive the loss of the worker.
         known: (signature, kind of verdict) pairs that need no further proof.
         seconds: time after which attribution starts no further compile.
-        against: what the compiled program is compared with.
-        call: the call of a script to judge; 1 is the first.
-        module: the submodule to judge instead of the whole case.
         memory: bytes of this process beyond which a case is refused before it runs.
-        thorough: spend further compiles on evidence, for which a campaign has no time.
-        dump: a folder for every graph and rewrite of the judged compile, as text.
         screen: judge without generated code, and in full only if that shows a bug.
-        suspects: rewrites that the user asks about.
     """
 
     path: str
@@ -66,14 +61,8 @@ class JudgeTask:
     marker: str | None = None
     known: tuple[tuple[str, str], ...] = ()
     seconds: float | None = None
-    against: str = "eager"
-    call: int | None = None
-    module: str | None = None
     memory: int | None = None
-    thorough: bool = False
-    dump: str | None = None
     screen: bool = False
-    suspects: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import re
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -19,7 +19,7 @@ from fuzzcompile.compiler.graphs import CapturedGraph, capture_functional, captu
 from fuzzcompile.contract import ReportJson
 from fuzzcompile.errors import FuzzcompileError
 from fuzzcompile.execution.worker import current_device
-from fuzzcompile.generation import GeneratedCase, Profile
+from fuzzcompile.generation import Profile
 from fuzzcompile.judging.probe import Keep, Target, probe
 from fuzzcompile.judging.triage import triage
 from fuzzcompile.oracle.verdicts import Verdict
@@ -76,60 +76,36 @@ class MinimizeTask:
 
 
 @dataclass(frozen=True)
-class Minimized:
-    """A small case, the report on it, and the reproducer made from it.
+class Minimized(Outcome):
+    """The outcome of reducing ``original``; of ``others``, a few."""
 
-    ``others`` are generated cases that failed in another way (secondary findings, to be judged); ``other_sources`` are
-    the sources of all candidates that did. ``how`` says what reduced the case: "recipe", "graph", "text", or
-    "as found". ``seconds`` is wall time, ``tests`` counts compiles and screens.
-    """
-
-    case: GeneratedCase | None
-    source: str
     report: ReportJson
-    reproducer: str
-    confirmed: bool
-    confirmation: str
-    lines_before: int
-    lines_after: int
-    tests: int
-    seconds: float
-    finished: bool
-    others: tuple[GeneratedCase, ...] = field(default_factory=tuple)
-    how: str = "as found"
-    neighbour: str | None = None
-    changed: bool = True
-    note: str = ""
-    operators_before: int | None = None
-    operators: int | None = None
-    other_sources: tuple[str, ...] = ()
-    interrupted: bool = False
+    original: str = ""
 
     @classmethod
-    def of(cls, outcome: Outcome, source: str) -> Minimized:
-        """The outcome of reducing ``source``."""
-        return cls(
-            outcome.case,
-            outcome.source,
-            cast(ReportJson, dict(outcome.report)),
-            outcome.reproducer,
-            outcome.confirmed,
-            outcome.confirmation,
-            line_count(source),
-            line_count(outcome.reproducer),
-            outcome.tally.tests,
-            outcome.seconds,
-            outcome.finished,
-            outcome.others[:_MAX_OTHERS],
-            outcome.how,
-            outcome.neighbour,
-            outcome.changed,
-            outcome.note,
-            outcome.operators_before,
-            outcome.operators,
-            tuple(outcome.tally.others.values()),
-            outcome.interrupted,
-        )
+    def of(cls, outcome: Outcome, original: str) -> Minimized:
+        """The outcome of reducing ``original``."""
+        return cls(**{**vars(outcome), "others": outcome.others[:_MAX_OTHERS], "original": original})
+
+    @property
+    def lines_before(self) -> int:
+        """Lines of the original."""
+        return line_count(self.original)
+
+    @property
+    def lines_after(self) -> int:
+        """Lines of the reproducer."""
+        return line_count(self.reproducer)
+
+    @property
+    def tests(self) -> int:
+        """Compiles and screens that the search took."""
+        return self.tally.tests
+
+    @property
+    def other_sources(self) -> tuple[str, ...]:
+        """The sources of all candidates that failed in another way: secondary findings, to be judged."""
+        return tuple(self.tally.others.values())
 
 
 def minimize(task: MinimizeTask) -> Minimized:

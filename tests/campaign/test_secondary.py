@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from concurrent.futures import Executor, Future
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,9 @@ from fuzzcompile.campaign.settings import CampaignSettings
 from fuzzcompile.commands.secondary import store_secondary_findings
 from fuzzcompile.corpus import Campaign, Store
 from fuzzcompile.generation import Profile
+from fuzzcompile.reduction.jobs import Outcome
+from fuzzcompile.reduction.search import Tally
+from fuzzcompile.worker.conditions import Conditions
 from fuzzcompile.worker.judge import Judged
 from fuzzcompile.worker.minimize import Minimized, MinimizeTask
 
@@ -47,8 +49,11 @@ class Answers(Executor):
         future: Future[Any] = Future()
         if isinstance(task, MinimizeTask):
             others = tuple(f"# other {number}\n" for number in range(3)) if "found" in task.source else ()
-            small = Minimized(None, task.source, task.report, task.source, True, "", 1, 1, 1, 1.0, True)
-            future.set_result(replace(small, other_sources=others))
+            outcome = Outcome(
+                task.source, task.report, task.source, True, "", None, "as found", False, "",
+                Tally(others=dict(zip(others, others, strict=True))), 1.0, True, None, None,
+            )  # fmt: skip
+            future.set_result(Minimized.of(outcome, task.source))
             return future
         source = Path(task.path).read_text()
         self.judged.append(source)
@@ -80,8 +85,8 @@ def test_what_minimising_meets_is_judged_and_stored_once(tmp_path):
     bug = (KNOWN / "issue_193265.py").read_text()
     clean = "import torch\ndef make():\n    return torch.sin, (torch.ones(2),)\n"
     with Store.open(tmp_path / "corpus.db") as store:
-        (secondary,) = store_secondary_findings(store, [clean, bug], device="cpu")
+        (secondary,) = store_secondary_findings(store, [clean, bug], Conditions("cpu"))
         assert secondary.is_new and secondary.signature.endswith("pointless_cumsum_replacement")
         (stored,) = store.findings()
         assert (stored.public_id, stored.source) == (secondary.finding, bug)
-        assert store_secondary_findings(store, [bug], device="cpu") == []
+        assert store_secondary_findings(store, [bug], Conditions("cpu")) == []

@@ -163,7 +163,7 @@ def raising(request, tmp_path_factory) -> Outcome:
 def ending(request, tmp_path_factory) -> Outcome:
     folder = tmp_path_factory.mktemp("ending")
     sources = {name: source for name, (source, _, _) in ENDING.items()}
-    limits = ("--timeout", "25", "--max-memory", "1.2", "--workers", "2")
+    limits = ("--timeout", "40", "--max-memory", "1.2", "--workers", "2")
     return triage(written(folder, sources, request.param), folder, *limits)
 
 

@@ -16,7 +16,8 @@ START = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 def ran(after: float, seconds: float, *, killed: bool = False) -> StoredCampaign:
     begin, end = START + timedelta(seconds=after), START + timedelta(seconds=after + seconds)
-    return StoredCampaign(1, 0, {}, "", "", {}, {}, begin, end, None if killed else end, None if killed else "budget")
+    ending = {"finished": None, "ended": None} if killed else {"finished": end, "ended": "budget"}
+    return StoredCampaign(0, {}, "", "", {}, id=1, counters={}, started=begin, last_heard=end, **ending)
 
 
 def test_pauses_do_not_count_and_what_runs_at_once_counts_once():

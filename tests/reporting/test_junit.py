@@ -9,7 +9,8 @@ import pytest
 from triage_reports import SIGNATURE, output, report
 
 from fuzzcompile.errors import UsageError
-from fuzzcompile.reporting.junit import Entry, check_writable, junit_xml, write_junit
+from fuzzcompile.reporting.files import check_writable, write_whole
+from fuzzcompile.reporting.junit import Entry, junit_xml
 
 ENTRIES = [
     Entry(Path("a.py"), report("rounding", output()), seconds=1.5),
@@ -55,7 +56,7 @@ def test_characters_that_xml_cannot_hold_are_replaced():
 def test_the_file_is_written_whole(tmp_path):
     target = tmp_path / "out.xml"
     target.write_text("before")
-    write_junit(target, ENTRIES)
+    write_whole(target, junit_xml(ENTRIES), "--junit")
     assert target.read_bytes() == junit_xml(ENTRIES)
     assert [path.name for path in tmp_path.iterdir()] == ["out.xml"]
 
@@ -64,5 +65,5 @@ def test_the_file_is_written_whole(tmp_path):
 def test_an_unwritable_place_is_found_out_before(place, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match=r"Cannot write .*--junit"):
-        check_writable(tmp_path / place)
+        check_writable(tmp_path / place, "--junit")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

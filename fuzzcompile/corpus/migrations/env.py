@@ -1,15 +1,15 @@
 """Run by Alembic for every command, on the connection that ``corpus.schema`` hands it.
 
-A new revision, after a change to ``models.py`` (then read it and correct it by hand)::
+A new revision, after a change to ``models.py``, is the difference to a corpus that the last release made (then read it
+and correct it by hand)::
 
     from alembic import command
     from sqlalchemy import make_url
     from fuzzcompile.corpus.connection import connect
-    from fuzzcompile.corpus.schema import configuration, upgrade
-    url = make_url("sqlite:////tmp/scratch.db")
-    upgrade(url)
+    from fuzzcompile.corpus.schema import configuration
+    url = make_url("sqlite:////tmp/copy_of_a_corpus.db")
     with connect(url).connect() as connection:
-        command.revision(configuration(connection), "what changes", autogenerate=True, rev_id="0002")
+        command.revision(configuration(connection), "what changes", autogenerate=True, rev_id="0003")
 """
 
 from alembic import context
