@@ -7,9 +7,9 @@ render another.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Literal
 
 Choice = str | int | float | bool
 Choices = Mapping[str, Choice]
@@ -241,7 +241,7 @@ class CaseSpec:
         return tuple(dict.fromkeys((*self.idioms, *self.near_misses, *self.choices)))
 
     def to_json(self) -> dict[str, object]:
-        """Plain data for `from_json`, with the names of idioms and near misses for readers."""
+        """Plain data, with the names of idioms and near misses."""
         return {
             "schema": _SCHEMA,
             **asdict(self),
@@ -249,45 +249,9 @@ class CaseSpec:
             "near_misses": list(self.near_misses),
         }
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> CaseSpec:
-        """The spec that `to_json` wrote.
-
-        Raises:
-            ValueError: it was written by another version.
-        """
-        if data.get("schema") != _SCHEMA:
-            raise ValueError(f"a case spec of schema {data.get('schema')}, this version reads {_SCHEMA}")
-        attention, block, how = data["attention"], data["block"], data["compile"]
-        mask = attention["mask"]
-        plain = ("embedding", "dtype", "training", "backward", "values", "inputs", "aliased", "seed")
-        return cls(
-            attention=Attention(
-                **{**attention, "mask": Mask(**mask) if mask else None, "form": _pairs(attention["form"])}
-            ),
-            dims=Dims(**data["dims"]),
-            block=Block(**{**block, "feed_forward": _part(block["feed_forward"])}) if block else None,
-            layer=_part(data["layer"]),
-            head=_part(data["head"]),
-            detours=tuple((place, Part(part["name"], _pairs(part["choices"]))) for place, part in data["detours"]),
-            compile=Compile(
-                **{**how, "second": tuple(how["second"]) if how["second"] else None, "toggles": tuple(how["toggles"])}
-            ),
-            returns_activation=data["returns_activation"],
-            **{key: data[key] for key in plain},
-        )
-
 
 def _name(part: Part | None) -> str | None:
     return part.name if part else None
-
-
-def _part(data: Mapping[str, Any] | None) -> Part | None:
-    return Part(data["name"], _pairs(data["choices"])) if data else None
-
-
-def _pairs(data: Iterable[tuple[str, Choice]]) -> tuple[tuple[str, Choice], ...]:
-    return tuple((name, value) for name, value in data)
 
 
 # How to recognise each near miss in a spec, by name. They register here, because this module may not import them.
