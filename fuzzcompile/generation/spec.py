@@ -20,7 +20,7 @@ MaskShape = Literal["square", "key", "matrix", "heads", "row", "full"]
 MaskUse = Literal["add", "fill", "where", "keep"]
 Returns = Literal["", "weights", "keys"]
 Placement = Literal["pre", "post", "sandwich"]
-InputLayout = Literal["contiguous", "transposed", "sliced", "offset", "expanded", "channels_last"]
+InputLayout = Literal["contiguous", "transposed", "outer_last", "sliced", "offset", "expanded", "channels_last"]
 
 _SCHEMA = 2
 
@@ -195,6 +195,12 @@ class CaseSpec:
         return tuple(name for name in (*core, *around) if name)
 
     @property
+    def key_heads(self) -> int:
+        """Heads of key and value."""
+        a, d = self.attention, self.dims
+        return 1 if a.expanded else d.shared_heads if a.grouping else d.heads
+
+    @property
     def near_misses(self) -> tuple[str, ...]:
         """Names of the near misses that the case has, whether drawn or by coincidence."""
         return tuple(name for name, present in MARKS.items() if present(self))
@@ -203,7 +209,7 @@ class CaseSpec:
     def plain(self) -> bool:
         """Whether the case is one attention over query, key and value, of any batch, and nothing else."""
         around = self.layer or self.block or self.embedding or self.head or self.attention.projection
-        return not around and set(self.near_misses) <= {"batch_one"}
+        return not around and STILL_PLAIN.issuperset(self.near_misses)
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -256,3 +262,5 @@ def _name(part: Part | None) -> str | None:
 
 # How to recognise each near miss in a spec, by name. They register here, because this module may not import them.
 MARKS: dict[str, Callable[[CaseSpec], bool]] = {}
+# The names of those that leave a plain attention plain.
+STILL_PLAIN: set[str] = set()
