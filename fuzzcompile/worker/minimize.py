@@ -26,8 +26,6 @@ from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.reduction.jobs import Capture, Job, Outcome
 from fuzzcompile.reduction.minimiser import minimise
 from fuzzcompile.reduction.program import Program
-from fuzzcompile.reduction.reproducer import line_count
-from fuzzcompile.reduction.schedule import without_gradients
 from fuzzcompile.reduction.search import Budget, Probed
 from fuzzcompile.reduction.tracing import Untranslatable, program_of
 from fuzzcompile.reduction.writing import Written
@@ -111,12 +109,12 @@ class Minimized:
         return cls(
             outcome.case,
             outcome.source,
-            cast(ReportJson, dict(outcome.report)),
+            outcome.report,
             outcome.reproducer,
             outcome.confirmed,
             outcome.confirmation,
-            line_count(source),
-            line_count(outcome.reproducer),
+            len(source.splitlines()),
+            len(outcome.reproducer.splitlines()),
             outcome.tally.tests,
             outcome.seconds,
             outcome.finished,
@@ -235,7 +233,7 @@ def _program(graph: CapturedGraph, case: Case) -> Program | None:
         return None
     freezes = bool(dict(case.settings.options).get("freezing")) or bool(case.settings.inductor.get("freezing"))
     program = replace(program, as_module=freezes and any(value.parameter for value in program.inputs))
-    return program if graph.grad else without_gradients(program)
+    return program if graph.grad else program.without_gradients()
 
 
 def _settings(case: Case, graph: CapturedGraph) -> dict[str, object]:
