@@ -172,10 +172,10 @@ class _Run:
         assert self.captured is not None
         record, compiled = self.captured.record, self.interception.compiled
         notes = [f"judged: call {self.wanted} of the script, {record}"]
-        others = [str(callable_) for callable_ in compiled if callable_.number != record.number]
+        also_compiled = [str(callable_) for callable_ in compiled if callable_.number != record.number]
         lines = sorted(self.compile_lines - {callable_.line for callable_ in compiled})
-        if others:
-            notes.append(f"also compiled: {', '.join(others[:8])}; --call N judges another call")
+        if also_compiled:
+            notes.append(f"also compiled: {', '.join(also_compiled[:8])}; --call N judges another call")
         if lines:
             text = ", ".join(str(line) for line in lines[:8])
             notes.append(f"not reached: torch.compile at line {text}; --call N goes on to later calls")

@@ -39,10 +39,10 @@ def mask_shape(spec: CaseSpec, mask: Mask, n: Sizes) -> tuple[str, ...]:
     """The mask's shape; without heads the scores are (B, T, S), else (B, H, T, S)."""
     flat = spec.attention.layout == "flat"
     heads = () if flat else (str(spec.dims.heads),)
-    ones = tuple("1" for _ in heads)
+    singles = tuple("1" for _ in heads)
     shapes: dict[str, tuple[str, ...]] = {
-        "square": ("1", *ones, n.sequence, n.source),
-        "key": (n.batch, *ones, "1", n.source),
+        "square": ("1", *singles, n.sequence, n.source),
+        "key": (n.batch, *singles, "1", n.source),
         "matrix": (n.sequence, n.source),
         "heads": (*heads, n.sequence, n.source),
         "row": (n.source,),
