@@ -28,7 +28,7 @@ ALLOWED = {
     "oracle": {"execution"},
     "capture": {"case", "compiler", "errors", "execution"},
     "codegen": {"compiler"},
-    "reduction": {"case", "errors", "execution", "generation", "oracle", "templating"},
+    "reduction": {"case", "contract", "errors", "execution", "generation", "oracle", "templating"},
     "reporting": {"contract", "errors", "oracle", "templating"},
     "trials": {"case", "compiler", "errors", "execution", "oracle"},
     "attribution": {"compiler", "execution", "oracle", "stage_names", "trials"},

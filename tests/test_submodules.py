@@ -180,6 +180,8 @@ def test_a_module_of_a_script_is_found_as_well(write_case: Write):
 def test_triage_judges_the_module_that_is_named(write_case, capsys):
     with pytest.raises(SystemExit) as ending:
         main(["triage", str(write_case(source())), "--module", "layers.1.attn", "--json"])
-    report = json.loads(capsys.readouterr().out)
-    assert not ending.value.code and report["case"] == "case:layers.1.attn"
+    printed = capsys.readouterr()
+    assert not ending.value.code, printed.err
+    report = json.loads(printed.out)
+    assert report["case"] == "case:layers.1.attn"
     assert report["verdict"] in ("equal", "rounding") and "layers.1.attn" in report["evidence"]["notes"][-1]

@@ -36,39 +36,38 @@ class _Rewriter(ast.NodeTransformer):
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
         """A string that names the other kind of device."""
         if isinstance(node.value, str) and self._other.fullmatch(node.value):
-            return self._named(node)
+            return self._replaced(node, self._device)
         if self._to_cpu and node.value == "nccl":
-            self.changed = True
-            return ast.copy_location(ast.Constant("gloo"), node)
+            return self._replaced(node, "gloo")
         return node
 
-    def _named(self, node: ast.expr) -> ast.expr:
+    def _replaced(self, node: ast.expr, text: str) -> ast.expr:
         self.changed = True
-        return ast.copy_location(ast.Constant(self._device), node)
+        return ast.copy_location(ast.Constant(text), node)
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:
         """An f-string that begins with ``cuda:``."""
         first = node.values[0] if node.values else None
         text = first.value if isinstance(first, ast.Constant) else ""
         if self._to_cpu and isinstance(text, str) and text.startswith("cuda:"):
-            self.changed = True
-            return ast.copy_location(ast.Constant(self._device), node)
+            return self._replaced(node, self._device)
         return node
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         """``x.cuda()``, ``x.to(0)``, ``device=0``; ``device("cuda", 0)`` loses its index, which a CPU does not have."""
         self.generic_visit(node)
-        method = node.func
-        if self._to_cpu:
-            for keyword in node.keywords:
-                if keyword.arg == "device" and _is_index(keyword.value):
-                    keyword.value = self._named(keyword.value)
-            if isinstance(method, ast.Attribute) and method.attr == "to" and node.args and _is_index(node.args[0]):
-                node.args[0] = self._named(node.args[0])
-        if self._to_cpu and isinstance(method, ast.Attribute) and method.attr == "cuda" and len(node.args) <= 1:
+        if not self._to_cpu:
+            return node
+        for keyword in node.keywords:
+            if keyword.arg == "device" and _is_index(keyword.value):
+                keyword.value = self._replaced(keyword.value, self._device)
+        method = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+        if method == "to" and node.args and _is_index(node.args[0]):
+            node.args[0] = self._replaced(node.args[0], self._device)
+        elif isinstance(node.func, ast.Attribute) and method == "cuda" and len(node.args) <= 1:
             self.changed = True
-            method.attr, node.args, node.keywords = "to", [ast.Constant(self._device)], []
-        if self._to_cpu and isinstance(method, ast.Attribute) and method.attr == "device" and len(node.args) == 2:
+            node.func.attr, node.args, node.keywords = "to", [ast.Constant(self._device)], []
+        elif method == "device" and len(node.args) == 2:
             node.args = node.args[:1]
         return node
 

@@ -107,9 +107,8 @@ class _Run:
         self.interception = Interception(self.filename, self._on_call)
         self.tree = self._parse()
         self.compile_lines = _lines_that_compile(self.tree)
-        self.mentions_backward = any(
-            isinstance(node, ast.Attribute) and node.attr in ("backward", "grad") for node in ast.walk(self.tree)
-        )
+        nodes = ast.walk(self.tree)
+        self.mentions_backward = any(isinstance(n, ast.Attribute) and n.attr in _OWN_BACKWARD for n in nodes)
         self._before = compiler_configs()
         self.environment = set(os.environ)
 
@@ -173,10 +172,10 @@ class _Run:
         assert self.captured is not None
         record, compiled = self.captured.record, self.interception.compiled
         notes = [f"judged: call {self.wanted} of the script, {record}"]
-        others = [str(callable_) for callable_ in compiled if callable_.number != record.number]
+        also_compiled = [str(callable_) for callable_ in compiled if callable_.number != record.number]
         lines = sorted(self.compile_lines - {callable_.line for callable_ in compiled})
-        if others:
-            notes.append(f"also compiled: {', '.join(others[:8])}; --call N judges another call")
+        if also_compiled:
+            notes.append(f"also compiled: {', '.join(also_compiled[:8])}; --call N judges another call")
         if lines:
             text = ", ".join(str(line) for line in lines[:8])
             notes.append(f"not reached: torch.compile at line {text}; --call N goes on to later calls")
@@ -201,15 +200,13 @@ class _Run:
         if calls:
             listed = ", ".join(f"{record} {record.calls}×" for record in self.interception.compiled if record.calls)
             return f"{name} makes {calls} calls of compiled callables ({listed}), so there is no call {self.wanted}."
-        ending = f"exits{self._status()} before it calls" if self.error is not None else "never calls"
+        exits = f"exits{self._status()} before it calls"
         if self.interception.compiled:
             listed = ", ".join(str(record) for record in self.interception.compiled)
+            ending = exits if self.error is not None else "never calls"
             return f"{name} compiles {listed} but {ending} it; call it, or write a case with make()."
         if self.compile_lines and self.error is not None:
-            return (
-                f"{name} exits{self._status()} before it calls torch.compile; fix the script, or write a case with "
-                "make()."
-            )
+            return f"{name} {exits} torch.compile; fix the script, or write a case with make()."
         if self.compile_lines:
             text = ", ".join(str(line) for line in sorted(self.compile_lines)[:8])
             return (
@@ -254,8 +251,8 @@ def _raises(error: BaseException, filename: str) -> str:
 
 def _holders(arguments: Arguments) -> dict[str, object]:
     """Arguments that are not tensors: modules, optimizers, other objects that may hold tensors."""
-    leaves = pytree.tree_leaves((arguments.args, dict(arguments.kwargs)))
-    return {f"argument{i}": leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)}
+    leaves = enumerate(pytree.tree_leaves(arguments))
+    return {f"argument{i}": leaf for i, leaf in leaves if not isinstance(leaf, torch.Tensor)}
 
 
 def _copied(arguments: Arguments, own: set[int]) -> Arguments:
@@ -265,16 +262,16 @@ def _copied(arguments: Arguments, own: set[int]) -> Arguments:
     def copy(leaf: object) -> object:
         return placed_input(leaf, copier) if isinstance(leaf, torch.Tensor) and id(leaf) not in own else leaf
 
-    return Arguments(pytree.tree_map(copy, arguments.args), pytree.tree_map(copy, dict(arguments.kwargs)))
+    copied: Arguments = pytree.tree_map(copy, arguments)
+    return copied
 
 
 def _kind(arguments: Arguments) -> Sequence[object]:
-    leaves = pytree.tree_leaves((arguments.args, dict(arguments.kwargs)))
     return [
         (tuple(leaf.shape), leaf.dtype, leaf.layout == torch.strided and leaf.stride())
         if isinstance(leaf, torch.Tensor)
         else repr(leaf)[:100]
-        for leaf in leaves
+        for leaf in pytree.tree_leaves(arguments)
     ]
 
 
@@ -283,10 +280,7 @@ def _differentiable(captured: _Captured) -> bool:
     functions = [o for o in Reached({"": captured.record.target}).objects if isinstance(o, types.FunctionType)]
     if any(_OWN_BACKWARD & set(global_names(f.__code__)) for f in functions if is_user_file(f.__code__.co_filename)):
         return False
-    tensors = [
-        *captured.world.tensors().values(),
-        *tensor_leaves([(c.args, dict(c.kwargs)) for c in captured.arguments]),
-    ]
+    tensors = [*captured.world.tensors().values(), *tensor_leaves(captured.arguments)]
     return any(tensor.requires_grad for tensor in tensors)
 
 

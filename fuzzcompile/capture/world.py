@@ -78,9 +78,8 @@ def _keep(tensor: torch.Tensor, copier: StorageCopier) -> _Kept:
 
 def _undo_for(value: object) -> Callable[[], object] | None:
     """How to restore an object's own contents; None if it has none."""
-    if isinstance(value, nn.Module) or (not isinstance(value, type) and is_of_user(type(value))):
-        return _undo_attributes(value)
-    if isinstance(value, torch.optim.Optimizer):
+    of_user = not isinstance(value, type) and is_of_user(type(value))
+    if of_user or isinstance(value, nn.Module | torch.optim.Optimizer):
         return _undo_attributes(value)
     if isinstance(value, torch.Generator):
         return functools.partial(value.set_state, value.get_state())

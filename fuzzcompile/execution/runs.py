@@ -101,7 +101,7 @@ def _observed(
         prefix = f"call{number}." if len(program.calls) > 1 else ""
         before = bits(program, arguments)
         with _program_code():
-            output = _drive(case, target, arguments)
+            output = drive(case, target, arguments)
         structures.append(structure(output))
         values += outputs(prefix, output, program, arguments, earlier)
         if case.backward:
@@ -130,7 +130,7 @@ def time_calls(case: Case, program: Program, target: Callable[..., object]) -> f
             start = time.perf_counter()
             try:
                 for arguments in program.calls:
-                    output = _drive(case, target, arguments)
+                    output = drive(case, target, arguments)
                     if case.backward:
                         backward(output, required=False)
             except (KeyboardInterrupt, MemoryError):
@@ -182,7 +182,8 @@ def grad_mode(name: str) -> Iterator[None]:
         yield
 
 
-def _drive(case: Case, target: Callable[..., object], arguments: object) -> object:
+def drive(case: Case, target: Callable[..., object], arguments: object) -> object:
+    """Call ``target`` with the inputs of one call, through the case's ``run`` if it has one."""
     if case.run is not None:
         return case.run(target, arguments)
     if isinstance(arguments, Arguments):

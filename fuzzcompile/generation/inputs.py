@@ -7,7 +7,7 @@ from dataclasses import replace
 from fuzzcompile.generation.masks import fixed_sizes, mask_expression
 from fuzzcompile.generation.registry import form_of, idiom
 from fuzzcompile.generation.spec import CaseSpec, Dims
-from fuzzcompile.generation.tensors import LAYOUTS, filled, listed
+from fuzzcompile.generation.tensors import LAYOUTS, as_tuple, filled, listed
 
 
 def inputs_of(spec: CaseSpec, dims: Dims) -> list[tuple[str, str]]:
@@ -43,7 +43,7 @@ def _shape(spec: CaseSpec, letter: str) -> tuple[int, ...]:
     length = d.source if shared and a.cross else d.sequence
     if a.layout == "flat":
         return (d.batch, length, d.width)
-    heads = 1 if shared and a.expanded else d.shared_heads if shared and a.grouping else d.heads
+    heads = spec.key_heads if shared else d.heads
     heads_last = a.layout == "heads_last" or (letter == "k" and a.key_permuted)
     middle = (length, heads) if heads_last else (heads, length)
     leading = (2,) if a.leading else ()
@@ -62,9 +62,8 @@ def _floating(spec: CaseSpec, shape: tuple[int, ...]) -> str:
     calls = layout.view.format(shape=listed(shape)) if layout else ""
     tensor = f"torch.randn({listed(base)}{option})"
     if spec.values is not None:
-        sizes = f"({listed(base)}{',' if len(base) == 1 else ''})"
         like = f"torch.{spec.dtype}"
-        tensor = filled(spec.values, tensor, tensor, shape=sizes, like=like, option=option, dtype=spec.dtype)
+        tensor = filled(spec.values, tensor, tensor, shape=as_tuple(base), like=like, option=option, dtype=spec.dtype)
     calls += ".requires_grad_()" if spec.backward else ""
     wrapped = f"({tensor})" if calls and (" * " in tensor or tensor.startswith("-")) else tensor
     return wrapped + calls

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from fuzzcompile.generation.registry import form_of
 from fuzzcompile.generation.spec import CaseSpec, Mask
-from fuzzcompile.templating import environment
+from fuzzcompile.generation.tensors import as_tuple
+from fuzzcompile.templating import template
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,10 @@ def mask_shape(spec: CaseSpec, mask: Mask, n: Sizes) -> tuple[str, ...]:
     """The mask's shape; without heads the scores are (B, T, S), else (B, H, T, S)."""
     flat = spec.attention.layout == "flat"
     heads = () if flat else (str(spec.dims.heads),)
-    ones = tuple("1" for _ in heads)
+    singles = tuple("1" for _ in heads)
     shapes: dict[str, tuple[str, ...]] = {
-        "square": ("1", *ones, n.sequence, n.source),
-        "key": (n.batch, *ones, "1", n.source),
+        "square": ("1", *singles, n.sequence, n.source),
+        "key": (n.batch, *singles, "1", n.source),
         "matrix": (n.sequence, n.source),
         "heads": (*heads, n.sequence, n.source),
         "row": (n.source,),
@@ -57,7 +58,7 @@ def mask_expression(spec: CaseSpec, n: Sizes, device: str = "") -> str:
     if mask_function(spec):
         return f"make_mask({n.batch}, {n.sequence}, {n.source}{', ' + device if device else ''})"
     shape = mask_shape(spec, mask, n)
-    size = f"({', '.join(shape)}{',' if len(shape) == 1 else ''})"
+    size = as_tuple(shape)
     dtype = _dtype(spec, mask)
     option = "" if dtype == "float32" else f", dtype=torch.{dtype}"
     on = f", device={device}" if device else ""
@@ -84,12 +85,11 @@ def mask_function(spec: CaseSpec) -> str:
     paired = mask.shape not in ("row", "key")
     rule = "blocked" if mask.blocked else mask.kind if paired or mask.kind == "alibi" else "padding"
     return (
-        environment()
-        .get_template("mask.py.j2")
+        template("mask.py.j2")
         .render(
             rule="padding" if rule == "bias" else rule,
             paired=paired,
-            shape=f"({', '.join(shape)}{',' if len(shape) == 1 else ''})",
+            shape=as_tuple(shape),
             sizes=", ".join(shape),
             heads=spec.dims.heads,
             slopes=mask.shape in ("heads", "full") and spec.attention.layout != "flat",

@@ -52,18 +52,6 @@ DrawAttention = Callable[[Pen], Attention]
 DrawPart = Callable[[Pen], Choices]
 
 
-def _no_inputs(attention: Attention, dims: Dims) -> Mapping[str, str]:
-    return {}
-
-
-def _as_drawn(part: Part, spec: CaseSpec) -> Part:
-    return part
-
-
-def _never(part: Part) -> bool:
-    return False
-
-
 @dataclass(frozen=True, kw_only=True)
 class AttentionTraits:
     """What an attention idiom allows; the defaults hold where it fills no block of the frame but ``scores``.
@@ -104,7 +92,7 @@ class AttentionTraits:
     own_mask: bool = False
     mask_dtypes: tuple[str, ...] = ("model",)
     widens_plain_mask: bool = False
-    inputs: Callable[[Attention, Dims], Mapping[str, str]] = _no_inputs
+    inputs: Callable[[Attention, Dims], Mapping[str, str]] = lambda attention, dims: {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,14 +114,14 @@ class PartTraits:
     """
 
     fixes: tuple[Literal["batch", "sequence"], ...] = ()
-    fit: Callable[[Part, CaseSpec], Part] = _as_drawn
+    fit: Callable[[Part, CaseSpec], Part] = lambda part, spec: part
     autocast: bool = True
     graph_break: bool = False
     own_strides: bool = False
     stirs: tuple[Stirred, ...] = ()
     uneven: bool = False
     moves: bool = False
-    targets: Callable[[Part], bool] = _never
+    targets: Callable[[Part], bool] = lambda part: False
     sdpa_argument: str = ""
 
 

@@ -14,7 +14,7 @@ from fuzzcompile.generation.registry import form_of
 from fuzzcompile.generation.settings import calls_of, description, driver_of, settings_of
 from fuzzcompile.generation.spec import Attention, Block, CaseSpec, Dims, Part
 from fuzzcompile.generation.tensors import functions_in
-from fuzzcompile.templating import environment, expanded
+from fuzzcompile.templating import expanded, template
 
 # The mask dtypes that promote scores of each dtype (two half formats meet in float32).
 _WIDER = {
@@ -34,21 +34,17 @@ def render(spec: CaseSpec, *, described: bool = False) -> str:
     inputs = inputs_of(spec, spec.dims)
     classes = [*functions_in([expression for _, expression in inputs]), *classes]
     cast = spec.dtype != "float32" and any(mark in source for source in classes for mark in ("nn.Parameter", "self."))
-    return (
-        environment()
-        .get_template("case.py.j2")
-        .render(
-            spec=spec,
-            description=description(spec) if described else "",
-            classes=classes,
-            inputs=inputs,
-            settings=settings_of(spec),
-            calls=calls_of(spec),
-            driver=driver_of(spec),
-            functional=any("F." in source for source in classes),
-            backends=any("sdpa_kernel(" in source for source in classes),
-            cast=f".to(torch.{spec.dtype})" if cast else "",
-        )
+    return template("case.py.j2").render(
+        spec=spec,
+        description=description(spec) if described else "",
+        classes=classes,
+        inputs=inputs,
+        settings=settings_of(spec),
+        calls=calls_of(spec),
+        driver=driver_of(spec),
+        functional=any("F." in source for source in classes),
+        backends=any("sdpa_kernel(" in source for source in classes),
+        cast=f".to(torch.{spec.dtype})" if cast else "",
     )
 
 
@@ -104,7 +100,6 @@ def _attention_class(spec: CaseSpec, name: str) -> str:
     made_of_x = takes_x(spec)
     n = _sizes(spec, "x" if made_of_x else "q")
     value = scale_value(a, d)
-    shared = d.head_dim if a.expanded else d.shared_heads * d.head_dim if a.grouping else d.width
     device = "x.device" if made_of_x else "q.device"
     return (
         idiom(a.idiom)
@@ -122,7 +117,7 @@ def _attention_class(spec: CaseSpec, name: str) -> str:
             rotated=d.width if a.layout == "flat" else d.head_dim,
             takes_x=made_of_x,
             source="memory" if a.cross else "x",
-            kv_width=shared,
+            kv_width=spec.key_heads * d.head_dim,
             arrange={letter: _arrange(spec, n, letter) for letter in "qkv"},
             product="q @ k" if a.key_permuted else "q @ k.transpose(-2, -1)",
             scale_value=value,
@@ -159,7 +154,7 @@ def _arrange(spec: CaseSpec, n: Sizes, letter: str) -> str:
         return ""
     permuted = letter == "k" and a.key_permuted
     shared = letter != "q"
-    heads = 1 if shared and a.expanded else d.shared_heads if shared and a.grouping else d.heads
+    heads = spec.key_heads if shared else d.heads
     length = n.source if shared and a.cross else n.sequence
     calls = ""
     if takes_x(spec):
@@ -197,23 +192,19 @@ def _block_class(spec: CaseSpec, block: Block, name: str) -> str:
     """The block; a single one is the model itself."""
     embedding = _macros(spec.embedding) if name == "Model" else None
     extra = extra_inputs(spec)
-    return (
-        environment()
-        .get_template("block.py.j2")
-        .render(
-            d=spec.dims,
-            n=_sizes(spec, "tokens"),
-            name=name,
-            arguments=["tokens" if embedding else "x", *extra],
-            more="".join(f", {argument}" for argument in extra),
-            embedding=embedding,
-            attention=_body(spec),
-            norm=_new(spec, Part(block.norm)) if block.norm else None,
-            placement=block.placement,
-            residual=_macros(block.residual),
-            in_place=block.in_place,
-            feed_forward=_new(spec, block.feed_forward) if block.feed_forward else None,
-        )
+    return template("block.py.j2").render(
+        d=spec.dims,
+        n=_sizes(spec, "tokens"),
+        name=name,
+        arguments=["tokens" if embedding else "x", *extra],
+        more="".join(f", {argument}" for argument in extra),
+        embedding=embedding,
+        attention=_body(spec),
+        norm=_new(spec, Part(block.norm)) if block.norm else None,
+        placement=block.placement,
+        residual=_macros(block.residual),
+        in_place=block.in_place,
+        feed_forward=_new(spec, block.feed_forward) if block.feed_forward else None,
     )
 
 
@@ -243,23 +234,17 @@ def _model_class(spec: CaseSpec) -> str:
     targets = ["targets"] if takes_targets(spec) else []
     inputs = ["tokens"] if embedding else ["x"] if of_x else ["q", "k", "v"]
     width = spec.dims.width if of_x or a.layout == "flat" else spec.dims.head_dim
-    return (
-        environment()
-        .get_template("model.py.j2")
-        .render(
-            d=spec.dims,
-            n=_sizes(spec, "tokens" if embedding else "x"),
-            p=spec.head,
-            tied=bool(embedding),
-            arguments=[*inputs, *extra, *targets],
-            embedding=embedding,
-            parts=parts,
-            calls=calls,
-            before=[
-                detour_of(part).statements(entering, part, width) for place, part in spec.detours if place == "before"
-            ],
-            after=[detour_of(part).statements("x", part, width) for place, part in spec.detours if place == "after"],
-            head=head,
-            result=", ".join(outputs),
-        )
+    return template("model.py.j2").render(
+        d=spec.dims,
+        n=_sizes(spec, "tokens" if embedding else "x"),
+        p=spec.head,
+        tied=bool(embedding),
+        arguments=[*inputs, *extra, *targets],
+        embedding=embedding,
+        parts=parts,
+        calls=calls,
+        before=[detour_of(part).statements(entering, part, width) for place, part in spec.detours if place == "before"],
+        after=[detour_of(part).statements("x", part, width) for place, part in spec.detours if place == "after"],
+        head=head,
+        result=", ".join(outputs),
     )

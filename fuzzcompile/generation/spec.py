@@ -7,9 +7,9 @@ render another.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Literal
 
 Choice = str | int | float | bool
 Choices = Mapping[str, Choice]
@@ -20,7 +20,7 @@ MaskShape = Literal["square", "key", "matrix", "heads", "row", "full"]
 MaskUse = Literal["add", "fill", "where", "keep"]
 Returns = Literal["", "weights", "keys"]
 Placement = Literal["pre", "post", "sandwich"]
-InputLayout = Literal["contiguous", "transposed", "sliced", "offset", "expanded", "channels_last"]
+InputLayout = Literal["contiguous", "transposed", "outer_last", "sliced", "offset", "expanded", "channels_last"]
 
 _SCHEMA = 2
 
@@ -195,6 +195,12 @@ class CaseSpec:
         return tuple(name for name in (*core, *around) if name)
 
     @property
+    def key_heads(self) -> int:
+        """Heads of key and value."""
+        a, d = self.attention, self.dims
+        return 1 if a.expanded else d.shared_heads if a.grouping else d.heads
+
+    @property
     def near_misses(self) -> tuple[str, ...]:
         """Names of the near misses that the case has, whether drawn or by coincidence."""
         return tuple(name for name, present in MARKS.items() if present(self))
@@ -203,7 +209,7 @@ class CaseSpec:
     def plain(self) -> bool:
         """Whether the case is one attention over query, key and value, of any batch, and nothing else."""
         around = self.layer or self.block or self.embedding or self.head or self.attention.projection
-        return not around and set(self.near_misses) <= {"batch_one"}
+        return not around and STILL_PLAIN.issuperset(self.near_misses)
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -241,7 +247,7 @@ class CaseSpec:
         return tuple(dict.fromkeys((*self.idioms, *self.near_misses, *self.choices)))
 
     def to_json(self) -> dict[str, object]:
-        """Plain data for `from_json`, with the names of idioms and near misses for readers."""
+        """Plain data, with the names of idioms and near misses."""
         return {
             "schema": _SCHEMA,
             **asdict(self),
@@ -249,46 +255,12 @@ class CaseSpec:
             "near_misses": list(self.near_misses),
         }
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> CaseSpec:
-        """The spec that `to_json` wrote.
-
-        Raises:
-            ValueError: it was written by another version.
-        """
-        if data.get("schema") != _SCHEMA:
-            raise ValueError(f"a case spec of schema {data.get('schema')}, this version reads {_SCHEMA}")
-        attention, block, how = data["attention"], data["block"], data["compile"]
-        mask = attention["mask"]
-        plain = ("embedding", "dtype", "training", "backward", "values", "inputs", "aliased", "seed")
-        return cls(
-            attention=Attention(
-                **{**attention, "mask": Mask(**mask) if mask else None, "form": _pairs(attention["form"])}
-            ),
-            dims=Dims(**data["dims"]),
-            block=Block(**{**block, "feed_forward": _part(block["feed_forward"])}) if block else None,
-            layer=_part(data["layer"]),
-            head=_part(data["head"]),
-            detours=tuple((place, Part(part["name"], _pairs(part["choices"]))) for place, part in data["detours"]),
-            compile=Compile(
-                **{**how, "second": tuple(how["second"]) if how["second"] else None, "toggles": tuple(how["toggles"])}
-            ),
-            returns_activation=data["returns_activation"],
-            **{key: data[key] for key in plain},
-        )
-
 
 def _name(part: Part | None) -> str | None:
     return part.name if part else None
 
 
-def _part(data: Mapping[str, Any] | None) -> Part | None:
-    return Part(data["name"], _pairs(data["choices"])) if data else None
-
-
-def _pairs(data: Iterable[tuple[str, Choice]]) -> tuple[tuple[str, Choice], ...]:
-    return tuple((name, value) for name, value in data)
-
-
 # How to recognise each near miss in a spec, by name. They register here, because this module may not import them.
 MARKS: dict[str, Callable[[CaseSpec], bool]] = {}
+# The names of those that leave a plain attention plain.
+STILL_PLAIN: set[str] = set()

@@ -19,7 +19,7 @@ from fuzzcompile.generation.near_misses import apply_near_misses
 from fuzzcompile.generation.profile import Profile
 from fuzzcompile.generation.registry import Role, form_of
 from fuzzcompile.generation.spec import Attention, Block, CaseSpec, Compile, Dims, Layout, Mask, Part, Placement
-from fuzzcompile.generation.toggles import TOGGLES
+from fuzzcompile.generation.toggles import OWN_RANDOM_STREAM, TOGGLES
 
 _SEQUENCES = tuple(range(2, 17))
 _HEADS = (1, 2, 3, 4, 6, 8)
@@ -48,7 +48,7 @@ def _cases(draw: st.DrawFn, profile: Profile) -> CaseSpec:
     if pen.chance(_PLAIN):
         return replace(fitted(_plain(pen, profile)), seed=pen.number(999_999))
     block, embedding = _block(pen)
-    layer = _layer(pen)
+    layer = _part(pen, "layer", percent=28)  # in place of an attention of drawn parts
     attention = _attention(pen, within=block is not None)
     head = _part(pen, "head", percent=16 if block else 4)
     training = pen.chance(25) and profile.training
@@ -90,7 +90,7 @@ def _plain(pen: Pen, profile: Profile) -> CaseSpec:
     layout = pen.weighted(layouts)
     training = pen.chance(60) and profile.training
     drops, own_stream = pen.chance(60), pen.chance(90)
-    toggles = ("own_random_stream",) if training and drops and own_stream else ()
+    toggles = (OWN_RANDOM_STREAM.name,) if training and drops and own_stream else ()
     return CaseSpec(
         attention=replace(attention, layout=layout, dropout=0.1 if training and drops else None),
         dims=replace(dims, batch=1) if pen.chance(40) and profile.near_misses else dims,
@@ -140,11 +140,6 @@ def _block(pen: Pen) -> tuple[Block | None, str | None]:
     if kind == "stack":
         block = replace(block, layers=pen.weighted([(2, 6), (3, 3), (4, 1)]))
     return block, embedding
-
-
-def _layer(pen: Pen) -> Part | None:
-    """A layer in place of an attention of drawn parts, in 28 % of the draws."""
-    return _part(pen, "layer", percent=28)
 
 
 def _attention(pen: Pen, *, within: bool) -> Attention:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
+
+from fuzzcompile.generation.spec import InputLayout
 
 Shape = tuple[int, ...]
 
@@ -109,36 +111,69 @@ class MemoryLayout:
         view: calls that make the input of that tensor; ``{shape}`` are its sizes.
         packed: an expression that makes such a tensor of an input ``{x}``.
         ranks: the ranks that an input can have.
+        weight: how often the generator draws it; with weight 0 only variations do.
+        summary: why it is drawn.
     """
 
     base: Callable[[Shape], Shape]
     view: str
     packed: str
     ranks: range = range(2, 65)
+    weight: int = 0
+    summary: str = ""
 
 
-LAYOUTS = {
+LAYOUTS: dict[InputLayout, MemoryLayout] = {
     "transposed": MemoryLayout(
-        lambda shape: (*shape[:-2], shape[-1], shape[-2]), ".transpose(-1, -2)", "{x}.transpose(-1, -2).contiguous()"
+        lambda shape: (*shape[:-2], shape[-1], shape[-2]),
+        ".transpose(-1, -2)",
+        "{x}.transpose(-1, -2).contiguous()",
+        weight=3,  # operands that a rewrite copies, views or passes on have other strides than it was traced with
+        summary="The inputs' last two axes are swapped in memory.",
     ),
     "outer_last": MemoryLayout(
         lambda shape: (*shape[1:], shape[0]), ".movedim(-1, 0)", "{x}.movedim(0, -1).contiguous()"
     ),
     "sliced": MemoryLayout(
-        lambda shape: (*shape[:-1], 2 * shape[-1]), "[..., ::2]", "{x}.repeat_interleave(2, -1)", range(1, 65)
+        lambda shape: (*shape[:-1], 2 * shape[-1]),
+        "[..., ::2]",
+        "{x}.repeat_interleave(2, -1)",
+        range(1, 65),
+        3,
+        "The inputs are every second feature of a wider tensor: no axis has stride 1.",
     ),
     "offset": MemoryLayout(
         lambda shape: (prod(shape) + 1,),
         "[1:].view({shape})",
         "torch.cat([{x}.flatten()[:1], {x}.flatten()])",
         range(1, 65),
+        2,
+        "The inputs begin at the second element of their storage, and so are not aligned for vectors.",
     ),
     # Elements overlap: all samples are the first one.
-    "expanded": MemoryLayout(lambda shape: (1, *shape[1:]), ".expand({shape})", "{x}[:1]"),
-    "channels_last": MemoryLayout(lambda shape: shape, ".to(memory_format=torch.channels_last)", "{x}", range(4, 5)),
+    "expanded": MemoryLayout(
+        lambda shape: (1, *shape[1:]),
+        ".expand({shape})",
+        "{x}[:1]",
+        weight=3,
+        summary="The inputs are one sample expanded over the batch: their first stride is 0, their elements overlap.",
+    ),
+    "channels_last": MemoryLayout(
+        lambda shape: shape,
+        ".to(memory_format=torch.channels_last)",
+        "{x}",
+        range(4, 5),
+        2,
+        "Query, key and value are in the memory format that convolutions like: axis 1 is the innermost.",
+    ),
 }
 
 
-def listed(shape: Shape) -> str:
+def listed(shape: Sequence[int | str]) -> str:
     """Sizes as arguments."""
-    return ", ".join(str(size) for size in shape)
+    return ", ".join(map(str, shape))
+
+
+def as_tuple(shape: Sequence[int | str]) -> str:
+    """Sizes as the text of a tuple."""
+    return f"({listed(shape)}{',' if len(shape) == 1 else ''})"

@@ -60,65 +60,42 @@ _POST_GRAD = {
 }
 # Fusions of equal operators into a batch; the compiler's own default wants five of them.
 _PRE_FUSIONS = (
-    "batch_linear",
-    "batch_linear_lhs",
-    "batch_layernorm",
-    "batch_tanh",
-    "batch_sigmoid",
-    "batch_relu",
-    "batch_detach",
-    "batch_nan_to_num",
-    "batch_clamp",
-    "batch_dropout",
+    "linear",
+    "linear_lhs",
+    "layernorm",
+    "tanh",
+    "sigmoid",
+    "relu",
+    "detach",
+    "nan_to_num",
+    "clamp",
+    "dropout",
 )
 _POST_FUSIONS = (
-    "batch_linear_post_grad",
-    "batch_aten_tanh",
-    "batch_aten_sigmoid",
-    "batch_aten_relu",
-    "batch_aten_add",
-    "batch_aten_sub",
-    "batch_aten_div",
-    "batch_aten_mul",
-)
+    "linear_post_grad", "aten_tanh", "aten_sigmoid", "aten_relu", "aten_add", "aten_sub", "aten_div", "aten_mul",
+)  # fmt: skip
 _ANY_SIZE = {"min_fuse_set_size": 2}
 _NORMALISED: dict[str, dict[str, int]] = {"normalization_pass": {}}
 _NORMALISED_ATEN: dict[str, dict[str, int]] = {"normalization_aten_pass": {}}
 
 
-def _passes() -> tuple[Toggle, ...]:
-    return (
-        *(
-            Toggle(name, summary, (("pre_grad_fusion_options", {**_NORMALISED, name: {}}),), acts_on="rejoined_parts")
-            for name, summary in _PRE_GRAD.items()
-        ),
-        *(
-            Toggle(
-                name, summary, (("post_grad_fusion_options", {**_NORMALISED_ATEN, name: {}}),), acts_on="rejoined_parts"
-            )
-            for name, summary in _POST_GRAD.items()
-        ),
-        *(
-            Toggle(
-                name,
-                f"The pre-grad fusion {name}, for two operators or more.",
-                (("pre_grad_fusion_options", {**_NORMALISED, name: _ANY_SIZE}),),
-                acts_on="equal_operators",
-            )
-            for name in _PRE_FUSIONS
-        ),
-        *(
-            Toggle(
-                name,
-                f"The post-grad fusion {name}, for two operators or more.",
-                (("post_grad_fusion_options", {name: _ANY_SIZE}),),
-                acts_on="equal_operators",
-            )
-            for name in _POST_FUSIONS
-        ),
-    )
+def _pass(grad: str, name: str, summary: str, normalised: dict[str, dict[str, int]]) -> Toggle:
+    """A pattern pass of the stage ``grad`` (pre_grad, post_grad)."""
+    options = ((f"{grad}_fusion_options", {**normalised, name: {}}),)
+    return Toggle(name, summary, options, acts_on="rejoined_parts")
 
 
+def _fusion(grad: str, operator: str, normalised: dict[str, dict[str, int]]) -> Toggle:
+    """A fusion of a batch of equal operators."""
+    name = f"batch_{operator}"
+    summary = f"The {grad.replace('_', '-')} fusion {name}, for two operators or more."
+    options = ((f"{grad}_fusion_options", {**normalised, name: _ANY_SIZE}),)
+    return Toggle(name, summary, options, acts_on="equal_operators")
+
+
+OWN_RANDOM_STREAM = Toggle(
+    "own_random_stream", "The compiler draws random numbers of its own.", (("fallback_random", False),)
+)
 TOGGLES: tuple[Toggle, ...] = (
     Toggle("freezing", "Weights are constants: folded, packed, fused.", (("freezing", True),), 30, inference=True),
     Toggle(
@@ -136,8 +113,11 @@ TOGGLES: tuple[Toggle, ...] = (
         inference=True,
         acts_on="shared_input_linears",
     ),
-    *_passes(),
-    Toggle("own_random_stream", "The compiler draws random numbers of its own.", (("fallback_random", False),)),
+    *(_pass("pre_grad", name, summary, _NORMALISED) for name, summary in _PRE_GRAD.items()),
+    *(_pass("post_grad", name, summary, _NORMALISED_ATEN) for name, summary in _POST_GRAD.items()),
+    *(_fusion("pre_grad", operator, _NORMALISED) for operator in _PRE_FUSIONS),
+    *(_fusion("post_grad", operator, {}) for operator in _POST_FUSIONS),
+    OWN_RANDOM_STREAM,
     Toggle("emulate_precision_casts", "Intermediate casts are kept.", (("emulate_precision_casts", True),)),
     Toggle("no_vectors", "Kernels without vector instructions.", (("cpp.simdlen", 1),)),
     Toggle("no_tail_vectors", "Loop tails without vector instructions.", (("cpp.enable_loop_tail_vec", False),)),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from fuzzcompile.contract import ReportJson
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.reduction.program import Program
 from fuzzcompile.reduction.reducers.neighbours import passing_neighbour
@@ -34,15 +34,14 @@ def find_neighbour(program: Program, prober: Prober, tally: Tally, budget: Budge
     """
 
     def passes(candidate: Program) -> bool:
-        return all(_is_fine(candidate, screened) for screened in ((True, False) if screen else (False,)))
-
-    def _is_fine(candidate: Program, screened: bool) -> bool:
-        if budget.spent(tally.tests):
-            raise OutOfBudget
-        probed = prober.probe(written(candidate), screen=screened)
-        tally.compiles += probed.compiles
-        tally.screens += probed.screens
-        return probed.verdict in (Verdict.EQUAL, Verdict.ROUNDING)
+        for screened in (True, False) if screen else (False,):
+            if budget.spent(tally.tests):
+                raise OutOfBudget
+            probed = prober.probe(written(candidate), screen=screened)
+            tally.add(probed)
+            if probed.verdict not in (Verdict.EQUAL, Verdict.ROUNDING):
+                return False
+        return True
 
     try:
         return passing_neighbour(program, passes)
@@ -50,7 +49,7 @@ def find_neighbour(program: Program, prober: Prober, tally: Tally, budget: Budge
         return None
 
 
-def show(source: str, report: Mapping[str, object], neighbour: str | None) -> Shown:
+def show(source: str, report: ReportJson, neighbour: str | None) -> Shown:
     """Build the reproducer and run it in a clean process, several times if the first run does not show the bug.
 
     An interrupt ends the runs; the reproducer is returned unconfirmed.
@@ -74,7 +73,7 @@ def show(source: str, report: Mapping[str, object], neighbour: str | None) -> Sh
     return Shown(reproducer, True, shown[0].output, note)
 
 
-def can_be_shown(source: str, report: Mapping[str, object]) -> bool:
+def can_be_shown(source: str, report: ReportJson) -> bool:
     """Whether a reproducer can be built from a reduced text."""
     try:
         build_reproducer(source, report)
@@ -83,7 +82,7 @@ def can_be_shown(source: str, report: Mapping[str, object]) -> bool:
     return True
 
 
-def unconfirmed(source: str, report: Mapping[str, object]) -> Shown:
+def unconfirmed(source: str, report: ReportJson) -> Shown:
     """The reproducer of an interrupted search, not run; the source itself if none can be built."""
     said = "the search was interrupted"
     try:

@@ -40,14 +40,12 @@ def evaluate(program: Program) -> Evaluation:
     grad = program.settings.get("GRAD") == "enabled" or bool(program.settings.get("BACKWARD"))
     with contextlib.ExitStack() as stack, torch.random.fork_rng(devices=[]):
         stack.enter_context(torch.enable_grad() if grad else torch.no_grad())
+        position = 0
+        blocks: list[contextlib.ExitStack] = []
         try:
             _make(program, namespace, values)
-        except Exception as error:  # a candidate may be any nonsense
-            return Evaluation(values, 0, f"{type(error).__name__}: {error}")
-        seed_everything(0)
-        blocks: list[contextlib.ExitStack] = []
-        for position, statement in enumerate(program.statements):
-            try:
+            seed_everything(0)
+            for position, statement in enumerate(program.statements):  # noqa: B007 - where it failed
                 if statement.form == "enter":
                     blocks.append(stack.enter_context(contextlib.ExitStack()))
                     blocks[-1].enter_context(eval(statement.target, namespace))
@@ -58,8 +56,8 @@ def evaluate(program: Program) -> Evaluation:
                     name = statement.name if statement.name in namespace else statement.refs()[0]
                     namespace.setdefault(statement.name, namespace[name])
                     values[statement.name] = copy_tree(namespace[statement.name])
-            except Exception as error:  # a candidate may be any nonsense
-                return Evaluation(values, position, f"{type(error).__name__}: {error}")
+        except Exception as error:  # a candidate may be any nonsense
+            return Evaluation(values, position, f"{type(error).__name__}: {error}")
     return Evaluation(values)
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from fuzzcompile.contract import ReportJson
 from fuzzcompile.generation import GeneratedCase, Profile
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.reduction.program import Program
-from fuzzcompile.reduction.reports import read
 from fuzzcompile.reduction.scripts.sources import case_part
 from fuzzcompile.reduction.search import Prober, Tally
 from fuzzcompile.reduction.writing import model_lines
@@ -25,7 +25,7 @@ class Tools(Prober, Protocol):
     def programs(self, source: str, capture: Capture) -> Sequence[Program]:
         """The graphs of a case as programs, the likeliest to show the bug first; empty if none can be translated."""
 
-    def judge(self, source: str) -> Mapping[str, object]:
+    def judge(self, source: str) -> ReportJson:
         """The full report on a source, in its JSON form."""
 
     def become_thorough(self) -> None:
@@ -41,7 +41,7 @@ class Job:
     """
 
     source: str
-    report: Mapping[str, object]
+    report: ReportJson
     choices: bytes | None = None
     profile: Profile = field(default_factory=Profile)
     is_case: bool = True
@@ -61,7 +61,7 @@ class Outcome:
     """
 
     source: str
-    report: Mapping[str, object]
+    report: ReportJson
     reproducer: str
     confirmed: bool
     confirmation: str
@@ -79,7 +79,7 @@ class Outcome:
     interrupted: bool = False
 
 
-def same_bug(wanted: Mapping[str, object], reached: Mapping[str, object], keeps: str = "culprit") -> bool:
+def same_bug(wanted: ReportJson, reached: ReportJson, keeps: str = "culprit") -> bool:
     """Whether two reports describe the same bug.
 
     They do if their signatures share a family: a smaller case may show fewer of a culprit's siblings, or fewer
@@ -88,15 +88,14 @@ def same_bug(wanted: Mapping[str, object], reached: Mapping[str, object], keeps:
     """
     if not reached.get("is_bug"):
         return False
-    before, after = read(wanted), read(reached)
-    if keeps == "culprit" and _share_a_family(before.get("signature"), after.get("signature")):
+    if keeps == "culprit" and _share_a_family(wanted.get("signature"), reached.get("signature")):
         return True
-    if Verdict(before["verdict"]).kind != Verdict(after["verdict"]).kind:
+    if Verdict(wanted["verdict"]).kind != Verdict(reached["verdict"]).kind:
         return False
     if keeps == "verdict":
         return True
-    guessed = "low" in (before.get("confidence"), after.get("confidence"))
-    stages = [(report.get("culprit") or {}).get("stage") for report in (before, after)]
+    guessed = "low" in (wanted.get("confidence"), reached.get("confidence"))
+    stages = [(report.get("culprit") or {}).get("stage") for report in (wanted, reached)]
     return guessed and (stages[0] == stages[1] or None in stages)
 
 

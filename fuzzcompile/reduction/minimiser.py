@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from fuzzcompile.contract import ReportJson
 from fuzzcompile.generation import GeneratedCase
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.reduction.concluding import Shown, can_be_shown, find_neighbour, show, unconfirmed
 from fuzzcompile.reduction.jobs import Capture, Job, Outcome, Tools, is_smaller, same_bug
 from fuzzcompile.reduction.program import Program
 from fuzzcompile.reduction.recipe import NotReproducedError, RecipeProgress, shrink_recipe
-from fuzzcompile.reduction.reports import read
 from fuzzcompile.reduction.schedule import REPEATS, LostBug, Reduced, reduce_programs
 from fuzzcompile.reduction.scripts.sources import case_part
-from fuzzcompile.reduction.search import Budget, OutOfBudget, Progress, Questions, Tally
+from fuzzcompile.reduction.search import Budget, OutOfBudget, Progress, Questions, Tally, bisected
 from fuzzcompile.reduction.statements import reduce_text
 from fuzzcompile.reduction.writing import Written, case_source, model_lines
 
@@ -51,7 +51,7 @@ class _Minimiser:
     tools: Tools
     questions: Questions
     best: str = ""
-    report: Mapping[str, object] = field(default_factory=dict)
+    report: ReportJson = field(default_factory=ReportJson)
     how: str = "as found"
     program: Program | None = None
     case: GeneratedCase | None = None
@@ -141,14 +141,7 @@ class _Minimiser:
         """
         sources = [(case_source(program), program) for program in path if not program.is_recorded]
         taken = [(source, program) for source, program in sources if self._is_smaller(source, program)]
-        good, bad = -1, len(taken) - 1
-        while bad - good > 1:
-            middle = (good + bad) // 2
-            source, program = taken[middle]
-            if self._take(source, "graph", program=program):
-                good = middle
-            else:
-                bad = middle
+        bisected(-1, len(taken) - 1, lambda step: self._take(taken[step][0], "graph", program=taken[step][1]))
 
     def _reduced(self) -> Reduced | None:
         captures: tuple[Capture, ...] = ("static", "dynamic", "aten") if self.job.resizes else ("static", "aten")
@@ -230,7 +223,7 @@ class _Minimiser:
             self.program = program
             return True
         if self.interrupted:
-            report: Mapping[str, object] = {**self.job.report, "evidence": {"outputs": []}}
+            report: ReportJson = {**self.job.report, "evidence": {"outputs": []}}
         else:
             report = self._judged(source)
             if not same_bug(self.job.report, report, self.job.keeps):
@@ -239,19 +232,19 @@ class _Minimiser:
         self.best, self.report, self.how, self.case, self.program = source, report, how, case, program
         return True
 
-    def _judged(self, source: str) -> Mapping[str, object]:
+    def _judged(self, source: str) -> ReportJson:
         """The full report on a source, judged a second time if the first report shows no bug."""
-        report: Mapping[str, object] = {}
+        report: ReportJson = {}
         for _ in range(2):
             report = self.tools.judge(source)
-            cost = read(report).get("cost") or {}
+            cost = report.get("cost") or {}
             self.questions.tally.compiles += cost.get("compiles", 0)
             self.questions.tally.screens += cost.get("screens", 0)
             if report.get("is_bug") and report["verdict"] != Verdict.NONDETERMINISTIC:
                 break
         return report
 
-    def _refuse(self, source: str, how: str, report: Mapping[str, object]) -> None:
+    def _refuse(self, source: str, how: str, report: ReportJson) -> None:
         if not report.get("is_bug"):
             self.note = f"the reduction by {how} lost the bug: triage says {report['verdict']}, twice"
             return

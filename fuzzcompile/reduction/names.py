@@ -17,25 +17,21 @@ _MEANINGLESS = ("getitem", "arg", "chunk", "split", "unbind", "primals", "tangen
 def _plain_names(program: Program) -> dict[str, str]:
     """Short names: inputs by dynamo's last words, statements as the user called them, without needless numbers."""
     names: dict[str, str] = {}
-    taken: set[str] = set()
+    taken = set(TAKEN)
     inputs = [input_.name for input_ in program.inputs]
     free = (letter for letter in "xyzwuv" if letter not in inputs)
     for name in (*inputs, *(s.name for s in program.statements)):
         base = name.rstrip("0123456789_") or name  # all of it, or a second renaming would find another name
         if name in inputs and base in _MEANINGLESS:
             base = next(free, base)
-        wanted = base if base not in taken and not _is_reserved(base) else name
+        wanted = base if base not in taken else name
         number = 1
-        while wanted in taken or _is_reserved(wanted):
+        while wanted in taken:
             number += 1
             wanted = f"{base}_{number}"
         taken.add(wanted)
         names[name] = wanted
     return names
-
-
-def _is_reserved(name: str) -> bool:
-    return name in TAKEN
 
 
 def plain(program: Program) -> Program:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, overload
 
@@ -80,7 +80,7 @@ class Statement:
 
     def refs(self) -> list[str]:
         """Names that it uses, in order, each as often as it is used."""
-        return list(refs_in((self.args, self.kwargs)))
+        return refs_in((self.args, self.kwargs))
 
     def map_refs(self, function: Callable[[Ref], object]) -> Statement:
         """The statement with every ref in its arguments replaced."""
@@ -123,7 +123,7 @@ class Program:
 
     def output_refs(self) -> list[str]:
         """Names that are returned, in order."""
-        return list(refs_in(self.outputs))
+        return refs_in(self.outputs)
 
     def with_input(self, changed: Input) -> Program:
         """The program with the input of that name replaced."""
@@ -140,6 +140,10 @@ class Program:
     def map_statements(self, change: Callable[[Statement], Statement]) -> Program:
         """The program with every statement changed."""
         return replace(self, statements=tuple(change(statement) for statement in self.statements))
+
+    def without_gradients(self) -> Program:
+        """The program with no input that requires a gradient."""
+        return self.map_inputs(lambda input_: replace(input_, requires_grad=False))
 
     def renamed(self, names: Mapping[str, str]) -> Program:
         """The same program with other names."""
@@ -210,18 +214,11 @@ def _without_empty_blocks(statements: list[Statement]) -> tuple[Statement, ...]:
     return tuple(result)
 
 
-def refs_in(tree: object) -> Iterator[str]:
+def refs_in(tree: object) -> list[str]:
     """Names of the refs in a tree of tuples, lists, dictionaries and slices, in order."""
-    if isinstance(tree, Ref):
-        yield tree.name
-    elif isinstance(tree, tuple | list):
-        for part in tree:
-            yield from refs_in(part)
-    elif isinstance(tree, Mapping):
-        for part in tree.values():
-            yield from refs_in(part)
-    elif isinstance(tree, slice):
-        yield from refs_in((tree.start, tree.stop, tree.step))
+    names: list[str] = []
+    map_refs(lambda ref: names.append(ref.name), tree)
+    return names
 
 
 @overload

@@ -9,16 +9,15 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 import torch
 
+from fuzzcompile.contract import ReportJson
 from fuzzcompile.errors import CaseError, UsageError
 from fuzzcompile.oracle.verdicts import Verdict
-from fuzzcompile.reduction.reports import Report, read
 from fuzzcompile.reduction.scripts import choice, sharing
 from fuzzcompile.reduction.scripts.comparing import Script
 from fuzzcompile.reduction.scripts.driving import Driving
@@ -55,7 +54,7 @@ class Confirmation:
     confirmed: bool
 
 
-def build_reproducer(source: str, report: Mapping[str, object], *, neighbour: str | None = None) -> str:
+def build_reproducer(source: str, report: ReportJson, *, neighbour: str | None = None) -> str:
     """The case as one script that needs torch only and exits with 1 on the bug, with 0 once it is fixed.
 
     It stays a valid case. Its docstring and ``__main__`` part are replaced, so a reproducer of a reproducer is the same
@@ -79,8 +78,8 @@ def build_reproducer(source: str, report: Mapping[str, object], *, neighbour: st
     device = str(report.get("device") or "cpu")
     seen = probe(kept, _available(device))
     drive = Driving(seen, kept, device, with_backward=seen.case.backward)
-    script = choice.choose(drive, read(report), _remark(kept, neighbour))
-    return f'"""{_summary(read(report), script)}"""\n{kept}\n{_main_part(script)}'
+    script = choice.choose(drive, report, _remark(kept, neighbour))
+    return f'"""{_summary(report, script)}"""\n{kept}\n{_main_part(script)}'
 
 
 def confirm_reproducer(source: str, *, timeout: float = 180) -> Confirmation:
@@ -125,11 +124,6 @@ def _run_alone(folder: str, out: IO[bytes], timeout: float) -> int | None:
         process.wait()
 
 
-def line_count(source: str) -> int:
-    """Lines of the file, blank ones too."""
-    return len(source.splitlines())
-
-
 def _main_part(script: Script) -> str:
     template = environment().get_template("reports/reproducer.py.j2")
     body = template.render(s=script, d=script.drive, imports=[], enclosed=False)
@@ -149,7 +143,7 @@ def _remark(source: str, neighbour: str | None) -> str:
     return remark if len(remark) <= _WIDTH else ""
 
 
-def _summary(report: Report, script: Script) -> str:
+def _summary(report: ReportJson, script: Script) -> str:
     """One line: the symptom, the culprit, the version of torch."""
     verdict, where = report.get("verdict"), f"torch {report.get('torch') or torch.__version__}"
     device = str(report.get("device") or "cpu")

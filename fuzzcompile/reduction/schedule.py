@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from fuzzcompile.reduction.program import Program
 from fuzzcompile.reduction.reducers import arguments, cutting, inputs, nodes, shapes
 from fuzzcompile.reduction.reducers.settings import plain_settings
-from fuzzcompile.reduction.search import OutOfBudget, Questions, Search
+from fuzzcompile.reduction.search import OutOfBudget, Questions, Search, bisected
 from fuzzcompile.reduction.writing import written
 
 Reducer = Callable[[Search], None]
@@ -132,15 +132,9 @@ def _step_back(search: Search, start: Program, steps: int) -> None:
     """Go back to the last program since ``start`` that a full compile confirms, and screen no longer."""
     search.screen = False
     taken = [start, *search.path[steps:]]
-    good, bad = 0, len(taken)
     if not search.holds(start):
         raise LostBug("the bug shows where the graph is interpreted, and not in generated code")
-    while bad - good > 1:
-        middle = (good + bad) // 2
-        if search.holds(taken[middle]):
-            good = middle
-        else:
-            bad = middle
+    good = bisected(0, len(taken), lambda step: search.holds(taken[step]))
     search.best = taken[good]
     del search.path[steps + good :]
 
@@ -174,8 +168,3 @@ def _started(candidates: Sequence[Program], questions: Questions, *, screens: bo
         except OutOfBudget as error:
             raise LostBug("there was no budget to show the bug in a captured graph") from error
     raise LostBug("no graph that dynamo captures shows the bug when it runs alone")
-
-
-def without_gradients(program: Program) -> Program:
-    """The program with no input that requires a gradient."""
-    return program.map_inputs(lambda input_: replace(input_, requires_grad=False))

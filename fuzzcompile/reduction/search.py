@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -82,6 +82,11 @@ class Tally:
     answers: dict[str, bool] = field(default_factory=dict)
     others: dict[str, str] = field(default_factory=dict)
 
+    def add(self, probed: Probed) -> None:
+        """Add the cost of a probe."""
+        self.compiles += probed.compiles
+        self.screens += probed.screens
+
     @property
     def tests(self) -> int:
         """Compiles and screens together."""
@@ -126,8 +131,7 @@ class Questions:
         shown = 0
         for _ in range(most):
             probed = self.prober.probe(text, screen=False)
-            self.tally.compiles += probed.compiles
-            self.tally.screens += probed.screens
+            self.tally.add(probed)
             shown += probed.matches
         return shown
 
@@ -136,8 +140,7 @@ class Questions:
             if self.budget.spent(self.tally.tests):
                 raise OutOfBudget
             probed = self.prober.probe(text, screen=screen)
-            self.tally.compiles += probed.compiles
-            self.tally.screens += probed.screens
+            self.tally.add(probed)
             if probed.matches:
                 return True
             if probed.is_bug and not text.values and len(self.tally.others) < _MOST_OTHERS:
@@ -167,12 +170,14 @@ class Search:
             self._evaluation = (self.best, evaluate(self.best))
         return self._evaluation[1]
 
-    def attempt(self, candidate: Program) -> bool:
-        """Make the candidate the best program if it shows the bug; whether it did.
+    def attempt(self, candidate: Program | None) -> bool:
+        """Make the candidate, if there is one, the best program if it shows the bug; whether it did.
 
         Raises:
             OutOfBudget: the budget is spent.
         """
+        if candidate is None:
+            return False
         candidate = candidate.without_dead_code()
         if not candidate.statements or candidate == self.best:
             return False
@@ -189,6 +194,9 @@ class Search:
         return self.questions.ask(written(candidate), screen=screened, operators=candidate.size[0])
 
 
-def settings_without(program: Program, *names: str) -> Mapping[str, object]:
-    """The program's settings without those names."""
-    return {name: value for name, value in program.settings.items() if name not in names}
+def bisected(good: int, bad: int, holds: Callable[[int], bool]) -> int:
+    """The last position from ``good`` on that ``holds``, found by bisection; ``good`` does, ``bad`` does not."""
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        good, bad = (middle, bad) if holds(middle) else (good, middle)
+    return good

@@ -12,7 +12,7 @@ import torch
 
 from fuzzcompile.reduction.filling import input_expression
 from fuzzcompile.reduction.names import plain
-from fuzzcompile.reduction.program import Program, Ref, Statement, refs_in
+from fuzzcompile.reduction.program import Program, Ref, Statement
 
 _WIDTH = 96
 # Statements nested into the expression that uses them, if it is the only one and the line is short.
@@ -250,7 +250,7 @@ def literal(value: object, inner: Callable[[object], str] | None = None) -> str:
 
 def _uses(program: Program, name: str) -> int:
     inside = sum(statement.refs().count(name) for statement in program.statements)
-    return inside + list(refs_in(program.outputs)).count(name)
+    return inside + program.output_refs().count(name)
 
 
 def _is_nested(program: Program, index: int, writer: Writer) -> bool:

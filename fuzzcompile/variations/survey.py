@@ -166,12 +166,7 @@ def _run(
     with contextlib.suppress(Exception), runs.grad_mode(case.grad):
         rebuild = _flattened(program.calls[0], leaves)
         inputs = rebuild(iter(change(list(leaves))))
-        if case.run is not None:
-            case.run(model, inputs)
-        elif isinstance(inputs, dict):
-            model(**inputs)
-        else:
-            _ = model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+        runs.drive(case, model, inputs)
         return model, leaves
     return None
 

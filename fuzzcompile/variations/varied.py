@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 
 from fuzzcompile.generation.tensors import LAYOUTS, VALUES, filled, functions_in
 from fuzzcompile.generation.toggles import config, options, toggle
-from fuzzcompile.templating import environment
+from fuzzcompile.templating import template
 from fuzzcompile.variations.program import edited, edits_of
 from fuzzcompile.variations.survey import Input, Survey
 
 _SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 0)
-_TEMPLATE = "variations/varied.py.j2"
 _MOST_OPERATORS = 3
 
 
@@ -51,8 +50,7 @@ class _Draft:
         if self.second:
             settings.append(self.second)
         return (
-            environment()
-            .get_template(_TEMPLATE)
+            template("variations/varied.py.j2")
             .render(
                 source=self.source.rstrip(),
                 names=self.names,

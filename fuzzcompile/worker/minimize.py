@@ -26,8 +26,6 @@ from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.reduction.jobs import Capture, Job, Outcome
 from fuzzcompile.reduction.minimiser import minimise
 from fuzzcompile.reduction.program import Program
-from fuzzcompile.reduction.reproducer import line_count
-from fuzzcompile.reduction.schedule import without_gradients
 from fuzzcompile.reduction.search import Budget, Probed
 from fuzzcompile.reduction.tracing import Untranslatable, program_of
 from fuzzcompile.reduction.writing import Written
@@ -90,12 +88,12 @@ class Minimized(Outcome):
     @property
     def lines_before(self) -> int:
         """Lines of the original."""
-        return line_count(self.original)
+        return len(self.original.splitlines())
 
     @property
     def lines_after(self) -> int:
         """Lines of the reproducer."""
-        return line_count(self.reproducer)
+        return len(self.reproducer.splitlines())
 
     @property
     def tests(self) -> int:
@@ -211,7 +209,7 @@ def _program(graph: CapturedGraph, case: Case) -> Program | None:
         return None
     freezes = bool(dict(case.settings.options).get("freezing")) or bool(case.settings.inductor.get("freezing"))
     program = replace(program, as_module=freezes and any(value.parameter for value in program.inputs))
-    return program if graph.grad else without_gradients(program)
+    return program if graph.grad else program.without_gradients()
 
 
 def _settings(case: Case, graph: CapturedGraph) -> dict[str, object]:

@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from fuzzcompile.execution.runs import grad_mode
-from fuzzcompile.generation import CaseSpec, GeneratedCase, Profile, case_at, from_choices, names, render
+from fuzzcompile.generation import GeneratedCase, Profile, case_at, from_choices, names, render
+from fuzzcompile.generation.spec import Dims
 
 EVERYTHING = Profile()
 CLEAN = Profile(near_misses=False)
@@ -127,18 +128,12 @@ def test_no_choices_at_all_make_one_attention_over_q_k_and_v() -> None:
     )
 
 
-def test_a_spec_survives_json() -> None:
+def test_the_json_of_a_spec_names_what_it_is_made_of() -> None:
     for case in cases(EVERYTHING, 40):
         data = json.loads(json.dumps(case.spec.to_json()))
-        assert CaseSpec.from_json(data) == case.spec
+        assert Dims(**data["dims"]) == case.spec.dims and data["attention"]["idiom"] == case.spec.attention.idiom
         assert data["idioms"] == list(case.spec.idioms)
         assert data["near_misses"] == list(case.spec.near_misses)
-
-
-def test_a_spec_of_another_schema_is_refused() -> None:
-    data = case_at(0, 0, EVERYTHING).spec.to_json()
-    with pytest.raises(ValueError, match="schema 99"):
-        CaseSpec.from_json({**data, "schema": 99})
 
 
 def test_the_spec_alone_renders_the_source() -> None:

@@ -20,9 +20,6 @@ from fuzzcompile.stages.rewriting import RewritingStage
 from fuzzcompile.stages.table import STAGES, stage_named
 
 ROOT = Path(fuzzcompile.__file__).parent
-# Stages without a hook: replay of the graphs around the first shows it, one setting decides about the other.
-UNHOOKED = {stage_names.FUNCTIONALIZATION, stage_names.CUDAGRAPHS}
-
 # String literals that are equal to the name of a stage and mean something else.
 OTHER_MEANINGS = {
     "capture/script.py": {"dynamo"},  # the key of torch._dynamo.config in a case's settings
@@ -60,7 +57,7 @@ def test_a_stage_has_a_component_settings_and_patches_that_this_torch_has(stage)
         assert settings and all(setting(key) is not MISSING for key in settings), settings
         with config.patch(dict(settings)):
             assert all(setting(key) == value for key, value in settings.items())
-    assert bool(patches_of(stage.name)) == (stage.name not in UNHOOKED)
+    assert stage.patches and set(stage.patches) == set(patches_of(stage.name)), "a stage says what it hooks"
 
 
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)

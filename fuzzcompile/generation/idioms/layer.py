@@ -4,19 +4,7 @@ from fuzzcompile.generation.drawing import Pen
 from fuzzcompile.generation.registry import Idiom, PartTraits, part_idiom, register
 from fuzzcompile.generation.spec import CaseSpec, Choices, Part
 
-_POINTWISE = (
-    "add",
-    "sub",
-    "mul",
-    "div",
-    "relu",
-    "tanh",
-    "sigmoid",
-    "clamp",
-    "nan_to_num",
-    "detach",
-    "dropout",
-)
+_POINTWISE = ("add", "sub", "mul", "div", "relu", "tanh", "sigmoid", "clamp", "nan_to_num", "detach", "dropout")
 
 
 @part_idiom("layer", 3, PartTraits(own_strides=True))

@@ -6,6 +6,11 @@ from fuzzcompile.generation.drawing import Pen
 from fuzzcompile.generation.near_misses.detour_registry import detour, never
 from fuzzcompile.generation.spec import Choices, Part
 
+
+def _calls(space: str, operands: str, names: str) -> tuple[str, ...]:
+    return tuple(f"{space}.{name}({operands})" for name in names.split())
+
+
 # Functions of {x}; a module's parameter, where it has one, is {a}.
 ELEMENTWISE = (
     "F.celu({x}, {a})",
@@ -15,32 +20,12 @@ ELEMENTWISE = (
     "F.threshold({x}, {a}, -1.0)",
     "F.softshrink({x}, 0.5)",
     "F.hardshrink({x}, {a})",
-    "F.selu({x})",
-    "F.relu6({x})",
-    "F.hardswish({x})",
-    "F.hardsigmoid({x})",
-    "F.mish({x})",
-    "F.softsign({x})",
-    "F.tanhshrink({x})",
-    "F.logsigmoid({x})",
-    "torch.sigmoid({x})",
-    "torch.sinh({x})",
-    "torch.cosh({x})",
-    "torch.tan({x})",
-    "torch.asinh({x})",
-    "torch.atanh({x})",
-    "torch.acosh({x})",
-    "torch.asin({x})",
-    "torch.atan({x})",
-    "torch.exp2({x})",
-    "torch.expm1({x})",
-    "torch.log1p({x})",
-    "torch.log2({x})",
-    "torch.erf({x})",
-    "torch.erfc({x})",
-    "torch.erfinv({x})",
-    "torch.digamma({x})",
-    "torch.lgamma({x})",
+    *_calls("F", "{x}", "selu relu6 hardswish hardsigmoid mish softsign tanhshrink logsigmoid"),
+    *_calls(
+        "torch",
+        "{x}",
+        "sigmoid sinh cosh tan asinh atanh acosh asin atan exp2 expm1 log1p log2 erf erfc erfinv digamma lgamma",
+    ),
     "torch.polygamma(1, {x})",
     "torch.sinc({x})",
     "torch.logit({x}, {a})",
@@ -57,25 +42,12 @@ ELEMENTWISE = (
 OF_TWO = (
     "torch.lerp({x}, {y}, 0.3)",
     "torch.lerp({x}, {y}, {x})",
-    "torch.copysign({x}, {y})",
-    "torch.hypot({x}, {y})",
-    "torch.atan2({x}, {y})",
-    "torch.xlogy({x}, {y})",
-    "torch.fmod({x}, {y})",
-    "torch.remainder({x}, {y})",
-    "torch.floor_divide({x}, {y})",
+    *_calls("torch", "{x}, {y}", "copysign hypot atan2 xlogy fmod remainder floor_divide"),
     'torch.div({x}, {y}, rounding_mode="floor")',
     'torch.div({x}, {y}, rounding_mode="trunc")',
-    "torch.true_divide({x}, {y})",
-    "torch.ldexp({x}, {y})",
-    "torch.nextafter({x}, {y})",
-    "torch.maximum({x}, {y})",
-    "torch.minimum({x}, {y})",
-    "torch.fmax({x}, {y})",
-    "torch.fmin({x}, {y})",
-    "torch.logaddexp({x}, {y})",
-    "torch.logaddexp2({x}, {y})",
-    "torch.heaviside({x}, {y})",
+    *_calls(
+        "torch", "{x}, {y}", "true_divide ldexp nextafter maximum minimum fmax fmin logaddexp logaddexp2 heaviside"
+    ),
     "torch.addcmul({x}, {y}, {y}, value=0.5)",
     "torch.addcdiv({x}, {x}, {y}, value=0.5)",
     "torch.rsub({x}, {y}, alpha=2)",

@@ -5,50 +5,31 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fuzzcompile.generation.drawing import Pen
-from fuzzcompile.generation.near_misses.operators import has_heads, near_miss, takes_qkv
-from fuzzcompile.generation.spec import CaseSpec
+from fuzzcompile.generation.near_misses.operators import NearMiss, has_heads, near_miss, register_near_miss, takes_qkv
+from fuzzcompile.generation.spec import CaseSpec, InputLayout
+from fuzzcompile.generation.tensors import LAYOUTS, MemoryLayout
 
 
-def _floats(spec: CaseSpec) -> bool:
-    return spec.embedding is None
+def _operator(name: InputLayout, layout: MemoryLayout) -> NearMiss:
+    def applies(spec: CaseSpec) -> bool:
+        if 3 in layout.ranks:
+            return spec.embedding is None
+        return takes_qkv(spec) and has_heads(spec) and not spec.attention.leading
+
+    return NearMiss(
+        f"inputs_{name}",
+        layout.summary,
+        layout.weight,
+        applies=applies,
+        present=lambda spec: spec.inputs == name,
+        change=lambda pen, spec: replace(spec, inputs=name),
+        family="memory",
+    )
 
 
-@near_miss(3, applies=_floats, present=lambda spec: spec.inputs == "transposed", family="memory")
-def inputs_transposed(pen: Pen, spec: CaseSpec) -> CaseSpec:
-    """The inputs' last two axes are swapped in memory.
-
-    Operands that a rewrite copies, views or passes to a library kernel have other strides than it was traced with.
-    """
-    return replace(spec, inputs="transposed")
-
-
-@near_miss(3, applies=_floats, present=lambda spec: spec.inputs == "sliced", family="memory")
-def inputs_sliced(pen: Pen, spec: CaseSpec) -> CaseSpec:
-    """The inputs are every second feature of a wider tensor: no axis has stride 1."""
-    return replace(spec, inputs="sliced")
-
-
-@near_miss(2, applies=_floats, present=lambda spec: spec.inputs == "offset", family="memory")
-def inputs_offset(pen: Pen, spec: CaseSpec) -> CaseSpec:
-    """The inputs begin at the second element of their storage, and so are not aligned for vectors."""
-    return replace(spec, inputs="offset")
-
-
-@near_miss(3, applies=_floats, present=lambda spec: spec.inputs == "expanded", family="memory")
-def inputs_expanded(pen: Pen, spec: CaseSpec) -> CaseSpec:
-    """The inputs are one sample expanded over the batch: their first stride is 0, their elements overlap."""
-    return replace(spec, inputs="expanded")
-
-
-@near_miss(
-    2,
-    applies=lambda spec: takes_qkv(spec) and has_heads(spec) and not spec.attention.leading,
-    present=lambda spec: spec.inputs == "channels_last",
-    family="memory",
-)
-def inputs_channels_last(pen: Pen, spec: CaseSpec) -> CaseSpec:
-    """Query, key and value are in the memory format that convolutions like: axis 1 is the innermost."""
-    return replace(spec, inputs="channels_last")
+for _name, _layout in LAYOUTS.items():
+    if _layout.weight:
+        register_near_miss(_operator(_name, _layout))
 
 
 @near_miss(

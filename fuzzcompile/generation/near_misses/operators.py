@@ -8,7 +8,7 @@ from typing import Any
 
 from fuzzcompile.generation.drawing import Pen
 from fuzzcompile.generation.registry import form_of
-from fuzzcompile.generation.spec import MARKS, CaseSpec
+from fuzzcompile.generation.spec import MARKS, STILL_PLAIN, CaseSpec
 
 Predicate = Callable[[CaseSpec], bool]
 Change = Callable[[Pen, CaseSpec], CaseSpec]
@@ -20,7 +20,7 @@ class NearMiss:
 
     ``present`` recognises what it leaves in the data. Of a ``family`` one operator is drawn, or a few, and ``percent``
     is its weight there. What it needs of an idiom it asks of the idiom's capabilities, so that it applies to idioms
-    that it does not know.
+    that it does not know. One that ``keeps_plain`` leaves a plain attention plain.
     """
 
     name: str
@@ -30,6 +30,7 @@ class NearMiss:
     present: Predicate
     change: Change
     family: str | None = None
+    keeps_plain: bool = False
 
 
 NEAR_MISSES: list[NearMiss] = []
@@ -57,13 +58,18 @@ def _applied(pen: Pen, operator: NearMiss, spec: CaseSpec, hit: bool) -> CaseSpe
 
 
 def near_miss(
-    percent: int, *, applies: Predicate, present: Predicate, family: str | None = None
+    percent: int,
+    *,
+    applies: Predicate,
+    present: Predicate,
+    family: str | None = None,
+    keeps_plain: bool = False,
 ) -> Callable[[Change], Change]:
     """Register the decorated change as an operator under its own name."""
 
     def decorate(change: Change) -> Change:
         register_near_miss(
-            NearMiss(change.__name__, summary_of(change), percent, applies, present, change, family),
+            NearMiss(change.__name__, summary_of(change), percent, applies, present, change, family, keeps_plain)
         )
         return change
 
@@ -80,6 +86,8 @@ def register_near_miss(operator: NearMiss) -> None:
         raise ValueError(f"two near misses are called {operator.name}")
     NEAR_MISSES.append(operator)
     MARKS[operator.name] = operator.present
+    if operator.keeps_plain:
+        STILL_PLAIN.add(operator.name)
 
 
 def unregister_near_miss(name: str) -> None:
@@ -89,6 +97,7 @@ def unregister_near_miss(name: str) -> None:
         KeyError: there is none.
     """
     del MARKS[name]
+    STILL_PLAIN.discard(name)
     NEAR_MISSES[:] = [operator for operator in NEAR_MISSES if operator.name != name]
 
 

@@ -7,7 +7,7 @@ from fuzzcompile.generation.near_misses.operators import has_heads, near_miss, w
 from fuzzcompile.generation.spec import CaseSpec
 
 
-@near_miss(5, applies=lambda spec: True, present=lambda spec: spec.dims.batch == 1)
+@near_miss(5, applies=lambda spec: True, present=lambda spec: spec.dims.batch == 1, keeps_plain=True)
 def batch_one(pen: Pen, spec: CaseSpec) -> CaseSpec:
     """A batch of one.
 

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fuzzcompile.generation.drawing import Pen
 from fuzzcompile.generation.near_misses.operators import NearMiss, register_near_miss
-from fuzzcompile.generation.spec import CaseSpec
 from fuzzcompile.generation.tensors import VALUES
 
 
 def _operator(name: str) -> NearMiss:
-    def change(pen: Pen, spec: CaseSpec) -> CaseSpec:
-        return replace(spec, values=name)
-
     return NearMiss(
         name,
         VALUES[name].summary,
         VALUES[name].weight,
         applies=lambda spec: spec.embedding is None,
         present=lambda spec: spec.values == name,
-        change=change,
+        change=lambda pen, spec: replace(spec, values=name),
         family="values",
     )
 

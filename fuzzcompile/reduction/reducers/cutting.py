@@ -9,7 +9,7 @@ import torch
 
 from fuzzcompile.reduction.evaluating import Evaluation
 from fuzzcompile.reduction.program import Input, Program, Ref, Statement
-from fuzzcompile.reduction.search import Search
+from fuzzcompile.reduction.search import Search, bisected
 
 
 def drop_outputs(search: Search) -> None:
@@ -36,27 +36,13 @@ def drop_outputs(search: Search) -> None:
 def cut_tail(search: Search) -> None:
     """Find the shortest beginning that shows the bug, by bisection."""
     base = search.best
-    good, bad = 0, len(base.statements)
-    while bad - good > 1:
-        middle = (good + bad) // 2
-        candidate = head(base, middle)
-        if candidate is not None and search.attempt(candidate):
-            bad = middle
-        else:
-            good = middle
+    bisected(0, len(base.statements), lambda count: not search.attempt(head(base, count)))
 
 
 def cut_head(search: Search) -> None:
     """Find the shortest end that shows the bug with the earlier values as inputs, by bisection."""
     base, evaluation = search.best, search.evaluation
-    bad, good = 0, len(base.statements)
-    while good - bad > 1:
-        middle = (good + bad) // 2
-        candidate = tail(base, middle, evaluation)
-        if candidate is not None and search.attempt(candidate):
-            bad = middle
-        else:
-            good = middle
+    bisected(0, len(base.statements), lambda start: search.attempt(tail(base, start, evaluation)))
 
 
 def head(program: Program, count: int) -> Program | None:

@@ -14,8 +14,7 @@ from fuzzcompile.reduction.search import Search
 def plain_parameters(search: Search) -> None:
     """Turn parameters into plain inputs, if possible without gradients."""
     function = replace(search.best, as_module=False).map_inputs(lambda input_: replace(input_, parameter=False))
-    without_gradients = function.map_inputs(lambda input_: replace(input_, requires_grad=False))
-    if not search.attempt(without_gradients):
+    if not search.attempt(function.without_gradients()):
         search.attempt(function)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fuzzcompile.reduction.search import Search, settings_without
+from fuzzcompile.reduction.search import Search
 
 
 def plain_settings(search: Search) -> None:
@@ -15,7 +15,7 @@ def plain_settings(search: Search) -> None:
     if search.attempt(replace(search.best, settings={})):
         return
     for name in list(search.best.settings):
-        search.attempt(replace(search.best, settings=settings_without(search.best, name)))
+        search.attempt(replace(search.best, settings=_without(search.best.settings, name)))
     for name, entries in list(search.best.settings.items()):
         if isinstance(entries, Mapping) and len(entries) > 1:
             _drop_entries(search, name, entries)
@@ -24,6 +24,10 @@ def plain_settings(search: Search) -> None:
 def _drop_entries(search: Search, name: str, entries: Mapping[str, object]) -> None:
     """Leave out entries of one setting, one at a time."""
     for key in entries:
-        fewer = {kept: value for kept, value in entries.items() if kept != key}
+        fewer = _without(entries, key)
         if search.attempt(replace(search.best, settings={**search.best.settings, name: fewer})):
             entries = fewer
+
+
+def _without(entries: Mapping[str, object], key: str) -> dict[str, object]:
+    return {kept: value for kept, value in entries.items() if kept != key}

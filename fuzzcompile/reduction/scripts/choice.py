@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from fuzzcompile.contract import OutputJson, ReportJson
 from fuzzcompile.oracle.verdicts import Verdict
-from fuzzcompile.reduction.reports import Evidence, Report
 from fuzzcompile.reduction.scripts import naming, sharing
 from fuzzcompile.reduction.scripts.comparing import Form, Script, Target
 from fuzzcompile.reduction.scripts.driving import Driving
@@ -28,7 +28,7 @@ _WIDTH = 80
 _VANISHING = 1e-6
 
 
-def choose(drive: Driving, report: Report, remark: str = "") -> Script:
+def choose(drive: Driving, report: ReportJson, remark: str = "") -> Script:
     """The script for ``report`` on the case of ``drive``.
 
     It compares the outputs that the evidence calls wrong, the worst first, or without evidence all that the verdict is
@@ -38,7 +38,7 @@ def choose(drive: Driving, report: Report, remark: str = "") -> Script:
     form = _FORMS.get(verdict)
     if form in ("raises", "accepts", "process"):
         return Script(drive, form, remark=remark)
-    evidence: Sequence[Evidence] = (report.get("evidence") or {}).get("outputs") or ()
+    evidence: Sequence[OutputJson] = (report.get("evidence") or {}).get("outputs") or ()
     wrong = _worst_first(_of_evidence(drive.probe, evidence))
     if verdict == Verdict.METADATA:
         return _metadata(drive, wrong, str(report.get("detail") or ""), remark)
@@ -55,7 +55,7 @@ def choose(drive: Driving, report: Report, remark: str = "") -> Script:
     return Script(replace(drive, with_backward=needs_backward), form, targets, remark=remark)
 
 
-def _of_evidence(probe: Probe, evidence: Sequence[Evidence]) -> list[Target]:
+def _of_evidence(probe: Probe, evidence: Sequence[OutputJson]) -> list[Target]:
     wrong = [entry for entry in evidence if entry.get("finding") not in _HARMLESS]
     named = [_target(probe, str(entry.get("name")), entry) for entry in wrong]
     targets = [target for target in named if target is not None]
@@ -74,7 +74,7 @@ def _of_verdict(probe: Probe, verdict: str) -> list[Target]:
     return [target for target in named if target is not None]
 
 
-def _target(probe: Probe, name: str, evidence: Evidence) -> Target | None:
+def _target(probe: Probe, name: str, evidence: OutputJson) -> Target | None:
     expression = naming.expression(name, probe)
     if expression is None:
         return None

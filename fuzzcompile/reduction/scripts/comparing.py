@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fuzzcompile.reduction.reports import Evidence
+from fuzzcompile.contract import OutputJson
 from fuzzcompile.reduction.scripts import tolerances
 from fuzzcompile.reduction.scripts.driving import Driving
 from fuzzcompile.reduction.scripts.probe import Observable
@@ -38,7 +38,7 @@ class Target:
 
     observable: Observable
     expression: str
-    evidence: Evidence = field(default_factory=Evidence)
+    evidence: OutputJson = field(default_factory=OutputJson)
     partner: str = ""
 
 

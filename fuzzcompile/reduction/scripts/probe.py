@@ -117,17 +117,10 @@ def _probe(case: Case, device: torch.device) -> Probe:
 
 def _recording(case: Case, outputs: list[object]) -> Case:
     def run(model: Callable[..., object], arguments: object) -> object:
-        output = case.run(model, arguments) if case.run is not None else _call(model, arguments)
-        outputs.append(output)
-        return output
+        outputs.append(runs.drive(case, model, arguments))
+        return outputs[-1]
 
     return replace(case, run=run)
-
-
-def _call(model: Callable[..., object], arguments: object) -> object:
-    if isinstance(arguments, dict):
-        return model(**arguments)
-    return model(*arguments) if isinstance(arguments, tuple) else model(arguments)
 
 
 def _again(case: Case, program: Program) -> Observation:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fuzzcompile.reduction.reports import Evidence
+from fuzzcompile.contract import OutputJson
 from fuzzcompile.reduction.scripts.probe import Observable
 
 # Relative part of torch.testing.assert_close's default tolerance.
@@ -21,7 +21,7 @@ _NOISE_FACTOR = 3
 # The error that was seen must exceed the bound by this much, or the bound says too little.
 _MARGIN = 1.5
 
-Seen = Iterable[tuple[Observable, Evidence]]
+Seen = Iterable[tuple[Observable, OutputJson]]
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def share_apart(seen: Seen) -> float:
     return wide.share if all(_exceeds(*pair, wide) for pair in seen) else share
 
 
-def _share(observable: Observable, evidence: Evidence) -> float:
+def _share(observable: Observable, evidence: OutputJson) -> float:
     rtol = _DEFAULT_RTOL.get(observable.dtype, _SINGLE_RTOL) if observable.dtype else _SINGLE_RTOL
     noise = evidence.get("noise_floor")
     if not noise or not observable.largest:
@@ -60,7 +60,7 @@ def _share(observable: Observable, evidence: Evidence) -> float:
     return max(rtol, _NOISE_FACTOR * float(noise) / observable.largest)
 
 
-def _exceeds(observable: Observable, evidence: Evidence, bound: Allowed) -> bool:
+def _exceeds(observable: Observable, evidence: OutputJson, bound: Allowed) -> bool:
     compiled = evidence.get("max_abs_error_compiled")
     if compiled is None or not math.isfinite(compiled) or evidence.get("finding") == "missing":
         return True  # not measured, or not finite
