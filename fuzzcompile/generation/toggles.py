@@ -79,17 +79,21 @@ _NORMALISED: dict[str, dict[str, int]] = {"normalization_pass": {}}
 _NORMALISED_ATEN: dict[str, dict[str, int]] = {"normalization_aten_pass": {}}
 
 
-def _pass(grad: str, name: str, summary: str, normalised: dict[str, dict[str, int]]) -> Toggle:
-    """A pattern pass of the stage ``grad`` (pre_grad, post_grad)."""
-    options = ((f"{grad}_fusion_options", {**normalised, name: {}}),)
+# Entries of the config that switch passes on, for the graph before its gradients and those after.
+_BEFORE_GRADIENTS, _AFTER_GRADIENTS = "pre_grad_fusion_options", "post_grad_fusion_options"
+
+
+def _pass(entry: str, name: str, summary: str, normalised: dict[str, dict[str, int]]) -> Toggle:
+    """A pattern pass that is switched on in the config's ``entry``."""
+    options = ((entry, {**normalised, name: {}}),)
     return Toggle(name, summary, options, acts_on="rejoined_parts")
 
 
-def _fusion(grad: str, operator: str, normalised: dict[str, dict[str, int]]) -> Toggle:
+def _fusion(entry: str, operator: str, normalised: dict[str, dict[str, int]]) -> Toggle:
     """A fusion of a batch of equal operators."""
-    name = f"batch_{operator}"
-    summary = f"The {grad.replace('_', '-')} fusion {name}, for two operators or more."
-    options = ((f"{grad}_fusion_options", {**normalised, name: _ANY_SIZE}),)
+    name, stage = f"batch_{operator}", entry.removesuffix("_fusion_options").replace("_", "-")
+    summary = f"The {stage} fusion {name}, for two operators or more."
+    options = ((entry, {**normalised, name: _ANY_SIZE}),)
     return Toggle(name, summary, options, acts_on="equal_operators")
 
 
@@ -113,10 +117,10 @@ TOGGLES: tuple[Toggle, ...] = (
         inference=True,
         acts_on="shared_input_linears",
     ),
-    *(_pass("pre_grad", name, summary, _NORMALISED) for name, summary in _PRE_GRAD.items()),
-    *(_pass("post_grad", name, summary, _NORMALISED_ATEN) for name, summary in _POST_GRAD.items()),
-    *(_fusion("pre_grad", operator, _NORMALISED) for operator in _PRE_FUSIONS),
-    *(_fusion("post_grad", operator, {}) for operator in _POST_FUSIONS),
+    *(_pass(_BEFORE_GRADIENTS, name, summary, _NORMALISED) for name, summary in _PRE_GRAD.items()),
+    *(_pass(_AFTER_GRADIENTS, name, summary, _NORMALISED_ATEN) for name, summary in _POST_GRAD.items()),
+    *(_fusion(_BEFORE_GRADIENTS, operator, _NORMALISED) for operator in _PRE_FUSIONS),
+    *(_fusion(_AFTER_GRADIENTS, operator, {}) for operator in _POST_FUSIONS),
     OWN_RANDOM_STREAM,
     Toggle("emulate_precision_casts", "Intermediate casts are kept.", (("emulate_precision_casts", True),)),
     Toggle("no_vectors", "Kernels without vector instructions.", (("cpp.simdlen", 1),)),
