@@ -54,7 +54,7 @@ def main(device_option: str, runs: int) -> dict[str, object]:
         for _ in range(runs):
             experiments = Experiments(case, device)
             start = time.perf_counter()
-            failure = experiments.eager.failure
+            failure = experiments.runs.eager.failure
             eager.append(time.perf_counter() - start)
             trial = experiments.trial()
             failure = failure or trial.observation.failure

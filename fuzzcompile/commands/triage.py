@@ -177,10 +177,12 @@ def _lost(pool: WorkerPool, task: JudgeTask, error: WorkerFailed, device: str, *
     """The answer after a worker was lost: the compiler is at fault only if eager had finished."""
     path, marker = Path(task.path), Path(task.marker or "")
     eager_done, report = left_behind(marker)
+    if isinstance(error, WorkerCrashed) and error.exit_code is None:  # cut off, whatever it still wrote
+        return _unjudged(path, _before_compiling(error))
     if report is not None:
         report["detail"] = f"{report['detail']}; what came after the verdict {error}".lstrip("; ")
         return Answer(path, report, status=1 if report["is_bug"] else 0, seconds=report["cost"]["seconds"])
-    if not eager_done or (isinstance(error, WorkerCrashed) and error.exit_code is None):
+    if not eager_done:
         return _unjudged(path, _before_compiling(error))
     if isinstance(error, WorkerOutOfMemory):  # our own copies count too: the compiler need not be at fault
         return _unjudged(path, f"{_memory_used(error)} once it was compiled; {_MORE_MEMORY}")
