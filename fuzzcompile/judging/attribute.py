@@ -105,7 +105,9 @@ class Attributor:
         unproved: dict[Shows, Attribution] = {}
         sides = (Shows.IN_GRAPHS, Shows.IN_CODE)
         for side in sides if ablator.screens else reversed(sides):
-            attribution = looked(ablator, divergence, side)
+            # Operators that repair it only together speak for their side: nothing later in it is as certain.
+            together = certain if side is Shows.IN_GRAPHS else None
+            attribution = together or looked(ablator, divergence, side)
             if attribution is not None and attribution.culprit is not None:
                 if attribution.culprit.necessary:
                     return attribution

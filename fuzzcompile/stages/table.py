@@ -59,7 +59,7 @@ class Shows(Enum):
     ANYWHERE = "anywhere"
     """Wherever it shows: these looks come first, and what they name ends the search."""
     CERTAINLY = "certainly"
-    """Wherever it shows: what is proved ends the search, and nothing else is named."""
+    """Wherever it shows: what is proved ends the search; what repairs it only together stands for the graphs' side."""
     IN_GRAPHS = "in graphs"
     """Where interpreted graphs show it, first; where generated code alone does, last."""
     IN_CODE = "in code"

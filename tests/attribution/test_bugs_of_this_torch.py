@@ -87,3 +87,26 @@ def test_a_rewrite_that_changes_the_dtype_of_a_trained_output_is_named(write_cas
     assert report["verdict"] == "metadata"
     assert report["culprit"]["rewrite"] == "_sfdp_pattern_8_training"
     assert report["culprit"]["necessary"] is True
+
+
+# The decomposition of xlogy has another layout than its kernel, and so has its fake tensor: it takes both to repair it.
+TOGETHER = """
+import torch
+
+def program(x, y):
+    return torch.xlogy(x, y)
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(1, 2, 2), torch.randn(1, 2, 2).transpose(1, 2))
+"""
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="what this decomposition does hangs on the torch")
+def test_an_operator_that_repairs_the_case_only_with_its_fake_tensor_is_named_unproved(write_case: Callable[..., Path]):
+    report = triage(load_case(write_case(TOGETHER)), torch.device("cpu")).to_json()
+    assert (report["verdict"], report["confidence"]) == ("metadata", "low")
+    culprit = report["culprit"]
+    assert (culprit["stage"], culprit["rewrite"]) == ("decomposition", "aten.xlogy.Tensor")
+    assert culprit["necessary"] is None
+    assert [contributor["stage"] for contributor in report["contributors"]] == ["fake_tensor"]
