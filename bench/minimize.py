@@ -1,4 +1,4 @@
-"""Measure how small the minimiser makes known bugs that are buried in a transformer of two layers or in a script.
+"""Measure how small the minimizer makes known bugs that are buried in a transformer of two layers or in a script.
 
     python bench/minimize.py [FILE...] [--corpus PATH] [--torch-minifier] [--budget SECONDS] [--out FILE] [--json FILE]
 
@@ -36,7 +36,7 @@ from fuzzcompile.generation import Profile
 from fuzzcompile.judging.probe import Target
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.reduction.jobs import same_bug
-from fuzzcompile.reduction.minimiser import minimise
+from fuzzcompile.reduction.minimize import minimize
 from fuzzcompile.reduction.scripts.sources import case_part
 from fuzzcompile.reduction.search import Budget
 from fuzzcompile.reduction.writing import model_lines
@@ -53,7 +53,7 @@ _LOST = (Verdict.CRASH, Verdict.TIMEOUT)
 
 @dataclass(frozen=True)
 class Subject:
-    """A case to be minimised, and its recipe if the generator drew it."""
+    """A case to be minimized, and its recipe if the generator drew it."""
 
     name: str
     source: str
@@ -95,14 +95,14 @@ class Row:
 
 
 def measured(subject: Subject, budget: float) -> Row | None:
-    """Judge and minimise one case in this process; None if it shows no bug on this torch."""
+    """Judge and minimize one case in this process; None if it shows no bug on this torch."""
     source = subject.source
     report = judge_source(source)
     if not report["is_bug"] or report["verdict"] in _LOST:
         return None
     tools = LocalTools(Target.of(report))
     job = job_of(source, report, subject.choices, subject.profile)
-    outcome = minimise(job, tools, Budget(200, time.monotonic() + budget))
+    outcome = minimize(job, tools, Budget(200, time.monotonic() + budget))
     before = case_part(source) if defines_make(source) else source
     after = case_part(outcome.reproducer) if outcome.confirmed else outcome.source
     return Row(

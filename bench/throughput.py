@@ -9,7 +9,7 @@ and how many times as fast a screen is. Cases with a bug are left out of the sha
 
 ``campaign`` runs the campaign itself on an empty corpus and kernel cache, and prints cases per minute over time and the
 memory of the workers at equal ages. The rate is given over all time, over the time in which workers judge (findings of
-a new corpus are minimised first of all), and over the time that went into cases which a screen was enough for.
+a new corpus are minimized first of all), and over the time that went into cases which a screen was enough for.
 ``--blocks`` draws single blocks in eval mode under the compiler's defaults, else the default mix; what was drawn is
 printed. Wall times mean something on an idle machine only; processor times are beside them.
 """
@@ -279,7 +279,7 @@ def measure_campaign(minutes: float, workers: int, mix: Any, *, blocks: bool, se
           f"{clock(tally.seconds)}, {tally.cases_per_minute:.1f}/min, {tally.screened} screened")  # fmt: skip
     judging = sum(watch.seconds.values()) / workers
     print(f"{60.0 * len(watch.seconds) / judging:.1f}/min while workers judge, "
-          f"{100 * judging / tally.seconds:.0f} % of their time; the rest is minimising and starting")  # fmt: skip
+          f"{100 * judging / tally.seconds:.0f} % of their time; the rest is minimizing and starting")  # fmt: skip
     screened = {run.index: watch.seconds[run.index] for run in stored if run.screened and run.index in watch.seconds}
     if screened:
         took = sum(screened.values()) / workers

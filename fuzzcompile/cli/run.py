@@ -57,7 +57,7 @@ def run(
     drafts: Path,
     as_json: bool,
 ) -> int:
-    """Run a campaign: generate, judge, attribute, minimise, store and draft.
+    """Run a campaign: generate, judge, attribute, minimize, store and draft.
 
     A second run on the same corpus resumes after the last case it judged. Ctrl-C ends a campaign with its summary.
 

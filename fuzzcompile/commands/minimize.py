@@ -24,7 +24,7 @@ from fuzzcompile.generation import Profile, StaleRecipe
 from fuzzcompile.judging.probe import Keep, Target
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.reduction.jobs import Capture
-from fuzzcompile.reduction.minimiser import minimise
+from fuzzcompile.reduction.minimize import minimize as reduce_case
 from fuzzcompile.reduction.program import Program
 from fuzzcompile.reduction.search import Budget, Probed, Progress, Tally
 from fuzzcompile.reduction.writing import Written
@@ -143,7 +143,7 @@ def minimize(
     budget = Budget(tally.tests + compiles, time.monotonic() + seconds)
     with open_pool(conditions, 1, least_threads=LEAST_THREADS) as pool:
         tools = PooledTools(pool, target, conditions.vetoes, subject.report)
-        outcome = minimise(job, tools, budget, tally=tally, on_progress=progressed)
+        outcome = reduce_case(job, tools, budget, tally=tally, on_progress=progressed)
         pool.kill_workers()
     if state is not None and outcome.finished:
         state.unlink(missing_ok=True)

@@ -67,7 +67,7 @@ class Profile:
         if version != generator_version():
             raise StaleRecipe(
                 f"The recipe was drawn by another version of the generator ({version or 'the first'}, this is "
-                f"{generator_version()}), so its choices cannot be read; its source can still be judged and minimised."
+                f"{generator_version()}), so its choices cannot be read; its source can still be judged and minimized."
             )
         return cls(
             data["near_misses"],

@@ -34,7 +34,7 @@ class Tools(Prober, Protocol):
 
 @dataclass(frozen=True)
 class Job:
-    """A source to be minimised, its report, and the recipe (``choices``, ``profile``) of a generated case.
+    """A source to be minimized, its report, and the recipe (``choices``, ``profile``) of a generated case.
 
     ``is_case``: it is a case file, not a script. ``screens``: the bug may show without code generation. ``resizes``: it
     may be compiled for dynamic sizes. ``keeps``: what must stay the same, "culprit" or "verdict".

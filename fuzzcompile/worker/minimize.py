@@ -24,7 +24,7 @@ from fuzzcompile.judging.probe import Keep, Target, probe
 from fuzzcompile.judging.triage import triage
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.reduction.jobs import Capture, Job, Outcome
-from fuzzcompile.reduction.minimiser import minimise
+from fuzzcompile.reduction.minimize import minimize as reduce_case
 from fuzzcompile.reduction.program import Program
 from fuzzcompile.reduction.search import Budget, Probed
 from fuzzcompile.reduction.tracing import Untranslatable, program_of
@@ -113,7 +113,7 @@ def minimize(task: MinimizeTask) -> Minimized:
     if task.report["verdict"] in _LOST:
         budget = Budget(0)
     job = job_of(task.source, task.report, task.choices, task.profile)
-    return Minimized.of(minimise(job, tools, budget), task.source)
+    return Minimized.of(reduce_case(job, tools, budget), task.source)
 
 
 def job_of(source: str, report: ReportJson, choices: bytes | None, profile: Profile, keeps: Keep = "culprit") -> Job:

@@ -97,7 +97,7 @@ def campaign(tmp_path_factory) -> tuple[Path, dict]:
 
 @pytest.fixture(scope="module")
 def generated(tmp_path_factory) -> tuple[Path, dict]:
-    """A short campaign of one worker on a seed without a finding, which would be minimised."""
+    """A short campaign of one worker on a seed without a finding, which would be minimized."""
     folder = tmp_path_factory.mktemp("generated")
     return folder, run(folder, "--budget", "4c", "--workers", "1", "--seed", "2", "--no-near-misses")
 

@@ -81,7 +81,7 @@ def test_a_campaign_judges_what_its_reductions_meet(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="a bug of torch 2.13")
-def test_what_minimising_meets_is_judged_and_stored_once(tmp_path):
+def test_what_minimizing_meets_is_judged_and_stored_once(tmp_path):
     bug = (KNOWN / "issue_193265.py").read_text()
     clean = "import torch\ndef make():\n    return torch.sin, (torch.ones(2),)\n"
     with Store.open(tmp_path / "corpus.db") as store:

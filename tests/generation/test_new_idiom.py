@@ -1,4 +1,4 @@
-"""An idiom and a detour from outside the package: drawn, judged and minimised like those inside, with no name known."""
+"""An idiom and a detour from outside the package: drawn, judged and minimized like those inside, with no name known."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def planted() -> Iterator[None]:
         yield
 
 
-def test_a_bug_that_it_alone_stirs_is_found_and_minimised_to_a_case_that_has_it(tmp_path: Path) -> None:
+def test_a_bug_that_it_alone_stirs_is_found_and_minimized_to_a_case_that_has_it(tmp_path: Path) -> None:
     numbers = count()
 
     def judged(case: GeneratedCase, known: Report | None = None) -> Report:

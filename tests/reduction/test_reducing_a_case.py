@@ -18,7 +18,7 @@ from fuzzcompile.judging.triage import triage
 from fuzzcompile.reduction import concluding
 from fuzzcompile.reduction.concluding import find_neighbour
 from fuzzcompile.reduction.jobs import Job, Outcome, same_bug
-from fuzzcompile.reduction.minimiser import minimise
+from fuzzcompile.reduction.minimize import minimize
 from fuzzcompile.reduction.program import Input, Program, Ref, Statement
 from fuzzcompile.reduction.reproducer import Confirmation
 from fuzzcompile.reduction.scripts.sources import case_part
@@ -32,18 +32,18 @@ CPU = torch.device("cpu")
 of_2_13 = pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="a bug of torch 2.13")
 
 
-def minimised(path: Path, report: dict, progress: list[Progress] | None = None) -> Outcome:
+def minimized(path: Path, report: dict, progress: list[Progress] | None = None) -> Outcome:
     tools = LocalTools(Target.of(report))
     seen = progress if progress is not None else []
     job = job_of(path.read_text(), report, None, Profile())
-    return minimise(job, tools, Budget(150, time.monotonic() + 240), on_progress=seen.append)
+    return minimize(job, tools, Budget(150, time.monotonic() + 240), on_progress=seen.append)
 
 
 @pytest.fixture(scope="module")
 def attention(triaged) -> tuple[Outcome, list[Progress]]:
     progress: list[Progress] = []
     path = KNOWN / "issue_195320.py"
-    return minimised(path, triaged(path), progress), progress
+    return minimized(path, triaged(path), progress), progress
 
 
 def test_a_module_becomes_one_attention_expression(attention):
@@ -63,19 +63,19 @@ def test_the_product_shows_the_bug_alone_and_is_the_same_bug(attention):
     assert "torch._inductor." not in case_part(outcome.reproducer) and "/tmp" not in outcome.reproducer
 
 
-def test_minimising_it_again_changes_nothing(attention, tmp_path):
+def test_minimizing_it_again_changes_nothing(attention, tmp_path):
     outcome, _ = attention
     path = tmp_path / "repro.py"
     path.write_text(outcome.reproducer)
-    again = minimised(path, dict(outcome.report))
+    again = minimized(path, dict(outcome.report))
     assert not again.changed and again.how == "as found"
     assert case_part(again.reproducer) == case_part(outcome.reproducer)
 
 
-def test_what_eager_refuses_and_compiled_accepts_is_minimised_too(triaged, monkeypatch):
+def test_what_eager_refuses_and_compiled_accepts_is_minimized_too(triaged, monkeypatch):
     path = KNOWN / "issue_195579.py"
     monkeypatch.setattr(concluding, "confirm_reproducer", lambda text: Confirmation(1, text, True))
-    outcome = minimised(path, triaged(path))
+    outcome = minimized(path, triaged(path))
     assert outcome.how == "graph" and "torch.addmm(" in outcome.source
     assert "class" not in outcome.source and outcome.report["verdict"] == "accepts_invalid"
 
@@ -90,7 +90,7 @@ def test_buried_bugs_are_dug_out(path, triaged):
         report = triage(load(path, CPU), CPU).to_json()
     if not report["is_bug"]:
         pytest.skip("shows no bug on this torch")
-    outcome = minimised(path, report)
+    outcome = minimized(path, report)
     assert outcome.changed and outcome.confirmed, outcome.note
     assert same_bug(report, outcome.report)
     if outcome.how == "graph":
@@ -175,7 +175,7 @@ def runs(source: str) -> bool:
 
 
 def run(tools: Tools, **more: object) -> Outcome:
-    return minimise(Job(SOURCE, REPORT), tools, Budget(300), **more)
+    return minimize(Job(SOURCE, REPORT), tools, Budget(300), **more)
 
 
 def test_a_reduction_that_ends_at_another_bug_keeps_the_case_and_the_other_finding(unconfirmed):
@@ -288,7 +288,7 @@ def test_functional_graphs_are_reduced_where_no_graph_of_torch_functions_shows_t
     outcome = run(tools)
     assert outcome.how == "graph" and "cos" not in outcome.source and tools.asked == ("static", "aten")
     resized = Functional(lambda source: "tanh" in source)
-    minimise(Job(SOURCE, REPORT, resizes=True), resized, Budget(300))
+    minimize(Job(SOURCE, REPORT, resizes=True), resized, Budget(300))
     assert resized.asked == ("static", "dynamic", "aten")
 
 
@@ -296,7 +296,7 @@ def test_functional_graphs_are_reduced_where_no_graph_of_torch_functions_shows_t
 def test_a_transform_becomes_the_operators_that_it_stands_for(triaged, monkeypatch):
     monkeypatch.setattr(concluding, "confirm_reproducer", lambda text: Confirmation(1, text, True))
     path = KNOWN / "issue_188084.py"
-    outcome = minimised(path, triaged(path))
+    outcome = minimized(path, triaged(path))
     assert outcome.how == "graph" and "vmap" not in outcome.source and "index_put" in outcome.source
     assert model_lines(case_part(outcome.reproducer)) <= 8 and outcome.neighbour is not None
 
@@ -339,7 +339,7 @@ def test_an_interrupted_recipe_keeps_what_it_had(unconfirmed):
             raise KeyboardInterrupt
 
     job = Job(drawn.source, REPORT, choices=drawn.choices)
-    outcome = minimise(job, Tools(lambda source: True), Budget(300), on_progress=interrupt)
+    outcome = minimize(job, Tools(lambda source: True), Budget(300), on_progress=interrupt)
     assert outcome.interrupted and outcome.how == "recipe" and outcome.case is not None
     assert model_lines(outcome.source) < model_lines(drawn.source)
 

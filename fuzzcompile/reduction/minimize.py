@@ -24,7 +24,7 @@ from fuzzcompile.reduction.writing import Written, case_source, model_lines
 _RECIPE_SHARE = 0.5
 
 
-def minimise(
+def minimize(
     job: Job,
     tools: Tools,
     budget: Budget,
