@@ -42,6 +42,11 @@ _CAPTURED_BYTES = 64 * 2**20
 _OUTSIDE = "outside any pass"
 
 
+def has_tangents(module: fx.GraphModule) -> bool:
+    """Whether a graph takes gradients of outputs: a joint graph does, and a backward one."""
+    return any(str(node.target).startswith("tangents_") for node in module.graph.find_nodes(op="placeholder"))
+
+
 @dataclass
 class _OpenStage:
     """A stage under way: the graph that the user will run, and the (sub)graph that is worked on now."""
@@ -149,10 +154,9 @@ class Recorder(Blaming):
     @contextlib.contextmanager
     def part(self, module: fx.GraphModule) -> Iterator[None]:
         """A function works on one of the graphs that the joint graph was cut into; it is recorded apart."""
-        backward = any(str(node.target).startswith("tangents_") for node in module.graph.find_nodes(op="placeholder"))
         outer, self._stages = self._stages, []
         try:
-            with self.facing("backward" if backward else "forward"), self.stage(PARTITION, module):
+            with self.facing("backward" if has_tangents(module) else "forward"), self.stage(PARTITION, module):
                 yield
                 self._changed(None, (), None)
                 self._drop_if_empty(self._stages[-1].record)

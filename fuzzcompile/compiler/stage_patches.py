@@ -13,7 +13,7 @@ from fuzzcompile.compiler import labels
 from fuzzcompile.compiler.ledger import Call, Direction, Frame, Label
 from fuzzcompile.compiler.partitioning import partitioner_in_use
 from fuzzcompile.compiler.patching import Function, contained
-from fuzzcompile.compiler.recorder import Recorder
+from fuzzcompile.compiler.recorder import Recorder, has_tangents
 from fuzzcompile.compiler.screening import screened
 from fuzzcompile.compiler.unseen import Unseen
 from fuzzcompile.stage_names import FREEZING, GRAPH_STAGES, JOINT_GRAPH, LOWERING, PARTITION, POST_GRAD, PRE_GRAD
@@ -152,7 +152,7 @@ def wrap_joint(recorder: Recorder, original: Function) -> Function:
     """The passes over the joint graph, or over the only graph where nothing is differentiated."""
 
     def passes(module: fx.GraphModule, *args: object, **kwargs: object) -> object:
-        direction: Direction = "joint" if _has_tangents(module) else "inference"
+        direction: Direction = "joint" if has_tangents(module) else "inference"
         with recorder.facing(direction), recorder.stage(JOINT_GRAPH, module) as finish:
             result = original(module, *args, **kwargs)
             finish(result)
@@ -200,7 +200,3 @@ def wrap_partition(recorder: Recorder, original: Function) -> Function:
         return result
 
     return partition
-
-
-def _has_tangents(module: fx.GraphModule) -> bool:
-    return any(str(node.target).startswith("tangents_") for node in module.graph.find_nodes(op="placeholder"))

@@ -12,12 +12,12 @@ from torch import fx
 from fuzzcompile.attribution.ablating import Ablator, OutOfTime
 from fuzzcompile.attribution.culprit import Attribution, Culprit
 from fuzzcompile.attribution.divergence import Divergence
-from fuzzcompile.attribution.proving import Prover, failing_rewrite
+from fuzzcompile.attribution.proving import Prover
 from fuzzcompile.attribution.steps import Step, changing_meaning
 from fuzzcompile.compiler.labels import backend_label
 from fuzzcompile.judging.workaround import find_workaround, workaround_by
 from fuzzcompile.stage_names import LOWERING, PRE_GRAD
-from fuzzcompile.stages.rewriting import Ground, culprit_of_rewrite, rewrites_suspected
+from fuzzcompile.stages.rewriting import culprit_of_rewrite, rewrites_blamed
 from fuzzcompile.stages.table import LADDER, LAST, Shows, looked
 from fuzzcompile.trials.compiles import Experiments
 
@@ -168,10 +168,7 @@ def _was_tried(attribution: Attribution) -> bool:
 
 def first_rewrite(divergence: Divergence) -> Culprit | None:
     """The first rewrite that one compile speaks against, unproved; None if none does."""
-    failing = failing_rewrite(divergence.trial)
-    if failing is not None and divergence.trial.observation.failure is not None:
-        return Culprit.from_label(failing, confidence="low")
-    suspects = rewrites_suspected(divergence, Ground.MOVED)
+    suspects = rewrites_blamed(divergence)
     return replace(culprit_of_rewrite(suspects[0]), confidence="low") if suspects else None
 
 

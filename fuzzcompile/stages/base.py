@@ -92,7 +92,12 @@ class Stage(ABC):
         """
         own = facts().settings.switching_off
         yield from (own[name] for name in names_of(culprit) if name in own)
+        yield from self._narrower(culprit, given)
         yield from self.settings
+
+    def _narrower(self, culprit: Culprit, given: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
+        """Settings of this kind of stage that leave out the culprit's pass alone."""
+        yield from ()
 
 
 def names_of(culprit: Culprit) -> list[str]:

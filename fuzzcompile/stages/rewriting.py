@@ -19,7 +19,6 @@ from fuzzcompile.compiler.labels import family_of
 from fuzzcompile.compiler.ledger import Label
 from fuzzcompile.compiler.refusing import MANDATORY
 from fuzzcompile.compiler.session import Compilation
-from fuzzcompile.facts import facts
 from fuzzcompile.stages.base import Stage, Suspect, Without, names_of
 
 
@@ -57,11 +56,16 @@ def rewrites_suspected(divergence: Divergence, ground: Ground) -> list[Suspect]:
     return [_of_step(step, ground) for step in _steps_on(divergence, ground)]
 
 
-def rewrites_visible(divergence: Divergence) -> list[Suspect]:
-    """The rewrites that one compile speaks against: those that replay cannot judge only where it blames none."""
+def rewrites_blamed(divergence: Divergence) -> list[Suspect]:
+    """The rewrite at work when the error rose, and those that replay blames, most telling first."""
     failing = failing_rewrite(divergence.trial) if divergence.trial.observation.failure is not None else None
     raised = [] if failing is None else [_of_label(failing, Ground.RAISED)]
-    visible = [*raised, *rewrites_suspected(divergence, Ground.MOVED)]
+    return [*raised, *rewrites_suspected(divergence, Ground.MOVED)]
+
+
+def rewrites_visible(divergence: Divergence) -> list[Suspect]:
+    """The rewrites that one compile speaks against: those that replay cannot judge only where it blames none."""
+    visible = rewrites_blamed(divergence)
     if not visible:
         hidden = (Ground.RANDOM, Ground.UNREPLAYED, Ground.OPAQUE, Ground.MANDATORY, Ground.SHARED_MEMORY)
         visible = [suspect for ground in hidden for suspect in rewrites_suspected(divergence, ground)]
@@ -109,15 +113,11 @@ class RewritingStage(Stage):
         """The rewrite."""
         return culprit_of_rewrite(suspect)
 
-    def workarounds(self, culprit: Culprit, given: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
-        """Settings that switch off one pass, by the name of the pass or of its rule, before those of the stage."""
-        names = names_of(culprit)
-        own = facts().settings.switching_off
-        yield from (own[name] for name in names if name in own)
-        yield from _of_the_case(names, given)
+    def _narrower(self, culprit: Culprit, given: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
+        """The case's own settings without the pass, then the pass disabled by its name."""
+        yield from _of_the_case(names_of(culprit), given)
         if culprit.pass_name:
             yield {"disabled_passes": culprit.pass_name}
-        yield from self.settings
 
 
 def _of_the_case(names: Sequence[str], given: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
