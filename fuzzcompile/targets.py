@@ -61,8 +61,8 @@ class Target:
         return "cuda"
 
 
-# Sources: NVIDIA's architecture whitepapers (H100, A100, Turing) and the technical specifications per compute capability
-# in the CUDA C++ programming guide; AMD's CDNA 3 whitepaper and the data sheet of the MI300X.
+# Sources: NVIDIA's architecture whitepapers (H100, A100, Turing) and the CUDA C++ programming guide's technical
+# specifications per compute capability; AMD's CDNA 3 whitepaper and the data sheet of the MI300X.
 _ALL = (
     Target("cuda", "sm_90", "NVIDIA H100 80GB HBM3", (9, 0), 132, 32, 2048, 65536, 85_029_158_912, 50 * 2**20,
            233_472, 232_448, 1_980_000, 2_619_000, 5120),
