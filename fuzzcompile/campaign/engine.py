@@ -37,7 +37,7 @@ from fuzzcompile.judging.report import unjudged
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.reporting.verdict import name_of
 from fuzzcompile.worker.judge import Judged
-from fuzzcompile.worker.lost import left_behind, report_of, unstartable, verdict_of
+from fuzzcompile.worker.lost import left_behind, report_of, unlooked, unstartable, verdict_of
 from fuzzcompile.worker.minimize import Minimized
 
 _TICK = 0.5
@@ -97,7 +97,7 @@ class Engine:
         yield Started(
             self._books.campaign,
             self.settings.seed,
-            self.settings.device,
+            self.settings.device if self.settings.target is None else f"the CPU for {self.settings.target}",
             self.settings.workers,
             self.settings.budget,
             self.store.location,
@@ -253,7 +253,7 @@ class Engine:
         if report is not None:
             yield from self._judged(Judged(report), job)
             return
-        report = report_of(error, job.path.stem, self._books.torch, self.settings.device)
+        report = report_of(error, job.path.stem, self._books.torch, self.settings.device, self.settings.target)
         if not (compiling and job.retry):
             report |= {"is_bug": False, "signature": None}
             report["detail"] += "; seen once" if compiling else "; before eager had finished"
@@ -270,8 +270,8 @@ class Engine:
             self._given_up.add(job.minimizes)
             yield Trouble(f"minimizing {job.minimizes} failed: {type(error).__name__}: {text}")
             return
-        report = unjudged(job.path.stem, self._books.torch, self.settings.device, text)
-        self._record(job, cast(ReportJson, report))
+        report = cast(ReportJson, unjudged(job.path.stem, self._books.torch, self.settings.device, text))
+        self._record(job, report | {"target": unlooked(self.settings.target)})
         if not isinstance(error, FuzzcompileError):
             yield Trouble(f"case #{job.index} could not be judged: {type(error).__name__}: {text}")
 
