@@ -154,3 +154,9 @@ class ReportJson(TypedDict, total=False):
     cost: CostJson
     target: TargetJson | None
     known: bool
+
+
+def told(report: ReportJson) -> str | None:
+    """The target that the compiler was told; None if it compiled for the device that ran."""
+    target = report.get("target")
+    return None if target is None else target["device"]
