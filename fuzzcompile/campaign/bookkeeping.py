@@ -11,7 +11,7 @@ from fuzzcompile.campaign.events import FindingLine, Finished, Tally
 from fuzzcompile.campaign.jobs import Job
 from fuzzcompile.campaign.settings import CampaignSettings
 from fuzzcompile.contract import ReportJson
-from fuzzcompile.corpus import CaseRecord, Coverage, Ended, Finding, Recorded, Store
+from fuzzcompile.corpus import CaseRecord, Coverage, Ended, Finding, Recorded, Store, compiler_of
 from fuzzcompile.reporting.verdict import name_of
 from fuzzcompile.stage_names import REWRITING_STAGES
 
@@ -47,6 +47,11 @@ class Bookkeeping:
     def torch(self) -> str:
         """The version of torch under which it runs."""
         return str(self.environment["torch"])
+
+    @property
+    def compiler(self) -> str:
+        """That version and the target, as the corpus counts what was reached."""
+        return compiler_of(self.environment)
 
     def tally(self) -> Tally:
         """Counters as they are now."""
