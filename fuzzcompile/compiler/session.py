@@ -19,6 +19,7 @@ from fuzzcompile.compiler.ledger import Ledger
 from fuzzcompile.compiler.patching import installed
 from fuzzcompile.compiler.recorder import Recorder
 from fuzzcompile.compiler.settings import setting
+from fuzzcompile.compiler.target.process import assumed
 from fuzzcompile.errors import CaseError
 from fuzzcompile.execution.observation import Failure
 from fuzzcompile.stage_names import DYNAMO
@@ -130,11 +131,15 @@ def plainly(settings: CompileSettings) -> Iterator[Session]:
 
 @contextlib.contextmanager
 def _configured(settings: CompileSettings, inductor: Mapping[str, object]) -> Iterator[None]:
-    caches = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
+    always = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
+    traced = {"enable_autograd_cache": False}
+    if assumed() is not None:  # the backward is compiled while torch is told of the target, and nothing is recorded
+        always["triton.cudagraphs"] = False
+        traced["force_non_lazy_backward_lowering"] = True
     torch._dynamo.reset()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(patched("inductor", {**inductor, **caches}))
-        stack.enter_context(patched("functorch", {**settings.functorch, "enable_autograd_cache": False}))
+        stack.enter_context(patched("inductor", {**inductor, **always}))
+        stack.enter_context(patched("functorch", {**settings.functorch, **traced}))
         stack.enter_context(patched("dynamo", {**settings.dynamo, "suppress_errors": False}))
         stack.callback(torch._dynamo.reset)
         yield
