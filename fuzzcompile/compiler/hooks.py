@@ -6,7 +6,7 @@ import inspect
 
 import torch
 
-from fuzzcompile.compiler.target.process import assumed
+from fuzzcompile.compiler.target.process import assumed, described
 
 
 def initialise_patterns(device: torch.device) -> None:
@@ -21,11 +21,12 @@ def initialise_patterns(device: torch.device) -> None:
     target = assumed()
     if target is not None:
         device = torch.device(target.device_type, 0)
-    for module, argument in ((joint_graph, device), (post_grad, None), (pre_grad, None)):
-        lazy_init = getattr(module, "lazy_init", None)
-        if lazy_init is None:
-            continue
-        if argument is not None and inspect.signature(lazy_init).parameters:
-            lazy_init(argument)
-        else:
-            lazy_init()
+    with described():
+        for module, argument in ((joint_graph, device), (post_grad, None), (pre_grad, None)):
+            lazy_init = getattr(module, "lazy_init", None)
+            if lazy_init is None:
+                continue
+            if argument is not None and inspect.signature(lazy_init).parameters:
+                lazy_init(argument)
+            else:
+                lazy_init()
