@@ -84,7 +84,7 @@ class Bookkeeping:
     def summary(self, ended: Ended) -> Finished:
         """The campaign's counters, and its findings as the corpus has them now."""
         lines = [self._line(finding) for finding in self.store.findings() if finding.public_id in self.hit]
-        return Finished(ended, self.tally(), lines, self.store.location)
+        return Finished(ended, self.tally(), lines, self.store.location, self.settings.target)
 
     def _counters(self) -> dict[str, object]:
         tally = self.tally()
