@@ -39,14 +39,14 @@ ALLOWED = {
     "judging": {"attribution", "case", "compiler", "errors", "execution", "facts", "oracle", "stage_names",
                  "stages", "trials"},
     "worker": {"capture", "case", "compiler", "contract", "errors", "execution", "generation", "judging",
-                "oracle", "plants", "reduction"},
+                "oracle", "plants", "reduction", "targets"},
     "campaign": {"case", "compiler", "contract", "corpus", "errors", "execution", "generation", "judging",
                   "oracle", "reporting", "stage_names", "variations", "worker"},
     "commands": {"campaign", "capture", "case", "compiler", "contract", "corpus", "errors", "execution", "facts",
-                  "generation", "judging", "oracle", "plants", "reduction", "reporting", "stage_names", "templating",
-                  "trials", "worker"},
+                  "generation", "judging", "oracle", "plants", "reduction", "reporting", "stage_names", "targets",
+                  "templating", "trials", "worker"},
     "cli": {"campaign", "case", "commands", "contract", "corpus", "errors", "execution", "generation", "plants",
-             "reduction", "reporting", "stage_names", "worker"},
+             "reduction", "reporting", "stage_names", "targets", "worker"},
     "__main__": {"cli"},
 }  # fmt: skip
 
