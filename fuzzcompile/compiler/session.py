@@ -20,6 +20,7 @@ from fuzzcompile.compiler.ledger import Ledger
 from fuzzcompile.compiler.patching import installed
 from fuzzcompile.compiler.recorder import Recorder
 from fuzzcompile.compiler.settings import setting
+from fuzzcompile.compiler.target import undecided
 from fuzzcompile.compiler.target.interpreted import Order
 from fuzzcompile.compiler.target.process import assumed, kernels_run, kernels_unfit
 from fuzzcompile.errors import CaseError
@@ -94,6 +95,8 @@ def compiling(settings: CompileSettings, how: Compilation) -> Iterator[Session]:
         try:
             yield Session(settings, how, recorder)
         finally:
+            for question in undecided.met():
+                recorder.ledger.interpreted.not_decided(question)
             recorder.ledger.graphs = breaks.graphs_since(before)
             recorder.ledger.graph_breaks = breaks.breaks_since(before)
 

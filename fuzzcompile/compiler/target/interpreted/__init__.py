@@ -16,8 +16,12 @@ from fuzzcompile.compiler.target.interpreted.log import (
 from fuzzcompile.compiler.target.interpreted.places import PLACES, installed, missing_places
 from fuzzcompile.targets import Target
 
+#: How the question begins whether a matrix template or a library call is taken.
+TEMPLATES = "the kernel of"
+
 __all__ = [
     "PLACES",
+    "TEMPLATES",
     "KernelLog",
     "KernelTooLarge",
     "Launch",
