@@ -70,7 +70,8 @@ def compiling(settings: CompileSettings, how: Compilation) -> Iterator[Session]:
     Inductor's FX graph cache and AOTAutograd's cache are off: with them a second compile runs no passes at
     all, and a veto that never ran would look like a rewrite that is not needed.
     """
-    recorder = Recorder(vetoed=how.vetoes, only=how.only, snapshots=how.record, screen=how.screen)
+    screen = how.screen or assumed() is not None
+    recorder = Recorder(vetoed=how.vetoes, only=how.only, snapshots=how.record, screen=screen)
     recorder.capturing = how.record  # inputs are kept to replay snapshots on
     changes = {**settings.inductor, "fallback_random": how.fallback_random, **(how.config or {})}
     with (
