@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+from fuzzcompile.compiler.target.interpreted.fitness import unfit
 from fuzzcompile.compiler.target.interpreted.log import (
     KernelLog,
     KernelTooLarge,
@@ -26,6 +27,7 @@ __all__ = [
     "Order",
     "interpreting",
     "missing_places",
+    "unfit",
 ]
 
 
