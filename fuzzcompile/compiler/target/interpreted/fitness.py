@@ -1,4 +1,4 @@
-"""Whether this environment can interpret kernels: Triton is there, goes with the torch installed, and computes right."""
+"""Whether kernels can be interpreted here: Triton is there, goes with the torch installed, and computes right."""
 
 from __future__ import annotations
 
