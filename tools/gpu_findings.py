@@ -22,6 +22,7 @@ from fuzzcompile.contract import ReportJson, told
 from fuzzcompile.corpus import Store
 from fuzzcompile.errors import FuzzcompileError, UsageError
 from fuzzcompile.execution.device import resolve
+from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.reduction.jobs import same_bug
 from fuzzcompile.reduction.reproducer import confirm_reproducer
 from fuzzcompile.worker.conditions import Conditions, Limits
@@ -110,7 +111,10 @@ def compared(taken: Taken, answer: Answer, alone: int | None) -> Compared:
 def _outcome(wanted: ReportJson, there: ReportJson, alone: int | None) -> str:
     if there["is_bug"]:
         return "confirmed" if same_bug(wanted, there) else "another bug"
-    return "refuted" if alone != 1 else "confirmed by its reproducer alone"
+    if alone == 1:
+        return "confirmed by its reproducer alone"
+    # A program that was captured on the CPU may not run elsewhere as it stands; its reproducer places what it makes.
+    return "not judged" if there["verdict"] == Verdict.INVALID and alone != 0 else "refuted"
 
 
 def table(rows: Sequence[Compared], device: str) -> str:
@@ -155,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             (given.out / "confirmed.json").write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
             (given.out / "confirmed.md").write_text(table(rows, device))
     except FuzzcompileError as error:
-        print(f"gpu_findings: {error}", file=sys.stderr)
+        sys.stderr.write(f"gpu_findings: {error}\n")
         return error.exit_status
     return int(any(row.outcome == "not judged" for row in rows))
 

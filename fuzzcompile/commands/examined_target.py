@@ -47,5 +47,5 @@ def _stages_of_small_program(name: str) -> tuple[TargetJson | None, str | None]:
             (answer,) = triage_files([path], Conditions("cpu", target=name), Question())
         except FuzzcompileError as error:
             return None, str(error)
-    error = answer.error.replace(str(path), "a small program") if answer.error is not None else None
-    return (answer.report or {}).get("target"), error
+    trouble = answer.error.replace(str(path), "a small program") if answer.error is not None else None
+    return (answer.report or {}).get("target"), trouble
