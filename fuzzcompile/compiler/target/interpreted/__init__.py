@@ -60,10 +60,3 @@ def interpreting(
 
     with installed(Session(target, log, order, limits or Limits(), templates)):
         yield
-
-
-def unfit() -> str | None:
-    """Stub."""
-    import importlib.util
-
-    return None if importlib.util.find_spec("triton") else "Triton is not installed"
