@@ -26,7 +26,7 @@ ALLOWED = {
     "plants": {"errors"},
     "targets": {"errors"},
     "execution": {"case", "errors", "facts", "reference"},
-    "compiler": {"case", "errors", "execution", "facts", "stage_names", "targets"},
+    "compiler": {"case", "errors", "execution", "facts", "reference", "stage_names", "targets"},
     "oracle": {"execution"},
     "capture": {"case", "compiler", "errors", "execution"},
     "codegen": {"compiler"},
