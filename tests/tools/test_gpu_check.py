@@ -65,7 +65,10 @@ def test_without_a_gpu_it_says_so_and_exits_with_3(tmp_path):
     assert not (tmp_path / "out" / "summary.md").exists()
 
 
-@pytest.mark.parametrize("arguments", [(), ("a", "b", "c"), ("out", "no_such_folder"), ("out", "--findings", "none.db"), ("--findings", "x")])
+@pytest.mark.parametrize(
+    "arguments",
+    [(), ("a", "b", "c"), ("out", "no_such_folder"), ("out", "--findings", "none.db"), ("--findings", "out")],
+)
 def test_wrong_usage_exits_with_2_in_one_line(arguments, tmp_path):
     done = check(tmp_path, *arguments)
     assert (done.returncode, done.stdout) == (2, "")
