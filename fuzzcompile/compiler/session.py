@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +20,9 @@ from fuzzcompile.compiler.ledger import Ledger
 from fuzzcompile.compiler.patching import installed
 from fuzzcompile.compiler.recorder import Recorder
 from fuzzcompile.compiler.settings import setting
-from fuzzcompile.compiler.target.process import assumed
+from fuzzcompile.compiler.target import undecided
+from fuzzcompile.compiler.target.interpreted import Order
+from fuzzcompile.compiler.target.process import assumed, kernels_run, kernels_unfit
 from fuzzcompile.errors import CaseError
 from fuzzcompile.execution.observation import Failure
 from fuzzcompile.stage_names import DYNAMO
@@ -40,7 +43,9 @@ class Compilation:
     breaks the graph at the functions in ``disallowed``. ``timed`` asks for the run time of what was compiled.
     ``kernels`` keeps the IR of every graph and what its kernels write, ``control`` changes how graphs are lowered.
     The operators ``without_decompositions`` (``aten.gelu.default``) are not decomposed; those of ``kernel_metadata``
-    have results of the dtype, shape and strides that their kernels give, whatever fake tensors say.
+    have results of the dtype, shape and strides that their kernels give, whatever fake tensors say. For a target,
+    ``order`` says which program of an interpreted kernel runs first, and with ``templates`` a matrix template stands
+    where a device would time it against a library.
     """
 
     backend: str | None = None
@@ -57,6 +62,8 @@ class Compilation:
     control: Control = UNCHANGED
     without_decompositions: tuple[str, ...] = ()
     kernel_metadata: tuple[str, ...] = ()
+    order: Order = Order.FORWARD
+    templates: bool = False
 
     def with_vetoes(self, *names: str) -> Compilation:
         """The same compile with further rewrites refused."""
@@ -70,7 +77,7 @@ def compiling(settings: CompileSettings, how: Compilation) -> Iterator[Session]:
     Inductor's FX graph cache and AOTAutograd's cache are off: with them a second compile runs no passes at
     all, and a veto that never ran would look like a rewrite that is not needed.
     """
-    screen = how.screen or assumed() is not None
+    screen = how.screen or kernels_unfit() is not None
     recorder = Recorder(vetoed=how.vetoes, only=how.only, snapshots=how.record, screen=screen)
     recorder.capturing = how.record  # inputs are kept to replay snapshots on
     changes = {**settings.inductor, "fallback_random": how.fallback_random, **(how.config or {})}
@@ -82,11 +89,14 @@ def compiling(settings: CompileSettings, how: Compilation) -> Iterator[Session]:
         _kernels_watched(how, recorder),
         installed(recorder.ledger, patches.COVERAGE if how.record else ()),
         installed(recorder, patches.SPEED),
+        nullcontext() if screen else kernels_run(recorder.ledger.interpreted, order=how.order, templates=how.templates),
     ):
         before = breaks.Counted.now()
         try:
             yield Session(settings, how, recorder)
         finally:
+            for question in undecided.met():
+                recorder.ledger.interpreted.not_decided(question)
             recorder.ledger.graphs = breaks.graphs_since(before)
             recorder.ledger.graph_breaks = breaks.breaks_since(before)
 

@@ -113,7 +113,8 @@ def _captured(recorder: Recorder, function: Function, calls: list[Call]) -> Func
         def run(attempt: Function) -> object:
             inputs = args[0] if len(args) == 1 and isinstance(args[0], list) else args
             recorder.capture(calls, inputs)
-            return attempt(*args)
+            with described():
+                return attempt(*args)
 
         return contained(recorder, _no_calls, run, function, *args)
 

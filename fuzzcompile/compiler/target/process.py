@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 from fuzzcompile.compiler.target.described import Description
+from fuzzcompile.compiler.target.interpreted import KernelLog, Order, interpreting, unfit
 from fuzzcompile.errors import UsageError
 from fuzzcompile.targets import Target
 
@@ -37,4 +38,27 @@ def described() -> Iterator[None]:
         yield
         return
     with _assumed[0].in_force():
+        yield
+
+
+def kernels_unfit() -> str | None:
+    """Why no kernel of the target can be run here, in a few words; None if they can, and without a target."""
+    target = assumed()
+    return None if target is None else unfit()
+
+
+@contextlib.contextmanager
+def kernels_run(log: KernelLog, *, order: Order, templates: bool) -> Iterator[None]:
+    """Have kernels that are compiled for the target run in this block; change nothing in a process without one.
+
+    Args:
+        log: what they did is written here.
+        order: which program of a kernel runs first.
+        templates: whether a matrix template stands where a device would time it against a library.
+    """
+    target = assumed()
+    if target is None:
+        yield
+        return
+    with interpreting(target, log, order=order, templates=templates):
         yield

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-_PAD_MM = "torch._inductor.fx_passes.pad_mm"
-#: Names of the decisions that came up since the last call of :func:`taken`.
+PADDING = "padding of matrix products"
 _met: list[str] = []
 
 
-def taken() -> tuple[str, ...]:
-    """The decisions that came up since the last call, without repetition, in order."""
-    met = tuple(dict.fromkeys(_met))
+def met() -> tuple[str, ...]:
+    """The questions that came up since the last call, once each, in order."""
+    questions = tuple(dict.fromkeys(_met))
     _met.clear()
-    return met
+    return questions
 
 
 def pad(*args: object, **kwargs: object) -> bool:
-    """Whether a matmul is padded: a GPU would time both; here ``force_shape_pad`` says it."""
+    """Whether a matrix product is padded: a GPU would time both; here ``force_shape_pad`` says it."""
     import torch._inductor.config as inductor
 
-    _met.append("pad_mm")
+    _met.append(PADDING)
     return bool(inductor.force_shape_pad)
 
 
-PLACES = ((_PAD_MM, "_should_pad", pad),)
+PLACES = (("torch._inductor.fx_passes.pad_mm", "_should_pad", pad),)

@@ -16,8 +16,12 @@ from fuzzcompile.compiler.target.interpreted.log import (
 from fuzzcompile.compiler.target.interpreted.places import PLACES, installed, missing_places
 from fuzzcompile.targets import Target
 
+#: How the question begins whether a matrix template or a library call is taken.
+TEMPLATES = "the kernel of"
+
 __all__ = [
     "PLACES",
+    "TEMPLATES",
     "KernelLog",
     "KernelTooLarge",
     "Launch",
@@ -54,3 +58,10 @@ def interpreting(
 
     with installed(Session(target, log, order, limits or Limits(), templates)):
         yield
+
+
+def unfit() -> str | None:
+    """Stub."""
+    import importlib.util
+
+    return None if importlib.util.find_spec("triton") else "Triton is not installed"

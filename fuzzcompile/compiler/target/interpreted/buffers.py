@@ -6,6 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fuzzcompile.compiler.target.placing import call_on_cpu
 
 
 def empty_strided(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -38,3 +41,22 @@ def _lay_out(tensor: torch.Tensor, stride: Sequence[int]) -> None:
         made = torch.empty_strided(tuple(tensor.shape), tuple(stride), dtype=tensor.dtype)
         made.copy_(tensor)
         tensor.set_(made.untyped_storage(), 0, made.shape, made.stride())
+
+
+class _OnCpu(TorchDispatchMode):
+    """Operators of a compiled graph that name the target, or that the CPU lacks, run on the CPU."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return call_on_cpu(func, args, kwargs or {})
+
+
+def called(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``CompiledFxGraph.__call__`` on tensors of the CPU."""
+
+    def call(graph: Any, inputs: Any) -> Any:
+        with _OnCpu():
+            return original(graph, inputs)
+
+    return call

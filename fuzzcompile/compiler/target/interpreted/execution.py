@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 import triton.language as tl
+from torch.utils._python_dispatch import _disable_current_modes
 from triton.runtime import interpreter
 from triton.runtime.jit import mangle_type
 
@@ -109,7 +110,7 @@ def run(
     programs = grid[0] * grid[1] * grid[2]
     if programs > limits.programs:
         raise KernelTooLarge(name, f"it has {programs} programs, more than {limits.programs}")
-    with language():
+    with _disable_current_modes(), language():
         memory = Memory(value for value in arguments.values() if isinstance(value, torch.Tensor))
         _builder.memory = memory
         given = {key: _argument(value, signature.get(key)) for key, value in arguments.items()}

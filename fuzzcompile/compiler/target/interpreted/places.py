@@ -97,6 +97,7 @@ _sources = _part("launching", lambda part, session, original: part.keep_source(s
 _choice = _part("choosing", lambda part, session, original: part.choose_first(session, original))
 _driver = _part("driver", lambda part, session, _: part.Driver(session.target))
 _buffer = _part("buffers", lambda part, session, _: part.empty_strided)
+_graph_call = _part("buffers", lambda part, session, original: part.called(original))
 _layout = _part("buffers", lambda part, session, original: part.relaid(original))
 
 _HEURISTICS = "torch._inductor.runtime.triton_heuristics"
@@ -113,6 +114,7 @@ PLACES: tuple[Place, ...] = (
     Place("choice by timing", "torch._inductor.select_algorithm", "AlgorithmSelectorCache.__call__", _choice),
     Place("buffers", "torch._C._dynamo.guards", "_empty_strided_cuda", _buffer, optional=True),
     Place("layouts", "torch._C._dynamo.guards", "assert_size_stride", _layout),
+    Place("operators", "torch._inductor.output_code", "CompiledFxGraph.__call__", _graph_call),
     Place("user's launch", "triton.runtime.jit", "JITFunction.run", _launch_directly),
     Place("device function", "triton.runtime.jit", "JITFunction.__call__", _call),
     Place("user's launch, declared interpreted", "triton.runtime.interpreter", "InterpretedFunction.run",
