@@ -55,8 +55,8 @@ class Report:
     not tried). ``graphs`` counts what dynamo captured and ``graph_breaks`` says why it stopped. ``randomness`` says
     how a program that draws random numbers was judged (None: it draws none), ``warnings`` which warnings only one of
     the two runs gave, ``notes`` what else a reader should know. A ``screened`` case was compiled without generated
-    code. ``asked`` tells what became of rewrites that the user named. ``target`` is the device that the compiler was told, and how
-    each stage was looked at for it (None: it compiled for the device that ran).
+    code. ``asked`` tells what became of rewrites that the user named. ``target`` is the device that the compiler was
+    told, and how each stage was looked at for it (None: it compiled for the device that ran).
     """
 
     case: str

@@ -66,8 +66,7 @@ def test_without_a_gpu_it_says_so_and_exits_with_3(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [(), ("a", "b", "c"), ("out", "no_such_folder"), ("out", "--findings", "none.db"), ("--findings", "out")],
+    "arguments", [(), ("a", "b", "c"), ("out", "no_such_folder"), ("out", "--findings", "none.db"), ("--findings", "x")]
 )
 def test_wrong_usage_exits_with_2_in_one_line(arguments, tmp_path):
     done = check(tmp_path, *arguments)

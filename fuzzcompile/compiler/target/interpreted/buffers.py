@@ -43,7 +43,7 @@ def _lay_out(tensor: torch.Tensor, stride: Sequence[int]) -> None:
         tensor.set_(made.untyped_storage(), 0, made.shape, made.stride())
 
 
-class _OnCpu(TorchDispatchMode):
+class _OnCpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Operators of a compiled graph that name the target, or that the CPU lacks, run on the CPU."""
 
     def __torch_dispatch__(
@@ -56,7 +56,7 @@ def called(original: Callable[..., Any]) -> Callable[..., Any]:
     """``CompiledFxGraph.__call__`` on tensors of the CPU."""
 
     def call(graph: Any, inputs: Any) -> Any:
-        with _OnCpu():
+        with _OnCpu():  # type: ignore[no-untyped-call]
             return original(graph, inputs)
 
     return call
