@@ -79,11 +79,19 @@ def test_a_draft_begins_with_what_was_not_there():
     text = draft(told("miscompile"))
     first = text.splitlines()[0]
     assert "No GPU was used" in first and "`cuda:sm_90`" in first and "`python repro.py`" in first
-    assert "(told cuda:sm_90, no GPU used)" in text.splitlines()[2]
+    title = text.splitlines()[2]
+    assert "values that the program does not have (told cuda:sm_90, no GPU used)" in title and "wrong" not in title
+    assert "was confirmed in a clean process for cuda:sm_90." in text
     assert "This rewrite, applied for cuda:sm_90, changes the meaning in float64." in text
     assert "Device told to the compiler: cuda:sm_90" in text
     assert "- [ ] Seen on a cuda:sm_90 device: run the reproducer on a GPU first" in text
     assert "Not fit to be filed as it is" in text
+
+
+def test_the_price_of_a_workaround_is_the_devices_own():
+    workaround = {"how": "a setting", "verified": True, "cost_ratio": 1.5}
+    assert "1.50 times the run time" in draft(report("miscompile", output(), workaround=workaround))
+    assert "times the run time" not in draft(told("miscompile", workaround=workaround))
 
 
 def test_a_draft_that_a_gpu_confirmed_can_be_filed_on_that_ground():
