@@ -52,7 +52,7 @@ def launch_inductor(session: Session, tuner: Any, *args: Any, stream: object = N
     constants = _constants(tuner)
     passed = [name for name in tuner.fn.arg_names if name not in config.kwargs and name not in constants]
     arguments = {**dict(zip(passed, positional, strict=False)), **constants, **kwargs, **config.kwargs}
-    _launch(session, tuner.fn, arguments, signature, tuple(grid), config.kwargs, len(tuner.configs))
+    _launch(session, tuner.fn, arguments, signature, grid, config.kwargs, len(tuner.configs))
 
 
 def _constants(tuner: Any) -> dict[str, object]:
