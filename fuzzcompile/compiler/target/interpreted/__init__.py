@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+from fuzzcompile.compiler.target.interpreted.fitness import unfit
 from fuzzcompile.compiler.target.interpreted.log import (
     KernelLog,
     KernelTooLarge,
@@ -30,6 +31,7 @@ __all__ = [
     "Order",
     "interpreting",
     "missing_places",
+    "unfit",
 ]
 
 
@@ -58,10 +60,3 @@ def interpreting(
 
     with installed(Session(target, log, order, limits or Limits(), templates)):
         yield
-
-
-def unfit() -> str | None:
-    """Stub."""
-    import importlib.util
-
-    return None if importlib.util.find_spec("triton") else "Triton is not installed"

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import triton.language as tl
 from torch.utils._python_dispatch import _disable_current_modes
+from triton.language.extra import libdevice as declarations
 from triton.runtime import interpreter
 from triton.runtime.jit import mangle_type
 
@@ -57,7 +58,7 @@ def _mend(scope: Any) -> None:
         scope.set_attr(module, "associative_scan", folding.scan)
         scope.set_attr(module, "inline_asm_elementwise", assembly.elementwise)
     for name, function in libdevice.functions().items():
-        scope.set_attr(tl.extra.libdevice, name, function)
+        scope.set_attr(declarations, name, function)
     for name, operation in MENDED.items():
         scope.set_attr(_builder, name, types.MethodType(operation, _builder))
     options = dataclasses.replace(_builder.options, debug=True, sanitize_overflow=False)

@@ -73,8 +73,8 @@ def tensor(data: Array, dtype: Any) -> Any:
 def computed(operation: Callable[..., Array], result: Any, *operands: Any) -> Any:
     """``operation`` on the numbers of handles, rounded to the Triton dtype ``result`` unless it is boolean."""
     data = operation(*(numbers(operand.data, operand.dtype) for operand in operands))
-    if data.dtype == np.bool_ and result.scalar != tl.int1:
-        return interpreter.TensorHandle(data, result.scalar)
+    if data.dtype == np.bool_:
+        return interpreter.TensorHandle(data, tl.int1)
     return handle(data, result)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,6 +123,9 @@ PLACES: tuple[Place, ...] = (
 )
 # fmt: on
 
+#: What calls of Triton functions inside of a kernel need.
+DEVICE_FUNCTIONS = tuple(place for place in PLACES if place.replace is _call)
+
 
 def missing_places() -> dict[str, str]:
     """The places that this torch and Triton lack, by name, with the reason."""
@@ -131,9 +134,9 @@ def missing_places() -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def installed(session: Any) -> Iterator[None]:
-    """Replace every place for the time of the block."""
+def installed(session: Any, places: Iterable[Place] = PLACES) -> Iterator[None]:
+    """Replace the places for the time of the block."""
     with contextlib.ExitStack() as stack:
-        for place in PLACES:
+        for place in places:
             stack.enter_context(place.replaced(session))
         yield
