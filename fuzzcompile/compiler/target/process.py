@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+import torch
+
 from fuzzcompile.compiler.target.described import Description
 from fuzzcompile.compiler.target.interpreted import KernelLog, Order, interpreting, unfit
 from fuzzcompile.errors import UsageError
@@ -29,6 +31,11 @@ def assume(target: Target) -> None:
         _assumed.append(Description(target))
     elif _assumed[0].target != target:
         raise UsageError(f"This process compiles for {_assumed[0].target.name}; start another one for {target.name}.")
+
+
+def device_of_values(traced: torch.device) -> torch.device:
+    """Where values of a graph that was traced on this device are: on the CPU if the process compiles for a target."""
+    return torch.device("cpu") if assumed() is not None else traced
 
 
 @contextlib.contextmanager
