@@ -109,6 +109,19 @@ class SuspectJson(TypedDict):
     said: str
 
 
+class TargetJson(TypedDict):
+    """The device that the compiler was told, where that is not the one that ran.
+
+    ``device`` is its name (``cuda:sm_90``). ``stages`` says of each stage how it was looked at: ``real code, fake
+    device``, ``replayed on the CPU``, ``interpreted``, ``not decided``, or ``not looked at:`` and why.
+    ``confirmed_on_device`` says whether a device of that kind showed the same.
+    """
+
+    device: str
+    stages: dict[str, str]
+    confirmed_on_device: bool
+
+
 class CostJson(TypedDict, total=False):
     """What the answer took; ``seconds`` is wall time."""
 
@@ -139,4 +152,11 @@ class ReportJson(TypedDict, total=False):
     rewrites: list[RewriteJson]
     suspects: list[SuspectJson]
     cost: CostJson
+    target: TargetJson | None
     known: bool
+
+
+def told(report: ReportJson) -> str | None:
+    """The target that the compiler was told; None if it compiled for the device that ran."""
+    target = report.get("target")
+    return None if target is None else target["device"]

@@ -1,18 +1,33 @@
 #!/usr/bin/env bash
 # Check fuzzcompile on a CUDA machine: doctor, tests marked cuda, compile and replay times, a campaign, triage of
-# given cases.
+# given cases, and what was found for targets without a GPU.
 #
-#   tools/gpu_check.sh OUTDIR [FOLDER_OF_CASES]
+#   tools/gpu_check.sh OUTDIR [FOLDER_OF_CASES] [--findings CORPUS|FOLDER_OF_EXPORTS]
 #
 # Needs a CUDA GPU, Python 3.11+, torch 2.11+ built for CUDA and the packages of pyproject.toml; no network.
-# Takes less than ten minutes. Writes doctor.json, tests.txt, compile.json, campaign.json, triage.jsonl,
-# times.json, environment.json and summary.md to OUTDIR. Exit status: 0 all steps ran, 1 a step failed, 2 wrong
+# Takes less than ten minutes. Writes doctor.json, tests.txt, compile.json, campaign.json, confirmed.json,
+# confirmed.md, triage.jsonl, times.json, environment.json and summary.md to OUTDIR. Exit status: 0 all steps ran, 1 a step failed, 2 wrong
 # usage, 3 no GPU.
 set -uo pipefail
 unset CDPATH
 
+findings=
+if [ $# -ge 3 ] && [ "${*: -2:1}" = --findings ]; then
+    findings=${*: -1}
+    case $findings in
+        *://*) ;; # a corpus by its URL
+        *)
+            if [ ! -e "$findings" ]; then
+                echo "gpu_check: there is no $findings; give a corpus or a folder of exported findings." >&2
+                exit 2
+            fi
+            findings=$(cd -- "$(dirname -- "$findings")" && pwd)/$(basename -- "$findings") || exit 2
+            ;;
+    esac
+    set -- "${@:1:$#-2}"
+fi
 if [ $# -lt 1 ] || [ $# -gt 2 ]; then
-    echo "usage: tools/gpu_check.sh OUTDIR [FOLDER_OF_CASES]" >&2
+    echo "usage: tools/gpu_check.sh OUTDIR [FOLDER_OF_CASES] [--findings CORPUS|FOLDER_OF_EXPORTS]" >&2
     exit 2
 fi
 cases=
@@ -33,7 +48,9 @@ export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
 cd "$root" || exit 2
 
 # The limits add up to less than ten minutes: 30 + 15 + 50 + 60 + 40 + 290 before triage, 2 s of grace for each
-# step, triage until 568 s have passed, 20 for the summary.
+# step, triage until 568 s have passed, 20 for the summary. Findings take their time from the campaign.
+budget=4m campaign_limit=290 findings_limit=0
+if [ -n "$findings" ]; then budget=2m campaign_limit=158 findings_limit=130; fi
 if ! timeout --kill-after=2 30 "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' \
     2>"$out/cuda.txt"; then
     echo "gpu_check: this machine has no CUDA GPU that torch can use; run it on one that has." >&2
@@ -52,7 +69,7 @@ step() { # step NAME SECONDS OUTPUT COMMAND...: run a command under a limit, kee
 }
 
 # What an earlier check left would be summed up as this one's.
-rm -f "$out"/{steps.txt,environment.json,doctor.json,tests.txt,compile.json,campaign.json,triage.jsonl}
+rm -f "$out"/{steps.txt,environment.json,doctor.json,tests.txt,compile.json,campaign.json,triage.jsonl,confirmed.json,confirmed.md}
 step environment 15 environment.json "$python" -c '
 import json
 import torch
@@ -63,8 +80,13 @@ print(json.dumps({**describe(torch.device("cuda:0")), "numerics": Numerics().to_
 step doctor 50 doctor.json "$python" -m fuzzcompile doctor --device cuda --corpus "$out/corpus.db" --json || status=1
 step tests 60 tests.txt "$python" -m pytest -m cuda -q -p no:cacheprovider || status=1
 step times 40 compile.json "$python" tools/gpu_times.py --device cuda || status=1
-step campaign 290 campaign.json "$python" -m fuzzcompile run --budget 4m --device cuda \
+step campaign "$campaign_limit" campaign.json "$python" -m fuzzcompile run --budget "$budget" --device cuda \
     --corpus "$out/corpus.db" --drafts "$out/drafts" --json || status=1
+if [ -n "$findings" ]; then
+    # A finding that the GPU refutes is a result, not a failure of the check.
+    step findings "$findings_limit" findings.txt "$python" tools/gpu_findings.py "$findings" "$out"
+    [ -s "$out/confirmed.json" ] || status=1
+fi
 if [ -n "$cases" ]; then
     # A bug (1) or a case that cannot be judged (3) is a result here, not a failure of the check.
     step triage $((568 - SECONDS)) triage.jsonl \

@@ -72,6 +72,9 @@ def _summary(
             lines.append(str(error))
     else:
         lines.append("No result; see campaign.log.")
+    if (table := _text(folder / "confirmed.md")) or (folder / "findings.log").exists():
+        lines += ["", "## Findings for targets", ""]
+        lines += table.splitlines()[2:] or ["No result; see findings.log."]
     lines += ["", "## Triage", ""]
     lines += [
         f"- {report['case']}: {report['verdict'] or report.get('error')}"

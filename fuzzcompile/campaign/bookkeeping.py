@@ -11,7 +11,7 @@ from fuzzcompile.campaign.events import FindingLine, Finished, Tally
 from fuzzcompile.campaign.jobs import Job
 from fuzzcompile.campaign.settings import CampaignSettings
 from fuzzcompile.contract import ReportJson
-from fuzzcompile.corpus import CaseRecord, Coverage, Ended, Finding, Recorded, Store
+from fuzzcompile.corpus import CaseRecord, Coverage, Ended, Finding, Recorded, Store, compiler_of
 from fuzzcompile.reporting.verdict import name_of
 from fuzzcompile.stage_names import REWRITING_STAGES
 
@@ -48,6 +48,11 @@ class Bookkeeping:
         """The version of torch under which it runs."""
         return str(self.environment["torch"])
 
+    @property
+    def compiler(self) -> str:
+        """That version and the target, as the corpus counts what was reached."""
+        return compiler_of(self.environment)
+
     def tally(self) -> Tally:
         """Counters as they are now."""
         rewrites, findings, new = len(self._covered), len(self.hit), len(self.new)
@@ -79,7 +84,7 @@ class Bookkeeping:
     def summary(self, ended: Ended) -> Finished:
         """The campaign's counters, and its findings as the corpus has them now."""
         lines = [self._line(finding) for finding in self.store.findings() if finding.public_id in self.hit]
-        return Finished(ended, self.tally(), lines, self.store.location)
+        return Finished(ended, self.tally(), lines, self.store.location, self.settings.target)
 
     def _counters(self) -> dict[str, object]:
         tally = self.tally()

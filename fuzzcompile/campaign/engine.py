@@ -29,15 +29,15 @@ from fuzzcompile.campaign.findings import keep_reproducer, write_draft
 from fuzzcompile.campaign.jobs import Job, Jobs, Result
 from fuzzcompile.campaign.settings import CampaignSettings
 from fuzzcompile.campaign.steering import Outcome, Steering, items_of
-from fuzzcompile.contract import CulpritJson, ReportJson
-from fuzzcompile.corpus import Coverage, Ended, Recorded, Store, public_id, severity
+from fuzzcompile.contract import CulpritJson, ReportJson, told
+from fuzzcompile.corpus import Coverage, Ended, Finding, Recorded, Store, public_id, severity
 from fuzzcompile.errors import FuzzcompileError
 from fuzzcompile.execution.pool import WorkerFailed, WorkerStartFailed, WorkerStopped
 from fuzzcompile.judging.report import unjudged
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.reporting.verdict import name_of
 from fuzzcompile.worker.judge import Judged
-from fuzzcompile.worker.lost import left_behind, report_of, unstartable, verdict_of
+from fuzzcompile.worker.lost import left_behind, report_of, unlooked, unstartable, verdict_of
 from fuzzcompile.worker.minimize import Minimized
 
 _TICK = 0.5
@@ -75,7 +75,7 @@ class Engine:
         self.store = store
         self.describe_workers = describe_workers
         self._books = Bookkeeping(settings, store, campaign, environment)
-        self._known = {(f.signature, Verdict(f.verdict).kind) for f in store.findings() if _is_proved(f.culprit)}
+        self._known = {(f.signature, Verdict(f.verdict).kind) for f in store.findings() if self._needs_no_proof(f)}
         self._steering = self._steered()
         self._given_up: set[str] = set()  # findings whose minimization failed: it would fail for further hits too
         self._jobs = Jobs(settings, executor)
@@ -97,7 +97,7 @@ class Engine:
         yield Started(
             self._books.campaign,
             self.settings.seed,
-            self.settings.device,
+            self.settings.device if self.settings.target is None else f"the CPU for {self.settings.target}",
             self.settings.workers,
             self.settings.budget,
             self.store.location,
@@ -144,14 +144,18 @@ class Engine:
 
     def _steered(self) -> Steering:
         """The stream's steering, in the state in which earlier campaigns on this corpus left it."""
-        settings, torch = self.settings, self._books.torch
+        settings, compiler = self.settings, self._books.compiler
         steering = Steering(settings.drawn_from, settings.seed, settings.mix, settings.strategy)
-        seen = [(row.stage, row.rewrite, row.outcome) for row in self.store.coverage(torch)]
+        seen = [(row.stage, row.rewrite, row.outcome) for row in self.store.coverage(compiler)]
         signatures = [("finding", finding.signature, "fired") for finding in self.store.findings()]
         profile = settings.drawn_from.profile
-        seeds = self.store.seeds(torch, profile) if profile is not None else []
-        steering.resume([*seen, *signatures], self.store.stream_runs(settings.stream, torch), seeds)
+        seeds = self.store.seeds(compiler, profile) if profile is not None else []
+        steering.resume([*seen, *signatures], self.store.stream_runs(settings.stream, compiler), seeds)
         return steering
+
+    def _needs_no_proof(self, finding: Finding) -> bool:
+        """Whether a hit of the finding proves no more than is known; a device that runs proves more than a target."""
+        return _is_proved(finding.culprit) and (self.settings.target is not None or told(finding.report) is None)
 
     def _wants_more(self) -> bool:
         budget, limit = self.settings.budget, self.settings.max_findings
@@ -253,7 +257,7 @@ class Engine:
         if report is not None:
             yield from self._judged(Judged(report), job)
             return
-        report = report_of(error, job.path.stem, self._books.torch, self.settings.device)
+        report = report_of(error, job.path.stem, self._books.torch, self.settings.device, self.settings.target)
         if not (compiling and job.retry):
             report |= {"is_bug": False, "signature": None}
             report["detail"] += "; seen once" if compiling else "; before eager had finished"
@@ -270,8 +274,8 @@ class Engine:
             self._given_up.add(job.minimizes)
             yield Trouble(f"minimizing {job.minimizes} failed: {type(error).__name__}: {text}")
             return
-        report = unjudged(job.path.stem, self._books.torch, self.settings.device, text)
-        self._record(job, cast(ReportJson, report))
+        report = cast(ReportJson, unjudged(job.path.stem, self._books.torch, self.settings.device, text))
+        self._record(job, report | {"target": unlooked(self.settings.target)})
         if not isinstance(error, FuzzcompileError):
             yield Trouble(f"case #{job.index} could not be judged: {type(error).__name__}: {text}")
 

@@ -113,12 +113,16 @@ class FindingLine:
 
 @dataclass(frozen=True)
 class Finished:
-    """The campaign is over. ``ended`` is ``budget``, ``max-findings``, ``exhausted`` or ``interrupted``."""
+    """The campaign is over. ``ended`` is ``budget``, ``max-findings``, ``exhausted`` or ``interrupted``.
+
+    ``target`` is the device that the compiler was told, if it was not the one that ran.
+    """
 
     ended: str
     tally: Tally
     findings: Sequence[FindingLine]
     corpus: str
+    target: str | None = None
 
     def to_json(self) -> dict[str, object]:
         """The summary for machines."""
@@ -131,6 +135,7 @@ class Finished:
             "seconds": round(self.tally.seconds, 1),
             "cases_per_minute": round(self.tally.cases_per_minute, 1),
             "corpus": self.corpus,
+            "target": self.target,
             "findings": [vars(line) for line in self.findings],
         }
 

@@ -39,7 +39,7 @@ def run_campaign(
         CorpusError: the corpus cannot be opened or written.
         EnvironmentUnfit: no worker can be started.
     """
-    environment = describe(resolve(settings.device))
+    environment = describe(resolve(settings.device), settings.target)
     with Store.open(location) as store:
         campaign = store.start_campaign(Campaign(settings.seed, _settings(settings), command, __version__, environment))
         pool = open_pool(conditions, settings.workers)
@@ -79,6 +79,7 @@ def _settings(settings: CampaignSettings) -> dict[str, object]:
     return {
         "budget": str(settings.budget),
         "device": settings.device,
+        "target": settings.target,
         "workers": settings.workers,
         "near_misses": settings.profile.near_misses,
         "mix": settings.mix,

@@ -31,6 +31,7 @@ class CampaignSettings:
         mix: whether cases are screened, judged in full, or both.
         strategy: how the stream is steered.
         source: what cases are drawn from; None for the generator under ``profile``.
+        target: the device that the compiler is told; None for the one that runs.
     """
 
     budget: Budget
@@ -48,6 +49,7 @@ class CampaignSettings:
     mix: Mix = "mixed"
     strategy: Strategy = field(default_factory=Strategy)
     source: Source | None = None
+    target: str | None = None
 
     @property
     def stream(self) -> str:
@@ -58,7 +60,7 @@ class CampaignSettings:
         steered = " unsteered" if self.strategy == UNIFORM else ""
         vetoes = "".join(f" veto={name}" for name in sorted(self.vetoes))
         plants = "".join(f" plant={name}" for name in sorted(self.plants))
-        device = self.device.split(":")[0]
+        device = self.device.split(":")[0] + (f" target={self.target}" if self.target is not None else "")
         return f"seed={self.seed} torch={self.torch} device={device}{source}{how}{steered}{vetoes}{plants}"
 
     @property

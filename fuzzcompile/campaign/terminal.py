@@ -91,6 +91,8 @@ def print_summary(console: Console, summary: Finished) -> None:
     say(f"Campaign {_ENDED[summary.ended]} after {clock(tally.seconds)}: {tally.cases} cases ({rate}), "
         f"{tally.rewrites} rewrites covered.")  # fmt: skip
     say(f"Verdicts: {verdicts}.")
+    if summary.target is not None:
+        say(f"Told {summary.target}, run on the CPU: a clean case means nothing found in the stages looked at.")
     say(f"Corpus: {summary.corpus}")
     if not summary.findings:
         say("No findings. Next: a longer budget or another --seed.")

@@ -38,7 +38,7 @@ def list_findings(location: str | None, as_json: bool) -> int:
         for stored in findings:
             click.echo(json.dumps(_as_json(stored)))
         return 0
-    table = Table("finding", "verdict", "culprit", "hits", "torch", "reproducer", box=None)
+    table = Table("finding", "verdict", "culprit", "hits", "torch", "device", "reproducer", box=None)
     for stored in findings:
         reproducer = best[stored.public_id]
         lines = f"{reproducer.lines} lines" if reproducer is not None else "none yet"
@@ -48,6 +48,7 @@ def list_findings(location: str | None, as_json: bool) -> int:
             name_of(stored.culprit or {}),
             str(stored.hits),
             ", ".join(stored.torch_versions),
+            ", ".join(stored.devices),
             lines,
         )
     Console().print(table if findings else "No findings yet.")
@@ -60,6 +61,7 @@ def list_findings(location: str | None, as_json: bool) -> int:
 @options.corpus
 def show(finding: str, location: str | None) -> int:
     """Show a finding: its report, its proof and its reproducer."""
+    from fuzzcompile.contract import told
     from fuzzcompile.corpus import Store
     from fuzzcompile.reporting.verdict import print_report, report_console
 
@@ -67,14 +69,18 @@ def show(finding: str, location: str | None) -> int:
         stored = store.finding(finding)
         reproducer = store.best_reproducer(finding)
     click.echo(f"{stored.public_id}  {stored.signature}")
-    click.echo(f"{stored.hits} hits, first seen {stored.first_seen:%Y-%m-%d}, torch {', '.join(stored.torch_versions)}")
+    versions, devices = ", ".join(stored.torch_versions), ", ".join(stored.devices)
+    click.echo(f"{stored.hits} hits, first seen {stored.first_seen:%Y-%m-%d}, torch {versions}, compiled for {devices}")
     print_report(report_console(), stored.report, proof=True, name=stored.public_id)
     click.echo("")
     if reproducer is None:
         click.echo(f"No reproducer yet; the case as found (next: fuzzcompile minimize {stored.public_id}):\n")
         click.echo(stored.source)
     else:
-        click.echo(f"Reproducer ({'confirmed' if reproducer.confirmed else 'not confirmed'} in a clean process):\n")
+        state = "confirmed" if reproducer.confirmed else "not confirmed"
+        target = told(reproducer.report) if reproducer.report is not None else None
+        where = "" if target is None else f" for {target}, on no GPU"
+        click.echo(f"Reproducer ({state} in a clean process{where}):\n")
         click.echo(reproducer.source)
     return 0
 
@@ -101,5 +107,6 @@ def _as_json(stored: Finding) -> dict[str, object]:
         "hits": stored.hits,
         "culprit": stored.culprit,
         "torch": stored.torch_versions,
+        "devices": stored.devices,
         "first_seen": stored.first_seen.isoformat(),
     }

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fuzzcompile.cli import options
+from fuzzcompile.worker.conditions import running_device
 
 if TYPE_CHECKING:
     import torch
@@ -43,6 +44,7 @@ _MANY = ("decomposition", "lowering", "kernel")
     help="Also write the whole table, with reasons, to FILE as Markdown.",
 )
 @options.device
+@options.target
 @options.corpus
 @options.json_output
 def coverage(
@@ -51,6 +53,7 @@ def coverage(
     within: str | None,
     report: Path | None,
     device: str,
+    target: str | None,
     location: str | None,
     as_json: bool,
 ) -> int:
@@ -61,15 +64,16 @@ def coverage(
     those that are off under the present settings; and those that never matched, which are then listed by name.
     Operators that are only called where others are lowered are counted apart. "reached" is the share of what can be
     reached; the last lines give both that share and the share of everything registered. What cannot be reached was
-    checked on some versions of torch only: on others, the share of everything registered stands alone.
+    checked on some versions of torch only: on others, the share of everything registered stands alone. With --target,
+    the rules are those registered for that device, and only campaigns for it count.
     """
     from fuzzcompile.campaign.budget import seconds_of
     from fuzzcompile.commands.coverage import coverage_of
     from fuzzcompile.errors import UsageError
     from fuzzcompile.execution.device import resolve
 
-    resolved = resolve(device)
-    table = coverage_of(resolved, location, None if within is None else seconds_of(within, "--within"))
+    resolved = resolve(running_device(device, target))
+    table = coverage_of(resolved, location, None if within is None else seconds_of(within, "--within"), target=target)
     shown = [row for row in table.stages if stage in (None, row.stage)]
     if not shown:
         stages = ", ".join(dict.fromkeys(row.stage for row in table.stages))
@@ -80,7 +84,12 @@ def coverage(
     if as_json:
         counters = table.counters
         counted = {"within": table.within, "ran": table.ran, "cases": counters.cases, "runs": counters.runs}
-        content: dict[str, object] = {"torch": table.torch, "device": table.device, "corpus": table.corpus}
+        content: dict[str, object] = {
+            "torch": table.torch,
+            "device": table.device,
+            "target": target,
+            "corpus": table.corpus,
+        }
         content |= {"note": table.note, "counted": counted, "rules": table.rules.to_json()}
         content["stages"] = [row.to_json() for row in shown]
         if attention:
@@ -107,7 +116,7 @@ def _attention(device: torch.device, table: CoverageTable) -> tuple[AttentionCov
             click.echo(f"\r\033[K{text}", nl=False, err=True)
 
     try:
-        return attention_coverage(device, table.seen, progress), None
+        return attention_coverage(device, table.seen, progress, target=table.target), None
     except EnvironmentUnfit as error:
         return None, str(error)
 
@@ -140,7 +149,8 @@ def _print(table: CoverageTable, shown: list[StageCoverage], *, every: bool) -> 
             _print_names(row, every=every)
     if not every:
         click.echo(f"\n{_shares(table)}")
-    click.echo(f"\ntorch {table.torch}, counted in {table.corpus}{_window(table)}.", err=not console.is_terminal)
+    told = f" for {table.target}" if table.target is not None else ""
+    click.echo(f"\ntorch {table.torch}{told}, counted in {table.corpus}{_window(table)}.", err=not console.is_terminal)
 
 
 def _print_names(row: StageCoverage, *, every: bool) -> None:

@@ -7,21 +7,23 @@ import json
 import click
 
 from fuzzcompile.cli import options
+from fuzzcompile.worker.conditions import running_device
 
 
 @click.command()
 @options.device
+@options.target
 @options.corpus
 @options.json_output
-def doctor(device: str, location: str | None, as_json: bool) -> int:
+def doctor(device: str, target: str | None, location: str | None, as_json: bool) -> int:
     """Say whether a campaign can run here, and what to do if not.
 
     Checks torch, devices, SDPA backends, the C++ compiler, the functions of torch that fuzzcompile hooks and the
-    corpus, and compiles a small program.
+    corpus, and compiles a small program. With --target, also tells how each stage can be looked at for that device.
     """
     from fuzzcompile.commands.doctor import examine
 
-    checks = examine(device, location)
+    checks = examine(running_device(device, target), location, target)
     if as_json:
         click.echo(json.dumps([vars(check) for check in checks]))
     else:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from fuzzcompile.cli import options
-from fuzzcompile.cli.targets import existing_corpus, needed
+from fuzzcompile.cli.subjects import existing_corpus, needed
 from fuzzcompile.errors import EnvironmentUnfit
 from fuzzcompile.worker.conditions import Conditions
 
@@ -26,7 +26,7 @@ _INTERRUPTED = 130
 
 
 @click.command()
-@click.argument("target", metavar="CASE|FINDING")
+@click.argument("name", metavar="CASE|FINDING")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Where to write; default repro_NAME.py.")
 @click.option("--budget", default="5m", show_default=True, metavar="90s|10m", help="Time for the search.")
 @click.option(
@@ -48,7 +48,7 @@ _INTERRUPTED = 130
 @options.conditions
 @options.corpus
 def minimize(
-    target: str,
+    name: str,
     out: Path | None,
     budget: str,
     compiles: int,
@@ -66,15 +66,17 @@ def minimize(
     """
     from fuzzcompile.campaign.budget import seconds_of
     from fuzzcompile.campaign.findings import keep_reproducer
+    from fuzzcompile.commands.minimize import conditions_of
     from fuzzcompile.commands.minimize import minimize as search
 
     seconds = seconds_of(budget, "minimize --budget")
     with existing_corpus(location) as store:
-        subject = _subject(target, out, store, conditions, resume=resume)
+        subject = _subject(name, out, store, conditions, resume=resume)
         if subject is None:
-            click.echo(f"{target} shows no bug: there is nothing to minimize. `fuzzcompile triage` says why.")
+            click.echo(f"{name} shows no bug: there is nothing to minimize. `fuzzcompile triage` says why.")
             return 0
-        out = out or _default_out(target, subject.finding)
+        conditions = conditions_of(subject, conditions)
+        out = out or _default_out(name, subject.finding)
         click.echo(f"Minimizing: {subject.report['verdict']}, {subject.report['signature']} ...", err=True)
         with ProgressLine(subject.source) as line:
             small = search(
@@ -90,39 +92,39 @@ def minimize(
         if store is not None and subject.finding is not None and not small.interrupted:
             keep_reproducer(store, subject.finding, small)
         _write(out, small.reproducer)
-        for text in conclusion(small, out, target, others):
+        for text in conclusion(small, out, name, others):
             click.echo(text)
         if store is not None and small.other_sources and not small.interrupted:
             _judge_others(store, small, conditions)
     if others is not None:
         for number, source in enumerate(small.other_sources, start=1):
             _write(others / f"{out.stem}_other_{number}.py", source)
-    return _status(small, out, subject.finding or target)
+    return _status(small, out, subject.finding or name)
 
 
 def _subject(
-    target: str,
+    name: str,
     out: Path | None,
     store: Store | None,
     conditions: Conditions,
     *,
     resume: bool,
 ) -> Subject | None:
-    """What ``target`` names: a file, judged now unless an earlier search did, or a stored finding."""
+    """What ``name`` names: a file, judged now unless an earlier search did, or a stored finding."""
     from fuzzcompile.commands.minimize import subject_of_file, subject_of_finding, subject_of_state
 
-    path = Path(target)
+    path = Path(name)
     if not path.is_file():
-        return subject_of_finding(needed(store, target), target)
+        return subject_of_finding(needed(store, name), name)
     if resume:
-        return subject_of_state(path, store, _state_of(out or _default_out(target)))
+        return subject_of_state(path, store, _state_of(out or _default_out(name)))
     click.echo(f"Judging {path} ...", err=True)
     return subject_of_file(path, store, conditions)
 
 
-def _default_out(target: str, finding: str | None = None) -> Path:
-    name = Path(target).stem if finding is None or Path(target).is_file() else finding
-    return Path(f"repro_{name}.py")
+def _default_out(name: str, finding: str | None = None) -> Path:
+    stem = Path(name).stem if finding is None or Path(name).is_file() else finding
+    return Path(f"repro_{stem}.py")
 
 
 def _state_of(out: Path) -> Path:
@@ -144,12 +146,24 @@ def _status(small: Minimized, out: Path, name: str) -> int:
     if small.interrupted:
         return _INTERRUPTED
     if small.confirmed:
-        click.echo(f"Confirmed in a clean process. Next: python {out}; fuzzcompile issue {name}")
+        click.echo(_confirmed(small, out, name))
     elif small.how != "as found":
         raise EnvironmentUnfit(
             f"{out} does not show the bug when run alone: {' '.join(small.confirmation.split())[-200:]}"
         )
     return 0
+
+
+def _confirmed(small: Minimized, out: Path, name: str) -> str:
+    from fuzzcompile.contract import told
+
+    target = told(small.report)
+    if target is None:
+        return f"Confirmed in a clean process. Next: python {out}; fuzzcompile issue {name}"
+    return (
+        f"Confirmed in a clean process for {target}, on no GPU. Next: python {out} on a machine with one; "
+        f"fuzzcompile issue {name} --target {target}"
+    )
 
 
 def _write(path: Path, text: str) -> None:
@@ -193,13 +207,13 @@ class ProgressLine:
             click.echo(text, err=True)
 
 
-def conclusion(small: Minimized, out: Path, target: str, others: Path | None = None) -> Iterator[str]:
+def conclusion(small: Minimized, out: Path, name: str, others: Path | None = None) -> Iterator[str]:
     """The result in sentences.
 
     Args:
         small: the result.
         out: where the reproducer was written.
-        target: what the user asked to minimize.
+        name: what the user asked to minimize.
         others: where secondary candidates are written, if anywhere.
     """
     if small.note:
@@ -207,7 +221,7 @@ def conclusion(small: Minimized, out: Path, target: str, others: Path | None = N
     if small.interrupted:
         what = "the best so far, not confirmed in a clean process" if small.changed else "the case as it is"
         yield f"Interrupted after {small.tests} compiles and screens: {out} is {what} ({small.lines_after} lines)."
-        yield f"To continue: fuzzcompile minimize {target} --out {out} --resume"
+        yield f"To continue: fuzzcompile minimize {name} --out {out} --resume"
         return
     if not small.changed:
         what = "nothing smaller was found" if small.finished else "nothing smaller was found within the budget"

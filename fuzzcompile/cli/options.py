@@ -9,12 +9,20 @@ from typing import TypeVar
 
 import click
 
-from fuzzcompile.worker.conditions import Conditions, Limits, Question
+from fuzzcompile.targets import TARGETS
+from fuzzcompile.worker.conditions import Conditions, Limits, Question, running_device
 
 Command = TypeVar("Command", bound=Callable[..., object])
 
 device: Callable[[Command], Command] = click.option(
     "--device", default="auto", show_default=True, metavar="auto|cpu|cuda[:N]", help="Where to run."
+)
+target: Callable[[Command], Command] = click.option(
+    "--target",
+    default=None,
+    metavar="|".join(TARGETS),
+    help="The device that the compiler is told, which need not be here, apart from --device, which runs. Graphs and "
+    "kernels are made for the target and judged on the CPU.",
 )
 corpus: Callable[[Command], Command] = click.option(
     "--corpus",
@@ -90,12 +98,20 @@ def conditions(command: Callable[..., int]) -> Callable[..., int]:
 
     @wraps(command)
     def gathered(
-        *, device: str, vetoes: tuple[str, ...], plants: tuple[Path, ...], timeout: float, memory: float, **rest: object
+        *,
+        device: str,
+        target: str | None,
+        vetoes: tuple[str, ...],
+        plants: tuple[Path, ...],
+        timeout: float,
+        memory: float,
+        **rest: object,
     ) -> int:
         limits = Limits(timeout, int(memory * 2**30))
-        return command(conditions=Conditions(device, vetoes, plants, limits), **rest)
+        where = running_device(device, target)
+        return command(conditions=Conditions(where, vetoes, plants, limits, target), **rest)
 
-    for option in (memory, timeout, plant, veto, device):  # the last is shown first
+    for option in (memory, timeout, plant, veto, target, device):  # the last is shown first
         gathered = option(gathered)
     return gathered
 

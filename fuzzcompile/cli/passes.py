@@ -11,6 +11,7 @@ import click
 
 from fuzzcompile.cli import options
 from fuzzcompile.stage_names import STAGES
+from fuzzcompile.worker.conditions import running_device
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -27,19 +28,20 @@ _COLUMNS = ("stage", "kind", "name", "pass", "on", "fired", "refused", "source",
 @click.option("--stage", type=click.Choice(STAGES), help="Only this stage; with all its operators.")
 @click.option("--never", is_flag=True, help="Only passes and patterns that the corpus has not seen fire.")
 @options.device
+@options.target
 @options.corpus
 @options.json_output
-def passes(stage: str | None, never: bool, device: str, location: str | None, as_json: bool) -> int:
+def passes(stage: str | None, never: bool, device: str, target: str | None, location: str | None, as_json: bool) -> int:
     """List the stages, passes, patterns and settings of the installed torch that fuzzcompile knows.
 
     Each row says whether it runs under the present settings and on what condition, where its source is, and how often
     it fired in the corpus, or matched and was refused by its own check. Operators that Inductor decomposes or lowers
-    itself are counted; --stage and --json list them.
+    itself are counted; --stage and --json list them. With --target, the rows are what is registered for that device.
     """
     from fuzzcompile.commands.passes import list_passes
     from fuzzcompile.execution.device import resolve
 
-    listing = list_passes(resolve(device), location)
+    listing = list_passes(resolve(running_device(device, target)), location, target=target)
     if listing.corpus is None and never:
         click.echo("fuzzcompile: there is no corpus, so nothing was seen to fire; name one with --corpus.", err=True)
     rows = [row for row in listing.rows if stage in (None, row.known.stage)]

@@ -109,6 +109,7 @@ def run(
         mix="screen" if screen_only else "full" if full_only else "mixed",
         strategy=UNIFORM if no_steering else Strategy(),
         source=survey_case(origin, conditions) if origin is not None else None,
+        target=conditions.target,
     )
     log = Console(stderr=True)
     with progress_handler(log) as handler:

@@ -103,9 +103,10 @@ def triage_and_print(
 def _write_page(page: Path, report: ReportJson, name: str) -> None:
     import torch
 
+    from fuzzcompile.contract import told
     from fuzzcompile.execution.environment import describe
     from fuzzcompile.reporting.files import write_whole
     from fuzzcompile.reporting.page import page_of
 
-    text = page_of(report, describe(torch.device(report["device"])), name=name)
+    text = page_of(report, describe(torch.device(report["device"]), told(report)), name=name)
     write_whole(page, text.encode("utf-8"), "--html")

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from fuzzcompile.compiler.sdpa_patterns import registered, try_all, variants
+from fuzzcompile.commands.known import asked_of
+from fuzzcompile.compiler.sdpa_patterns import Tried, registered, try_all, variants
 from fuzzcompile.corpus import StoredCoverage
 
 
@@ -51,26 +52,35 @@ def attention_coverage(
     device: torch.device,
     seen: Iterable[StoredCoverage],
     on_progress: Callable[[int, int], None] = lambda done, total: None,
+    *,
+    target: str | None = None,
 ) -> AttentionCoverage:
     """Compile every SDPA pattern's own search function (a minute on a CPU) and compare with what a corpus has seen.
 
     Args:
         device: where the patterns would run.
         seen: what the corpus has reached.
-        on_progress: called after each with how many are done, and how many there are.
+        on_progress: called after each with how many are done, and how many there are; not for a target.
+        target: try the patterns in a process that compiles for this target.
 
     Raises:
         EnvironmentUnfit: the installed torch keeps no list of its SDPA patterns where fuzzcompile expects it.
     """
-    candidates = variants(device)
-    can_fire, untried = set[str](), {}
-    for number, attempt in enumerate(try_all(device, candidates), 1):
-        can_fire |= attempt.fired
-        if attempt.trouble is not None:
-            untried[attempt.name] = attempt.trouble
-        on_progress(number, len(candidates))
-    known = registered(device)
+    known, attempts = _tried(device, on_progress) if target is None else asked_of(target, _tried, device)
+    can_fire = {name for attempt in attempts for name in attempt.fired}
+    untried = {attempt.name: attempt.trouble for attempt in attempts if attempt.trouble is not None}
     fired = {row.rewrite for row in seen if row.outcome == "fired"}
     return AttentionCoverage(
         known, [name for name in known if name in can_fire], [name for name in known if name in fired], untried
     )
+
+
+def _tried(
+    device: torch.device, on_progress: Callable[[int, int], None] = lambda done, total: None
+) -> tuple[list[str], list[Tried]]:
+    """The registered patterns, and what the search function of each made fire."""
+    candidates, attempts = variants(device), list[Tried]()
+    for attempt in try_all(device, candidates):
+        attempts.append(attempt)
+        on_progress(len(attempts), len(candidates))
+    return registered(device), attempts

@@ -11,10 +11,19 @@ from functools import cache
 import torch
 
 from fuzzcompile.commands.passes import UNREGISTERED, Listed, list_passes
-from fuzzcompile.corpus import Counters, Store, StoredCampaign, StoredCoverage, campaign_seconds, moment_at
+from fuzzcompile.corpus import (
+    Counters,
+    Store,
+    StoredCampaign,
+    StoredCoverage,
+    campaign_seconds,
+    compiler_of,
+    moment_at,
+)
 from fuzzcompile.facts import Facts, Reason, facts
 from fuzzcompile.generation.toggles import TOGGLES
 from fuzzcompile.stage_names import SCHEDULER
+from fuzzcompile.targets import target_of
 
 # The kinds that are rewrite rules or observed passes, not operators or kernels.
 RULES = ("pass", "pattern")
@@ -91,6 +100,7 @@ class CoverageTable:
     Attributes:
         torch: its version.
         device: where rules would run.
+        target: the target that the compiler was told; None for ``device``.
         corpus: where it was counted.
         stages: the stages in order.
         seen: what the corpus has reached.
@@ -103,6 +113,7 @@ class CoverageTable:
 
     torch: str
     device: str
+    target: str | None
     corpus: str
     stages: Sequence[StageCoverage]
     seen: Sequence[StoredCoverage]
@@ -121,7 +132,12 @@ class CoverageTable:
 
 
 def coverage_of(
-    device: torch.device, location: str | None, within: float | None = None, version_facts: Facts | None = None
+    device: torch.device,
+    location: str | None,
+    within: float | None = None,
+    version_facts: Facts | None = None,
+    *,
+    target: str | None = None,
 ) -> CoverageTable:
     """What a corpus has reached under the installed torch, beside what that torch registers.
 
@@ -130,28 +146,41 @@ def coverage_of(
         location: path or URL of the corpus; None for the default one.
         within: count only what campaigns had judged in their first so many seconds together.
         version_facts: whose reasons apply; by default those of the installed torch.
+        target: count what campaigns for this target reached.
 
     Raises:
         CorpusError: there is no corpus.
     """
     own = version_facts or facts()
     version, until = str(torch.__version__), None
+    compiler = compiler_of({"torch": version, "target": target})
+    kind = device.type if target is None else target_of(target).device_type
     with Store.open(location, create=False) as store:
-        campaigns = [campaign for campaign in store.campaigns() if campaign.environment.get("torch") == version]
+        campaigns = [campaign for campaign in store.campaigns() if compiler_of(campaign.environment) == compiler]
         if within is not None:
             until = moment_at(campaigns, within) or datetime.now(UTC)
             campaigns = [campaign for campaign in campaigns if campaign.started <= until]
-        counters = store.counters(torch_version=version, until=until)
-        seen, corpus = store.coverage(version, until=until), store.location
+        counters = store.counters(compiler=compiler, until=until)
+        seen, corpus = store.coverage(compiler, until=until), store.location
     groups = defaultdict[tuple[str, str], list[Listed]](list)
-    for row in list_passes(device, location, until=until).rows:
+    for row in list_passes(device, location, target=target, until=until).rows:
         # A pass that torch does not register (a user's own) could only ever count as reached.
         if row.known.kind != "setting" and row.known.when != UNREGISTERED:
             groups[row.known.stage, row.known.kind].append(row)
-    stages = [_stage(stage, kind, rows, device, own) for (stage, kind), rows in groups.items()]
+    stages = [_stage(*group, rows, kind, own) for group, rows in groups.items()]
     ran = min(campaign_seconds(campaigns), float("inf") if within is None else within)
     return CoverageTable(
-        version, device.type, corpus, [*stages, *_kernels(seen)], seen, within, ran, campaigns, counters, _note(own)
+        version,
+        device.type,
+        target,
+        corpus,
+        [*stages, *_kernels(seen)],
+        seen,
+        within,
+        ran,
+        campaigns,
+        counters,
+        _note(own),
     )
 
 
@@ -169,14 +198,14 @@ def switched_on() -> frozenset[str]:
     return frozenset({name for name, _ in entries} | inside)
 
 
-def _stage(stage: str, kind: str, rows: Sequence[Listed], device: torch.device, own: Facts) -> StageCoverage:
+def _stage(stage: str, kind: str, rows: Sequence[Listed], device_type: str, own: Facts) -> StageCoverage:
     names = defaultdict[str, list[str]](list)
     unreachable = dict[str, Reason]()
     for row in rows:
         outcome, name = _outcome(row), _name(row, rows)
         reason = None
         if kind in RULES and outcome not in ("fired", "fallback"):
-            reason = own.reason_for(stage, row.known.name, device.type, switched_on())
+            reason = own.reason_for(stage, row.known.name, device_type, switched_on())
         if reason is None:
             names[outcome].append(name)
         else:

@@ -29,7 +29,7 @@ def report_of(table: CoverageTable, patterns: AttentionCoverage | None, missing:
     for row in rules:
         for name, reason in row.unreachable.items():
             names[row.stage, row.kind, reason.why].append(name)
-    machine = {**describe(torch.device(table.device)), "torch": table.torch}
+    machine = {**describe(torch.device(table.device), table.target), "torch": table.torch}
     return (
         environment()
         .get_template("reports/coverage.md.j2")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 
+from fuzzcompile.commands.checks import Check
+from fuzzcompile.commands.examined_target import examine_target
 from fuzzcompile.compiler import conformance
 from fuzzcompile.compiler.patches import PATCHES
 from fuzzcompile.corpus import Store
@@ -17,20 +18,10 @@ from fuzzcompile.execution.environment import cxx_compiler, describe, sdpa_backe
 from fuzzcompile.facts import facts_of, known_versions
 
 
-@dataclass(frozen=True)
-class Check:
-    """One check and its result; ``needed`` tells whether a campaign needs it to pass."""
-
-    name: str
-    fine: bool
-    found: str
-    advice: str = ""
-    needed: bool = True
-
-
-def examine(device_option: str, corpus: str | None) -> list[Check]:
-    """All checks, in the order in which they are worth reading."""
-    return list(_checks(device_option, corpus))
+def examine(device_option: str, corpus: str | None, target: str | None = None) -> list[Check]:
+    """All checks, in the order in which they are worth reading; those of a target are last."""
+    of_target = () if target is None else examine_target(target)
+    return [*_checks(device_option, corpus), *of_target]
 
 
 def _checks(device_option: str, corpus: str | None) -> Iterator[Check]:

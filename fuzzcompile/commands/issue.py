@@ -15,18 +15,18 @@ from fuzzcompile.worker.conditions import Conditions
 _SECONDS = 60.0
 
 
-def draft_of_file(path: Path, device: str) -> str | None:
+def draft_of_file(path: Path, conditions: Conditions) -> str | None:
     """Judge and minimize the case file, and draft its issue in Markdown; None if it shows no bug.
 
     Raises:
         CaseError: the file is not a case.
         EnvironmentUnfit: it could not be judged, or no worker can be started.
     """
-    subject = subject_of_file(path, None, Conditions(device))
+    subject = subject_of_file(path, None, conditions)
     if subject is None:
         return None
-    minimized = minimize(subject, Conditions(device), seconds=_SECONDS)
-    environment = describe(resolve(device))
+    minimized = minimize(subject, conditions, seconds=_SECONDS)
+    environment = describe(resolve(conditions.device), conditions.target)
     return draft_issue(
         IssueFacts(minimized.report, minimized.reproducer, environment, hits=1, confirmed=minimized.confirmed)
     )

@@ -6,7 +6,7 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -16,7 +16,7 @@ import torch
 from fuzzcompile.capture.loading import defines_make
 from fuzzcompile.case import source_hash
 from fuzzcompile.commands.triage import triage_files
-from fuzzcompile.contract import ReportJson
+from fuzzcompile.contract import ReportJson, told
 from fuzzcompile.corpus import CaseRecord, Store
 from fuzzcompile.errors import EnvironmentUnfit, UsageError
 from fuzzcompile.execution.pool import RemoteError, WorkerFailed, WorkerOutOfMemory, WorkerPool, WorkerStartFailed
@@ -89,6 +89,17 @@ def subject_of_state(path: Path, store: Store | None, state: Path) -> Subject:
     """
     subject = Subject(path.read_text(encoding="utf-8"), {"torch": torch.__version__})
     return _subject(path, store, _kept(state, subject)[1])
+
+
+def conditions_of(subject: Subject, conditions: Conditions) -> Conditions:
+    """The conditions under which to minimize the subject: for the target of its report, unless another was asked for.
+
+    A GPU that the user named takes the place of a target.
+    """
+    target = told(subject.report)
+    if target is None or conditions.target is not None or conditions.device not in ("auto", "cpu"):
+        return conditions
+    return replace(conditions, device="cpu", target=target)
 
 
 def _subject(path: Path, store: Store | None, report: ReportJson) -> Subject:

@@ -9,8 +9,9 @@ from datetime import datetime
 
 import torch
 
-from fuzzcompile.compiler.catalogue import Kind, Known, known_to
-from fuzzcompile.corpus import Store, StoredCoverage
+from fuzzcompile.commands.known import known_for
+from fuzzcompile.compiler.catalogue import Kind, Known
+from fuzzcompile.corpus import Store, StoredCoverage, compiler_of
 from fuzzcompile.corpus.failures import CorpusError
 from fuzzcompile.stage_names import DECOMPOSITION, LOWERING, SCHEDULER
 
@@ -50,7 +51,9 @@ class Listing:
     corpus: str | None
 
 
-def list_passes(device: torch.device, location: str | None, *, until: datetime | None = None) -> Listing:
+def list_passes(
+    device: torch.device, location: str | None, *, target: str | None = None, until: datetime | None = None
+) -> Listing:
     """The catalogue of the installed torch with the counts of a corpus.
 
     Rewrites that the corpus saw under this torch but torch does not register (a user's own passes) are added.
@@ -58,15 +61,17 @@ def list_passes(device: torch.device, location: str | None, *, until: datetime |
     Args:
         device: where the passes would run.
         location: path or URL of the corpus; None for the default one, without which the counts are left out.
+        target: list what is registered for this target, and what campaigns for it reached.
         until: what a case judged later was the first to reach counts as never reached.
 
     Raises:
         CorpusError: ``location`` was given, and there is no corpus.
     """
-    known = known_to(device)
+    known = known_for(device, target)
+    compiler = compiler_of({"torch": str(torch.__version__), "target": target})
     try:
         with Store.open(location, create=False) as store:
-            seen, corpus = store.coverage(str(torch.__version__), until=until), store.location
+            seen, corpus = store.coverage(compiler, until=until), store.location
     except CorpusError:
         if location is not None:
             raise

@@ -38,7 +38,7 @@ def store_secondary_findings(store: Store, sources: Sequence[str], conditions: C
     new = sorted((source for source in sources if not store.has_source(source_hash(source))), key=len)[:_MOST]
     if not new:
         return []
-    environment, findings = describe(resolve(conditions.device)), list[SecondaryFinding]()
+    environment, findings = describe(resolve(conditions.device), conditions.target), list[SecondaryFinding]()
     with tempfile.TemporaryDirectory(prefix="fuzzcompile-") as folder:
         paths = [Path(folder, f"other_{number}.py") for number in range(len(new))]
         for path, source in zip(paths, new, strict=True):

@@ -117,7 +117,7 @@ def triage_files(
     check_plants(conditions.plants)
     limits, question = conditions.limits, question or Question()
     check_against(question.against)
-    device = str(resolve(conditions.device))
+    where = _Where(str(resolve(conditions.device)), conditions.target)
     with (
         tempfile.TemporaryDirectory(prefix="fuzzcompile-") as folder,
         open_pool(conditions, workers, least_threads=LEAST_THREADS) as pool,
@@ -135,7 +135,15 @@ def triage_files(
         ]
         futures = [_submit(pool, task) for task in tasks]
         for task, future in zip(tasks, futures, strict=True):
-            yield _answer(pool, task, future, device).compared_with(baseline)
+            yield _answer(pool, task, future, where).compared_with(baseline)
+
+
+@dataclass(frozen=True)
+class _Where:
+    """The device that runs, and the target that the compiler is told, if any."""
+
+    device: str
+    target: str | None
 
 
 def _submit(pool: WorkerPool, task: JudgeTask) -> Future[Judged]:
@@ -151,7 +159,7 @@ def _is_case_file(path: Path) -> bool:
         return True  # it is refused before any of it runs
 
 
-def _answer(pool: WorkerPool, task: JudgeTask, future: Future[Judged], device: str, *, again: bool = False) -> Answer:
+def _answer(pool: WorkerPool, task: JudgeTask, future: Future[Judged], where: _Where, *, again: bool = False) -> Answer:
     path = Path(task.path)
     try:
         report = future.result().report
@@ -160,7 +168,7 @@ def _answer(pool: WorkerPool, task: JudgeTask, future: Future[Judged], device: s
     except WorkerStartFailed as error:
         raise unstartable(error) from error
     except WorkerFailed as error:
-        return _lost(pool, task, error, device, again=again)
+        return _lost(pool, task, error, where, again=again)
     except MemoryError as error:
         return _unjudged(
             path, f"memory ran out ({_one_line(error)}); give it more memory, or judge a part with --module"
@@ -173,7 +181,7 @@ def _answer(pool: WorkerPool, task: JudgeTask, future: Future[Judged], device: s
     return Answer(path, report, status=1 if report["is_bug"] else 0, seconds=seconds)
 
 
-def _lost(pool: WorkerPool, task: JudgeTask, error: WorkerFailed, device: str, *, again: bool) -> Answer:
+def _lost(pool: WorkerPool, task: JudgeTask, error: WorkerFailed, where: _Where, *, again: bool) -> Answer:
     """The answer after a worker was lost: the compiler is at fault only if eager had finished."""
     path, marker = Path(task.path), Path(task.marker or "")
     eager_done, report = left_behind(marker)
@@ -188,8 +196,8 @@ def _lost(pool: WorkerPool, task: JudgeTask, error: WorkerFailed, device: str, *
         return _unjudged(path, f"{_memory_used(error)} once it was compiled; {_MORE_MEMORY}")
     if not again:  # a crash or time-out must happen twice
         marker.unlink()
-        return _answer(pool, task, _submit(pool, task), device, again=True)
-    report = report_of(error, path.stem, torch.__version__, device)
+        return _answer(pool, task, _submit(pool, task), where, again=True)
+    report = report_of(error, path.stem, torch.__version__, where.device, where.target)
     return Answer(path, report, status=1, seconds=error.seconds if isinstance(error, WorkerTimeout) else 0.0)
 
 

@@ -15,6 +15,7 @@ from fuzzcompile.compiler import labels
 from fuzzcompile.compiler.hooks import initialise_patterns
 from fuzzcompile.compiler.pass_calls import PassCall, calls_of
 from fuzzcompile.compiler.plain import plain_passes
+from fuzzcompile.compiler.target.process import described
 from fuzzcompile.compiler.toggles import settings_of
 from fuzzcompile.facts import StageSource, facts
 from fuzzcompile.stage_names import DECOMPOSITION, FREEZING, LOWERING, PARTITION, STAGES
@@ -63,7 +64,7 @@ def known_to(device: torch.device) -> list[Known]:
     initialise_patterns(device)
     # The patterns of freezing are registered when something is frozen. Whatever keeps a torch from registering them
     # now, the other stages are listed all the same.
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception), described():
         importlib.import_module(f"{_PASSES}.freezing_patterns").lazy_init()
     rows: list[Known] = []
     conditions: dict[str, set[str]] = {}

@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from fuzzcompile.compiler.copies import GraphCopy, Row, State, resolve
+from fuzzcompile.compiler.target.interpreted.log import KernelLog
 from fuzzcompile.compiler.unseen import Unseen, UnseenLog
 
 if TYPE_CHECKING:
@@ -157,7 +158,7 @@ class Ledger:
     something else than a graph, so that no replay can judge them. ``graphs`` counts what dynamo captured, for
     whatever backend, and ``graph_breaks`` says why it stopped. ``lowered`` holds what is behind the graph passes, where
     that was watched. ``reached`` counts decompositions, lowerings and kernels of a recorded compile. ``unseen`` is what
-    could not be watched.
+    could not be watched. ``interpreted`` is what happened to the kernels of a target.
     """
 
     frames: list[Frame] = field(default_factory=list)
@@ -170,6 +171,7 @@ class Ledger:
     unseen: UnseenLog = field(default_factory=UnseenLog)
     lowered: list[Lowered] = field(default_factory=list)
     reached: Counter[Reached] = field(default_factory=Counter)
+    interpreted: KernelLog = field(default_factory=KernelLog)
 
     def missed(self, unseen: Unseen, error: BaseException | None = None) -> None:
         """Write down what was not watched."""

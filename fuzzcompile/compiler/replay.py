@@ -12,6 +12,8 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from fuzzcompile.compiler.ledger import Opaque, Snapshot, is_handler
+from fuzzcompile.compiler.target.placing import call_on_cpu, devices_on_cpu
+from fuzzcompile.compiler.target.process import assumed
 from fuzzcompile.execution.device import seed_everything
 from fuzzcompile.execution.float64 import Float64Mode
 from fuzzcompile.execution.noise import UlpNoise
@@ -212,6 +214,7 @@ class _Replayer(fx.Interpreter):
         super().__init__(root, graph=snapshot.graph)
         self._opaque = snapshot.opaque
         self._keep = keep
+        self._on_cpu = assumed() is not None
         self.values: Values = {}
 
     def run_node(self, n: fx.Node) -> object:
@@ -228,7 +231,15 @@ class _Replayer(fx.Interpreter):
             return _run_opaque(opaque, args, kwargs)
         if is_handler(target):
             raise NotReplayable(f"{target} is a lowering")
+        if self._on_cpu:
+            return call_on_cpu(target, args, kwargs)
         return super().call_function(target, args, kwargs)
+
+    def call_method(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+        if self._on_cpu:
+            args, kwargs = devices_on_cpu(args), devices_on_cpu(kwargs)
+            target = "cpu" if target == "cuda" else target
+        return super().call_method(target, args, kwargs)
 
 
 def _run_opaque(opaque: Opaque, args: tuple[object, ...], kwargs: dict[str, object]) -> object:

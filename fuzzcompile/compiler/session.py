@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +20,9 @@ from fuzzcompile.compiler.ledger import Ledger
 from fuzzcompile.compiler.patching import installed
 from fuzzcompile.compiler.recorder import Recorder
 from fuzzcompile.compiler.settings import setting
+from fuzzcompile.compiler.target import undecided
+from fuzzcompile.compiler.target.interpreted import Order
+from fuzzcompile.compiler.target.process import assumed, kernels_run, kernels_unfit
 from fuzzcompile.errors import CaseError
 from fuzzcompile.execution.observation import Failure
 from fuzzcompile.stage_names import DYNAMO
@@ -39,7 +43,9 @@ class Compilation:
     breaks the graph at the functions in ``disallowed``. ``timed`` asks for the run time of what was compiled.
     ``kernels`` keeps the IR of every graph and what its kernels write, ``control`` changes how graphs are lowered.
     The operators ``without_decompositions`` (``aten.gelu.default``) are not decomposed; those of ``kernel_metadata``
-    have results of the dtype, shape and strides that their kernels give, whatever fake tensors say.
+    have results of the dtype, shape and strides that their kernels give, whatever fake tensors say. For a target,
+    ``order`` says which program of an interpreted kernel runs first, and with ``templates`` a matrix template stands
+    where a device would time it against a library.
     """
 
     backend: str | None = None
@@ -56,6 +62,8 @@ class Compilation:
     control: Control = UNCHANGED
     without_decompositions: tuple[str, ...] = ()
     kernel_metadata: tuple[str, ...] = ()
+    order: Order = Order.FORWARD
+    templates: bool = False
 
     def with_vetoes(self, *names: str) -> Compilation:
         """The same compile with further rewrites refused."""
@@ -69,7 +77,8 @@ def compiling(settings: CompileSettings, how: Compilation) -> Iterator[Session]:
     Inductor's FX graph cache and AOTAutograd's cache are off: with them a second compile runs no passes at
     all, and a veto that never ran would look like a rewrite that is not needed.
     """
-    recorder = Recorder(vetoed=how.vetoes, only=how.only, snapshots=how.record, screen=how.screen)
+    screen = how.screen or kernels_unfit() is not None
+    recorder = Recorder(vetoed=how.vetoes, only=how.only, snapshots=how.record, screen=screen)
     recorder.capturing = how.record  # inputs are kept to replay snapshots on
     changes = {**settings.inductor, "fallback_random": how.fallback_random, **(how.config or {})}
     with (
@@ -80,11 +89,14 @@ def compiling(settings: CompileSettings, how: Compilation) -> Iterator[Session]:
         _kernels_watched(how, recorder),
         installed(recorder.ledger, patches.COVERAGE if how.record else ()),
         installed(recorder, patches.SPEED),
+        nullcontext() if screen else kernels_run(recorder.ledger.interpreted, order=how.order, templates=how.templates),
     ):
         before = breaks.Counted.now()
         try:
             yield Session(settings, how, recorder)
         finally:
+            for question in undecided.met():
+                recorder.ledger.interpreted.not_decided(question)
             recorder.ledger.graphs = breaks.graphs_since(before)
             recorder.ledger.graph_breaks = breaks.breaks_since(before)
 
@@ -130,11 +142,15 @@ def plainly(settings: CompileSettings) -> Iterator[Session]:
 
 @contextlib.contextmanager
 def _configured(settings: CompileSettings, inductor: Mapping[str, object]) -> Iterator[None]:
-    caches = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
+    always = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
+    traced = {"enable_autograd_cache": False}
+    if assumed() is not None:  # the backward is compiled while torch is told of the target, and nothing is recorded
+        always["triton.cudagraphs"] = False
+        traced["force_non_lazy_backward_lowering"] = True
     torch._dynamo.reset()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(patched("inductor", {**inductor, **caches}))
-        stack.enter_context(patched("functorch", {**settings.functorch, "enable_autograd_cache": False}))
+        stack.enter_context(patched("inductor", {**inductor, **always}))
+        stack.enter_context(patched("functorch", {**settings.functorch, **traced}))
         stack.enter_context(patched("dynamo", {**settings.dynamo, "suppress_errors": False}))
         stack.callback(torch._dynamo.reset)
         yield

@@ -15,6 +15,8 @@ from fuzzcompile.compiler.partitioning import partitioner_in_use
 from fuzzcompile.compiler.patching import Function, contained
 from fuzzcompile.compiler.recorder import Recorder, has_tangents
 from fuzzcompile.compiler.screening import screened
+from fuzzcompile.compiler.target.moving import moved_to_target
+from fuzzcompile.compiler.target.process import described
 from fuzzcompile.compiler.unseen import Unseen
 from fuzzcompile.stage_names import FREEZING, GRAPH_STAGES, JOINT_GRAPH, LOWERING, PARTITION, POST_GRAD, PRE_GRAD
 
@@ -33,9 +35,11 @@ def wrap_compile_fx(recorder: Recorder, original: Function) -> Function:
             inner = functools.partial(screened, opaque=recorder.opaque)
         recorder.frame = frame
         try:
-            compiled = original(
-                model, example_inputs, *args, inner_compile=_watched_inner(recorder, frame, inner), **kwargs
-            )
+            with described():
+                inputs = moved_to_target(model, example_inputs)
+                compiled = original(
+                    model, inputs, *args, inner_compile=_watched_inner(recorder, frame, inner), **kwargs
+                )
         except _restart_analysis():  # dynamo throws this attempt away and captures the graph anew
             recorder.ledger.frames.pop()
             raise
@@ -109,7 +113,8 @@ def _captured(recorder: Recorder, function: Function, calls: list[Call]) -> Func
         def run(attempt: Function) -> object:
             inputs = args[0] if len(args) == 1 and isinstance(args[0], list) else args
             recorder.capture(calls, inputs)
-            return attempt(*args)
+            with described():
+                return attempt(*args)
 
         return contained(recorder, _no_calls, run, function, *args)
 

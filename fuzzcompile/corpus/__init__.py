@@ -15,6 +15,7 @@ from fuzzcompile.corpus.records import (
     StoredCampaign,
     StoredCoverage,
     StreamRun,
+    compiler_of,
     public_id,
 )
 from fuzzcompile.corpus.severity import severity
@@ -38,6 +39,7 @@ __all__ = [
     "StreamRun",
     "UnknownFindingError",
     "campaign_seconds",
+    "compiler_of",
     "moment_at",
     "public_id",
     "severity",

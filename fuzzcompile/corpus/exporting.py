@@ -60,6 +60,7 @@ def _summary(finding: Finding, reproducer: Reproducer | None) -> dict[str, objec
         "first_seen": finding.first_seen.isoformat(),
         "last_seen": finding.last_seen.isoformat(),
         "torch_versions": list(finding.torch_versions),
+        "devices": list(finding.devices),
         "case_sha256": finding.source_sha256,
         "reproducer": reproducer and {name: getattr(reproducer, name) for name in _REPRODUCER_FIELDS},
         "report": finding.report,

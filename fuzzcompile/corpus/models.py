@@ -178,8 +178,9 @@ class ReproducerRow(Base):
 
 
 class CoverageRow(Base):
-    """How often a rewrite, operator or kernel was reached under one torch, and by which case first.
+    """How often a rewrite, operator or kernel was reached, and by which case first.
 
+    ``torch`` is the compiler, a target of its own included (`fuzzcompile.corpus.records.compiler_of`).
     ``outcome`` of a rewrite is ``fired`` or ``refused`` (by its check); that of a decomposition, a lowering or a kernel
     (``stage`` says which) is ``fired`` where it was used, or ``fallback`` where the operator was called instead.
     """

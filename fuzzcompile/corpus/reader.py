@@ -35,6 +35,7 @@ from fuzzcompile.corpus.records import (
     StoredCampaign,
     StoredCoverage,
     StreamRun,
+    compiler_of,
     public_id,
 )
 from fuzzcompile.corpus.severity import severity
@@ -91,7 +92,7 @@ class Reader:
             tuples = {name: tuple(getattr(row, name)) for name in ("idioms", "near_misses", "features")}
             return _of(CaseRecord, row, stream=None, index=None, **tuples)
 
-    def stream_runs(self, stream: str, torch_version: str) -> list[StreamRun]:
+    def stream_runs(self, stream: str, compiler: str) -> list[StreamRun]:
         """The judged cases of a stream in its order, each once, and what each was the first to reach."""
         query = (
             select(RunRow.stream_index, RunRow, CaseRow.features)
@@ -101,7 +102,7 @@ class Reader:
         )
         opening = select(func.min(RunRow.id)).where(RunRow.is_bug).group_by(RunRow.finding_id)
         with self._read() as session:
-            firsts, opened = _firsts(session, torch_version), set(session.scalars(opening))
+            firsts, opened = _firsts(session, compiler), set(session.scalars(opening))
             runs: dict[int, StreamRun] = {}
             for index, run, features in session.execute(query):
                 if index is None:  # for the type checker: the query leaves these out
@@ -110,7 +111,7 @@ class Reader:
                 runs[index] = StreamRun(index, tuple(features), run.screened, new, run.id in opened)
             return list(runs.values())
 
-    def seeds(self, torch_version: str, profile: Mapping[str, object], *, limit: int = 64) -> list[Seed]:
+    def seeds(self, compiler: str, profile: Mapping[str, object], *, limit: int = 64) -> list[Seed]:
         """Generated cases of that profile that were first to reach something; most first, then oldest first."""
         query = (
             select(CaseRow.id, CaseRow.sha256, CaseRow.choices, CaseRow.spec, RunRow.report)
@@ -119,7 +120,7 @@ class Reader:
             .order_by(CaseRow.id, RunRow.id)
         )
         with self._read() as session:
-            firsts = _firsts(session, torch_version)
+            firsts = _firsts(session, compiler)
             seeds: dict[int, Seed] = {}
             for key, sha256, choices, spec, report in session.execute(query.where(CaseRow.id.in_(firsts))):
                 if choices is not None and (spec or {}).get("profile") == profile:
@@ -127,16 +128,16 @@ class Reader:
                     seeds[key] = Seed(sha256, choices, firsts[key], step)
         return sorted(seeds.values(), key=lambda seed: -seed.firsts)[:limit]
 
-    def coverage(self, torch_version: str | None = None, *, until: datetime | None = None) -> list[StoredCoverage]:
-        """What was reached, under every torch or one: rewrites, decompositions, lowerings and kernels.
+    def coverage(self, compiler: str | None = None, *, until: datetime | None = None) -> list[StoredCoverage]:
+        """What was reached, by every compiler or one (`compiler_of`): rewrites, decompositions, lowerings and kernels.
 
         With ``until``, only what was first reached by a case that campaigns had judged by then; a case that was judged
         more than once counts from its last run. The counts stay those of the whole corpus.
         """
         identity = (CoverageRow.stage, CoverageRow.pass_name, CoverageRow.rewrite, CoverageRow.outcome)
         query = select(CoverageRow, CaseRow.sha256).join(CaseRow, CoverageRow.first_case_id == CaseRow.id)
-        if torch_version is not None:
-            query = query.where(CoverageRow.torch == torch_version)
+        if compiler is not None:
+            query = query.where(CoverageRow.torch == compiler)
         if until is not None:
             judged = select(RunRow.case_id).where(RunRow.campaign_id.is_not(None)).group_by(RunRow.case_id)
             query = query.where(CoverageRow.first_case_id.in_(judged.having(func.max(RunRow.created) <= until)))
@@ -145,14 +146,12 @@ class Reader:
             return [_of(StoredCoverage, row, first_case_sha256=sha256) for row, sha256 in rows]
 
     def counters(
-        self, stream: str | None = None, *, torch_version: str | None = None, until: datetime | None = None
+        self, stream: str | None = None, *, compiler: str | None = None, until: datetime | None = None
     ) -> Counters:
-        """Counts over all runs, or those of one stream, under one torch, or by campaigns until a moment."""
+        """Counts over all runs, or those of one stream, by one compiler, or by campaigns until a moment."""
         chosen = [] if stream is None else [RunRow.stream == stream]
-        if torch_version is not None:
-            chosen.append(
-                RunRow.environment_id.in_(select(EnvironmentRow.id).where(EnvironmentRow.torch == torch_version))
-            )
+        if compiler is not None:
+            chosen.append(RunRow.environment_id.in_(self._environments(compiler)))
         if until is not None:
             chosen += [RunRow.campaign_id.is_not(None), RunRow.created <= until]
         by_verdict = (
@@ -207,6 +206,12 @@ class Reader:
             )
             return _of(Reproducer, ranked[0]) if ranked else None
 
+    def _environments(self, compiler: str) -> list[int]:
+        """The environments of one compiler."""
+        with self._read() as session:
+            rows = session.execute(select(EnvironmentRow.id, EnvironmentRow.details))
+            return [key for key, details in rows if compiler_of(details) == compiler]
+
     def integrity(self) -> str:
         """``ok``, or what is wrong with the database."""
         return integrity(self._engine)
@@ -256,32 +261,46 @@ def _findings(session: Session, *conditions: ColumnElement[bool]) -> list[Findin
         .where(*conditions)
         .order_by(FindingRow.id)
     )
-    versions = _torch_versions(session)
+    seen = _environments_by_finding(session)
     return [
-        _of(Finding, row, torch_versions=tuple(versions[row.id]), report=report, source=source, source_sha256=sha256)
+        _of(
+            Finding,
+            row,
+            torch_versions=tuple(dict.fromkeys(str(details["torch"]) for details in seen[row.id])),
+            devices=tuple(dict.fromkeys(map(_compiled_for, seen[row.id]))),
+            report=report,
+            source=source,
+            source_sha256=sha256,
+        )
         for row, report, source, sha256 in session.execute(query)
     ]
 
 
-def _firsts(session: Session, torch: str) -> dict[int, int]:
-    """How much each case was the first to reach under a torch, by the case's id."""
+def _firsts(session: Session, compiler: str) -> dict[int, int]:
+    """How much each case was the first to reach with a compiler, by the case's id."""
     first = CoverageRow.first_case_id
-    return dict(session.execute(select(first, func.count()).where(CoverageRow.torch == torch).group_by(first)).all())
+    return dict(session.execute(select(first, func.count()).where(CoverageRow.torch == compiler).group_by(first)).all())
 
 
-def _torch_versions(session: Session) -> dict[int, list[str]]:
-    """The torch versions that hit each finding, in the order in which they did."""
-    versions: dict[int, list[str]] = defaultdict(list)
+def _environments_by_finding(session: Session) -> dict[int, list[dict[str, object]]]:
+    """The environments in which each finding was hit, in the order in which they did."""
+    by_finding: dict[int, list[dict[str, object]]] = defaultdict(list)
+    details = dict(session.execute(select(EnvironmentRow.id, EnvironmentRow.details)).all())
     rows = session.execute(
-        select(RunRow.finding_id, EnvironmentRow.torch)
-        .join(EnvironmentRow, RunRow.environment_id == EnvironmentRow.id)
-        .group_by(RunRow.finding_id, EnvironmentRow.torch)
+        select(RunRow.finding_id, RunRow.environment_id)
+        .where(RunRow.finding_id.is_not(None))
+        .group_by(RunRow.finding_id, RunRow.environment_id)
         .order_by(func.min(RunRow.id))
     )
-    for key, torch in rows:
-        if key is not None:
-            versions[key].append(torch)
-    return versions
+    for key, environment in rows:
+        if key is not None:  # for the type checker: the query leaves these out
+            by_finding[key].append(details[environment])
+    return by_finding
+
+
+def _compiled_for(environment: Mapping[str, object]) -> str:
+    """The target that the compiler was told, or the type of the device that ran."""
+    return str(environment.get("target") or str(environment.get("device") or "unknown").partition(":")[0])
 
 
 def _count_distinct(

@@ -23,7 +23,7 @@ from fuzzcompile.corpus.models import (
     ReproducerRow,
     RunRow,
 )
-from fuzzcompile.corpus.records import CaseRecord, Coverage, Recorded, Reproducer
+from fuzzcompile.corpus.records import CaseRecord, Coverage, Recorded, Reproducer, compiler_of
 from fuzzcompile.corpus.severity import severity
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def put_run(
     session.add(run)
     session.flush()
     is_new = run.is_bug and _count_finding(session, run, report, case_row.source)
-    _count_coverage(session, str(environment["torch"]), case_row.id, coverage)
+    _count_coverage(session, compiler_of(environment), case_row.id, coverage)
     return Recorded(case_row.id, run.id, run.finding_id, is_new)
 
 
@@ -196,18 +196,18 @@ def _rank_of_best(session: Session, finding: FindingRow) -> Rank:
     return _rank(cast("ReportJson", report), source)
 
 
-def _count_coverage(session: Session, torch: str, case_id: int, coverage: Sequence[Coverage]) -> None:
+def _count_coverage(session: Session, compiler: str, case_id: int, coverage: Sequence[Coverage]) -> None:
     if not coverage:
         return
     wanted = CoverageRow.rewrite.in_({item.rewrite for item in coverage})
-    rows = session.scalars(select(CoverageRow).where(CoverageRow.torch == torch, wanted))
+    rows = session.scalars(select(CoverageRow).where(CoverageRow.torch == compiler, wanted))
     known = {(row.stage, row.pass_name, row.rewrite, row.outcome): row for row in rows}
     for item in coverage:
         identity = (item.stage, item.pass_name, item.rewrite, str(item.outcome))
         row = known.get(identity)
         if row is None:
             named = dict(zip(("stage", "pass_name", "rewrite", "outcome"), identity, strict=True))
-            row = known[identity] = CoverageRow(**named, torch=torch, count=0, first_case_id=case_id)
+            row = known[identity] = CoverageRow(**named, torch=compiler, count=0, first_case_id=case_id)
             session.add(row)
         row.count += item.count
     session.flush()

@@ -18,6 +18,15 @@ Ended = Literal["budget", "interrupted", "max-findings", "exhausted", "failed"]
 Outcome = Literal["fired", "refused", "fallback"]
 
 
+def compiler_of(environment: Mapping[str, object]) -> str:
+    """The compiler that reached something: the version of torch, and the target that it was told, if any.
+
+    ``2.13.0+cpu``, or ``2.13.0+cpu for cuda:sm_90``.
+    """
+    target = environment.get("target")
+    return str(environment["torch"]) + (f" for {target}" if target else "")
+
+
 def public_id(finding_id: int) -> str:
     """The short name of a finding: F1, F2 and so on."""
     return f"F{finding_id}"
@@ -84,7 +93,10 @@ class Coverage:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredCoverage(Coverage):
-    """How often a rewrite, operator or kernel was reached under one torch, and the case that reached it first."""
+    """How often a rewrite, operator or kernel was reached, and the case that reached it first.
+
+    ``torch`` is the compiler (`compiler_of`).
+    """
 
     torch: str
     first_case_id: int
@@ -138,7 +150,10 @@ class Reproducer:
 
 @dataclass(frozen=True)
 class Finding:
-    """One root cause. ``report`` and ``source`` are those of its best run; all runs count as hits."""
+    """One root cause. ``report`` and ``source`` are those of its best run; all runs count as hits.
+
+    ``devices`` are the kinds of device for which programs that hit it were compiled: ``cpu``, ``cuda`` or a target.
+    """
 
     id: int
     signature: str
@@ -151,6 +166,7 @@ class Finding:
     first_seen: datetime
     last_seen: datetime
     torch_versions: tuple[str, ...]
+    devices: tuple[str, ...]
     report: ReportJson
     source: str
     source_sha256: str

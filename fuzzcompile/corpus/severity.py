@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from fuzzcompile.contract import ReportJson
+from fuzzcompile.contract import ReportJson, told
 
 # Worst first: silently wrong values, then values that are visibly broken, then errors, then the rest.
 _WORST_FIRST = (
@@ -25,6 +22,11 @@ _WORST_FIRST = (
 
 
 def severity(report: ReportJson | None) -> int:
-    """Rank of a report's verdict: higher is worse, 0 for none and for verdicts that are no bug."""
+    """Rank of a report's verdict: higher is worse, 0 for none and for verdicts that are no bug.
+
+    Of two reports with one verdict, that from a device that ran ranks above that from one that was only told.
+    """
     verdict = (report or {}).get("verdict")
-    return len(_WORST_FIRST) - _WORST_FIRST.index(verdict) if verdict in _WORST_FIRST else 0
+    if report is None or verdict not in _WORST_FIRST:
+        return 0
+    return 2 * (len(_WORST_FIRST) - _WORST_FIRST.index(verdict)) - (told(report) is not None)

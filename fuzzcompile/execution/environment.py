@@ -34,9 +34,13 @@ _SDPA_BACKENDS = {
 }
 
 
-def describe(device: torch.device) -> dict[str, JSON]:
-    """Describe the environment of results on ``device``. Never raises: unknown entries are None."""
-    return copy.deepcopy(_describe(str(device)))
+def describe(device: torch.device, target: str | None = None) -> dict[str, JSON]:
+    """Describe the environment of results on ``device``. Never raises: unknown entries are None.
+
+    ``target`` names the device that the compiler was told, if that is another one.
+    """
+    told: dict[str, JSON] = {} if target is None else {"target": target}
+    return copy.deepcopy(_describe(str(device))) | told
 
 
 @functools.cache

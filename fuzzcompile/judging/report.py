@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fuzzcompile.attribution.culprit import Attribution, Culprit
+from fuzzcompile.contract import TargetJson
 from fuzzcompile.execution.observation import Failure
 from fuzzcompile.judging.asked import Asked
 from fuzzcompile.oracle.comparison import Comparison
@@ -54,7 +55,8 @@ class Report:
     not tried). ``graphs`` counts what dynamo captured and ``graph_breaks`` says why it stopped. ``randomness`` says
     how a program that draws random numbers was judged (None: it draws none), ``warnings`` which warnings only one of
     the two runs gave, ``notes`` what else a reader should know. A ``screened`` case was compiled without generated
-    code. ``asked`` tells what became of rewrites that the user named.
+    code. ``asked`` tells what became of rewrites that the user named. ``target`` is the device that the compiler was
+    told, and how each stage was looked at for it (None: it compiled for the device that ran).
     """
 
     case: str
@@ -80,6 +82,7 @@ class Report:
     notes: tuple[str, ...] = ()
     screened: bool = False
     asked: tuple[Asked, ...] = ()
+    target: TargetJson | None = None
 
     @property
     def is_bug(self) -> bool:
@@ -123,6 +126,7 @@ class Report:
                 "signature": self.signature,
                 "rewrites": self._rewrites(),
                 "suspects": [asdict(asked) for asked in self.asked],
+                "target": self.target,
                 "cost": {**asdict(self.cost), "seconds": round(self.cost.seconds, 3)},
             }
         )

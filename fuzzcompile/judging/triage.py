@@ -24,6 +24,7 @@ from fuzzcompile.execution.observation import Observation
 from fuzzcompile.facts import facts
 from fuzzcompile.judging.asked import ask
 from fuzzcompile.judging.attribute import Attributor, first_rewrite
+from fuzzcompile.judging.claims import claimed, otherwise, target_notes
 from fuzzcompile.judging.decision import Decision, confirmed, decide, randomness, survival
 from fuzzcompile.judging.refusals import refuse_lasting_state, refuse_unfit, refuse_unsupported
 from fuzzcompile.judging.report import Cost, CoverageCount, Report
@@ -92,7 +93,7 @@ def triage(
     trial = experiments.trial()
     refuse_unsupported(case, trial)
     refuse_unfit(case, trial)
-    answer = _decided(experiments, trial, ReplayCount(), started)
+    answer = _decided_both_ways(_decided(experiments, trial, ReplayCount(), started), deadline)
     on_verdict(answer.report())
     if thorough and not _late(deadline):
         answer = _looked_at_again(answer, deadline)
@@ -119,12 +120,16 @@ def _screened(looking: Experiments, known: Collection[tuple[str, str]], started:
         refuse_unfit(looking.case, trial)
     count = ReplayCount()
     steps = steps_of(trial.ledger, count)
-    decision = decide(looking, trial, steps)
+    decision = claimed(looking, decide(looking, trial, steps))
     hit = _known_culprit(Divergence(looking, trial, steps, count), decision.verdict, known)
     if decision.verdict.is_bug and hit is None:
         return None
     detail = "; ".join(part for part in (decision.detail, "screened: every rewrite, no generated code") if part)
     answer = _Answer(looking, trial, steps, replace(decision, detail=detail), count, started)
+    if hit is None:
+        answer = _decided_both_ways(answer, None)
+        if answer.decision.verdict.is_bug:
+            return None
     attribution = Attribution(hit, changed_bits=_changed_bits(steps))
     return replace(answer.report(attribution), screened=True)
 
@@ -153,6 +158,7 @@ class _Answer:
     started: float
     own_stream: Trial | None = None
     survives: bool | None = None
+    both_ways: tuple[str, ...] = ()
 
     def report(self, attribution: Attribution | None = None) -> Report:
         """The report as it stands; without an attribution, one that names no culprit."""
@@ -185,18 +191,33 @@ class _Answer:
 
 def _decided(experiments: Experiments, trial: Trial, count: ReplayCount, started: float) -> _Answer:
     steps = steps_of(trial.ledger, count)
-    decision = decide(experiments, trial, steps)
+    decision = claimed(experiments, decide(experiments, trial, steps))
     if decision.verdict.is_bug:
         decision = confirmed(experiments, trial, decision)
     survives = survival(experiments, trial, decision, ask=False)
     return _Answer(experiments, trial, steps, decision, count, started, survives=survives)
 
 
+def _decided_both_ways(answer: _Answer, deadline: float | None) -> _Answer:
+    """The answer, or that on a way of compiling which a target's device might take, if only that is a bug."""
+    tried: tuple[str, ...] = ()
+    for question, how in otherwise(answer.experiments, answer.trial):
+        if answer.decision.verdict.is_bug or _late(deadline):
+            break
+        under = answer.experiments.under(how)
+        second = _decided(under, under.trial(), answer.count, answer.started)
+        tried = (*tried, question)
+        if second.decision.verdict.is_bug:
+            detail = "; ".join(part for part in (second.decision.detail, f"{question}: the other way") if part)
+            answer = replace(second, decision=replace(second.decision, detail=detail))
+    return replace(answer, both_ways=tried)
+
+
 def _looked_at_again(answer: _Answer, deadline: float | None) -> _Answer:
     """The answer with further evidence: the compiler's own random stream, and the program compiled in float64."""
     experiments, trial = answer.experiments, answer.trial
     benign = not answer.decision.verdict.is_bug and trial.observation.failure is None
-    if benign and experiments.runs.depends_on_seeds:
+    if benign and experiments.runs.draws:
         # Other rewrites fire where the compiler need not follow eager's random numbers.
         unaligned = experiments.under(replace(experiments.how, fallback_random=False))
         second = _decided(unaligned, unaligned.trial(), answer.count, answer.started)
@@ -231,7 +252,8 @@ def _report(answer: _Answer, attribution: Attribution) -> Report:
         cost=Cost(experiments.compiles, answer.count.replays, seconds, experiments.screens),
         survives_float64=answer.survives,
         randomness=randomness(experiments, trial, own_stream=answer.own_stream),
-        notes=(*experiments.case.notes, *_version_note(), *shown(unseen)),
+        notes=(*experiments.case.notes, *_version_note(), *shown(unseen), *trial.ledger.interpreted.notes),
+        target=target_notes(experiments, trial, answer.both_ways),
     )
 
 

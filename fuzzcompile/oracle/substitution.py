@@ -24,6 +24,18 @@ def _in_form(form: Value, value: Value) -> Value:
     return replace(form, value=value.value)
 
 
+def laid_out_as(eager: Observation, compiled: Observation) -> Observation:
+    """The compiled run with eager's strides, so that nothing but the rest can differ."""
+    own = eager.named()
+    return replace(
+        compiled,
+        values=tuple(
+            replace(value, stride=own[value.name].stride) if _alike(value, own.get(value.name)) else value
+            for value in compiled.values
+        ),
+    )
+
+
 def with_values_of(eager: Observation, compiled: Observation, names: Sequence[str]) -> Observation:
     """The compiled run with eager's values under these names, so that the rest can be judged value by value."""
     own = eager.named()

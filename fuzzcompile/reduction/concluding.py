@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fuzzcompile.contract import ReportJson
+from fuzzcompile.contract import ReportJson, told
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.reduction.program import Program
 from fuzzcompile.reduction.reducers.neighbours import passing_neighbour
-from fuzzcompile.reduction.reproducer import build_reproducer, confirm_reproducer
+from fuzzcompile.reduction.reproducer import (
+    Confirmation,
+    build_reproducer,
+    confirm_for_target,
+    confirm_reproducer,
+)
 from fuzzcompile.reduction.search import Budget, OutOfBudget, Prober, Tally
 from fuzzcompile.reduction.writing import written
 
@@ -52,18 +57,24 @@ def find_neighbour(program: Program, prober: Prober, tally: Tally, budget: Budge
 def show(source: str, report: ReportJson, neighbour: str | None) -> Shown:
     """Build the reproducer and run it in a clean process, several times if the first run does not show the bug.
 
+    That of a target's finding is judged there for the target instead.
+
     An interrupt ends the runs; the reproducer is returned unconfirmed.
 
     Raises:
         CaseError, UsageError: no reproducer can be built.
     """
     reproducer = build_reproducer(source, report, neighbour=neighbour)
+
+    def run() -> Confirmation:
+        return confirm_reproducer(reproducer) if told(report) is None else confirm_for_target(reproducer, report)
+
     try:
-        confirmation = confirm_reproducer(reproducer)
+        confirmation = run()
         first = Shown(reproducer, confirmation.confirmed, confirmation.output)
         if confirmation.confirmed:
             return first
-        again = [confirm_reproducer(reproducer) for _ in range(_FURTHER_RUNS)]
+        again = [run() for _ in range(_FURTHER_RUNS)]
     except KeyboardInterrupt:
         return Shown(reproducer, False, "the confirmation was interrupted")
     shown = [confirmation for confirmation in again if confirmation.confirmed]

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 import torch
 
-from fuzzcompile.contract import ReportJson
+import fuzzcompile
+from fuzzcompile.contract import ReportJson, told
 from fuzzcompile.errors import CaseError, UsageError
 from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.reduction.jobs import same_bug
 from fuzzcompile.reduction.scripts import choice, sharing
 from fuzzcompile.reduction.scripts.comparing import Script
 from fuzzcompile.reduction.scripts.driving import Driving
@@ -47,7 +51,7 @@ _PHRASES = {
 
 @dataclass(frozen=True)
 class Confirmation:
-    """A reproducer run alone: ``confirmed`` if it ended with status 1 and its own verdict line."""
+    """A reproducer run alone: ``confirmed`` if it showed the bug there."""
 
     exit_status: int
     output: str
@@ -58,7 +62,8 @@ def build_reproducer(source: str, report: ReportJson, *, neighbour: str | None =
     """The case as one script that needs torch only and exits with 1 on the bug, with 0 once it is fixed.
 
     It stays a valid case. Its docstring and ``__main__`` part are replaced, so a reproducer of a reproducer is the same
-    text. The case runs eagerly in this process, which decides how short the script can be.
+    text. The case runs eagerly in this process, which decides how short the script can be. A script for a GPU, or for a
+    target, which is a GPU too, exits with 3 where there is none.
 
     Args:
         source: the text of the case.
@@ -75,9 +80,10 @@ def build_reproducer(source: str, report: ReportJson, *, neighbour: str | None =
         kept = case_part(source)
     except SyntaxError as error:
         raise CaseError(f"The source is no case: it is not valid Python ({error}).") from error
-    device = str(report.get("device") or "cpu")
+    target = told(report)
+    device = str(report.get("device") or "cpu") if target is None else "cuda"
     seen = probe(kept, _available(device))
-    drive = Driving(seen, kept, device, with_backward=seen.case.backward)
+    drive = Driving(seen, kept, device, with_backward=seen.case.backward, told=target is not None)
     script = choice.choose(drive, report, _remark(kept, neighbour))
     return f'"""{_summary(report, script)}"""\n{kept}\n{_main_part(script)}'
 
@@ -88,27 +94,48 @@ def confirm_reproducer(source: str, *, timeout: float = 180) -> Confirmation:
     It must print its own verdict line, because a traceback ends Python with status 1 too. A bug planted into this
     process is not confirmed: the other process does not have it.
     """
-    with tempfile.TemporaryDirectory(prefix="fuzzcompile-") as folder:
-        Path(folder, "repro.py").write_text(source, encoding="utf-8")
-        # A file, not a pipe: the compiler's own workers may outlive the script and hold a pipe open.
-        with Path(folder, "output.txt").open("w+b") as out:
-            status = _run_alone(folder, out, timeout)
-            out.seek(0)
-            output = out.read().decode(errors="replace")
-    if status is None:
-        return Confirmation(-1, f"{output}still running after {timeout:g} s\n", False)
+    status, output = _alone(source, (), {}, timeout)
     said = any(line.startswith(_BUG) for line in output.splitlines())
     return Confirmation(status, output, status == 1 and said)
 
 
-def _run_alone(folder: str, out: IO[bytes], timeout: float) -> int | None:
-    """Exit status of ``repro.py`` in ``folder``; None if it was ended after ``timeout`` seconds."""
+def confirm_for_target(source: str, report: ReportJson, *, timeout: float = 240) -> Confirmation:
+    """Judge a reproducer for the target of ``report`` in a clean process: by itself it needs a GPU.
+
+    It must show the bug of ``report``. As for `confirm_reproducer`, a planted bug is not confirmed.
+    """
+    command = ("-m", "fuzzcompile", "triage", "--json", "--target", told(report) or "")
+    package = {"PYTHONPATH": str(Path(fuzzcompile.__file__).parents[1])}
+    status, output = _alone(source, command, package, timeout)
+    try:
+        reached = json.loads(next((line for line in output.splitlines() if line.startswith("{")), "{}"))
+    except json.JSONDecodeError:
+        reached = {}
+    name = reached.get("signature") or reached.get("verdict") or output
+    return Confirmation(status, f"triage for {told(report)} says {name}\n", status == 1 and same_bug(report, reached))
+
+
+def _alone(source: str, command: Sequence[str], environment: Mapping[str, str], timeout: float) -> tuple[int, str]:
+    """Exit status and output of ``python COMMAND repro.py``; the status is -1 if it was ended after ``timeout``."""
+    with tempfile.TemporaryDirectory(prefix="fuzzcompile-") as folder:
+        Path(folder, "repro.py").write_text(source, encoding="utf-8")
+        # A file, not a pipe: the compiler's own workers may outlive the script and hold a pipe open.
+        with Path(folder, "output.txt").open("w+b") as out:
+            status = _run_alone([sys.executable, *command, "repro.py"], folder, environment, out, timeout)
+            out.seek(0)
+            output = out.read().decode(errors="replace")
+    return (-1, f"{output}still running after {timeout:g} s\n") if status is None else (status, output)
+
+
+def _run_alone(
+    command: Sequence[str], folder: str, environment: Mapping[str, str], out: IO[bytes], timeout: float
+) -> int | None:
+    """Exit status of a command in ``folder``; None if it was ended after ``timeout`` seconds."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
-    command = [sys.executable, "repro.py"]
     process = subprocess.Popen(
         command,
         cwd=folder,
-        env=kept,
+        env={**kept, **environment},
         stdin=subprocess.DEVNULL,
         stdout=out,
         stderr=subprocess.STDOUT,
@@ -146,8 +173,10 @@ def _remark(source: str, neighbour: str | None) -> str:
 def _summary(report: ReportJson, script: Script) -> str:
     """One line: the symptom, the culprit, the version of torch."""
     verdict, where = report.get("verdict"), f"torch {report.get('torch') or torch.__version__}"
-    device = str(report.get("device") or "cpu")
-    if device != "cpu":
+    device, target = str(report.get("device") or "cpu"), told(report)
+    if target is not None:
+        where += f" told of {target}, on no GPU"
+    elif device != "cpu":
         where += f" on {device.split(':')[0]}"
     phrase = next((text for name, text in _PHRASES.items() if name == verdict), None)
     if script.form == "memory":

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fuzzcompile.contract import CulpritJson, OutputJson, ReportJson
+from fuzzcompile.contract import CulpritJson, OutputJson, ReportJson, told
 from fuzzcompile.oracle.verdicts import Verdict
 
 # What the judge says of an output that is correct.
@@ -60,6 +60,22 @@ class IssueFacts:
     def torch(self) -> str | None:
         """The version of torch in which it was seen."""
         return self.report.get("torch") or _text(self.environment.get("torch"))
+
+    @property
+    def target(self) -> str | None:
+        """The device that the compiler was told; None where it compiled for the one that ran."""
+        return told(self.report)
+
+    @property
+    def seen_on_device(self) -> bool:
+        """Whether a device of the kind for which the case was compiled showed the bug."""
+        target = self.report.get("target")
+        return target is None or target["confirmed_on_device"]
+
+    @property
+    def where(self) -> dict[str, str | None]:
+        """The torch, the device that ran and the one that the compiler was told, by their names in an environment."""
+        return {"torch": self.torch, "device": self.device, "target": self.target}
 
     @property
     def culprit(self) -> CulpritJson | None:

@@ -15,6 +15,7 @@ from fuzzcompile.templating import environment
 
 _MAX_ROWS = 12
 _MAX_DIFF = 40
+_MAX_KERNEL = 120
 _METADATA = ("dtype", "shape", "stride", "alias", "missing", "integer")
 _ERRORS = ("max_abs_error_eager", "max_abs_error_compiled", "error_ratio", "noise_floor")
 
@@ -38,9 +39,10 @@ def draft_issue(facts: IssueFacts) -> str:
         changed_bits=list(dict.fromkeys(_named(rewrite) for rewrite in facts.report.get("changed_bits") or ())),
         ablations=list(_ablations(facts)),
         diff=[scrub(line) for line in diff_of(facts.culprit)[:_MAX_DIFF]],
+        kernel=_kernel(facts),
         workaround=workaround_with_cost(facts.report),
         log=scrub(facts.output.strip()) if facts.output else "",
-        versions=versions({**facts.environment, "torch": facts.torch, "device": facts.device}),
+        versions=versions({**facts.environment, **facts.where}),
         rules=rules(facts) if facts.is_bug else [],
         fit=facts.is_bug and fit_to_file(facts),
     )
@@ -93,6 +95,14 @@ def _attribution(facts: IssueFacts) -> Iterator[tuple[str, str]]:
     together = f", with {siblings}, which takes its place when it is vetoed" if siblings else ""
     yield "Necessary (gone without it)", as_run(culprit.get("necessary")) + together
     yield "Sufficient (stays with it alone)", as_run(culprit.get("sufficient"))
+
+
+def _kernel(facts: IssueFacts) -> list[str]:
+    """The generated kernel at fault, for a target: nobody can look at it on the device."""
+    if facts.target is None or facts.culprit is None:
+        return []
+    source = facts.culprit.get("details", {}).get("kernel_source")
+    return [scrub(line) for line in str(source or "").strip().splitlines()[:_MAX_KERNEL]]
 
 
 def as_run(answer: bool | None) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
 from fuzzcompile.contract import ReportJson
+from fuzzcompile.reporting.told import stages_looked_at
 from fuzzcompile.reporting.verdict import advice, describe_culprit, meaning
 
 # Characters that XML 1.0 cannot hold at all; an error's message may contain them.
@@ -50,7 +51,7 @@ def _case(entry: Entry) -> TestCase:
         return case
     if entry.known:
         case.result = [_result(Skipped, f"known: {report['signature']}")]
-    case.system_out = _clean(line)
+    case.system_out = _clean("\n".join([line, *stages_looked_at(report)]))
     return case
 
 
@@ -72,6 +73,7 @@ def _failure(path: Path, report: ReportJson) -> str:
         str(report.get("detail") or ""),
         f"culprit: {describe_culprit(culprit) if culprit else 'not attributed'}",
         f"signature: {report['signature']}",
+        *stages_looked_at(report),
         f"what to do: {advice(report, str(path))}",
     ]
     return "\n".join(filter(None, lines))

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from fuzzcompile import __version__
 from fuzzcompile.contract import ReportJson
 from fuzzcompile.reporting import proof
+from fuzzcompile.reporting.circumstances import circumstances
 from fuzzcompile.reporting.facts import IssueFacts
 from fuzzcompile.reporting.issue import as_run, error_rows
-from fuzzcompile.reporting.verdict import advice, circumstances, meaning
+from fuzzcompile.reporting.verdict import advice, meaning
 from fuzzcompile.reporting.versions import versions
 from fuzzcompile.templating import environment as templates
 
@@ -44,7 +45,7 @@ def page_of(report: ReportJson, environment: Mapping[str, object], *, name: str)
             advice=advice(report, name),
             outputs=rows,
             left_out=left_out,
-            circumstances=list(circumstances(report["evidence"])),
+            circumstances=list(circumstances(report)),
             bars=bars[:_BARS],
             bars_left_out=max(0, len(bars) - _BARS),
             width=_percent,
@@ -60,7 +61,7 @@ def page_of(report: ReportJson, environment: Mapping[str, object], *, name: str)
             diff_of=proof.diff_of,
             tried=proof.tried(report),
             workaround=proof.workaround_with_cost(report),
-            versions=versions({**environment, "torch": facts.torch, "device": facts.device, "threads": threads}),
+            versions=versions({**environment, **facts.where, "threads": threads}),
             fuzzcompile=__version__,
         )
     )

@@ -91,6 +91,9 @@ def _always(facts: IssueFacts) -> Iterator[Rule]:
     yield Rule("Equal random state", seeded, "the reproducer seeds itself" if seeded else "not shown")
     stated = bool(facts.torch and facts.device)
     yield Rule("Device and version stated", stated, "above" if stated else "not recorded")
+    if facts.target is not None:
+        note = "the reproducer showed it there" if facts.seen_on_device else "run the reproducer on a GPU first"
+        yield Rule(f"Seen on a {facts.target} device", facts.seen_on_device, note)
     tried = len(facts.report.get("ablations") or ())
     yield Rule("Ablation", bool(tried), f"{tried} settings tried" if tried else "none was run")
     yield Rule("Minimal reproducer", bool(facts.reproducer and facts.confirmed), _reproducer(facts))
@@ -100,5 +103,6 @@ def _always(facts: IssueFacts) -> Iterator[Rule]:
 def _reproducer(facts: IssueFacts) -> str:
     if not facts.reproducer:
         return "there is none yet"
-    run = "run alone: exit status 1" if facts.confirmed else "not confirmed in a clean process"
+    shown = "run alone: exit status 1" if facts.target is None else f"judged alone for {facts.target}: the bug"
+    run = shown if facts.confirmed else "not confirmed in a clean process"
     return f"{len(facts.reproducer.splitlines())} lines, {run}"

@@ -7,9 +7,11 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from fuzzcompile.contract import CulpritJson, EvidenceJson, OutputJson, ReportJson
+from fuzzcompile.contract import CulpritJson, OutputJson, ReportJson, told
+from fuzzcompile.reporting.circumstances import circumstances, several
 from fuzzcompile.reporting.proof import figure, workaround_of, workaround_with_cost
 from fuzzcompile.reporting.proof_text import ablation_table, proof_lines
+from fuzzcompile.reporting.told import advice_for, meaning_for
 
 _MEANING = {
     "equal": "compiled equals eager bit for bit",
@@ -46,11 +48,9 @@ _RUN_AGAIN = {
 _WIDTH = 120  # where standard output is no terminal
 _ROWS = 12  # outputs shown
 _PLACES = 3  # outputs whose values are shown
-_NAMES = 6  # rewrites, warnings and notes shown
 # What differs is not a value: the table has no numbers for these.
 _NO_VALUES = ("dtype", "shape", "stride", "missing", "alias")
 _AS_FAR = 1.05  # ratio of errors below which compiled counts as no farther than eager
-_BREAK = 200  # characters shown of a graph break's reason
 
 
 def report_console() -> Console:
@@ -76,8 +76,9 @@ def print_report(
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     kind = ("BUG, known" if known else "BUG") if report["is_bug"] else "no bug"
+    where = report["device"] if told(report) is None else f"told {told(report)}, run on the CPU"
     say(f"{report['case']}: {report['verdict']} ({kind}, confidence {report['confidence']}): "
-        f"{meaning(report)} [torch {report['torch']}, {report['device']}]")  # fmt: skip
+        f"{meaning(report)} [torch {report['torch']}, {where}]")  # fmt: skip
     if report.get("detail"):
         say(f"  {report['detail']}")
     outputs = report["evidence"]["outputs"]
@@ -88,7 +89,7 @@ def print_report(
             say(f"  and {len(differing) - _ROWS} more outputs that differ (--json has all)")
         if len(differing) < len(outputs):
             say(f"  the same bits: {len(outputs) - len(differing)} of {len(outputs)} outputs")
-    for line in (*_places(differing), *circumstances(report["evidence"]), *_attribution(report, proof=proof)):
+    for line in (*_places(differing), *circumstances(report), *_attribution(report, proof=proof)):
         say(f"  {line}")
     if proof and report["ablations"]:
         console.print(ablation_table(report))
@@ -100,6 +101,8 @@ def print_report(
 def meaning(report: ReportJson) -> str:
     """What the report's verdict means, in a few words."""
     text = _MEANING.get(report["verdict"], "")
+    if told(report) is not None:
+        text = meaning_for(report, text)
     against = report.get("evidence", {}).get("against") or "eager"
     return text if against == "eager" else f"{text} (compared with {against})"
 
@@ -107,12 +110,16 @@ def meaning(report: ReportJson) -> str:
 def advice(report: ReportJson, name: str) -> str:
     """What to do about the report; ``name`` is what to type for the case."""
     verdict = report["verdict"]
+    if not report["is_bug"] and told(report) is not None and verdict in ("equal", "rounding"):
+        return "nothing: of what was looked at, nothing is wrong"
     if not report["is_bug"]:
         return _about_rounding(report) if verdict == "rounding" else _ADVICE.get(verdict, "nothing")
     culprit = report.get("culprit") or {}
     source = culprit.get("source")
     if source and not source.startswith("torch/"):
         return f"fix {culprit['rewrite']} ({source}:{culprit['line']}): it is not part of PyTorch"
+    if told(report) is not None:
+        return advice_for(report, name)
     workaround = workaround_of(report)
     until = f"; until it is fixed, use {workaround}" if workaround else ""
     again = _RUN_AGAIN.get(verdict, "")
@@ -244,27 +251,6 @@ def _values(output: OutputJson) -> Iterator[str]:
             yield f"{run} {at.get('non_finite') or 'non-finite' if value is None else text}"
 
 
-def circumstances(evidence: EvidenceJson) -> Iterator[str]:
-    """Other facts that bear on the verdict, if any."""
-    graphs, breaks = evidence.get("graphs") or 0, evidence.get("graph_breaks") or ()
-    if graphs > 1 or breaks:
-        shown = [text if len(text) <= _BREAK else text[: _BREAK - 4] + " ..." for text in breaks]
-        yield f"graphs: {graphs}" + (f"; broken by {_several(shown, '; ')}" if breaks else "")
-    if not evidence.get("eager_deterministic", True):
-        yield "eager is not deterministic: it differs from run to run"
-    if evidence.get("randomness"):
-        yield f"random numbers: {evidence['randomness']}"
-    survives = evidence.get("survives_float64")
-    if survives is not None:
-        yield "compiled in float64 the difference is " + (
-            "still there: precision does not explain it" if survives else "gone"
-        )
-    if evidence.get("warnings"):
-        yield f"warnings of one run alone: {_several(evidence['warnings'], '; ')}"
-    for note in (evidence.get("notes") or ())[:_NAMES]:
-        yield f"note: {note}"
-
-
 def _attribution(report: ReportJson, *, proof: bool) -> Iterator[str]:
     """The culprit; for rounding, the rewrites that changed any bit."""
     culprit = report.get("culprit")
@@ -277,17 +263,10 @@ def _attribution(report: ReportJson, *, proof: bool) -> Iterator[str]:
         yield "culprit: not attributed"
     elif report["changed_bits"]:
         names = list(dict.fromkeys(f"{rewrite['rewrite']} ({rewrite['stage']})" for rewrite in report["changed_bits"]))
-        yield f"rewrites that changed any bit: {_several(names, ', ')}"
+        yield f"rewrites that changed any bit: {several(names, ', ')}"
     elif report["verdict"] == "rounding":
         yield "no rewrite of a graph changed a bit: generated code rounds differently from eager kernels"
     fired = [f"{rule['rewrite']} ({rule['stage']})" for rule in report.get("rewrites") or () if rule["fired"]]
     if proof and fired:
         yield f"rewrites that ran: {', '.join(dict.fromkeys(fired))}"
     yield from (f"{suspect['name']} {suspect['said']}" for suspect in report.get("suspects") or ())
-
-
-def _several(texts: Sequence[str], separator: str) -> str:
-    """The first of them on one line, and how many more there are."""
-    shown = [" ".join(str(text).split()) for text in texts[:_NAMES]]
-    more = f" and {len(texts) - _NAMES} more" if len(texts) > _NAMES else ""
-    return separator.join(shown) + more

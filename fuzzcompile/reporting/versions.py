@@ -11,6 +11,7 @@ _VERSIONS = {
     "torch": "PyTorch",
     "torch_git": "PyTorch commit",
     "device": "Device",
+    "target": "Device told to the compiler",
     "device_name": "Device name",
     "device_capability": "Compute capability",
     "driver": "Driver",

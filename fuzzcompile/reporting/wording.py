@@ -6,6 +6,7 @@ from fuzzcompile.contract import OutputJson
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.reporting.facts import IssueFacts
 from fuzzcompile.reporting.privacy import scrub
+from fuzzcompile.reporting.told import meaning_for
 
 _TITLES = {
     Verdict.MISCOMPILE: "wrong result",
@@ -21,6 +22,7 @@ _TITLES = {
     Verdict.TIMEOUT: "does not end in time",
     Verdict.NONDETERMINISTIC: "results that change from run to run",
 }
+_VALUES = (Verdict.MISCOMPILE, Verdict.WRONG_GRADIENT, Verdict.NONFINITE, Verdict.PRECISION_LOSS)
 _METADATA = {"dtype": "wrong dtype", "shape": "wrong shape", "stride": "wrong strides"}
 _BENIGN = {
     Verdict.EQUAL: "eager and compiled agree bit for bit",
@@ -46,7 +48,9 @@ def title(facts: IssueFacts) -> str:
 
 def summary(facts: IssueFacts) -> str:
     """One or two sentences with the figures."""
-    where = f"With torch {facts.torch or '(version not recorded)'} on {facts.device or 'a device not recorded'}"
+    where = f"With torch {facts.torch or '(version not recorded)'} {_where(facts)}"
+    if facts.target is not None and facts.verdict in _VALUES:
+        return f"{_capital(meaning_for(facts.report, ''))}. {where}, {_observed(facts)}"
     if facts.verdict in (Verdict.COMPILE_ERROR, Verdict.RUNTIME_ERROR):
         return f"{where} the program runs in eager, and compiled it raises: `{one_line(facts.detail)}`."
     if facts.verdict == Verdict.ACCEPTS_INVALID:
@@ -54,6 +58,14 @@ def summary(facts: IssueFacts) -> str:
     if facts.verdict in (Verdict.CRASH, Verdict.TIMEOUT, Verdict.NONDETERMINISTIC):
         return f"{where}: {_kind(facts)}. {one_line(facts.detail)}".strip()
     return f"{where}, {_observed(facts)}"
+
+
+def _where(facts: IssueFacts) -> str:
+    """Where the program ran, and what the compiler was told of it."""
+    device = facts.device or "a device not recorded"
+    if facts.target is None:
+        return f"on {device}"
+    return f"told of {facts.target}, and what it made replayed or interpreted on {device}"
 
 
 def why_not(facts: IssueFacts) -> str:
@@ -81,6 +93,8 @@ def figure(entry: OutputJson, key: str) -> str:
 
 
 def _kind(facts: IssueFacts) -> str:
+    if facts.target is not None and facts.verdict in _VALUES:
+        return "values that the program does not have"
     if facts.shares_wrongly:
         fresh = all(str(entry.get("detail")).endswith("compiled: a copy") for entry in facts.wrong)
         return (
@@ -94,6 +108,8 @@ def _kind(facts: IssueFacts) -> str:
 
 
 def _on(facts: IssueFacts) -> str:
+    if facts.target is not None:
+        return f" (told {facts.target}, no GPU used)"
     return f" ({facts.device.split(':')[0]})" if facts.device else ""
 
 

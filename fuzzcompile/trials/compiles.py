@@ -112,7 +112,7 @@ class Experiments:
 
     def trial(self, how: Compilation | None = None) -> Trial:
         """Compile the case as ``how`` says (as the experiments judge it, if None), run it and judge what it shows."""
-        how = how or self.how
+        how = self._judge.runs.as_far_as_interpreted(how or self.how)
         self._prepare()
         start = time.perf_counter()
         self._counts.add(how)
@@ -125,6 +125,8 @@ class Experiments:
             run, seconds = Run.ended(observation), time.perf_counter() - start
             judgement, sampled = (None, None) if kept is None else self._judged_drawing(compiled, run, how)
             runtime = self._timed(how, compiled, observation)
+        if self.runs.refuses_kernels(session.ledger):
+            return self.trial(how)
         return Trial(how, observation, judgement or self.judge(observation), session.ledger, seconds, sampled, runtime)
 
     def judge(self, compiled: Observation) -> Judgement:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from fuzzcompile.compiler.session import Compilation
+from fuzzcompile.compiler.target.process import assumed
 from fuzzcompile.execution import runs
 from fuzzcompile.execution.building import build
 from fuzzcompile.execution.observation import Observation
 from fuzzcompile.oracle.judgement import Judgement, Observations, judge
+from fuzzcompile.oracle.substitution import laid_out_as
 from fuzzcompile.trials.baselines import Baseline
 from fuzzcompile.trials.compiled import compiled_run
 from fuzzcompile.trials.runs import NOISE_RUNS, QUICK_NOISE_RUNS, Runs
@@ -49,6 +51,8 @@ class Judge:
         reference without them, are merely computed more exactly than the program asks for.
         """
         eager = self.runs.eager
+        if assumed() is not None:  # strides are the device's own, and eager ran on the CPU
+            compiled = laid_out_as(eager, compiled)
         if eager.failure or compiled.failure:
             return judge(Observations(eager, eager, eager, (), compiled))
         if self.runs.draws and not self.runs.reference_draws_alike:

@@ -8,6 +8,8 @@ from dataclasses import replace
 import torch
 
 from fuzzcompile.case import Case
+from fuzzcompile.compiler.ledger import Ledger
+from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.execution import runs
 from fuzzcompile.execution.building import build
 from fuzzcompile.execution.observation import Failure, Observation
@@ -27,12 +29,17 @@ class Runs:
     """The eager, reference and perturbed runs of one case on one device.
 
     A run is made when it is first asked for. No result changes afterwards, so every compile of the case shares them.
+
+    Attributes:
+        uninterpreted: kernels of a target that could not be run here, and why. From the first on, nothing but graphs
+            is looked at.
     """
 
     def __init__(self, case: Case, device: torch.device) -> None:
         self.case = case
         self.device = device
         self._perturbed: dict[int, Run] = {}
+        self.uninterpreted: dict[str, str] = {}
 
     @property
     def eager(self) -> Observation:
@@ -79,6 +86,17 @@ class Runs:
         if self.case.backward or self.case.grad != "enabled" or self.case.state is not None:
             return None
         return runs.run_eager(replace(self.case, backward=True), self.device).failure
+
+    # -- kernels of a target --------------------------------------------------------------------
+
+    def refuses_kernels(self, ledger: Ledger) -> bool:
+        """Whether a compile, by its ledger, had kernels that could not be run, so that its run shows nothing."""
+        self.uninterpreted.update(ledger.interpreted.refused)
+        return bool(ledger.interpreted.refused)
+
+    def as_far_as_interpreted(self, how: Compilation) -> Compilation:
+        """How to compile the case, given the kernels that cannot be run."""
+        return replace(how, screen=True) if self.uninterpreted and not how.screen else how
 
     # -- random numbers ---------------------------------------------------------------------------
 

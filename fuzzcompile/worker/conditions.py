@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fuzzcompile.errors import UsageError
+from fuzzcompile.targets import target_of
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -23,16 +26,35 @@ class Conditions:
     """How cases run.
 
     Attributes:
-        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; with a target ``cpu`` (:func:`running_device`).
         vetoes: rewrites to refuse in every case.
         plants: files that each worker runs before its first task, to plant bugs.
         limits: time and memory of one case.
+        target: the device that the compiler is told (:mod:`fuzzcompile.targets`); None for the one that runs.
     """
 
     device: str = "auto"
     vetoes: tuple[str, ...] = ()
     plants: tuple[Path, ...] = ()
     limits: Limits = field(default_factory=Limits)
+    target: str | None = None
+
+
+def running_device(device: str, target: str | None) -> str:
+    """The device on which cases run, of those that the user named: for a target, the CPU.
+
+    Raises:
+        UsageError: there is no such target, or a GPU is to run what is compiled for a target.
+    """
+    if target is None:
+        return device
+    target_of(target)
+    if device.startswith("cuda"):
+        raise UsageError(
+            f"With --target {target} cases run on the CPU: leave out --device {device}, or leave out --target to "
+            "compile for the GPU that runs."
+        )
+    return "cpu" if device == "auto" else device
 
 
 @dataclass(frozen=True)

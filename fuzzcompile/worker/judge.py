@@ -17,6 +17,7 @@ from fuzzcompile.compiler.headers import share_headers
 from fuzzcompile.compiler.hooks import initialise_patterns
 from fuzzcompile.compiler.ledger import Ledger
 from fuzzcompile.compiler.settings import compile_in_process, drop_broken_kernels
+from fuzzcompile.compiler.target.process import assume
 from fuzzcompile.contract import ReportJson
 from fuzzcompile.errors import EnvironmentUnfit
 from fuzzcompile.execution.device import Numerics, seed_everything
@@ -25,6 +26,7 @@ from fuzzcompile.execution.worker import current_device, restore_streams
 from fuzzcompile.judging.report import CoverageCount
 from fuzzcompile.judging.triage import triage
 from fuzzcompile.plants import run_plants
+from fuzzcompile.targets import target_of
 from fuzzcompile.worker.conditions import Question
 from fuzzcompile.worker.isolation import isolated
 
@@ -35,10 +37,17 @@ _SHORT_COLLECTIONS = 32
 
 @dataclass(frozen=True)
 class WorkerSetup:
-    """What `prepare` needs: ``plants`` are files to run, ``threads`` are torch's intra-op threads."""
+    """What `prepare` needs.
+
+    Attributes:
+        plants: files to run.
+        threads: torch's intra-op threads.
+        target: the device that the compiler is told, by its name; None for the one that runs.
+    """
 
     plants: tuple[str, ...] = ()
     threads: int = 1
+    target: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +84,9 @@ class Judged:
 
 
 def prepare(setup: WorkerSetup) -> None:
-    """Set this process up: pinned numerics, threads, Inductor's patterns, plants, in that order."""
+    """Set this process up: target, pinned numerics, threads, Inductor's patterns, plants, in that order."""
+    if setup.target is not None:
+        assume(target_of(setup.target))
     device = torch.device(current_device())
     if device.type == "cuda":
         torch.cuda.set_device(device)

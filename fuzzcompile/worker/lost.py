@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import cast
 
-from fuzzcompile.contract import ReportJson
+from fuzzcompile.contract import ReportJson, TargetJson
 from fuzzcompile.errors import EnvironmentUnfit
 from fuzzcompile.execution.pool import WorkerFailed, WorkerStartFailed, WorkerTimeout
 from fuzzcompile.judging.report import worker_failure
@@ -18,10 +18,15 @@ def verdict_of(loss: WorkerFailed) -> Verdict:
     return Verdict.TIMEOUT if isinstance(loss, WorkerTimeout) else Verdict.CRASH
 
 
-def report_of(loss: WorkerFailed, case: str, torch_version: str, device: str) -> ReportJson:
+def report_of(loss: WorkerFailed, case: str, torch_version: str, device: str, target: str | None = None) -> ReportJson:
     """The report on the case called ``case``; it holds only if eager had finished (`left_behind`)."""
     report = worker_failure(case, torch_version, device, verdict_of(loss), str(loss))
-    return cast(ReportJson, report.to_json())
+    return cast(ReportJson, report.to_json()) | {"target": unlooked(target)}
+
+
+def unlooked(target: str | None) -> TargetJson | None:
+    """What a report says of a target of which no stage was looked at to its end; None without a target."""
+    return None if target is None else {"device": target, "stages": {}, "confirmed_on_device": False}
 
 
 def unstartable(error: WorkerStartFailed) -> EnvironmentUnfit:

@@ -34,7 +34,8 @@ def open_pool(conditions: Conditions, workers: int, *, least_threads: int = 1) -
     """Start workers that judge cases.
 
     Args:
-        conditions: the device, the plants that each worker runs before its first task, and the limits of a task.
+        conditions: the device, the target, the plants that each worker runs before its first task, and the limits
+            of a task.
         workers: how many processes; the processors are divided among them as threads.
         least_threads: the fewest threads of a worker, if the machine has as many processors.
 
@@ -43,7 +44,7 @@ def open_pool(conditions: Conditions, workers: int, *, least_threads: int = 1) -
     """
     processors = available_cpus()
     threads = max(1, min(least_threads, processors), processors // workers)
-    setup = WorkerSetup(tuple(str(path.resolve()) for path in conditions.plants), threads)
+    setup = WorkerSetup(tuple(str(path.resolve()) for path in conditions.plants), threads, conditions.target)
     return WorkerPool(
         workers,
         time_limit=conditions.limits.seconds,

@@ -65,7 +65,9 @@ def test_without_a_gpu_it_says_so_and_exits_with_3(tmp_path):
     assert not (tmp_path / "out" / "summary.md").exists()
 
 
-@pytest.mark.parametrize("arguments", [(), ("a", "b", "c"), ("out", "no_such_folder")])
+@pytest.mark.parametrize(
+    "arguments", [(), ("a", "b", "c"), ("out", "no_such_folder"), ("out", "--findings", "none.db"), ("--findings", "x")]
+)
 def test_wrong_usage_exits_with_2_in_one_line(arguments, tmp_path):
     done = check(tmp_path, *arguments)
     assert (done.returncode, done.stdout) == (2, "")
@@ -77,9 +79,11 @@ def test_the_limits_of_the_steps_add_up_to_less_than_ten_minutes():
     fixed = [int(seconds) for seconds in re.findall(r"^\s*step \w+ (\d+) ", text, re.MULTILINE)]
     plain = [int(seconds) for seconds in re.findall(r"timeout --kill-after=2 (\d+) ", text)]
     (until,) = [int(seconds) for seconds in re.findall(r"step triage \$\(\((\d+) - SECONDS\)\)", text)]
-    assert len(fixed) == 5 and len(plain) == 2
+    limits = re.findall(r"campaign_limit=(\d+) findings_limit=(\d+)", text)
+    assert len(fixed) == 4 and len(plain) == 2 and len(limits) == 2
     grace = 2
-    before_triage = sum(fixed) + plain[0] + grace * (len(fixed) + 1)
+    shared = max(int(campaign) + int(findings) + grace * (findings != "0") for campaign, findings in limits)
+    before_triage = sum(fixed) + plain[0] + shared + grace * (len(fixed) + 2)
     assert until - before_triage >= 60
     assert until + grace + plain[1] + grace < 600
 
@@ -89,6 +93,7 @@ def test_the_summary_of_a_folder(tmp_path):
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
     (tmp_path / "triage.jsonl").write_text("".join(json.dumps(line) + "\n" for line in TRIAGED))
     (tmp_path / "steps.txt").write_text("doctor 0 12\ncampaign 0 243\n")
+    (tmp_path / "confirmed.md").write_text("# Findings\n\n| finding |\n|---|\n| F7 |\n\n1 of 1 confirmed.\n")
     (tmp_path / "tests.txt").write_text("....\n4 passed in 3.00s\n")
     Store.open(tmp_path / "corpus.db").close()
     done = python(ROOT / "tools" / "gpu_summary.py", tmp_path)
@@ -106,6 +111,7 @@ def test_the_summary_of_a_folder(tmp_path):
         "40 cases in 240 s (10.0/min): equal 30, miscompile 1, rounding 9.",
         "- F1: miscompile, _sfdp_pattern_28, necessary True, 1 hits",
         "Corpus integrity: ok.",
+        "## Findings for targets\n\n| finding |\n|---|\n| F7 |",
         "- a: miscompile, joint_graph:x",
         "- b: b.py defines no make().",
     ):

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
+from fuzzcompile.compiler.target.described import Description
+from fuzzcompile.compiler.target.interpreted import KernelLog, Order, interpreting, unfit
 from fuzzcompile.errors import UsageError
 from fuzzcompile.targets import Target
 
-_assumed: list[Target] = []
+_assumed: list[Description] = []
 
 
 def assumed() -> Target | None:
     """The target that this process compiles for; None if it compiles for the device that runs."""
-    return _assumed[0] if _assumed else None
+    return _assumed[0].target if _assumed else None
 
 
 def assume(target: Target) -> None:
@@ -18,7 +23,42 @@ def assume(target: Target) -> None:
 
     Raises:
         UsageError: it compiles for another one already.
+        EnvironmentUnfit: this build of torch cannot be told of the target.
     """
-    if _assumed and _assumed[0] != target:
-        raise UsageError(f"This process compiles for {_assumed[0].name}; start another one for {target.name}.")
-    _assumed[:] = [target]
+    if not _assumed:
+        _assumed.append(Description(target))
+    elif _assumed[0].target != target:
+        raise UsageError(f"This process compiles for {_assumed[0].target.name}; start another one for {target.name}.")
+
+
+@contextlib.contextmanager
+def described() -> Iterator[None]:
+    """Tell torch of the target for the time of the block; change nothing in a process without one."""
+    if not _assumed:
+        yield
+        return
+    with _assumed[0].in_force():
+        yield
+
+
+def kernels_unfit() -> str | None:
+    """Why no kernel of the target can be run here, in a few words; None if they can, and without a target."""
+    target = assumed()
+    return None if target is None else unfit()
+
+
+@contextlib.contextmanager
+def kernels_run(log: KernelLog, *, order: Order, templates: bool) -> Iterator[None]:
+    """Have kernels that are compiled for the target run in this block; change nothing in a process without one.
+
+    Args:
+        log: what they did is written here.
+        order: which program of a kernel runs first.
+        templates: whether a matrix template stands where a device would time it against a library.
+    """
+    target = assumed()
+    if target is None:
+        yield
+        return
+    with interpreting(target, log, order=order, templates=templates):
+        yield

@@ -11,7 +11,7 @@ from fuzzcompile.execution.building import RUN_SEED
 from fuzzcompile.execution.observing import COTANGENT_SEED
 from fuzzcompile.reduction.scripts import naming
 from fuzzcompile.reduction.scripts.probe import Probe
-from fuzzcompile.reduction.scripts.sources import names_bound
+from fuzzcompile.reduction.scripts.sources import makes_tensors, names_bound
 
 _GENERATOR = f"torch.manual_seed({COTANGENT_SEED})"
 
@@ -20,7 +20,8 @@ _GENERATOR = f"torch.manual_seed({COTANGENT_SEED})"
 class Driving:
     """Expressions and statements that run the case of ``probe``, for the script's template.
 
-    Without ``with_backward`` the backward pass is left out, for scripts that compare nothing after it.
+    Without ``with_backward`` the backward pass is left out, for scripts that compare nothing after it. A case that was
+    ``told`` ran on the CPU, and the script runs it on the GPU.
     """
 
     probe: Probe
@@ -28,6 +29,17 @@ class Driving:
     device: str
     with_backward: bool
     seed: int = RUN_SEED
+    told: bool = False
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the script needs a GPU."""
+        return self.device.startswith("cuda")
+
+    @property
+    def placed(self) -> bool:
+        """Whether the program makes tensors where it is not told to, so that they would stay on the CPU."""
+        return self.told and makes_tensors(self.source)
 
     @property
     def calls(self) -> bool:
@@ -51,6 +63,8 @@ class Driving:
         contexts = [] if case.grad == "enabled" else [f"torch.{case.grad}()"]
         for name in case.settings.config_patches:
             contexts.append(f'torch._{name}.config.patch(CONFIG["{name}"])')
+        if self.placed:
+            contexts.append('torch.device("cuda")')
         return ", ".join(contexts)
 
     @property
@@ -90,7 +104,7 @@ class Driving:
     @property
     def moved(self) -> str:
         """The statement that brings the program to the device; empty for the CPU."""
-        if not self.device.startswith("cuda"):
+        if not self.on_gpu:
             return ""
         return self._conversion("model.cuda()", "x.cuda()", floating=False)
 
@@ -101,11 +115,11 @@ class Driving:
             return ""
         output = self.probe.outputs[0] if self.probe.outputs else None
         if isinstance(output, torch.Tensor):
-            return f"out.backward({_cotangent('out', _GENERATOR)})"
+            return f"out.backward({self._cotangent('out', _GENERATOR)})"
         leaves = "out" if naming.is_flat(output) and not isinstance(output, dict) else "tree_leaves(out)"
         if any(not _is_floating(leaf) for leaf in pytree.tree_leaves(output)):
             leaves = f"[x for x in {leaves} if torch.is_tensor(x) and x.is_floating_point()]"
-        product = f"x * {_cotangent('x', 'random')}"
+        product = f"x * {self._cotangent('x', 'random')}"
         return f"random = {_GENERATOR}\nsum(({product}).sum() for x in {leaves}).backward()"
 
     def clashes(self, text: str) -> bool:
@@ -130,6 +144,11 @@ class Driving:
             lines.append("torch._inductor.config.fallback_random = True")
         return lines
 
+    def _cotangent(self, output: str, generator: str) -> str:
+        """The expression for an output's cotangent, as ``execution.observing.backward`` draws it."""
+        where = ', device="cpu"' if self.placed else ""
+        return f"torch.randn({output}.shape, generator={generator}{where}).bfloat16().half().to({output})"
+
     def _conversion(self, model: str, tensor: str, *, floating: bool = True) -> str:
         inputs = "calls" if self.calls else "inputs"
         converted = self._converted(tensor, floating=floating)
@@ -147,11 +166,6 @@ class Driving:
         if isinstance(arguments, torch.Tensor):
             return tensor.replace("x.", "inputs.")
         return f"[{tensor}{'' if plain else ' if x.is_floating_point() else x'} for x in inputs]"
-
-
-def _cotangent(output: str, generator: str) -> str:
-    """The expression for an output's cotangent, as ``execution.observing.backward`` draws it."""
-    return f"torch.randn({output}.shape, generator={generator}).bfloat16().half().to({output})"
 
 
 def _only_tensors(arguments: object) -> bool:

@@ -6,6 +6,11 @@ import ast
 import difflib
 
 _MAIN = "__main__"
+# Functions of torch that make a tensor on the default device, unless they are told another.
+_MAKE = frozenset({
+    "arange", "empty", "empty_permuted", "empty_strided", "eye", "full", "linspace", "logspace", "ones", "rand",
+    "randint", "randn", "randperm", "scalar_tensor", "tensor", "tril_indices", "triu_indices", "zeros",
+})  # fmt: skip
 
 
 def case_part(source: str) -> str:
@@ -56,6 +61,20 @@ def names_bound(source: str) -> set[str]:
             names = (inner for inner in ast.walk(node) if isinstance(inner, ast.Name))
             bound |= {name.id for name in names if isinstance(name.ctx, ast.Store)}
     return bound
+
+
+def makes_tensors(source: str) -> bool:
+    """Whether the program, ``make()`` apart, makes tensors without saying on which device."""
+    program = (
+        node for node in ast.parse(source).body if not (isinstance(node, ast.FunctionDef) and node.name == "make")
+    )
+    calls = (node for part in program for node in ast.walk(part) if isinstance(node, ast.Call))
+    return any(
+        isinstance(call.func, ast.Attribute)
+        and call.func.attr in _MAKE
+        and "device" not in {keyword.arg for keyword in call.keywords}
+        for call in calls
+    )
 
 
 def _meant_lines(source: str) -> list[str]:

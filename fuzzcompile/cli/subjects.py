@@ -32,12 +32,12 @@ def existing_corpus(location: str | None) -> Iterator[Store | None]:
         yield store
 
 
-def needed(store: Store | None, target: str) -> Store:
-    """The corpus that must hold ``target``, which is not a file.
+def needed(store: Store | None, name: str) -> Store:
+    """The corpus that must hold ``name``, which is not a file.
 
     Raises:
         CaseError: there is no corpus.
     """
     if store is None:
-        raise CaseError(f"{target} is not a file, and there is no corpus here; name a case file or use --corpus.")
+        raise CaseError(f"{name} is not a file, and there is no corpus here; name a case file or use --corpus.")
     return store

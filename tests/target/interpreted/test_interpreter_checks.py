@@ -1,0 +1,113 @@
+"""The interpreter is checked before use, and a broken one is refused."""
+
+import importlib.metadata
+import importlib.util
+from types import MappingProxyType
+
+import pytest
+import torch
+
+from fuzzcompile.compiler.target import interpreted
+from fuzzcompile.compiler.target.interpreted import fitness, places
+
+needs_triton = pytest.mark.skipif(interpreted.unfit() is not None, reason=str(interpreted.unfit()))
+if interpreted.unfit() is None:
+    from fuzzcompile.compiler.target.interpreted import builder, check_kernels, checks, execution
+
+
+@pytest.fixture
+def afresh():
+    """Whether kernels can be interpreted is found out once in a process: forget it, before and after."""
+    yield fitness.unfit.cache_clear()
+    fitness.unfit.cache_clear()
+    if importlib.util.find_spec("triton") is not None and interpreted.unfit() is None:
+        checks.failed.cache_clear()
+
+
+def test_without_triton_one_sentence_says_what_to_install(monkeypatch, afresh):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert interpreted.unfit() == "Triton is not installed: run `pip install 'fuzzcompile[triton]'`"
+
+
+@needs_triton
+def test_triton_of_another_torch_is_refused(monkeypatch, afresh):
+    version = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "3.0.0" if name == "triton" else version(name))
+    assert "does not go with torch" in interpreted.unfit()
+
+
+@needs_triton
+def test_a_torch_whose_triton_is_not_known_is_refused(monkeypatch, afresh):
+    version = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.99.0" if name == "torch" else version(name))
+    assert "is not known" in interpreted.unfit()
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("operation", "check"), [("create_dot", "matrix products"), ("cast_impl", "casts"), ("binary_op", "arithmetic")]
+)
+def test_an_interpreter_that_is_not_mended_fails_the_check_of_that(monkeypatch, afresh, operation, check):
+    left = {name: mended for name, mended in builder.MENDED.items() if name != operation}
+    if operation == "cast_impl":  # both ways in which floats are cast
+        left.pop("create_fp_to_fp")
+    monkeypatch.setattr(execution, "MENDED", MappingProxyType(left))
+    checks.failed.cache_clear()
+    assert interpreted.unfit().startswith(f"Triton's interpreter fails a check of its values ({check}")
+
+
+@needs_triton
+def test_a_missing_place_is_named(monkeypatch, afresh):
+    gone = places.Place("kernel source", "torch._inductor.async_compile", "AsyncCompile.no_longer", lambda s, o: o)
+    monkeypatch.setattr(places, "PLACES", (gone,))
+    assert list(interpreted.missing_places()) == ["kernel source"]
+    assert "'kernel source' patch" in interpreted.unfit()
+
+
+@needs_triton
+def test_every_place_is_put_back():
+    before = {place.name: getattr(place.owner(), place.leaf, None) for place in interpreted.PLACES}
+    with interpreted.interpreting(_target(), interpreted.KernelLog()):
+        inside = {place.name: getattr(place.owner(), place.leaf, None) for place in interpreted.PLACES}
+    after = {place.name: getattr(place.owner(), place.leaf, None) for place in interpreted.PLACES}
+    assert after == before
+    assert all(inside[name] is not before[name] for name in before)
+
+
+def _target():
+    from fuzzcompile.targets import target_of
+
+    return target_of("cuda:sm_90")
+
+
+@needs_triton
+def test_a_store_outside_of_the_buffers_does_nothing_and_is_noted():
+    whole = torch.zeros(128)
+    given, out = torch.ones(128), whole[:64].clone()
+    signature = {"n": "constexpr"}
+    arguments = {"x": given, "out": out, "n": 128}
+    notes = execution.run(
+        "convert",
+        check_kernels.convert,
+        arguments,
+        signature,
+        (1, 1, 1),
+        interpreted.Order.FORWARD,
+        interpreted.Limits(),
+    )
+    assert out.eq(1).all() and "store outside every buffer of the kernel (64 lanes of one block)" in notes
+
+
+@needs_triton
+def test_the_order_of_programs_shows_a_race():
+    def last_wins(out):
+        import triton.language as tl
+
+        tl.store(out, tl.program_id(0))
+
+    results = []
+    for order in interpreted.Order:
+        out = torch.zeros(1, dtype=torch.int32)
+        execution.run("last_wins", last_wins, {"out": out}, {}, (4, 1, 1), order, interpreted.Limits())
+        results.append(int(out))
+    assert results == [3, 0]
