@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fuzzcompile.compiler.target import attention, constants, gradients, guard, undecided
+from fuzzcompile.compiler.target import attention, autocast, constants, gradients, guard, undecided
 from fuzzcompile.targets import Target
 
 _CUDA = "torch.cuda"
@@ -274,6 +274,7 @@ class Description:
             ctypes.CDLL(str(library))  # never unloaded: it registers itself
         self._allocations = _allocated_on_the_cpu()
         attention.install(target)
+        autocast.install()
         _register_interface()
         _answer_for_triton(self)
         _forget_answers()
