@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import time
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,14 +17,17 @@ from triton.language.extra import libdevice as declarations
 from triton.runtime import interpreter
 from triton.runtime.jit import mangle_type
 
-from fuzzcompile.compiler.target.interpreted import assembly, folding, libdevice
+from fuzzcompile.compiler.target.interpreted import assembly, folding, libdevice, shapes
 from fuzzcompile.compiler.target.interpreted.builder import MENDED
 from fuzzcompile.compiler.target.interpreted.functions import Function, interpreted
 from fuzzcompile.compiler.target.interpreted.log import Grid, KernelTooLarge, Limits, NotInterpreted, Order
 from fuzzcompile.compiler.target.interpreted.memory import Memory
+from fuzzcompile.compiler.target.interpreted.numbers import Array
 
 _builder = interpreter.interpreter_builder
 _depth = 0
+# Elements of one operand of programs that run together: NumPy's time for so many is as long as the interpreter's own.
+_ELEMENTS = 2**15
 
 
 class KernelAssertion(RuntimeError):
@@ -64,6 +66,12 @@ def _mend(scope: Any) -> None:
     options = dataclasses.replace(_builder.options, debug=True, sanitize_overflow=False)
     scope.set_attr(_builder, "options", options)
     scope.set_attr(_builder, "create_assert", _assert)
+    scope.set_attr(tl.tensor, "__bool__", shapes.truth)
+    scope.set_attr(tl.tensor, "__index__", lambda value: int(shapes.only(value)))
+    scope.set_attr(tl.tensor, "T", property(shapes.transposed))
+    for name in ("BlockPointerHandle", "TensorDescHandle"):
+        if (kind := getattr(interpreter, name, None)) is not None:
+            scope.set_attr(kind, "materialize_pointers", shapes.behind_programs(kind.materialize_pointers))
 
 
 def _assert(condition: Any, message: str) -> None:
@@ -90,6 +98,8 @@ def run(
     grid: Grid,
     order: Order,
     limits: Limits,
+    *,
+    together: bool = True,
 ) -> tuple[str, ...]:
     """Run every program of a kernel; gives notes on what it did.
 
@@ -102,6 +112,8 @@ def run(
         grid: programs in each dimension.
         order: which program runs first.
         limits: beyond which the kernel is refused.
+        together: whether many programs may run at once, step by step, which no program may notice; backward they
+            run one after another.
 
     Raises:
         KernelTooLarge: there are more programs than ``limits`` allows, or they took longer.
@@ -112,12 +124,14 @@ def run(
     if programs > limits.programs:
         raise KernelTooLarge(name, f"it has {programs} programs, more than {limits.programs}")
     with _disable_current_modes(), language():
-        memory = Memory(value for value in arguments.values() if isinstance(value, torch.Tensor))
-        _builder.memory = memory
+        tensors = [value for value in arguments.values() if isinstance(value, torch.Tensor)]
+        _builder.memory = memory = Memory(tensors)
         given = {key: _argument(value, signature.get(key)) for key, value in arguments.items()}
         _builder.set_grid_dim(*grid)
+        launch = _Launch(name, interpreted(function), given, grid, order, limits)
         try:
-            _run_programs(name, interpreted(function), given, grid, order, limits)
+            if not together or not launch.run_together(memory, tensors):
+                launch.run_one_by_one()
         except (NotInterpreted, KernelAssertion):
             raise
         except Exception as error:  # whatever the interpreter raises where it lacks something
@@ -125,16 +139,48 @@ def run(
     return tuple(memory.notes)
 
 
-def _run_programs(
-    name: str, body: Function, given: Mapping[str, object], grid: Grid, order: Order, limits: Limits
-) -> None:
-    start = time.monotonic()
-    programs = list(itertools.product(*map(range, grid)))
-    for index in programs if order is Order.FORWARD else reversed(programs):
-        if time.monotonic() - start > limits.seconds:
-            raise KernelTooLarge(name, f"its programs took more than {limits.seconds:g} s")
-        _builder.grid_idx = index
-        body(**given)
+@dataclasses.dataclass
+class _Launch:
+    """One launch whose arguments are the interpreter's."""
+
+    name: str
+    body: Function
+    given: Mapping[str, object]
+    grid: Grid
+    order: Order
+    limits: Limits
+
+    def __post_init__(self) -> None:
+        self._programs = np.indices(self.grid, dtype=np.int32).reshape(3, -1).T
+        self._end = time.monotonic() + self.limits.seconds
+
+    def run_one_by_one(self) -> None:
+        """Run the programs one after another."""
+        for program in self._programs if self.order is Order.FORWARD else self._programs[::-1]:
+            self._run(program[None])
+
+    def run_together(self, memory: Memory, tensors: Sequence[torch.Tensor]) -> bool:
+        """Run many programs at once; whether it could be done. If not, the tensors are as they were."""
+        if self.order is not Order.FORWARD or len(self._programs) < 2:
+            return False
+        storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors}
+        before = {start: storage.clone() for start, storage in storages.items()}
+        try:
+            self._run(self._programs[:1])  # shows how large its blocks are
+            many = max(1, _ELEMENTS // memory.widest)
+            for first in range(1, len(self._programs), many):
+                self._run(self._programs[first : first + many])
+        except shapes.Diverged:
+            for start, storage in storages.items():
+                storage.copy_(before[start])
+            return False
+        return True
+
+    def _run(self, programs: Array) -> None:
+        if time.monotonic() > self._end:
+            raise KernelTooLarge(self.name, f"its programs took more than {self.limits.seconds:g} s")
+        _builder.programs = programs
+        self.body(**self.given)
 
 
 def _argument(value: object, kind: str | None) -> object:

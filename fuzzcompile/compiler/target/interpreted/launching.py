@@ -13,7 +13,7 @@ from fuzzcompile.compiler.target.interpreted.log import Grid, KernelLog, Launch,
 from fuzzcompile.targets import Target
 
 # Programs of such kernels wait for each other; run one after another, the earlier ones must come first.
-_WAITING = ("exclusive_scan_decoupled_lookback",)
+_WAITING = ("exclusive_scan_decoupled_lookback", "atomic_xchg", "atomic_cas")
 _MEETING = "x_grid_barrier"
 
 
@@ -94,10 +94,11 @@ def _launch(
     try:
         if _MEETING in source:
             raise NotInterpreted(name, "its programs wait for each other at a barrier")
-        if order is Order.BACKWARD and any(word in source for word in _WAITING):
+        waiting = any(word in source for word in _WAITING)
+        if order is Order.BACKWARD and waiting:
             order, notes = Order.FORWARD, ("its programs wait for earlier ones and run forward only",)
         kinds = {**dict.fromkeys(_constexprs(function), "constexpr"), **_typed(signature)}
-        notes += execution.run(name, function.fn, arguments, kinds, grid, order, session.limits)
+        notes += execution.run(name, function.fn, arguments, kinds, grid, order, session.limits, together=not waiting)
     except NotInterpreted as refusal:
         session.log.refused.setdefault(name, refusal.why)
         raise
