@@ -61,6 +61,7 @@ def list_findings(location: str | None, as_json: bool) -> int:
 @options.corpus
 def show(finding: str, location: str | None) -> int:
     """Show a finding: its report, its proof and its reproducer."""
+    from fuzzcompile.contract import told
     from fuzzcompile.corpus import Store
     from fuzzcompile.reporting.verdict import print_report, report_console
 
@@ -76,7 +77,10 @@ def show(finding: str, location: str | None) -> int:
         click.echo(f"No reproducer yet; the case as found (next: fuzzcompile minimize {stored.public_id}):\n")
         click.echo(stored.source)
     else:
-        click.echo(f"Reproducer ({'confirmed' if reproducer.confirmed else 'not confirmed'} in a clean process):\n")
+        state = "confirmed" if reproducer.confirmed else "not confirmed"
+        target = told(reproducer.report) if reproducer.report is not None else None
+        where = "" if target is None else f" for {target}, on no GPU"
+        click.echo(f"Reproducer ({state} in a clean process{where}):\n")
         click.echo(reproducer.source)
     return 0
 

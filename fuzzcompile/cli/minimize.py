@@ -162,7 +162,7 @@ def _confirmed(small: Minimized, out: Path, name: str) -> str:
         return f"Confirmed in a clean process. Next: python {out}; fuzzcompile issue {name}"
     return (
         f"Confirmed in a clean process for {target}, on no GPU. Next: python {out} on a machine with one; "
-        f"fuzzcompile issue {name}"
+        f"fuzzcompile issue {name} --target {target}"
     )
 
 

@@ -15,6 +15,7 @@ from fuzzcompile.targets import target_of
 from fuzzcompile.worker.conditions import Conditions, Question
 
 _NOT_LOOKED_AT = "not looked at"
+_LOOKED_AT = ("real code", "interpreted", "replayed")
 _SMALL = """
 import torch
 
@@ -33,7 +34,7 @@ def examine_target(name: str) -> Iterator[Check]:
     looked, trouble = _stages_of_small_program(name)
     for stage, way in (looked["stages"] if looked is not None else {}).items():
         yield Check(f"{name} {stage}", not way.startswith(_NOT_LOOKED_AT), way, needed=False)
-    count = sum(not way.startswith(_NOT_LOOKED_AT) for way in looked["stages"].values()) if looked is not None else 0
+    count = sum(way.startswith(_LOOKED_AT) for way in looked["stages"].values()) if looked is not None else 0
     found = trouble or f"{count} stages of a small program can be looked at"
     yield Check(name, count > 0, found, "Install what the lines above ask for, or leave out --target.")
 

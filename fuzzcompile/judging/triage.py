@@ -217,7 +217,7 @@ def _looked_at_again(answer: _Answer, deadline: float | None) -> _Answer:
     """The answer with further evidence: the compiler's own random stream, and the program compiled in float64."""
     experiments, trial = answer.experiments, answer.trial
     benign = not answer.decision.verdict.is_bug and trial.observation.failure is None
-    if benign and experiments.runs.depends_on_seeds:
+    if benign and experiments.runs.draws:
         # Other rewrites fire where the compiler need not follow eager's random numbers.
         unaligned = experiments.under(replace(experiments.how, fallback_random=False))
         second = _decided(unaligned, unaligned.trial(), answer.count, answer.started)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fuzzcompile.contract import CulpritJson, ReportJson
+from fuzzcompile.contract import CulpritJson, ReportJson, told
 
 _NAMED = 4  # nodes named of each line of the program
 _SHORT = 40  # characters of an item of a list that stands on one line
@@ -151,7 +151,8 @@ def workaround_with_cost(report: ReportJson) -> str | None:
     notes = []
     if "verified" in workaround:
         notes.append("run, and the bug is gone" if workaround["verified"] else "not verified")
-    if (ratio := workaround.get("cost_ratio")) is not None:
+    # The time of a run for a target is that of the CPU and of an interpreter.
+    if (ratio := workaround.get("cost_ratio")) is not None and told(report) is None:
         notes.append(f"{ratio:.2f} times the run time")
     return f"{how}  # {', '.join(notes)}" if notes else how
 

@@ -43,16 +43,17 @@ def advice_for(report: ReportJson, name: str) -> str:
 
 
 def stages_looked_at(report: ReportJson) -> Iterator[str]:
-    """How the stages were looked at for a target, a line each way; nothing without a target."""
+    """How the stages were looked at for a target: a heading, then a line each way; nothing without a target."""
     target = report.get("target")
     if target is None:
         return
     ways = defaultdict[str, list[str]](list)
     for stage, way in target["stages"].items():
         ways[way].append(stage)
+    seen = "seen on such a device too" if target["confirmed_on_device"] else "with no GPU"
     if not ways:
-        yield f"{target['device']}: no stage was looked at to its end"
+        yield f"for {target['device']}, {seen}: no stage was looked at to its end"
+        return
+    yield f"stages for {target['device']}, {seen}:"
     for way in sorted(ways, key=lambda way: way.startswith(_NOT_LOOKED_AT)):
-        yield f"{target['device']}, {way}: {', '.join(ways[way])}"
-    seen = "confirmed" if target["confirmed_on_device"] else "not confirmed"
-    yield f"no GPU was used; {seen} on a {target['device']} device"
+        yield f"  {way}: {', '.join(ways[way])}"

@@ -50,8 +50,7 @@ def summary(facts: IssueFacts) -> str:
     """One or two sentences with the figures."""
     where = f"With torch {facts.torch or '(version not recorded)'} {_where(facts)}"
     if facts.target is not None and facts.verdict in _VALUES:
-        seen = _capital(meaning_for(facts.report, ""))
-        return f"{seen}. {where}, what was made for it being replayed or interpreted there, {_observed(facts)}"
+        return f"{_capital(meaning_for(facts.report, ''))}. {where}, {_observed(facts)}"
     if facts.verdict in (Verdict.COMPILE_ERROR, Verdict.RUNTIME_ERROR):
         return f"{where} the program runs in eager, and compiled it raises: `{one_line(facts.detail)}`."
     if facts.verdict == Verdict.ACCEPTS_INVALID:
@@ -64,7 +63,9 @@ def summary(facts: IssueFacts) -> str:
 def _where(facts: IssueFacts) -> str:
     """Where the program ran, and what the compiler was told of it."""
     device = facts.device or "a device not recorded"
-    return f"on {device}" if facts.target is None else f"told of {facts.target} and run on {device}"
+    if facts.target is None:
+        return f"on {device}"
+    return f"told of {facts.target}, and what it made replayed or interpreted on {device}"
 
 
 def why_not(facts: IssueFacts) -> str:
@@ -92,6 +93,8 @@ def figure(entry: OutputJson, key: str) -> str:
 
 
 def _kind(facts: IssueFacts) -> str:
+    if facts.target is not None and facts.verdict in _VALUES:
+        return "values that the program does not have"
     if facts.shares_wrongly:
         fresh = all(str(entry.get("detail")).endswith("compiled: a copy") for entry in facts.wrong)
         return (

@@ -15,7 +15,7 @@ from fuzzcompile.campaign.drawing import Drawn
 from fuzzcompile.campaign.engine import Engine
 from fuzzcompile.campaign.settings import CampaignSettings
 from fuzzcompile.campaign.steering import UNIFORM, Strategy
-from fuzzcompile.corpus import Campaign, Store
+from fuzzcompile.corpus import Campaign, CaseRecord, Store
 from fuzzcompile.generation import Profile
 from fuzzcompile.judging.report import CoverageCount
 from fuzzcompile.worker.judge import Judged, JudgeTask
@@ -57,13 +57,14 @@ class Inline(Executor):
         return future
 
 
-def campaign(folder: Path, **given: Any) -> tuple[Inline, Any, Store]:
+def campaign(folder: Path, environment: dict[str, Any] | None = None, **given: Any) -> tuple[Inline, Any, Store]:
     """Run one on the corpus in ``folder``: what the executor was asked, the summary, and the open store."""
     settings = CampaignSettings(**{
         "budget": Budget(cases=40), "seed": 0, "profile": Profile(), "device": "cpu", "workers": 1, "torch": TORCH,
         "drafts": folder / "drafts", "source": Numbers(), **given,
     })  # fmt: skip
-    store, executor, environment = Store.open(folder / "corpus.db"), Inline(), {"torch": TORCH, "device": "cpu"}
+    store, executor = Store.open(folder / "corpus.db"), Inline()
+    environment = environment or {"torch": TORCH, "device": "cpu"}
     number = store.start_campaign(Campaign(0, {"stream": settings.stream}, "run", "0", environment))
     engine = Engine(settings, store, executor, environment, campaign=number)
     for _ in engine.run():
@@ -107,3 +108,40 @@ def test_a_source_that_has_no_more_ends_the_campaign(tmp_path, strategy):
     executor, summary, store = campaign(tmp_path, source=Numbers(7), strategy=strategy)
     assert summary.ended == "exhausted" and len(executor.tasks) == 7
     store.close()
+
+
+def test_a_target_is_a_stream_of_its_own_and_counts_apart(tmp_path):
+    campaign(tmp_path)[2].close()
+    told = {"environment": {"torch": TORCH, "device": "cpu", "target": "cuda:sm_90"}, "target": "cuda:sm_90"}
+    executor, summary, store = campaign(tmp_path, **told)
+    assert summary.tally.cases == len(executor.tasks) == 40 and summary.target == "cuda:sm_90"
+    cpu, cuda = (row.settings["stream"] for row in store.campaigns())
+    assert "target" not in cpu and "device=cpu target=cuda:sm_90" in cuda
+    assert store.recorded_indices(cpu) == store.recorded_indices(cuda) == set(range(40))
+    assert {row.count for row in store.coverage(f"{TORCH} for cuda:sm_90") if row.stage == "lowering"} == {40}
+    store.close()
+    _, _, store = campaign(tmp_path, **told)
+    assert store.recorded_indices(cuda) == set(range(80)) and len(store.recorded_indices(cpu)) == 40
+    store.close()
+
+
+def test_a_finding_for_a_target_leaves_the_device_that_runs_to_prove(tmp_path):
+    culprit = {"stage": "joint_graph", "rewrite": "r", "necessary": True}
+    of_target = {"device": "cuda:sm_90", "stages": {}, "confirmed_on_device": False}
+    bug = {
+        "culprit": culprit,
+        "target": of_target,
+        "torch": TORCH,
+        "verdict": "miscompile",
+        "is_bug": True,
+        "signature": "joint_graph:f.py:r",
+    }
+    with Store.open(tmp_path / "corpus.db") as store:
+        environment = {"torch": TORCH, "device": "cpu", "target": "cuda:sm_90"}
+        store.record(None, CaseRecord("0" * 64, "x", "user"), environment, bug)
+    executor, _, store = campaign(tmp_path)
+    store.close()
+    assert executor.tasks[0].known == ()
+    executor, _, store = campaign(tmp_path, target="cuda:sm_90")
+    store.close()
+    assert executor.tasks[0].known == (("joint_graph:f.py:r", "values"),)

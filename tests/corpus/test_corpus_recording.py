@@ -21,7 +21,7 @@ from corpus_examples import (
 )
 from sqlalchemy.exc import IntegrityError
 
-from fuzzcompile.corpus import Counters, Coverage, Store, UnknownFindingError
+from fuzzcompile.corpus import Counters, Coverage, Store, UnknownFindingError, compiler_of
 from fuzzcompile.errors import UsageError
 
 
@@ -289,6 +289,27 @@ def test_coverage_adds_up_by_torch_and_names_the_first_case(store: Store) -> Non
     fired = store.coverage(TORCH)[1]
     assert (fired.first_case_id, fired.first_case_sha256) == (first.case_id, sha256("a = 1\n"))
     assert len(store.coverage("2.11.0")) == 1
+
+
+def test_what_was_reached_for_a_target_is_counted_apart(store: Store) -> None:
+    store.record(None, case(), ENVIRONMENT, report(), [FIRED])
+    store.record(None, case(), {**ENVIRONMENT, "target": "cuda:sm_90"}, report(), [FIRED, REFUSED])
+    told = compiler_of({"torch": TORCH, "target": "cuda:sm_90"})
+    assert [row.rewrite for row in store.coverage(TORCH)] == [FIRED.rewrite]
+    assert {row.rewrite for row in store.coverage(told)} == {FIRED.rewrite, REFUSED.rewrite}
+    assert store.counters(compiler=TORCH).runs == store.counters(compiler=told).runs == 1
+
+
+def test_a_device_that_ran_shows_a_finding_better_than_a_target(store: Store) -> None:
+    target = {"device": "cuda:sm_90", "stages": {}, "confirmed_on_device": False}
+    environment = {**ENVIRONMENT, "target": "cuda:sm_90"}
+    store.record(None, case("a\n"), environment, bug(target=target))
+    assert store.finding("F1").devices == ("cuda:sm_90",) and store.environment_of("F1")["target"] == "cuda:sm_90"
+    store.record(None, case("a longer one\n"), ENVIRONMENT, bug(confidence="low", target=None))
+    found = store.finding("F1")
+    assert (found.devices, found.report["target"], found.hits) == (("cuda:sm_90", "cpu"), None, 2)
+    store.record(None, case("b\n"), environment, bug(target=target))
+    assert store.finding("F1").report["target"] is None
 
 
 # Campaigns

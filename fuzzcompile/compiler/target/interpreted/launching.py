@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fuzzcompile.compiler.target.interpreted import execution
+from fuzzcompile.compiler.target.interpreted.blocks import widened
 from fuzzcompile.compiler.target.interpreted.log import Grid, KernelLog, Launch, Limits, NotInterpreted, Order
 from fuzzcompile.targets import Target
 
@@ -46,7 +47,7 @@ def launch_inductor(session: Session, tuner: Any, *args: Any, stream: object = N
     config = tuner.configs[0]
     if len(tuner.configs) > 1:
         session.log.not_decided("block sizes")
-    positional, grid = tuner._interpret_args_grid(args, config)
+    config, positional, grid = widened(tuner, config, args)
     signature: Mapping[str, str] = tuner.triton_meta["signature"]
     constants = _constants(tuner)
     passed = [name for name in tuner.fn.arg_names if name not in config.kwargs and name not in constants]
