@@ -164,7 +164,7 @@ class _Launch:
         if self.order is not Order.FORWARD or len(self._programs) < 2:
             return False
         storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors}
-        before = {start: storage.clone() for start, storage in storages.items()}
+        before = {start: storage.clone() for start, storage in storages.items()}  # type: ignore[no-untyped-call]
         try:
             self._run(self._programs[:1])  # shows how large its blocks are
             many = max(1, _ELEMENTS // memory.widest)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fuzzcompile.compiler.target.interpreted import execution
-from fuzzcompile.compiler.target.interpreted.blocks import widened
 from fuzzcompile.compiler.target.interpreted.log import Grid, KernelLog, Launch, Limits, NotInterpreted, Order
 from fuzzcompile.targets import Target
 
@@ -47,12 +46,12 @@ def launch_inductor(session: Session, tuner: Any, *args: Any, stream: object = N
     config = tuner.configs[0]
     if len(tuner.configs) > 1:
         session.log.not_decided("block sizes")
-    config, positional, grid = widened(tuner, config, args)
+    positional, grid = tuner._interpret_args_grid(args, config)
     signature: Mapping[str, str] = tuner.triton_meta["signature"]
     constants = _constants(tuner)
     passed = [name for name in tuner.fn.arg_names if name not in config.kwargs and name not in constants]
     arguments = {**dict(zip(passed, positional, strict=False)), **constants, **kwargs, **config.kwargs}
-    _launch(session, tuner.fn, arguments, signature, tuple(grid), config.kwargs, len(tuner.configs))
+    _launch(session, tuner.fn, arguments, signature, _three(grid), config.kwargs, len(tuner.configs))
 
 
 def _constants(tuner: Any) -> dict[str, object]:
@@ -76,7 +75,18 @@ def launch_directly(session: Session, function: Any, *args: Any, grid: Any, warm
     bound = inspect.signature(function.fn).bind(*args, **known)
     bound.apply_defaults()
     sizes = grid(bound.arguments) if callable(grid) else grid
-    _launch(session, function, bound.arguments, {}, (*sizes, 1, 1, 1)[:3], {}, 1)
+    _launch(session, function, bound.arguments, {}, _three(sizes), {}, 1)
+
+
+def launch_autotuned(session: Session, tuner: Any, *args: Any, **kwargs: Any) -> None:
+    """In place of ``Autotuner.run``: a kernel of the program with the first of its configurations."""
+    session.log.not_decided("block sizes")
+    tuner.fn.run(*args, **{**kwargs, **tuner.configs[0].kwargs})
+
+
+def _three(grid: Sequence[int]) -> Grid:
+    x, y, z = (*map(int, grid), 1, 1)[:3]
+    return x, y, z
 
 
 def _launch(
