@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from fuzzcompile.case import Case
+from fuzzcompile.compiler.target.process import assumed
 from fuzzcompile.errors import EnvironmentUnfit
 from fuzzcompile.oracle.comparison import compare
 from fuzzcompile.trials.compiles import Experiments, Trial
 
 _MACHINE_ERRORS = ("InvalidCxxCompiler", "TritonMissing", "OutOfMemoryError")
+# Raised by what stands for a target's device, and by torch where it asks for more of that device than is described.
+_TARGET_ERRORS = ("NotMoved", "NotOnCpu", "NotInterpreted", "KernelTooLarge")
+_DEVICE_MESSAGES = (
+    "not compiled with CUDA enabled",
+    "No CUDA GPUs are available",
+    "Found no NVIDIA driver",
+    "CUDA driver",
+    "CUDA error",
+    "SimpleNamespace",
+    "CUDAHooks",
+)
 _MACHINE_MESSAGES = ("No space left on device", "Cannot find a working triton installation", "out of memory")
 
 
@@ -64,6 +76,11 @@ def refuse_unfit(case: Case, trial: Trial) -> None:
         )
     if failure is None:
         return
+    target = assumed()
+    if target is not None and (
+        failure.type_name in _TARGET_ERRORS or any(text in failure.message for text in _DEVICE_MESSAGES)
+    ):
+        raise CannotJudge(f"{case.name} could not be looked at for {target.name}: {failure.message}.")
     if failure.type_name in _MACHINE_ERRORS or any(text in failure.message for text in _MACHINE_MESSAGES):
         raise CannotJudge(
             f"{case.name} cannot be compiled on this machine ({failure}); `fuzzcompile doctor` says what is missing."

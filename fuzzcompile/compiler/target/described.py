@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fuzzcompile.compiler.target import gradients, guard, undecided
+from fuzzcompile.compiler.target import attention, gradients, guard, undecided
 from fuzzcompile.targets import Target
 
 _CUDA = "torch.cuda"
@@ -252,6 +252,7 @@ class Description:
         if library is not None:
             ctypes.CDLL(str(library))  # never unloaded: it registers itself
         self._allocations = _allocated_on_the_cpu()
+        attention.install(target)
         _register_interface()
         _answer_for_triton(self)
         _forget_answers()

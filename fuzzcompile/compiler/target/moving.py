@@ -12,7 +12,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
 
+from fuzzcompile.compiler.patching import Intended
 from fuzzcompile.compiler.target.process import assumed
+from fuzzcompile.compiler.unseen import reason
 
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -32,7 +34,11 @@ def moved_to_target(model: object, inputs: object) -> object:
     """The inputs of a captured graph on the target, its graph rewritten for it; as they are without a target."""
     if assumed() is None or not isinstance(model, fx.GraphModule):
         return inputs
-    return move(model, cast("Sequence[object]", inputs))
+    try:
+        return move(model, cast("Sequence[object]", inputs))
+    except Exception as error:  # whatever it is, the graph must not be compiled for the CPU instead
+        why = error if isinstance(error, NotMoved) else NotMoved(f"its graph cannot be moved there ({reason(error)})")
+        raise Intended(why) from error
 
 
 def move(module: fx.GraphModule, inputs: Sequence[object]) -> list[object]:
