@@ -142,12 +142,13 @@ def planted():
     """A wrong operator in Inductor's Triton code generator."""
     from torch._inductor.codegen.triton import TritonKernelOverrides
 
-    original = TritonKernelOverrides.__dict__["exp"]
-    TritonKernelOverrides.exp = staticmethod(lambda x: f"(1.001 * libdevice.exp({x}))")
+    owner = next(kind for kind in TritonKernelOverrides.__mro__ if "exp" in vars(kind))
+    original = vars(owner)["exp"]
+    owner.exp = staticmethod(lambda x: f"(1.001 * libdevice.exp({x}))")
     try:
         return outcome(lambda x: x.exp() + 1, [normal(SINGLE, 16, 200)])
     finally:
-        TritonKernelOverrides.exp = original
+        owner.exp = original
 
 
 @triton.autotune(configs=[triton.Config({"BLOCK": 64}), triton.Config({"BLOCK": 128})], key=["n"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import enum
 import time
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +12,9 @@ from typing import Any
 
 import numpy as np
 import torch
+import triton
 import triton.language as tl
+from torch._inductor.runtime import triton_helpers
 from torch.utils._python_dispatch import _disable_current_modes
 from triton.language.extra import libdevice as declarations
 from triton.runtime import interpreter
@@ -21,13 +24,36 @@ from fuzzcompile.compiler.target.interpreted import assembly, folding, libdevice
 from fuzzcompile.compiler.target.interpreted.builder import MENDED
 from fuzzcompile.compiler.target.interpreted.functions import Function, interpreted
 from fuzzcompile.compiler.target.interpreted.log import Grid, KernelTooLarge, Limits, NotInterpreted, Order
+from fuzzcompile.compiler.target.interpreted.meeting import Meeting
 from fuzzcompile.compiler.target.interpreted.memory import Memory
 from fuzzcompile.compiler.target.interpreted.numbers import Array
 
 _builder = interpreter.interpreter_builder
 _depth = 0
+# At this function of Inductor's, the programs of a grid wait for each other.
+_BARRIER = "x_grid_barrier"
+_meetings: list[Meeting] = []
 # Elements of one operand of programs that run together: NumPy's time for so many is as long as the interpreter's own.
 _ELEMENTS = 2**15
+
+
+# Functions of Inductor's that Triton's compiler calls with constants, which are plain values here.
+_OF_CONSTANTS: dict[str, Function] = {
+    "constexpr_next_power_of_2": lambda n: triton.next_power_of_2(tl.core._unwrap_if_constexpr(n)),
+    "if_mask": lambda mask, value: None if tl.core._unwrap_if_constexpr(mask) is None else value,
+}
+
+
+class Manner(enum.Enum):
+    """How the programs of a kernel run beside each other.
+
+    ``TOGETHER``: many at once, one step of all at a time, which no program may notice. ``ALONE``: one after another, as
+    later ones wait for earlier ones. ``MEETING``: in turns, as they wait for each other at barriers.
+    """
+
+    TOGETHER = "together"
+    ALONE = "alone"
+    MEETING = "meeting"
 
 
 class KernelAssertion(RuntimeError):
@@ -61,6 +87,8 @@ def _mend(scope: Any) -> None:
         scope.set_attr(module, "inline_asm_elementwise", assembly.elementwise)
     for name, function in libdevice.functions().items():
         scope.set_attr(declarations, name, function)
+    for name, function in _OF_CONSTANTS.items():
+        scope.set_attr(triton_helpers, name, function)
     for name, operation in MENDED.items():
         scope.set_attr(_builder, name, types.MethodType(operation, _builder))
     options = dataclasses.replace(_builder.options, debug=True, sanitize_overflow=False)
@@ -87,6 +115,8 @@ def call(function: Function, *args: Any, **kwargs: Any) -> Any:
     """
     if not _depth:
         raise RuntimeError("Cannot call @triton.jit'd outside of the scope of a kernel")
+    if function.__name__ == _BARRIER and _meetings:
+        return _meetings[-1].wait()
     return interpreted(function)(*args, **kwargs)
 
 
@@ -99,7 +129,7 @@ def run(
     order: Order,
     limits: Limits,
     *,
-    together: bool = True,
+    manner: Manner = Manner.TOGETHER,
 ) -> tuple[str, ...]:
     """Run every program of a kernel; gives notes on what it did.
 
@@ -112,8 +142,7 @@ def run(
         grid: programs in each dimension.
         order: which program runs first.
         limits: beyond which the kernel is refused.
-        together: whether many programs may run at once, step by step, which no program may notice; backward they
-            run one after another.
+        manner: how the programs run beside each other; backward they do not run together.
 
     Raises:
         KernelTooLarge: there are more programs than ``limits`` allows, or they took longer.
@@ -130,7 +159,9 @@ def run(
         _builder.set_grid_dim(*grid)
         launch = _Launch(name, interpreted(function), given, grid, order, limits)
         try:
-            if not together or not launch.run_together(memory, tensors):
+            if manner is Manner.MEETING:
+                launch.run_in_turns()
+            elif manner is Manner.ALONE or not launch.run_together(memory, tensors):
                 launch.run_one_by_one()
         except (NotInterpreted, KernelAssertion):
             raise
@@ -156,8 +187,22 @@ class _Launch:
 
     def run_one_by_one(self) -> None:
         """Run the programs one after another."""
-        for program in self._programs if self.order is Order.FORWARD else self._programs[::-1]:
+        for program in self._ordered:
             self._run(program[None])
+
+    def run_in_turns(self) -> None:
+        """Run each program up to the next barrier, then the following one."""
+        _meetings.append(Meeting())
+        try:
+            _meetings[-1].run(
+                lambda _: self.body(**self.given), [program[None] for program in self._ordered], self._enter
+            )
+        finally:
+            _meetings.pop()
+
+    @property
+    def _ordered(self) -> Array:
+        return self._programs if self.order is Order.FORWARD else self._programs[::-1]
 
     def run_together(self, memory: Memory, tensors: Sequence[torch.Tensor]) -> bool:
         """Run many programs at once; whether it could be done. If not, the tensors are as they were."""
@@ -177,10 +222,13 @@ class _Launch:
         return True
 
     def _run(self, programs: Array) -> None:
+        self._enter(programs)
+        self.body(**self.given)
+
+    def _enter(self, programs: Array) -> None:
         if time.monotonic() > self._end:
             raise KernelTooLarge(self.name, f"its programs took more than {self.limits.seconds:g} s")
         _builder.programs = programs
-        self.body(**self.given)
 
 
 def _argument(value: object, kind: str | None) -> object:

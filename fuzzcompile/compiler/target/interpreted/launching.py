@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fuzzcompile.compiler.target.interpreted import execution
+from fuzzcompile.compiler.target.interpreted.execution import Manner
 from fuzzcompile.compiler.target.interpreted.log import Grid, KernelLog, Launch, Limits, NotInterpreted, Order
 from fuzzcompile.targets import Target
 
@@ -103,18 +104,22 @@ def _launch(
     order = session.order
     start = time.monotonic()
     try:
-        if _MEETING in source:
-            raise NotInterpreted(name, "its programs wait for each other at a barrier")
-        waiting = any(word in source for word in _WAITING)
-        if order is Order.BACKWARD and waiting:
+        manner = _manner(source)
+        if order is Order.BACKWARD and manner is Manner.ALONE:
             order, notes = Order.FORWARD, ("its programs wait for earlier ones and run forward only",)
         kinds = {**dict.fromkeys(_constexprs(function), "constexpr"), **_typed(signature)}
-        notes += execution.run(name, function.fn, arguments, kinds, grid, order, session.limits, together=not waiting)
+        notes += execution.run(name, function.fn, arguments, kinds, grid, order, session.limits, manner=manner)
     except NotInterpreted as refusal:
         session.log.refused.setdefault(name, refusal.why)
         raise
     seconds = time.monotonic() - start
     session.log.launches.append(Launch(name, grid, dict(config), configs, seconds, notes))
+
+
+def _manner(source: str) -> Manner:
+    if _MEETING in source:
+        return Manner.MEETING
+    return Manner.ALONE if any(word in source for word in _WAITING) else Manner.TOGETHER
 
 
 def _constexprs(function: Any) -> list[str]:
