@@ -22,17 +22,21 @@ from fuzzcompile.cli import options
     help="Folder for the case files.",
 )
 @click.option("--no-near-misses", is_flag=True, help="Draw only plain idioms, no near misses.")
+@options.target
 @options.json_output
-def generate(seed: int, count: int, start: int, out: Path, no_near_misses: bool, as_json: bool) -> int:
+def generate(
+    seed: int, count: int, start: int, out: Path, no_near_misses: bool, target: str | None, as_json: bool
+) -> int:
     """Write generated cases as files, without running them.
 
     The same seed gives the cases that ``run`` draws before it starts to steer. The docstring of each file names the
-    idioms, near misses and choices that it is made of.
+    idioms, near misses and choices that it is made of. With --target, sizes, dtypes and settings are those that matter
+    on a GPU.
     """
     from fuzzcompile.campaign.profiles import for_this_torch
     from fuzzcompile.generation import Profile, write_cases
 
-    profile = for_this_torch(Profile(near_misses=not no_near_misses))
+    profile = for_this_torch(Profile(near_misses=not no_near_misses), target)
     paths = write_cases(out, seed, count, profile, start=start)
     if as_json:
         click.echo(json.dumps([str(path) for path in paths]))

@@ -97,7 +97,7 @@ def run(
     settings = CampaignSettings(
         budget=parsed,
         seed=seed,
-        profile=for_this_torch(Profile(near_misses=not no_near_misses)),
+        profile=for_this_torch(Profile(near_misses=not no_near_misses), conditions.target),
         device=conditions.device if conditions.device != "auto" else resolved.type,
         workers=workers or default_workers(conditions.device),
         torch=torch.__version__,

@@ -21,7 +21,7 @@ from fuzzcompile.corpus import (
     moment_at,
 )
 from fuzzcompile.facts import Facts, Reason, facts
-from fuzzcompile.generation.toggles import TOGGLES
+from fuzzcompile.generation.toggles import FOR_GPU, TOGGLES
 from fuzzcompile.stage_names import SCHEDULER
 from fuzzcompile.targets import target_of
 
@@ -191,9 +191,10 @@ def _note(own: Facts) -> str | None:
 
 
 @cache
-def switched_on() -> frozenset[str]:
-    """Settings that some toggle of the generator changes, written as in a reason."""
-    entries: list[tuple[str, object]] = [entry for toggle in TOGGLES for entry in toggle.options]
+def switched_on(*, gpu: bool = False) -> frozenset[str]:
+    """Settings that some toggle of the generator changes, with ``gpu`` for a GPU too; written as in a reason."""
+    toggles = (*TOGGLES, *FOR_GPU) if gpu else TOGGLES
+    entries: list[tuple[str, object]] = [entry for toggle in toggles for entry in toggle.options]
     inside = {f"{name}:{key}" for name, value in entries if isinstance(value, Mapping) for key in value}
     return frozenset({name for name, _ in entries} | inside)
 
@@ -205,7 +206,7 @@ def _stage(stage: str, kind: str, rows: Sequence[Listed], device_type: str, own:
         outcome, name = _outcome(row), _name(row, rows)
         reason = None
         if kind in RULES and outcome not in ("fired", "fallback"):
-            reason = own.reason_for(stage, row.known.name, device_type, switched_on())
+            reason = own.reason_for(stage, row.known.name, device_type, switched_on(gpu=device_type != "cpu"))
         if reason is None:
             names[outcome].append(name)
         else:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fuzzcompile.generation.idioms import idioms
 from fuzzcompile.generation.near_misses import NEAR_MISSES
-from fuzzcompile.generation.toggles import TOGGLES
+from fuzzcompile.generation.toggles import FOR_GPU, TOGGLES
 
 
 @dataclass(frozen=True)
@@ -19,15 +19,16 @@ class Name:
     summary: str
 
 
-def names() -> tuple[Name, ...]:
-    """All idioms (``kind`` is the role), near misses and toggles, each name once."""
+def names(*, gpu: bool = False) -> tuple[Name, ...]:
+    """All idioms (``kind`` is the role), near misses and toggles, each name once; with ``gpu`` those for a GPU too."""
+    toggles = (*TOGGLES, *FOR_GPU) if gpu else TOGGLES
     return (
         *(Name(idiom.name, idiom.role, idiom.weight, idiom.summary) for idiom in idioms()),
         *(Name(miss.name, "near_miss", miss.percent, miss.summary) for miss in NEAR_MISSES),
-        *(Name(toggle.name, "toggle", toggle.weight, toggle.summary) for toggle in TOGGLES),
+        *(Name(toggle.name, "toggle", toggle.weight, toggle.summary) for toggle in toggles),
     )
 
 
-def registered() -> tuple[tuple[str, str, int], ...]:
+def registered(*, gpu: bool = False) -> tuple[tuple[str, str, int], ...]:
     """Name, kind and weight of everything registered, in order: the meaning of choices depends on them."""
-    return tuple((name.name, name.kind, name.weight) for name in names())
+    return tuple((name.name, name.kind, name.weight) for name in names(gpu=gpu))

@@ -26,7 +26,8 @@ class Profile:
     Without ``near_misses`` none of the operators of `fuzzcompile.generation.near_misses` is drawn,
     the plain coincidences of shape among them. ``weights`` steer by name (see `fuzzcompile.generation.names`): in
     percent of what is registered, 0 to 10,000. ``without`` are names that are never drawn, such as settings that the
-    installed torch lacks.
+    installed torch lacks. With ``gpu`` the sizes, dtypes and settings are those that matter where the compiler works
+    for a GPU (see `fuzzcompile.generation.repertoire`).
     """
 
     near_misses: bool = True
@@ -34,6 +35,7 @@ class Profile:
     training: bool = True
     weights: tuple[tuple[str, int], ...] = ()
     without: tuple[str, ...] = ()
+    gpu: bool = False
 
     def __post_init__(self) -> None:
         unknown = [dtype for dtype in self.dtypes if dtype not in DTYPES]
@@ -54,7 +56,7 @@ class Profile:
     def to_json(self) -> dict[str, object]:
         """Plain data for `from_json`, with the version of the generator that reads choices under it."""
         plain = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
-        return {**plain, "weights": [list(pair) for pair in self.weights], "generator": generator_version()}
+        return {**plain, "weights": [list(pair) for pair in self.weights], "generator": generator_version(gpu=self.gpu)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Profile:
@@ -63,11 +65,12 @@ class Profile:
         Raises:
             StaleRecipe: another version of the generator wrote it, under which choices mean something else.
         """
-        version = data.get("generator")
-        if version != generator_version():
+        version, gpu = data.get("generator"), bool(data.get("gpu"))
+        own = generator_version(gpu=gpu)
+        if version != own:
             raise StaleRecipe(
-                f"The recipe was drawn by another version of the generator ({version or 'the first'}, this is "
-                f"{generator_version()}), so its choices cannot be read; its source can still be judged and minimized."
+                f"The recipe was drawn by another version of the generator ({version or 'the first'}, this is {own}), "
+                "so its choices cannot be read; its source can still be judged and minimized."
             )
         return cls(
             data["near_misses"],
@@ -75,14 +78,21 @@ class Profile:
             data["training"],
             tuple((name, weight) for name, weight in data["weights"]),
             tuple(data["without"]),
+            gpu,
         )
 
 
-def generator_version() -> str:
-    """Identifies the meaning of choices: the grammar, everything registered with its weight, and Hypothesis."""
-    known = repr((_GRAMMAR, registered(), hypothesis.__version__))
+def generator_version(*, gpu: bool = False) -> str:
+    """Identifies the meaning of choices: the grammar, everything registered with its weight, and Hypothesis.
+
+    What is drawn for a GPU only has a version of its own, so that it makes no other recipe stale.
+    """
+    grammar = (_GRAMMAR, _GPU_GRAMMAR) if gpu else _GRAMMAR
+    known = repr((grammar, registered(gpu=gpu), hypothesis.__version__))
     return f"{_GRAMMAR}-{hashlib.sha256(known.encode()).hexdigest()[:8]}"
 
 
 # Increment it if the order or the meaning of draws changes while the registered names stay the same.
 _GRAMMAR = 7
+# The same for `fuzzcompile.generation.repertoire.GPU`.
+_GPU_GRAMMAR = 1

@@ -18,18 +18,12 @@ from fuzzcompile.generation.idioms import idiom, idioms
 from fuzzcompile.generation.near_misses import apply_near_misses
 from fuzzcompile.generation.profile import Profile
 from fuzzcompile.generation.registry import Role, form_of
+from fuzzcompile.generation.repertoire import CPU, GPU, Repertoire
 from fuzzcompile.generation.spec import Attention, Block, CaseSpec, Compile, Dims, Layout, Mask, Part, Placement
-from fuzzcompile.generation.toggles import OWN_RANDOM_STREAM, TOGGLES
+from fuzzcompile.generation.toggles import FOR_GPU, OWN_RANDOM_STREAM
 
-_SEQUENCES = tuple(range(2, 17))
-_HEADS = (1, 2, 3, 4, 6, 8)
-_HEAD_DIMS = (2, 3, 4, 8, 16)
-_DTYPE_WEIGHTS = {"float32": 2, "bfloat16": 1, "float16": 1}
-# The patterns that cast look for float32 and float16; to the others bfloat16 is like float16.
-_PLAIN_WEIGHTS = {"float32": 5, "bfloat16": 1, "float16": 5}
 # Percentage of cases that are a plain attention, without a near miss.
 _PLAIN = 40
-_MODES = (("max-autotune-no-cudagraphs", 2), ("max-autotune", 1), ("reduce-overhead", 2))
 
 
 @lru_cache(maxsize=64)
@@ -44,7 +38,7 @@ def _cases(draw: st.DrawFn, profile: Profile) -> CaseSpec:
 
     Lowering a choice then leaves the meaning of all later ones unchanged, as shrinking needs it.
     """
-    pen = Pen(draw, profile.steering)
+    pen, repertoire = Pen(draw, profile.steering), _repertoire(profile)
     if pen.chance(_PLAIN):
         return replace(fitted(_plain(pen, profile)), seed=pen.number(999_999))
     block, embedding = _block(pen)
@@ -63,7 +57,7 @@ def _cases(draw: st.DrawFn, profile: Profile) -> CaseSpec:
         layer=layer,
         embedding=embedding,
         head=head,
-        dtype=pen.weighted([(dtype, _DTYPE_WEIGHTS[dtype]) for dtype in profile.dtypes]),
+        dtype=pen.weighted([(dtype, repertoire.dtypes[dtype]) for dtype in profile.dtypes]),
         training=training,
         backward=pen.chance(85 if training else 7) and profile.training,
         compile=_compile(pen, profile, dims, layer),
@@ -73,6 +67,10 @@ def _cases(draw: st.DrawFn, profile: Profile) -> CaseSpec:
     elif layer is not None and idiom(layer.name).traits.own_strides and block is None:
         spec = replace(spec, block=Block())  # on its own its strides are not those of eager
     return replace(fitted(spec), seed=pen.number(999_999))
+
+
+def _repertoire(profile: Profile) -> Repertoire:
+    return GPU if profile.gpu else CPU
 
 
 def _plain(pen: Pen, profile: Profile) -> CaseSpec:
@@ -85,16 +83,19 @@ def _plain(pen: Pen, profile: Profile) -> CaseSpec:
     if mask is not None and mask.use == "add" and mask.dtype != "bool":  # to a rewrite one bias is like another
         dtype = "float32" if wide and form_of(attention).widens_plain_mask else mask.dtype
         attention = replace(attention, mask=Mask(shape="key" if mask.shape == "key" else "square", dtype=dtype))
+    repertoire = _repertoire(profile)
     dims = _dims(pen, replace(profile, near_misses=False))
     layouts: list[tuple[Layout, int]] = [("heads_last", 60), ("heads_first", 40)]
     layout = pen.weighted(layouts)
     training = pen.chance(60) and profile.training
     drops, own_stream = pen.chance(60), pen.chance(90)
     toggles = (OWN_RANDOM_STREAM.name,) if training and drops and own_stream else ()
+    if repertoire.plain_toggled and pen.chance(repertoire.plain_toggled):
+        toggles += (pen.named([(toggle.name, toggle.weight) for toggle in FOR_GPU]),)
     return CaseSpec(
         attention=replace(attention, layout=layout, dropout=0.1 if training and drops else None),
         dims=replace(dims, batch=1) if pen.chance(40) and profile.near_misses else dims,
-        dtype=pen.weighted([(dtype, _PLAIN_WEIGHTS[dtype]) for dtype in profile.dtypes]),
+        dtype=pen.weighted([(dtype, repertoire.plain_dtypes[dtype]) for dtype in profile.dtypes]),
         training=training,
         backward=training,
         compile=Compile(toggles=tuple(name for name in toggles if pen.weights.get(name, 100))),
@@ -162,17 +163,18 @@ def _attention(pen: Pen, *, within: bool) -> Attention:
 
 def _dims(pen: Pen, profile: Profile) -> Dims:
     """Sizes, of which no two coincide without near misses."""
+    sizes = _repertoire(profile)
     batch = pen.one_of((1, 2, 3, 4) if profile.near_misses else (2, 3, 4))
-    heads, head_dim = pen.one_of(_HEADS), pen.one_of(_HEAD_DIMS)
+    heads, head_dim = pen.one_of(sizes.heads), pen.one_of(sizes.head_dims)
     if not profile.near_misses and heads == 1:
         heads = 2
-    sequence = pen.one_of(_SEQUENCES)
+    sequence = pen.one_of(sizes.sequences)
     while not profile.near_misses and sequence in (heads, head_dim):
         sequence += 1
-    source = pen.one_of((3, 5, 7, 9))
+    source = pen.one_of(sizes.sources)
     while not profile.near_misses and source in (heads, head_dim, sequence):
         source += 1
-    return Dims(batch, sequence, heads, head_dim, source)
+    return sizes.affordable(Dims(batch, sequence, heads, head_dim, source))
 
 
 def _compile(pen: Pen, profile: Profile, dims: Dims, layer: Part | None) -> Compile:
@@ -184,8 +186,9 @@ def _compile(pen: Pen, profile: Profile, dims: Dims, layer: Part | None) -> Comp
     dynamic = pen.weighted([(None, 40), (True, 50), (False, 10)])
     fullgraph = pen.chance(3)
     autocast = pen.chance(5, "autocast")
-    toggles = _toggles(pen, layer)
-    modes: list[tuple[str | None, int]] = [(None, 240), *_MODES]
+    repertoire = _repertoire(profile)
+    toggles = _toggles(pen, repertoire, layer)
+    modes: list[tuple[str | None, int]] = [(None, 240), *repertoire.modes]
     mode = pen.named(modes)
     odd = profile.near_misses
     return Compile(
@@ -199,12 +202,12 @@ def _compile(pen: Pen, profile: Profile, dims: Dims, layer: Part | None) -> Comp
     )
 
 
-def _toggles(pen: Pen, layer: Part | None) -> tuple[str, ...]:
+def _toggles(pen: Pen, repertoire: Repertoire, layer: Part | None) -> tuple[str, ...]:
     """No setting, one or two; more often, and among those that act on it, for a layer that stirs rare passes."""
-    count = pen.weighted([(0, 72), (1, 20), (2, 8)])
-    names = [(toggle.name, toggle.weight) for toggle in TOGGLES]
+    known, count = repertoire.toggles, pen.weighted(repertoire.toggled)
+    names = [(toggle.name, toggle.weight) for toggle in known]
     stirred = idiom(layer.name).traits.stirs if layer is not None else ()
-    acting = [toggle.name for toggle in TOGGLES if toggle.acts_on in stirred]
+    acting = [toggle.name for toggle in known if toggle.acts_on in stirred]
     if acting and pen.chance(75):
         count, names = 1 + pen.number(1), [(name, 1) for name in acting]
     drawn = [pen.named(names) for _ in range(count)]

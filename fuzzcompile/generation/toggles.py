@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Option = bool | int | Mapping[str, Mapping[str, int]]
+Option = bool | int | str | Mapping[str, Mapping[str, int]]
 # What of a module few passes look for: parts of a tensor that are joined again, several equal operators, several
 # linear layers over one input. An idiom says which of them it has.
 Stirred = Literal["rejoined_parts", "equal_operators", "shared_input_linears"]
@@ -32,6 +32,11 @@ class Toggle:
     weight: int = 2
     inference: bool = False
     acts_on: Stirred | None = None
+
+    @property
+    def of_the_cpu(self) -> bool:
+        """Whether all that it changes is the CPU's code generator."""
+        return all(entry.startswith("cpp.") for entry, _ in self.options if entry != "freezing")
 
 
 # Pattern passes over torch-level graphs, each with the normalisation that it expects to have run.
@@ -139,8 +144,48 @@ TOGGLES: tuple[Toggle, ...] = (
     Toggle("no_index_propagation", "Indices are not folded.", (("constant_and_index_propagation", False),)),
     Toggle("dead_code", "Dead code is removed before the passes.", (("dce", True),)),
 )
+# Drawn only where the compiler works for a GPU.
+FOR_GPU: tuple[Toggle, ...] = (
+    Toggle("padded_products", "Matrix products are padded, whatever it costs.", (("force_shape_pad", True),), 24),
+    Toggle(
+        "triton_products",
+        "Matrix products are Triton's templates, with what follows them fused in.",
+        (("max_autotune_gemm", True), ("max_autotune_gemm_backends", "TRITON")),
+        32,
+    ),
+    Toggle("looped_reductions", "No reduction holds its row at once.", (("triton.persistent_reductions", False),), 24),
+    Toggle("unsplit_reductions", "No reduction takes two kernels.", (("split_reductions", False),), 8),
+    Toggle(
+        "mixed_reductions",
+        "Sums over rows and over columns share a kernel, however small.",
+        (("triton.mix_order_reduction_non_strict_mode", True),),
+        24,
+    ),
+    Toggle("combined_kernels", "Independent kernels become one.", (("combo_kernels", True),), 16),
+    Toggle("decomposed_products", "Narrow products become sums.", (("coordinate_descent_tuning", True),), 16),
+    Toggle(
+        "permuted_products",
+        "Permutations around matrix products are folded into them.",
+        (("permute_fusion", True),),
+        12,
+    ),
+    Toggle("two_dimensional_tiles", "Kernels are tiled in more dimensions.", (("triton.prefer_nd_tiling", True),), 16),
+    Toggle(
+        "tiled_reductions",
+        "Reductions are tiled in more dimensions.",
+        (("triton.prefer_nd_tiling", True), ("triton.tile_reductions", True)),
+        8,
+    ),
+    Toggle("block_pointers", "Kernels address blocks instead of elements.", (("triton.use_block_ptr", True),), 16),
+    Toggle("dense_indices", "Every index has all dimensions of its block.", (("triton.dense_indexing", True),), 8),
+    Toggle("native_products", "Matrix products are loops like any other.", (("triton.native_matmul", True),), 16),
+    Toggle("two_pass_softmax", "Softmax takes its maximum and its sum apart.", (("online_softmax", False),), 8),
+    Toggle("fixed_loop_order", "Fusion changes no order of loops.", (("loop_ordering_after_fusion", False),), 8),
+    Toggle("untiled_by_strides", "Tiles do not follow strides.", (("triton.coalesce_tiling_analysis", False),), 8),
+    Toggle("back_to_back_products", "Two matrix products become one kernel.", (("b2b_gemm_pass", True),), 8),
+)
 
-_BY_NAME = {toggle.name: toggle for toggle in TOGGLES}
+_BY_NAME = {toggle.name: toggle for toggle in (*TOGGLES, *FOR_GPU)}
 
 
 def toggle(name: str) -> Toggle:

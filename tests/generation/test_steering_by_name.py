@@ -74,7 +74,7 @@ def test_the_version_hangs_on_what_is_registered(monkeypatch: pytest.MonkeyPatch
     module = importlib.import_module("fuzzcompile.generation.names")
     before = generator_version()
     names = module.names()
-    monkeypatch.setattr(module, "names", lambda: (replace(names[0], weight=names[0].weight + 1), *names[1:]))
+    monkeypatch.setattr(module, "names", lambda *, gpu: (replace(names[0], weight=names[0].weight + 1), *names[1:]))
     after = generator_version()
     assert after != before
     assert after.partition("-")[0] == before.partition("-")[0]
