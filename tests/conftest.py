@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def process_settings() -> None:
-    """The settings that a worker process has."""
+    """The settings that a worker process has.
+
+    Scripts that tests start on their own get no pool of compile workers either: each would import torch anew.
+    """
     torch.set_num_threads(1)
     Numerics().apply()
     compile_in_process()
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     drop_broken_kernels()
 
 
