@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,14 @@ def triaged() -> Callable[[Path], dict[str, Any]]:
         return triage(load_case(path), torch.device("cpu")).to_json()
 
     return report
+
+
+@pytest.fixture(scope="module")
+def no_workarounds() -> Iterator[None]:
+    """Triage looks for no workaround: a quarter of its compiles, for tests that read the culprit alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fuzzcompile.judging.attribute.find_workaround", lambda *arguments: None)
+        yield
 
 
 @pytest.fixture

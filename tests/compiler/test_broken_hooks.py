@@ -24,8 +24,9 @@ from fuzzcompile.case import load_case
 from fuzzcompile.compiler import labels, patches
 from fuzzcompile.compiler import recorder as recorder_module
 from fuzzcompile.compiler.recorder import Recorder
-from fuzzcompile.judging import attribute
 from fuzzcompile.judging.triage import triage
+
+pytestmark = pytest.mark.usefixtures("no_workarounds")
 
 aten = torch.ops.aten
 TABLES = ("GRAPHS", "COVERAGE", "KERNELS", "DECOMPOSITIONS", "METADATA", "SPEED", "CAPTURE", "PATCHES")
@@ -223,8 +224,7 @@ def break_patch(monkeypatch: pytest.MonkeyPatch, name: str, how: str) -> None:
 def judged(bug: Bug, folder: Path) -> dict[str, Any]:
     path = folder / "case.py"
     path.write_text(PROGRAM.format(operator=bug.operator, settings=bug.settings, mode=bug.mode))
-    # A workaround costs a quarter of the compiles, and nothing is said of it.
-    with bug.install(), mock.patch.object(attribute, "find_workaround", return_value=None):
+    with bug.install():
         return triage(load_case(path), torch.device("cpu")).to_json()
 
 
