@@ -151,8 +151,8 @@ def plainly(settings: CompileSettings) -> Iterator[Session]:
 
 @contextlib.contextmanager
 def _configured(settings: CompileSettings, inductor: Mapping[str, object]) -> Iterator[None]:
-    always = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
-    traced = {"enable_autograd_cache": False}
+    always: dict[str, object] = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
+    traced: dict[str, object] = {"enable_autograd_cache": False}
     if assumed() is not None:  # the backward is compiled while torch is told of the target, and nothing is recorded
         always |= _NO_DEVICE
         traced["force_non_lazy_backward_lowering"] = True
