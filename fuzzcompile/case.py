@@ -7,6 +7,7 @@ and ``run(model, inputs)`` (see "Contracts" in ARCHITECTURE.md).
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import sys
 import types
@@ -120,17 +121,21 @@ def source_hash(source: str) -> str:
     return hashlib.sha256(source.encode()).hexdigest()
 
 
-def load_case(path: str | Path) -> Case:
+def load_case(path: str | Path, rewrite: Callable[[ast.Module], ast.Module] = lambda tree: tree) -> Case:
     """Execute the case file at ``path`` and return the case that it defines.
 
     The file becomes a module in ``sys.modules``, where dynamo resolves the globals of the code that it traces.
+
+    Args:
+        path: the file.
+        rewrite: changes its syntax tree before it is executed; lines must stay.
 
     Raises:
         CaseError: the file cannot be read, is not Python, raises while it is loaded, or has no ``make()``.
     """
     path = Path(path)
     source = read_source(path)
-    namespace = _execute(path, source)
+    namespace = _execute(path, source, rewrite)
     make = namespace.get("make")
     if not callable(make):
         raise CaseError(
@@ -162,9 +167,10 @@ def read_source(path: Path) -> str:
         raise CaseError(f"Cannot read the case {path}: {_one_line(error)}; name a Python file.") from error
 
 
-def _execute(path: Path, source: str) -> dict[str, Any]:
+def _execute(path: Path, source: str, rewrite: Callable[[ast.Module], ast.Module]) -> dict[str, Any]:
     try:
-        code = compile(source, str(path.resolve()), "exec", dont_inherit=True)
+        tree = rewrite(ast.parse(source))
+        code = compile(tree, str(path.resolve()), "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         raise CaseError(f"{path} is no case: it is not valid Python ({_one_line(error)}).") from error
     module = types.ModuleType(f"fuzzcompile_case_{source_hash(source)[:16]}")

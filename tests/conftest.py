@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def process_settings() -> None:
-    """The settings that a worker process has."""
+    """The settings that a worker process has.
+
+    Scripts that tests start on their own get no pool of compile workers either: each would import torch anew.
+    """
     torch.set_num_threads(1)
     Numerics().apply()
     compile_in_process()
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     drop_broken_kernels()
 
 
@@ -45,6 +50,14 @@ def triaged() -> Callable[[Path], dict[str, Any]]:
         return triage(load_case(path), torch.device("cpu")).to_json()
 
     return report
+
+
+@pytest.fixture(scope="module")
+def no_workarounds() -> Iterator[None]:
+    """Triage looks for no workaround: a quarter of its compiles, for tests that read the culprit alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fuzzcompile.judging.attribute.find_workaround", lambda *arguments: None)
+        yield
 
 
 @pytest.fixture

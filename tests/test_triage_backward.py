@@ -13,6 +13,8 @@ from torch._inductor import lowering
 from fuzzcompile.case import load_case
 from fuzzcompile.judging.triage import triage
 
+pytestmark = pytest.mark.usefixtures("no_workarounds")
+
 OVERWRITTEN = """
 import torch
 

@@ -13,6 +13,8 @@ from fuzzcompile.case import load_case
 from fuzzcompile.judging.refusals import CannotJudge
 from fuzzcompile.judging.triage import triage
 
+pytestmark = pytest.mark.usefixtures("no_workarounds")
+
 CPU = torch.device("cpu")
 MAKE = "\ndef make():\n    torch.manual_seed(0)\n    return program, (torch.randn(8),)\n"
 PROGRAMS = {

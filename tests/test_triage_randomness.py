@@ -16,6 +16,8 @@ from fuzzcompile.judging.triage import triage
 from fuzzcompile.oracle import streams
 from fuzzcompile.trials.compiles import Experiments
 
+pytestmark = pytest.mark.usefixtures("no_workarounds")
+
 CPU = torch.device("cpu")
 HEAD = "import random\nimport numpy\nimport torch\nimport torch.nn.functional as F\nfrom torch import nn\n"
 MAKE = "\ndef make():\n    torch.manual_seed(0)\n    return program, (torch.randn(2, 8, 32{}),)\n"

@@ -9,8 +9,10 @@ from pathlib import Path
 import torch
 
 from fuzzcompile.capture import load_script
+from fuzzcompile.capture.retarget import retargeted
 from fuzzcompile.capture.submodules import submodule_case
 from fuzzcompile.case import Case, load_case, read_source
+from fuzzcompile.compiler.target.process import assumed
 from fuzzcompile.errors import CaseError
 
 
@@ -19,7 +21,8 @@ def load(path: Path, device: torch.device, *, call: int | None = None, module: s
 
     Args:
         path: a case file, or a script that calls ``torch.compile``.
-        device: where it will run; a script written for another kind of device is retargeted.
+        device: where it will run; a script written for another kind of device is retargeted, and so is a case file in a
+            process that compiles for a target.
         call: which call of a compiled callable of a script is the case (1 is the first and the default).
         module: path of a submodule, judged on the inputs it gets, in place of the whole.
 
@@ -32,7 +35,8 @@ def load(path: Path, device: torch.device, *, call: int | None = None, module: s
     if defines_make(source) or not mentions_compile(source):
         if call is not None:
             raise CaseError(f"{path} is a case file, whose calls are all judged; --call is for scripts.")
-        case = load_case(path)
+        # Compiled for a target it runs on the CPU, whatever device it is written for.
+        case = load_case(path) if assumed() is None else load_case(path, lambda tree: retargeted(tree, device)[0])
     else:
         case = load_script(path, source, device, call=call)
     return case if module is None else submodule_case(case, module, device)

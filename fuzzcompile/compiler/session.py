@@ -30,6 +30,15 @@ from fuzzcompile.stage_names import DYNAMO
 # On the stack only while something is compiled.
 _CONVERTS = "torch/_dynamo/convert_frame.py"
 
+# What needs the target's device: graphs recorded on it, kernels timed against each other, wrappers in C++.
+_NO_DEVICE = {
+    "triton.cudagraphs": False,
+    "triton.multi_kernel": 0,
+    "benchmark_fusion": False,
+    "benchmark_kernel": False,
+    "cpp_wrapper": False,
+}
+
 
 @dataclass(frozen=True)
 class Compilation:
@@ -142,10 +151,10 @@ def plainly(settings: CompileSettings) -> Iterator[Session]:
 
 @contextlib.contextmanager
 def _configured(settings: CompileSettings, inductor: Mapping[str, object]) -> Iterator[None]:
-    always = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
-    traced = {"enable_autograd_cache": False}
+    always: dict[str, object] = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
+    traced: dict[str, object] = {"enable_autograd_cache": False}
     if assumed() is not None:  # the backward is compiled while torch is told of the target, and nothing is recorded
-        always["triton.cudagraphs"] = False
+        always |= _NO_DEVICE
         traced["force_non_lazy_backward_lowering"] = True
     torch._dynamo.reset()
     with contextlib.ExitStack() as stack:

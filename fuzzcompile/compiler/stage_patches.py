@@ -15,8 +15,7 @@ from fuzzcompile.compiler.partitioning import partitioner_in_use
 from fuzzcompile.compiler.patching import Function, contained
 from fuzzcompile.compiler.recorder import Recorder, has_tangents
 from fuzzcompile.compiler.screening import screened
-from fuzzcompile.compiler.target.moving import moved_to_target
-from fuzzcompile.compiler.target.process import described
+from fuzzcompile.compiler.target.process import described, moved_to_target
 from fuzzcompile.compiler.unseen import Unseen
 from fuzzcompile.stage_names import FREEZING, GRAPH_STAGES, JOINT_GRAPH, LOWERING, PARTITION, POST_GRAD, PRE_GRAD
 

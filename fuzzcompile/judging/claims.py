@@ -96,6 +96,7 @@ def _kernels(experiments: Experiments, trial: Trial) -> str:
 def _autotuning(trial: Trial, tried: tuple[str, ...]) -> str:
     questions = trial.ledger.interpreted.undecided
     open_questions = [question for question in questions if not question.startswith(tried)]
-    parts = [f"both ways: {', '.join(tried)}"] if tried else []
+    shown = ("template or library call" if question == TEMPLATES else question for question in tried)
+    parts = [f"both ways: {', '.join(shown)}"] if tried else []
     parts += [f"not decided: {', '.join(open_questions)}"] if open_questions else []
     return "; ".join(parts) or "nothing to decide"

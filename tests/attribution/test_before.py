@@ -28,6 +28,8 @@ from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.stages.table import Shows, looked
 from fuzzcompile.trials.compiles import Experiments, Trial
 
+pytestmark = pytest.mark.usefixtures("no_workarounds")
+
 aten = torch.ops.aten
 CPU = torch.device("cpu")
 Plant = Callable[[], AbstractContextManager[Any]]

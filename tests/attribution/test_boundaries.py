@@ -19,6 +19,8 @@ from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.stages.operators.boundary import Boundary, boundaries_of
 from fuzzcompile.trials.compiles import Experiments
 
+pytestmark = pytest.mark.usefixtures("no_workarounds")
+
 aten = torch.ops.aten
 CASE = """
 import torch

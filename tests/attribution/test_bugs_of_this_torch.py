@@ -11,6 +11,8 @@ import torch
 from fuzzcompile.case import load_case
 from fuzzcompile.judging.triage import triage
 
+pytestmark = pytest.mark.usefixtures("no_workarounds")
+
 # torch's own fusion of dropouts forgets p and training.
 SOURCE = """
 import torch

@@ -23,6 +23,8 @@ from fuzzcompile.judging.attribute import Attributor
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.trials.compiles import Experiments, Trial
 
+pytestmark = pytest.mark.usefixtures("no_workarounds")
+
 CPU = torch.device("cpu")
 REPLAYABLE = [plant for plant in PLANTS.values() if plant.replayable]
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -20,8 +23,14 @@ from fuzzcompile.cli import main
 from fuzzcompile.corpus import CorpusError, Store
 from fuzzcompile.errors import UsageError
 
-ISSUE = Path(__file__).parent.parent / "known_issues" / "issue_195320.py"
-SFDP = "joint_graph:torch/_inductor/fx_passes/fuse_attention.py:sfdp"
+KNOWN = Path(__file__).parent.parent / "known_issues"
+# A known issue, and its signature: one that fails while it compiles, and a wrong result, whose search takes minutes.
+ISSUES = [
+    ("issue_193265", "post_grad:torch/_inductor/fx_passes/post_grad.py:pointless_cumsum_replacement"),
+    pytest.param(
+        ("issue_195320", "joint_graph:torch/_inductor/fx_passes/fuse_attention.py:sfdp"), marks=pytest.mark.slow
+    ),
+]
 
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -35,18 +44,20 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def run(folder: Path, *arguments: str) -> dict:
-    process = start(folder, *arguments, "--json")
-    out, err = process.communicate(timeout=400)
-    assert process.returncode == 0, err
-    return json.loads(out)
-
-
 def here(*arguments: str) -> int:
     """The exit status of a command in this process: it starts faster than one of its own."""
     with pytest.raises(SystemExit) as ending:
         main(arguments)
     return int(ending.value.code or 0)
+
+
+def run(folder: Path, *arguments: str) -> dict:
+    """The summary of a campaign that ends within its budget."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.chdir(folder), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = here("run", "--device", "cpu", *arguments, "--json")
+    assert status == 0, err.getvalue()
+    return json.loads(out.getvalue())
 
 
 def wait_for(condition, seconds: float = 120.0) -> None:
@@ -88,11 +99,30 @@ def test_clock():
     assert (clock(61), clock(3723)) == ("1:01", "1:02:03")
 
 
-@pytest.fixture(scope="module")
-def campaign(tmp_path_factory) -> tuple[Path, dict]:
+@dataclass(frozen=True)
+class Campaign:
     """A short campaign of one worker over variations of a case with a real bug; the case itself comes first."""
-    folder = tmp_path_factory.mktemp("campaign")
-    return folder, run(folder, "--budget", "3c", "--workers", "1", "--from", str(ISSUE))
+
+    folder: Path
+    case: Path
+    signature: str
+    summary: dict
+
+    @property
+    def family(self) -> str:
+        return self.signature.rpartition(":")[2]
+
+    @property
+    def finding(self) -> dict:
+        (finding,) = [finding for finding in self.summary["findings"] if self.family in finding["culprit"]]
+        return finding
+
+
+@pytest.fixture(scope="module", params=ISSUES, ids=lambda issue: issue[0])
+def campaign(request, tmp_path_factory) -> Campaign:
+    issue, signature = request.param
+    folder, case = tmp_path_factory.mktemp("campaign"), KNOWN / f"{issue}.py"
+    return Campaign(folder, case, signature, run(folder, "--budget", "3c", "--workers", "1", "--from", str(case)))
 
 
 @pytest.fixture(scope="module")
@@ -103,14 +133,13 @@ def generated(tmp_path_factory) -> tuple[Path, dict]:
 
 
 def test_a_campaign_finds_explains_shrinks_and_drafts_a_real_bug(campaign):
-    folder, summary = campaign
-    assert summary["ended"] == "budget" and summary["cases"] >= 3
-    (finding,) = [f for f in summary["findings"] if "_sfdp" in f["culprit"]]
+    folder, finding = campaign.folder, campaign.finding
+    assert campaign.summary["ended"] == "budget" and campaign.summary["cases"] >= 3
     assert finding["necessary"] is True and finding["confirmed"] is True and finding["reproducer_lines"] <= 40
     assert Path(folder, finding["draft"]).read_text().startswith("# [inductor]")
     with Store.open(folder / "corpus" / "fuzzcompile.db") as store:
         found = store.finding(finding["finding"])
-        assert found.signature == SFDP
+        assert found.signature == campaign.signature
         reproducer = store.best_reproducer(found.id)
         assert store.coverage() and store.integrity() == "ok"
         stream = store.campaigns()[0].settings["stream"]
@@ -122,15 +151,14 @@ def test_a_campaign_finds_explains_shrinks_and_drafts_a_real_bug(campaign):
 
 
 def test_a_second_run_goes_on_and_repeats_no_case(campaign):
-    folder, first = campaign
-    second = run(folder, "--budget", "2c", "--workers", "1", "--from", str(ISSUE))
+    second = run(campaign.folder, "--budget", "2c", "--workers", "1", "--from", str(campaign.case))
     assert second["cases"] >= 2
-    with Store.open(folder / "corpus" / "fuzzcompile.db") as store:
+    with Store.open(campaign.folder / "corpus" / "fuzzcompile.db") as store:
         campaigns = store.campaigns()
         stream = campaigns[0].settings["stream"]
         assert store.recorded_indices(stream) >= set(range(5))
         assert [c.ended for c in campaigns] == ["budget", "budget"]
-        assert store.counters().runs == first["cases"] + second["cases"]
+        assert store.counters().runs == campaign.summary["cases"] + second["cases"]
 
 
 def test_most_cases_are_screened_and_what_was_reached_is_shown(generated, monkeypatch, capsys):
@@ -178,9 +206,8 @@ def test_wrong_use_is_said_in_one_sentence(tmp_path, monkeypatch, capsys, argume
 
 
 def test_commands_on_a_stored_finding(campaign, monkeypatch, capsys):
-    folder, summary = campaign
-    finding = summary["findings"][0]["finding"]
-    monkeypatch.chdir(folder)
+    finding, name = campaign.finding["finding"], campaign.family[:12]  # a table cuts names short
+    monkeypatch.chdir(campaign.folder)
     for arguments in (
         ["corpus", "list"],
         ["corpus", "show", finding],
@@ -189,14 +216,47 @@ def test_commands_on_a_stored_finding(campaign, monkeypatch, capsys):
     ):
         assert here(*arguments) == 0
         out = capsys.readouterr().out
-        assert "sfdp" in out or "out/" in out
+        assert name in out or "out/" in out
     assert here("issue", "F99") == 2
     assert finding in capsys.readouterr().err
 
 
-def test_ctrl_c_ends_with_the_summary(tmp_path):
-    process = start(tmp_path, "--budget", "10m", "--workers", "1", "--screen-only")
-    wait_for(lambda: judged(tmp_path) >= 1)
+# Clean and slow: whenever a worker is killed, it is judging a case.
+ENDLESS = ("--budget", "10m", "--workers", "1", "--from", "slow.py")
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory) -> tuple[Path, list[psutil.Process]]:
+    """The folder of a campaign that lost its worker and was killed later, and the processes that it had then."""
+    folder = tmp_path_factory.mktemp("killed")
+    Path(folder, "slow.py").write_text(
+        "import time\n\nimport torch\n\n\ndef make():\n    time.sleep(0.1)\n    return torch.sin, (torch.ones(3, 5),)\n"
+    )
+    process = start(folder, *ENDLESS)
+    wait_for(lambda: judged(folder) >= 1)
+    worker = max(psutil.Process(process.pid).children(), key=lambda child: child.memory_info().rss)
+    os.kill(worker.pid, signal.SIGKILL)
+    before = judged(folder)
+    wait_for(lambda: judged(folder) >= before + 2)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.communicate()
+    return folder, children
+
+
+def test_a_killed_worker_costs_its_case_only_and_a_killed_campaign_nothing_stored(killed):
+    folder, children = killed
+    with Store.open(folder / "corpus" / "fuzzcompile.db") as store:
+        assert store.integrity() == "ok" and store.campaigns()[0].ended is None
+        assert store.counters().by_verdict.get("crash", 0) >= 1
+    wait_for(lambda: not any(child.is_running() for child in children), 20)
+
+
+def test_a_killed_campaign_goes_on_and_ctrl_c_ends_it_with_the_summary(killed):
+    folder, _ = killed
+    stored = judged(folder)
+    process = start(folder, *ENDLESS)
+    wait_for(lambda: judged(folder) > stored)
     process.send_signal(signal.SIGINT)
     try:
         out, err = process.communicate(timeout=60)
@@ -204,28 +264,5 @@ def test_ctrl_c_ends_with_the_summary(tmp_path):
         process.kill()
     assert process.returncode == 0 and "Traceback" not in err
     assert "Campaign interrupted" in out and "Verdicts:" in out
-    with Store.open(tmp_path / "corpus" / "fuzzcompile.db") as store:
-        assert store.campaigns()[0].ended == "interrupted"
-
-
-def test_a_killed_worker_costs_its_case_only_and_a_killed_campaign_nothing_stored(tmp_path):
-    # Clean and slow: whenever the worker is killed, it is judging a case.
-    Path(tmp_path, "slow.py").write_text(
-        "import time\n\nimport torch\n\n\ndef make():\n    time.sleep(0.1)\n    return torch.sin, (torch.ones(3, 5),)\n"
-    )
-    process = start(tmp_path, "--budget", "10m", "--workers", "1", "--from", "slow.py")
-    wait_for(lambda: judged(tmp_path) >= 1)
-    worker = max(psutil.Process(process.pid).children(), key=lambda child: child.memory_info().rss)
-    os.kill(worker.pid, signal.SIGKILL)
-    before = judged(tmp_path)
-    wait_for(lambda: judged(tmp_path) >= before + 2)
-    children = psutil.Process(process.pid).children(recursive=True)
-    process.kill()
-    process.communicate()
-    stored = judged(tmp_path)
-    with Store.open(tmp_path / "corpus" / "fuzzcompile.db") as store:
-        assert store.integrity() == "ok" and store.campaigns()[0].ended is None
-        assert store.counters().by_verdict.get("crash", 0) >= 1
-    wait_for(lambda: not any(child.is_running() for child in children), 20)
-    again = run(tmp_path, "--budget", "1c", "--workers", "1", "--from", "slow.py")
-    assert again["cases"] >= 1 and judged(tmp_path) >= stored + 1
+    with Store.open(folder / "corpus" / "fuzzcompile.db") as store:
+        assert store.campaigns()[-1].ended == "interrupted"

@@ -21,21 +21,21 @@ ROUNDED = ("equal", "rounding")
 # Judged in every run of the tests, by one command.
 QUICK: dict[str, Sequence[str]] = {
     "attention_eval": ROUNDED,
-    "einsum_projections": ROUNDED,
     "exit_status": ("accepts_invalid",),
     "keyword_arguments_on_cuda": ROUNDED,
     "lost_mutation": ("aliasing", "miscompile"),
-    "run_by_backend": ("miscompile",),
 }
 STYLES: dict[str, Sequence[str]] = {
     "asserts_on_numpy": ("nonfinite",),
     "decorated_function": ("equal",),
     "decorated_method": ("equal",),
     "dtypes_and_modes": ("rounding", "precision_casts"),
+    "einsum_projections": ROUNDED,
     "loss_and_gradients": ROUNDED,
     "model_from_a_file": ROUNDED,
     "module_compile_in_half": ROUNDED,
     "older_entry": ROUNDED,
+    "run_by_backend": ("miscompile",),
     "training_loop": ROUNDED,
     "unittest_case": ("rounding", "precision_casts"),
 }

@@ -67,9 +67,9 @@ def test_a_file_that_is_no_case_has_its_line_and_decides_the_status(name, triage
 
 
 def test_a_file_that_is_no_case_is_wrong_usage(write_case, capsys, shared_workers):
-    assert call("triage", write_case("x = 1")) == 2
+    assert call("triage", write_case("def make(): return 3")) == 2
     said = sentence(capsys)
-    assert "defines no make()" in said and "\n" not in said
+    assert "must return (module_or_callable, inputs)" in said and "\n" not in said
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,8 @@ HARMLESS = {
     "changes_numbers": "import torch\ntorch.set_default_dtype(torch.float64); torch.set_num_threads(1)",
     "changes_the_path": "import sys\nsys.path.clear(); sys.argv.clear()",
 }  # fmt: skip
+# What burns the processor until its time is up, and what costs a worker and says what `test_commands.py` shows.
+SLOW = ("spins", "no_case")
 # Unusual seconds, by which a process of ours is told from any other.
 SECONDS = 98765
 
@@ -149,21 +152,33 @@ def written(folder: Path, sources: dict[str, str | bytes], program: str) -> list
     return files
 
 
+def names(sources: Iterable[str]) -> list[Any]:
+    """The parameters of a test over all of them."""
+    return [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in sources]
+
+
+def asked(request: pytest.FixtureRequest, sources: Iterable[str]) -> list[str]:
+    """Those of the sources that a selected test looks at."""
+    calls = [item.callspec for item in request.session.items if hasattr(item, "callspec")]
+    named = {call.params.get("name") for call in calls}
+    return [name for name in sources if name in named] or list(sources)
+
+
 SHARED = [pytest.param(CASE, id="case"), pytest.param(SCRIPT, id="script", marks=pytest.mark.slow)]
 
 
 @pytest.fixture(scope="module", params=SHARED)
 def raising(request, tmp_path_factory) -> Outcome:
     folder = tmp_path_factory.mktemp("raising")
-    sources = {name: source for name, (source, _, _) in RAISING.items()}
+    sources = {name: RAISING[name][0] for name in asked(request, RAISING)}
     return triage(written(folder, sources, request.param), folder)
 
 
 @pytest.fixture(scope="module", params=SHARED)
 def ending(request, tmp_path_factory) -> Outcome:
     folder = tmp_path_factory.mktemp("ending")
-    sources = {name: source for name, (source, _, _) in ENDING.items()}
-    limits = ("--timeout", "40", "--max-memory", "1.2", "--workers", "2")
+    sources = {name: ENDING[name][0] for name in asked(request, ENDING)}
+    limits = ("--timeout", "30", "--max-memory", "1.2", "--workers", "2")
     return triage(written(folder, sources, request.param), folder, *limits)
 
 
@@ -184,14 +199,14 @@ def assert_the_good_are_judged(outcome: Outcome) -> None:
     assert good and {line["verdict"] for line in good} == {"equal"}
 
 
-@pytest.mark.parametrize("name", RAISING)
+@pytest.mark.parametrize("name", names(RAISING))
 def test_a_file_that_raises_costs_one_sentence(name, raising):
     _, _, says = RAISING[name]
     assert raising.lines[name]["verdict"] is None
     assert says in raising.sentence(name) and raising.sentence(name).rstrip().endswith(".")
 
 
-@pytest.mark.parametrize("name", ENDING)
+@pytest.mark.parametrize("name", names(ENDING))
 def test_a_file_that_ends_its_worker_costs_one_sentence(name, ending):
     _, _, says = ENDING[name]
     assert ending.lines[name]["verdict"] is None

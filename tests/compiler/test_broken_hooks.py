@@ -26,6 +26,8 @@ from fuzzcompile.compiler import recorder as recorder_module
 from fuzzcompile.compiler.recorder import Recorder
 from fuzzcompile.judging.triage import triage
 
+pytestmark = pytest.mark.usefixtures("no_workarounds")
+
 aten = torch.ops.aten
 TABLES = ("GRAPHS", "COVERAGE", "KERNELS", "DECOMPOSITIONS", "METADATA", "SPEED", "CAPTURE", "PATCHES")
 PROGRAM = """

@@ -193,12 +193,14 @@ def test_dynamic_block_is_replayed_in_every_stage(training: bool):
 
 
 def test_error_in_a_dynamic_joint_graph_is_measured():
-    target, (x,) = programs.block(training=True)
-    (other,) = programs.tensors((3, 7, 16), seed=9)
+    target, inputs = programs.attention()
+    others = programs.tensors(*[(3, 2, 7, 4)] * 3, seed=9)
+    for tensor in (*inputs, *others):
+        tensor.requires_grad_()
     with planting.attention_scale(planting.ERROR):
-        watched = watch(target, (x,), (other,), backward=True, settings=DYNAMIC, screen=True)
+        watched = watch(target, inputs, others, backward=True, settings=DYNAMIC, screen=True)
     semantic = [step for step in watched.steps if step.is_semantic]
-    assert [step.label.rewrite for step in semantic] == ["_sfdp_pattern_11_training"]
+    assert [step.label.rewrite for step in semantic] == ["_sfdp_pattern_1_training"]
     assert semantic[0].record.direction == "joint"
 
 

@@ -14,6 +14,8 @@ from torch._inductor import lowering
 from fuzzcompile.case import load_case
 from fuzzcompile.judging.triage import triage
 
+pytestmark = pytest.mark.usefixtures("no_workarounds")
+
 aten = torch.ops.aten
 CPU = torch.device("cpu")
 SOURCE = """

@@ -236,7 +236,7 @@ def test_references_compute_in_float64_too() -> None:
     torch.testing.assert_close(result, left.double() @ right.double(), **CLOSE)
 
 
-@pytest.mark.parametrize("operator", [ATEN.mm.default, ATEN.relu.default, torch.add, "relu"])
+@pytest.mark.parametrize("operator", [ATEN.mm.default, ATEN._indices.default, torch.add, "relu"])
 def test_the_cpu_runs_its_own_operators(operator: object) -> None:
     assert on_cpu(operator) is None
     assert why_not_on_cpu(operator) is None
@@ -258,7 +258,7 @@ def test_moving_to_the_device_changes_nothing() -> None:
     [
         (ATEN._weight_int4pack_mm.default, "layout of its packed weights"),
         (ATEN._cudnn_rnn.default, "layout of its weights"),
-        (ATEN._flash_attention_forward.default, "it has no reference"),
+        (ATEN._flash_attention_forward.default, "no reference"),
     ],
 )
 def test_what_has_no_reference_gets_a_reason(operator: object, reason: str) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import functools
 import importlib
+import operator
 import sys
 import types
 import warnings
@@ -18,12 +19,14 @@ from dataclasses import dataclass
 
 import torch
 
-from fuzzcompile.compiler.target import attention, gradients, guard, undecided
+from fuzzcompile.compiler.target import attention, autocast, constants, gradients, guard, undecided
 from fuzzcompile.targets import Target
 
 _CUDA = "torch.cuda"
 _C = "torch._C"
 _INTERFACE = "torch._dynamo.device_interface"
+_FAKE = "torch._subclasses.fake_tensor"
+_GRAPH = "torch._inductor.graph"
 _ABSENT = object()
 # Functions that remember an answer which depends on the device.
 _REMEMBER = {
@@ -218,14 +221,32 @@ def places(target: Target) -> tuple[Place, ...]:
         Place(_INTERFACE, "caching_worker_device_properties", {"cuda": [figures]}),
         Place(_INTERFACE, "caching_worker_current_devices", {"cuda": 0}),
         # Nothing may be allocated: fake tensors on CUDA begin by initialising it.
-        Place("torch._subclasses.fake_tensor", "init_gpu_context", none),
-        Place("torch._subclasses.fake_tensor", "FakeTensorMode.avoid_device_init", property(yes)),
+        Place(_FAKE, "init_gpu_context", none),
+        Place(_FAKE, "FakeTensorMode.avoid_device_init", property(yes)),
+        Place(
+            _FAKE,
+            "FakeTensorConverter.from_real_tensor",
+            _wrapped(_FAKE, "FakeTensorConverter.from_real_tensor", constants.wrap_conversion),
+        ),
+        Place(
+            _GRAPH,
+            "GraphLowering.add_tensor_constant",
+            _wrapped(_GRAPH, "GraphLowering.add_tensor_constant", constants.wrap_constant),
+        ),
         Place("torch.autograd", "grad", gradients.wrap(torch.autograd.grad)),
         *(Place(module, name, value) for module, name, value in undecided.PLACES),
     ]
     if target.kind == "rocm":
         rows.append(Place("torch.version", "hip", _HIP))
     return tuple(rows)
+
+
+def _wrapped(module: str, attribute: str, wrap: Callable[[Callable[..., object]], object]) -> object:
+    """The replacement of a function that calls the original; None where this torch has none."""
+    try:
+        return wrap(operator.attrgetter(attribute)(importlib.import_module(module)))
+    except (ImportError, AttributeError):
+        return None
 
 
 def missing_places(target: Target) -> dict[str, str]:
@@ -253,6 +274,7 @@ class Description:
             ctypes.CDLL(str(library))  # never unloaded: it registers itself
         self._allocations = _allocated_on_the_cpu()
         attention.install(target)
+        autocast.install()
         _register_interface()
         _answer_for_triton(self)
         _forget_answers()

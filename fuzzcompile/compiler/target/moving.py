@@ -12,10 +12,6 @@ from torch.utils import _pytree as pytree
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fuzzcompile.compiler.patching import Intended
-from fuzzcompile.compiler.target.process import assumed
-from fuzzcompile.compiler.unseen import reason
-
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
@@ -28,17 +24,6 @@ _MOVES = ("to", "cpu", "cuda", torch.Tensor.to, torch.Tensor.cpu, torch.Tensor.c
 
 class NotMoved(Exception):
     """The graph holds something that cannot be moved to the target."""
-
-
-def moved_to_target(model: object, inputs: object) -> object:
-    """The inputs of a captured graph on the target, its graph rewritten for it; as they are without a target."""
-    if assumed() is None or not isinstance(model, fx.GraphModule):
-        return inputs
-    try:
-        return move(model, cast("Sequence[object]", inputs))
-    except Exception as error:  # whatever it is, the graph must not be compiled for the CPU instead
-        why = error if isinstance(error, NotMoved) else NotMoved(f"its graph cannot be moved there ({reason(error)})")
-        raise Intended(why) from error
 
 
 def move(module: fx.GraphModule, inputs: Sequence[object]) -> list[object]:
@@ -81,18 +66,24 @@ def _input(node: fx.Node, value: object, storages: dict[object, torch.UntypedSto
     return made
 
 
-def moved_tensor(fake: FakeTensor, storages: dict[object, torch.UntypedStorage] | None = None) -> FakeTensor:
-    """The same fake tensor on the target, in the same mode, with its symbolic sizes.
+def moved_tensor(
+    fake: FakeTensor,
+    storages: dict[object, torch.UntypedStorage] | None = None,
+    *,
+    mode: FakeTensorMode | None = None,
+) -> FakeTensor:
+    """The same fake tensor on the target, with its symbolic sizes.
 
     Args:
         fake: a fake tensor.
         storages: what tensors of one storage share on the target; filled on first use.
+        mode: the mode in which it lives; None for that of the backend.
     """
     from torch._subclasses.fake_tensor import FakeTensor
 
     with torch.no_grad(), _disable_current_modes():
         meta = _meta(fake, {} if storages is None else storages)
-        made = FakeTensor(_backend_mode() or fake.fake_mode, meta, CUDA)
+        made = FakeTensor(mode or _backend_mode() or fake.fake_mode, meta, CUDA)
     made.requires_grad_(fake.requires_grad)
     for name in _MARKS:
         if hasattr(fake, name):
@@ -150,6 +141,12 @@ def _move_values(graph: fx.Graph) -> None:
 
 
 class _Propagation(fx.Interpreter):
+    def get_attr(self, target: Any, args: Any, kwargs: Any) -> object:
+        """A tensor that the graph holds itself, in fake form."""
+        value = super().get_attr(target, args, kwargs)
+        mode = _backend_mode()
+        return mode.from_tensor(value) if mode is not None and isinstance(value, torch.Tensor) else value
+
     def run_node(self, n: fx.Node) -> object:
         """Compute one node's value on the target and write it down."""
         result = super().run_node(n)

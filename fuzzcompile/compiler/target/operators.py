@@ -33,16 +33,14 @@ def why_not_on_cpu(operator: object) -> str | None:
     if not isinstance(operator, torch._ops.OpOverload) or on_cpu(operator) is not None or _has_kernel(operator):
         return None
     name = _name(operator)
-    reason = next((reason for part, reason in _OPAQUE.items() if part in name), "it has no reference")
-    return f"{name} runs on a GPU only, and {reason}"
+    reason = next((reason for part, reason in _OPAQUE.items() if part in name), "there is no reference for it")
+    return f"{name} has no kernel for the CPU, and {reason}"
 
 
 def _has_kernel(operator: torch._ops.OpOverload) -> bool:
     has = torch._C._dispatch_has_kernel_for_dispatch_key
-    keys = ("CPU", "CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
-    return any(has(_name(operator), key) for key in keys) or any(
-        operator.has_kernel_for_dispatch_key(getattr(torch._C.DispatchKey, key)) for key in keys
-    )
+    in_python = {key.name for key in operator.py_kernels if isinstance(key, torch._C.DispatchKey)}
+    return any(has(_name(operator), key) or key in in_python for key in _KEYS)
 
 
 def _name(operator: torch._ops.OpOverload) -> str:
@@ -64,9 +62,14 @@ def _put(tensor: torch.Tensor, *_: object) -> torch.Tensor:
     return tensor
 
 
+_KEYS = (
+    *("CPU", "SparseCPU", "SparseCsrCPU", "QuantizedCPU", "MkldnnCPU", "NestedTensorCPU"),
+    *("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional"),
+)
 _REFERENCES: MappingProxyType[str, Reference] = MappingProxyType(
     {
         "prims::device_put": _put,
+        "aten::record_stream": lambda *_: None,
         "aten::_pin_memory": lambda tensor, _: tensor.clone(),
         "aten::mm.dtype": kernels.mm_to,
         "aten::bmm.dtype": kernels.mm_to,

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import cast
 
 import torch
+from torch import fx
 
+from fuzzcompile.compiler.patching import Intended
 from fuzzcompile.compiler.target.described import Description
 from fuzzcompile.compiler.target.interpreted import KernelLog, Order, interpreting, unfit
+from fuzzcompile.compiler.target.moving import NotMoved, move
+from fuzzcompile.compiler.unseen import reason
 from fuzzcompile.errors import UsageError
 from fuzzcompile.targets import Target
 
@@ -69,3 +74,18 @@ def kernels_run(log: KernelLog, *, order: Order, templates: bool) -> Iterator[No
         return
     with interpreting(target, log, order=order, templates=templates):
         yield
+
+
+def moved_to_target(model: object, inputs: object) -> object:
+    """The inputs of a captured graph on the target, its graph rewritten for it; as they are without a target.
+
+    Raises:
+        Intended: the graph cannot be moved.
+    """
+    if assumed() is None or not isinstance(model, fx.GraphModule):
+        return inputs
+    try:
+        return move(model, cast("Sequence[object]", inputs))
+    except Exception as error:  # whatever it is, the graph must not be compiled for the CPU instead
+        why = error if isinstance(error, NotMoved) else NotMoved(f"its graph cannot be moved there ({reason(error)})")
+        raise Intended(why) from error

@@ -11,6 +11,8 @@ import warnings
 
 import torch
 import torch.nn.functional as F
+import triton
+import triton.language as tl
 from torch._inductor import compile_fx
 from torch._inductor import config as inductor
 from torch.utils import _pytree as pytree
@@ -140,12 +142,36 @@ def planted():
     """A wrong operator in Inductor's Triton code generator."""
     from torch._inductor.codegen.triton import TritonKernelOverrides
 
-    original = TritonKernelOverrides.__dict__["exp"]
-    TritonKernelOverrides.exp = staticmethod(lambda x: f"(1.001 * libdevice.exp({x}))")
+    owner = next(kind for kind in TritonKernelOverrides.__mro__ if "exp" in vars(kind))
+    original = vars(owner)["exp"]
+    owner.exp = staticmethod(lambda x: f"(1.001 * libdevice.exp({x}))")
     try:
         return outcome(lambda x: x.exp() + 1, [normal(SINGLE, 16, 200)])
     finally:
-        TritonKernelOverrides.exp = original
+        owner.exp = original
+
+
+@triton.autotune(configs=[triton.Config({"BLOCK": 64}), triton.Config({"BLOCK": 128})], key=["n"])
+@triton.jit
+def add_twice(x, y, out, n, BLOCK: tl.constexpr):
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = index < n
+    tl.store(out + index, tl.load(x + index, mask=mask) + 2 * tl.load(y + index, mask=mask), mask=mask)
+
+
+def written_by_hand():
+    """A program that launches a Triton kernel of its own, eager and compiled."""
+
+    def function(x, y):
+        out = torch.empty_like(x)
+        add_twice[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](x, y, out, x.numel())
+        return out * 3
+
+    x, y, log = normal(SINGLE, 100), normal(SINGLE, 100), interpreted.KernelLog()
+    with interpreted.interpreting(TARGET, log):
+        eager, result = function(x, y), compiled(function, [x, y], log)
+    kernels = [launch.kernel for launch in log.launches]
+    return {"error": farthest([eager, result], [(x + 2 * y) * 3] * 2), "kernels": kernels}
 
 
 def drawn():
@@ -165,7 +191,7 @@ def main():
         for name, function, inputs, options in cases()
         if not wanted or name in wanted
     }
-    print(json.dumps(results | {"planted": planted(), "dropout": drawn()}))
+    print(json.dumps(results | {"planted": planted(), "by hand": written_by_hand(), "dropout": drawn()}))
 
 
 if __name__ == "__main__":

@@ -79,6 +79,17 @@ def test_a_kernel_over_the_cap_is_refused_in_one_sentence(outcomes):
     assert result["summary"].startswith("0 of 1 kernels interpreted")
 
 
+def test_a_kernel_written_by_hand_runs_eager_and_compiled(outcomes):
+    result = outcomes["by hand"]
+    assert result["error"] < 1e-6 and result["kernels"].count("add_twice") == 2
+
+
+def test_programs_that_meet_at_a_barrier_run_in_turns(outcomes):
+    result = outcomes["barrier"]
+    assert result["summary"] == "interpreted" and "x_grid_barrier" in result["source"]
+    assert result["launches"][0][1][0] > 1 and result["error"] < 1e-5
+
+
 def test_dropout_draws_as_often_as_it_should(outcomes):
     result = outcomes["dropout"]
     assert abs(result["kept"] - 0.75) < 0.03 and abs(result["factor"] - 4 / 3) < 1e-6

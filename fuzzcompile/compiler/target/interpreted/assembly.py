@@ -10,6 +10,7 @@ import numpy as np
 import triton.language as tl
 
 from fuzzcompile.compiler.target.interpreted.numbers import Array, numbers, pack, tensor
+from fuzzcompile.compiler.target.interpreted.shapes import aligned
 
 # Modifiers say how to round, flush and approximate, which no verdict rests on.
 _INSTRUCTION = re.compile(r"\s*([a-z0-9]+)((?:\.[a-z0-9]+)*)\s+\$0((?:\s*,\s*\$\d+)+)\s*;\s*")
@@ -44,7 +45,7 @@ def elementwise(asm: Any, constraints: Any, args: Sequence[Any], dtype: Any, is_
     if match is None or operation is None or not match[2].endswith((".f32", ".f64")):
         raise NotImplementedError(f"the inline assembly {code!r}")
     order = [int(number) - 1 for number in re.findall(r"\$(\d+)", match[3])]
-    operands = [numbers(args[index].handle.data, args[index].dtype) for index in order]
+    operands = aligned([numbers(args[index].handle.data, args[index].dtype) for index in order])
     return _packed(operation(*operands), dtype)
 
 

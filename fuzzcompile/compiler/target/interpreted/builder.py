@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from triton.runtime import interpreter
 
-from fuzzcompile.compiler.target.interpreted import memory
+from fuzzcompile.compiler.target.interpreted import memory, shapes
 from fuzzcompile.compiler.target.interpreted.numbers import Array, as_torch, cast, computed, handle, numbers
 
 Operation = Callable[..., Any]
@@ -137,5 +137,6 @@ MENDED: MappingProxyType[str, Operation] = MappingProxyType(
         "create_masked_store": memory.store,
         "create_atomic_rmw": memory.atomic,
         "create_atomic_cas": memory.compare_and_swap,
+        **shapes.OPERATIONS,
     }
 )

@@ -4,28 +4,56 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
+import enum
 import time
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+import triton
 import triton.language as tl
+from torch._inductor.runtime import triton_helpers
 from torch.utils._python_dispatch import _disable_current_modes
 from triton.language.extra import libdevice as declarations
 from triton.runtime import interpreter
 from triton.runtime.jit import mangle_type
 
-from fuzzcompile.compiler.target.interpreted import assembly, folding, libdevice
+from fuzzcompile.compiler.target.interpreted import assembly, folding, libdevice, shapes
 from fuzzcompile.compiler.target.interpreted.builder import MENDED
 from fuzzcompile.compiler.target.interpreted.functions import Function, interpreted
 from fuzzcompile.compiler.target.interpreted.log import Grid, KernelTooLarge, Limits, NotInterpreted, Order
+from fuzzcompile.compiler.target.interpreted.meeting import Meeting
 from fuzzcompile.compiler.target.interpreted.memory import Memory
+from fuzzcompile.compiler.target.interpreted.numbers import Array
 
 _builder = interpreter.interpreter_builder
 _depth = 0
+# At this function of Inductor's, the programs of a grid wait for each other.
+_BARRIER = "x_grid_barrier"
+_meetings: list[Meeting] = []
+# Elements of one operand of programs that run together: NumPy's time for so many is as long as the interpreter's own.
+_ELEMENTS = 2**15
+
+
+# Functions of Inductor's that Triton's compiler calls with constants, which are plain values here.
+_OF_CONSTANTS: dict[str, Function] = {
+    "constexpr_next_power_of_2": lambda n: triton.next_power_of_2(tl.core._unwrap_if_constexpr(n)),
+    "if_mask": lambda mask, value: None if tl.core._unwrap_if_constexpr(mask) is None else value,
+}
+
+
+class Manner(enum.Enum):
+    """How the programs of a kernel run beside each other.
+
+    ``TOGETHER``: many at once, one step of all at a time, which no program may notice. ``ALONE``: one after another, as
+    later ones wait for earlier ones. ``MEETING``: in turns, as they wait for each other at barriers.
+    """
+
+    TOGETHER = "together"
+    ALONE = "alone"
+    MEETING = "meeting"
 
 
 class KernelAssertion(RuntimeError):
@@ -59,11 +87,19 @@ def _mend(scope: Any) -> None:
         scope.set_attr(module, "inline_asm_elementwise", assembly.elementwise)
     for name, function in libdevice.functions().items():
         scope.set_attr(declarations, name, function)
+    for name, function in _OF_CONSTANTS.items():
+        scope.set_attr(triton_helpers, name, function)
     for name, operation in MENDED.items():
         scope.set_attr(_builder, name, types.MethodType(operation, _builder))
     options = dataclasses.replace(_builder.options, debug=True, sanitize_overflow=False)
     scope.set_attr(_builder, "options", options)
     scope.set_attr(_builder, "create_assert", _assert)
+    scope.set_attr(tl.tensor, "__bool__", shapes.truth)
+    scope.set_attr(tl.tensor, "__index__", lambda value: int(shapes.only(value)))
+    scope.set_attr(tl.tensor, "T", property(shapes.transposed))
+    for name in ("BlockPointerHandle", "TensorDescHandle"):
+        if (kind := getattr(interpreter, name, None)) is not None:
+            scope.set_attr(kind, "materialize_pointers", shapes.behind_programs(kind.materialize_pointers))
 
 
 def _assert(condition: Any, message: str) -> None:
@@ -79,6 +115,8 @@ def call(function: Function, *args: Any, **kwargs: Any) -> Any:
     """
     if not _depth:
         raise RuntimeError("Cannot call @triton.jit'd outside of the scope of a kernel")
+    if function.__name__ == _BARRIER and _meetings:
+        return _meetings[-1].wait()
     return interpreted(function)(*args, **kwargs)
 
 
@@ -90,6 +128,8 @@ def run(
     grid: Grid,
     order: Order,
     limits: Limits,
+    *,
+    manner: Manner = Manner.TOGETHER,
 ) -> tuple[str, ...]:
     """Run every program of a kernel; gives notes on what it did.
 
@@ -102,6 +142,7 @@ def run(
         grid: programs in each dimension.
         order: which program runs first.
         limits: beyond which the kernel is refused.
+        manner: how the programs run beside each other; backward they do not run together.
 
     Raises:
         KernelTooLarge: there are more programs than ``limits`` allows, or they took longer.
@@ -112,12 +153,16 @@ def run(
     if programs > limits.programs:
         raise KernelTooLarge(name, f"it has {programs} programs, more than {limits.programs}")
     with _disable_current_modes(), language():
-        memory = Memory(value for value in arguments.values() if isinstance(value, torch.Tensor))
-        _builder.memory = memory
+        tensors = [value for value in arguments.values() if isinstance(value, torch.Tensor)]
+        _builder.memory = memory = Memory(tensors)
         given = {key: _argument(value, signature.get(key)) for key, value in arguments.items()}
         _builder.set_grid_dim(*grid)
+        launch = _Launch(name, interpreted(function), given, grid, order, limits)
         try:
-            _run_programs(name, interpreted(function), given, grid, order, limits)
+            if manner is Manner.MEETING:
+                launch.run_in_turns()
+            elif manner is Manner.ALONE or not launch.run_together(memory, tensors):
+                launch.run_one_by_one()
         except (NotInterpreted, KernelAssertion):
             raise
         except Exception as error:  # whatever the interpreter raises where it lacks something
@@ -125,16 +170,65 @@ def run(
     return tuple(memory.notes)
 
 
-def _run_programs(
-    name: str, body: Function, given: Mapping[str, object], grid: Grid, order: Order, limits: Limits
-) -> None:
-    start = time.monotonic()
-    programs = list(itertools.product(*map(range, grid)))
-    for index in programs if order is Order.FORWARD else reversed(programs):
-        if time.monotonic() - start > limits.seconds:
-            raise KernelTooLarge(name, f"its programs took more than {limits.seconds:g} s")
-        _builder.grid_idx = index
-        body(**given)
+@dataclasses.dataclass
+class _Launch:
+    """One launch whose arguments are the interpreter's."""
+
+    name: str
+    body: Function
+    given: Mapping[str, object]
+    grid: Grid
+    order: Order
+    limits: Limits
+
+    def __post_init__(self) -> None:
+        self._programs = np.indices(self.grid, dtype=np.int32).reshape(3, -1).T
+        self._end = time.monotonic() + self.limits.seconds
+
+    def run_one_by_one(self) -> None:
+        """Run the programs one after another."""
+        for program in self._ordered:
+            self._run(program[None])
+
+    def run_in_turns(self) -> None:
+        """Run each program up to the next barrier, then the following one."""
+        _meetings.append(Meeting())
+        try:
+            _meetings[-1].run(
+                lambda _: self.body(**self.given), [program[None] for program in self._ordered], self._enter
+            )
+        finally:
+            _meetings.pop()
+
+    @property
+    def _ordered(self) -> Array:
+        return self._programs if self.order is Order.FORWARD else self._programs[::-1]
+
+    def run_together(self, memory: Memory, tensors: Sequence[torch.Tensor]) -> bool:
+        """Run many programs at once; whether it could be done. If not, the tensors are as they were."""
+        if self.order is not Order.FORWARD or len(self._programs) < 2:
+            return False
+        storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors}
+        before = {start: storage.clone() for start, storage in storages.items()}  # type: ignore[no-untyped-call]
+        try:
+            self._run(self._programs[:1])  # shows how large its blocks are
+            many = max(1, _ELEMENTS // memory.widest)
+            for first in range(1, len(self._programs), many):
+                self._run(self._programs[first : first + many])
+        except shapes.Diverged:
+            for start, storage in storages.items():
+                storage.copy_(before[start])
+            return False
+        return True
+
+    def _run(self, programs: Array) -> None:
+        self._enter(programs)
+        self.body(**self.given)
+
+    def _enter(self, programs: Array) -> None:
+        if time.monotonic() > self._end:
+            raise KernelTooLarge(self.name, f"its programs took more than {self.limits.seconds:g} s")
+        _builder.programs = programs
 
 
 def _argument(value: object, kind: str | None) -> object:

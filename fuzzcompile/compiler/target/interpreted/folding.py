@@ -24,20 +24,19 @@ def reduce(given: Any, axis: Any, combine_fn: Any, keep_dims: Any = False, **opt
     axis, keep = _plain(axis), bool(_plain(keep_dims))
     shape = blocks[0].shape
     if axis is None:
-        blocks, along = tuple(block.reshape(-1) for block in blocks), 0
-    else:
-        along = axis % len(shape)
+        blocks = tuple(block.reshape(shape[0], -1) for block in blocks)
+    along = 1 if axis is None else _behind_programs(axis, len(shape))
     total = tuple(block.take(0, along) for block in _halved(blocks, dtypes, along, combine_fn))
     if keep:
-        kept = (1,) * len(shape) if axis is None else (*shape[:along], 1, *shape[along + 1 :])
-        total = tuple(block.reshape(kept) for block in total)
+        rest = (1,) * (len(shape) - 1) if axis is None else (*shape[1:along], 1, *shape[along + 1 :])
+        total = tuple(block.reshape(shape[0], *rest) for block in total)
     return _as_given(given, total, dtypes)
 
 
 def scan(given: Any, axis: Any, combine_fn: Any, reverse: Any = False, **options: object) -> Any:
     """``tl.associative_scan``: element ``i`` along ``axis`` is the combination of the elements up to it."""
     blocks, dtypes = _blocks(given)
-    along = _plain(axis) % blocks[0].ndim
+    along = _behind_programs(_plain(axis), blocks[0].ndim)
     blocks = tuple(np.moveaxis(block, along, -1) for block in blocks)
     if _plain(reverse):
         blocks = tuple(block[..., ::-1] for block in blocks)
@@ -54,6 +53,11 @@ def scan(given: Any, axis: Any, combine_fn: Any, reverse: Any = False, **options
     return _as_given(given, tuple(np.ascontiguousarray(np.moveaxis(block, -1, along)) for block in blocks), dtypes)
 
 
+def _behind_programs(axis: int, rank: int) -> int:
+    """The axis of an array of ``rank`` for the dimension of a block; the first axis is that of programs."""
+    return axis + 1 if axis >= 0 else axis + rank
+
+
 def _doubling(length: int) -> Iterator[int]:
     distance = 1
     while distance < length:
@@ -62,7 +66,7 @@ def _doubling(length: int) -> Iterator[int]:
 
 
 def _halved(blocks: Blocks, dtypes: Sequence[Any], axis: int, combine_fn: Any) -> Blocks:
-    """The blocks with one element along ``axis``, whose length is a power of two in Triton."""
+    """The blocks with one element along ``axis`` of their arrays, whose length is a power of two in Triton."""
     if combine_fn is tl.standard._sum_combine:
         whole = numbers(blocks[0], dtypes[0])
         return (pack(whole.sum(axis=axis, keepdims=True, dtype=whole.dtype), dtypes[0]),)

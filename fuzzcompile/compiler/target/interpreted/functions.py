@@ -18,8 +18,8 @@ _rewritten: dict[Any, Function] = {}
 def interpreted(function: Function) -> Function:
     """``function``, the body of a Triton function, as Python that computes on Triton tensors.
 
-    Assignments make Triton values of Python ones, as Triton's own interpreter has it, and ``and``, ``or`` and ``not``
-    work on blocks.
+    Assignments make Triton values of Python ones, as Triton's own interpreter has it, ``and``, ``or`` and ``not`` work
+    on blocks, and no branch does.
     """
     if function not in _rewritten:
         _rewritten[function] = _rewrite(function)
@@ -60,11 +60,18 @@ def _file_of(function: Function) -> str:
 def _helpers() -> dict[str, Any]:
     names = ("interpreter_semantic", "_InterpreterComparison")
     known = {name: getattr(interpreter, name) for name in names if hasattr(interpreter, name)}
-    return {**known, "_logical": _logical, "_negated": _negated}
+    return {**known, "_logical": _logical, "_negated": _negated, "_decided": _decided}
 
 
 class _Logic(ast.NodeTransformer):
-    """Has ``and``, ``or`` and ``not`` go through functions that know blocks: Python would ask a block for its truth."""
+    """Has logic and branches go through functions that know blocks: Python would ask a block for its truth."""
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        result: ast.AST = super().visit(node)
+        if isinstance(result, (ast.If, ast.While, ast.IfExp)):
+            test = ast.Call(ast.Name("_decided", ast.Load()), [result.test], [])
+            result.test = ast.copy_location(test, result.test)
+        return result
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
         self.generic_visit(node)
@@ -95,6 +102,13 @@ def _logical(kind: str, first: Callable[[], Any], *later: Callable[[], Any]) -> 
         operand = value if isinstance(value, tl.tensor) else interpreter.interpreter_semantic.to_tensor(value, False)
         result = getattr(_truth(result), kind)(_truth(operand))
     return result
+
+
+def _decided(test: Any) -> Any:
+    """A condition; Triton has no branches on blocks."""
+    if isinstance(test, tl.tensor) and test.type.is_block() and test.numel.value > 1:
+        raise NotImplementedError("a branch on a block")
+    return test
 
 
 def _negated(value: Any) -> Any:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fuzzcompile.compiler.target.interpreted import execution
-from fuzzcompile.compiler.target.interpreted.blocks import widened
+from fuzzcompile.compiler.target.interpreted.execution import Manner
 from fuzzcompile.compiler.target.interpreted.log import Grid, KernelLog, Launch, Limits, NotInterpreted, Order
 from fuzzcompile.targets import Target
 
 # Programs of such kernels wait for each other; run one after another, the earlier ones must come first.
-_WAITING = ("exclusive_scan_decoupled_lookback",)
+_WAITING = ("exclusive_scan_decoupled_lookback", "atomic_xchg", "atomic_cas")
 _MEETING = "x_grid_barrier"
 
 
@@ -47,12 +47,12 @@ def launch_inductor(session: Session, tuner: Any, *args: Any, stream: object = N
     config = tuner.configs[0]
     if len(tuner.configs) > 1:
         session.log.not_decided("block sizes")
-    config, positional, grid = widened(tuner, config, args)
+    positional, grid = tuner._interpret_args_grid(args, config)
     signature: Mapping[str, str] = tuner.triton_meta["signature"]
     constants = _constants(tuner)
     passed = [name for name in tuner.fn.arg_names if name not in config.kwargs and name not in constants]
     arguments = {**dict(zip(passed, positional, strict=False)), **constants, **kwargs, **config.kwargs}
-    _launch(session, tuner.fn, arguments, signature, grid, config.kwargs, len(tuner.configs))
+    _launch(session, tuner.fn, arguments, signature, _three(grid), config.kwargs, len(tuner.configs))
 
 
 def _constants(tuner: Any) -> dict[str, object]:
@@ -76,7 +76,18 @@ def launch_directly(session: Session, function: Any, *args: Any, grid: Any, warm
     bound = inspect.signature(function.fn).bind(*args, **known)
     bound.apply_defaults()
     sizes = grid(bound.arguments) if callable(grid) else grid
-    _launch(session, function, bound.arguments, {}, (*sizes, 1, 1, 1)[:3], {}, 1)
+    _launch(session, function, bound.arguments, {}, _three(sizes), {}, 1)
+
+
+def launch_autotuned(session: Session, tuner: Any, *args: Any, **kwargs: Any) -> None:
+    """In place of ``Autotuner.run``: a kernel of the program with the first of its configurations."""
+    session.log.not_decided("block sizes")
+    tuner.fn.run(*args, **{**kwargs, **tuner.configs[0].kwargs})
+
+
+def _three(grid: Sequence[int]) -> Grid:
+    x, y, z = (*map(int, grid), 1, 1)[:3]
+    return x, y, z
 
 
 def _launch(
@@ -93,17 +104,22 @@ def _launch(
     order = session.order
     start = time.monotonic()
     try:
-        if _MEETING in source:
-            raise NotInterpreted(name, "its programs wait for each other at a barrier")
-        if order is Order.BACKWARD and any(word in source for word in _WAITING):
+        manner = _manner(source)
+        if order is Order.BACKWARD and manner is Manner.ALONE:
             order, notes = Order.FORWARD, ("its programs wait for earlier ones and run forward only",)
         kinds = {**dict.fromkeys(_constexprs(function), "constexpr"), **_typed(signature)}
-        notes += execution.run(name, function.fn, arguments, kinds, grid, order, session.limits)
+        notes += execution.run(name, function.fn, arguments, kinds, grid, order, session.limits, manner=manner)
     except NotInterpreted as refusal:
         session.log.refused.setdefault(name, refusal.why)
         raise
     seconds = time.monotonic() - start
     session.log.launches.append(Launch(name, grid, dict(config), configs, seconds, notes))
+
+
+def _manner(source: str) -> Manner:
+    if _MEETING in source:
+        return Manner.MEETING
+    return Manner.ALONE if any(word in source for word in _WAITING) else Manner.TOGETHER
 
 
 def _constexprs(function: Any) -> list[str]:

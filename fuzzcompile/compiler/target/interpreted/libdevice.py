@@ -13,6 +13,7 @@ import torch
 import triton.language as tl
 
 from fuzzcompile.compiler.target.interpreted.numbers import Array, as_torch, numbers, pack, tensor
+from fuzzcompile.compiler.target.interpreted.shapes import aligned
 
 Compute = Callable[..., torch.Tensor]
 
@@ -87,10 +88,9 @@ def _function(compute: Compute, result: Any) -> Callable[..., Any]:
     def call(*operands: Any, **options: object) -> Any:
         given = [operand for operand in operands if isinstance(operand, tl.tensor)]
         widest = max((operand.dtype.scalar for operand in given), key=lambda dtype: _rank(dtype))
-        arrays = np.broadcast_arrays(*(_operand(operand, widest) for operand in operands))
-        computed = compute(*map(as_torch, arrays)).numpy()
-        shaped: Array = computed if any(operand.type.is_block() for operand in given) else computed.reshape(())
-        return tensor(pack(shaped, widest if result is None else result), widest if result is None else result)
+        arrays = aligned([_operand(operand, widest) for operand in operands])
+        computed: Array = compute(*map(as_torch, arrays)).numpy()
+        return tensor(pack(computed, widest if result is None else result), widest if result is None else result)
 
     return call
 

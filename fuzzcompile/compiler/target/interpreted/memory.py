@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 import torch
+import triton.language as tl
 from triton.runtime import interpreter
 
 from fuzzcompile.compiler.target.interpreted.numbers import Array, numbers, pack, packed
+from fuzzcompile.compiler.target.interpreted.shapes import Diverged, together
 
 _native = interpreter._interpreter
 _Handle = interpreter.TensorHandle
@@ -26,6 +28,7 @@ class Memory:
 
     Attributes:
         notes: sentences about accesses outside of it, once each.
+        widest: elements of the largest access of one program so far.
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -33,6 +36,7 @@ class Memory:
         self._starts = sorted(start for start, size in storages.items() if size)
         self._ends = [start + storages[start] for start in self._starts]
         self.notes: dict[str, None] = {}
+        self.widest = 1
 
     def inside(self, addresses: Array, active: Array, size: int, kind: str) -> Array:
         """The active lanes whose element of ``size`` bytes lies in one of the storages.
@@ -60,33 +64,37 @@ class Memory:
         return place >= 0 and high <= self._ends[place]
 
 
-def _lanes(builder: Any, pointers: Any, mask: Any, kind: str) -> tuple[Array, Array, Any, Any]:
-    """Addresses, lanes that may be touched, and the element as Triton and NumPy have it."""
-    element = pointers.get_element_ty()
-    held = interpreter._get_np_dtype(element)
-    active = np.asarray(mask.data if isinstance(mask, _Handle) else mask).astype(bool, copy=False)
-    addresses, active = np.broadcast_arrays(pointers.data, active)
-    return addresses, builder.memory.inside(addresses, active, held.itemsize, kind), element, held
+def _lanes(builder: Any, kind: str, pointers: Any, mask: Any, *given: Any) -> tuple[Array, ...]:
+    """Addresses, lanes that may be touched, and the data of the other handles, all for the same programs."""
+    held = interpreter._get_np_dtype(pointers.get_element_ty())
+    addresses, active, *values = together(pointers.data, mask.data, *(value.data for value in given))
+    builder.memory.widest = max(builder.memory.widest, addresses[0].size)
+    active = builder.memory.inside(addresses, active, held.itemsize, kind)
+    return tuple(np.require(array, requirements=("C", "W")) for array in (addresses, active, *values))
 
 
 def load(builder: Any, pointers: Any, mask: Any, other: Any, *rest: object, **policies: object) -> Any:
     """A masked load; lanes that are masked give ``other``, or 0 without it."""
-    addresses, active, element, held = _lanes(builder, pointers, mask, "load")
-    default = np.zeros(addresses.shape, dtype=held) if other is None else np.broadcast_to(other.data, addresses.shape)
-    return _Handle(_native.load(addresses, active, default, held), element)
+    element = pointers.get_element_ty()
+    held = interpreter._get_np_dtype(element)
+    default = _Handle(np.zeros((1, *pointers.data.shape[1:]), dtype=held), element) if other is None else other
+    addresses, active, missing = _lanes(builder, "load", pointers, mask, default)
+    return _Handle(_native.load(addresses, active, missing, held), element)
 
 
 def store(builder: Any, pointers: Any, value: Any, mask: Any, *rest: object, **policies: object) -> Any:
     """A masked store."""
-    addresses, active, _, held = _lanes(builder, pointers, mask, "store")
-    data = np.broadcast_to(value.data, addresses.shape)
+    held = interpreter._get_np_dtype(pointers.get_element_ty())
+    addresses, active, data = _lanes(builder, "store", pointers, mask, value)
     return _native.store(addresses, data if data.dtype == held else data.astype(held), active)
 
 
 def atomic(builder: Any, operation: Any, pointers: Any, value: Any, mask: Any, semantics: Any, scope: Any) -> Any:
     """An atomic update; gives the values before."""
-    addresses, active, element, held = _lanes(builder, pointers, mask, "atomic")
-    data = np.broadcast_to(value.data, addresses.shape)
+    element = pointers.get_element_ty()
+    held = interpreter._get_np_dtype(element)
+    every = _Handle(builder.programs[:, 0].reshape(-1, *(1,) * (pointers.data.ndim - 1)), tl.int32)
+    addresses, active, data, _ = _lanes(builder, "atomic", pointers, mask, value, every)
     if operation == interpreter._ir.ATOMIC_OP.FADD and (packed(element) is not None or held == np.float16):
         return _Handle(_add_one_by_one(addresses, active, data, element, held), element)
     native = builder.ir_rmw_op_to_interpreter_rmw_op[operation]
@@ -110,7 +118,10 @@ def _add_one_by_one(addresses: Array, active: Array, data: Array, element: Any, 
 
 def compare_and_swap(builder: Any, pointers: Any, expected: Any, value: Any, semantics: Any, scope: Any) -> Any:
     """An atomic exchange where the present value is the expected one; gives the values before."""
-    addresses, active, *_ = _lanes(builder, pointers, np.ones(pointers.data.shape, dtype=bool), "atomic")
+    if len(builder.programs) > 1:
+        raise Diverged("a compare-and-swap")
+    mask = _Handle(np.ones(pointers.data.shape, dtype=bool), tl.int1)
+    addresses, active = _lanes(builder, "atomic", pointers, mask)
     if not active.all():
         raise NotImplementedError("a compare-and-swap outside every buffer of the kernel")
     order = builder.ir_sem_to_interpreter_sem[semantics]

@@ -63,11 +63,9 @@ def handle(data: Array, dtype: Any) -> Any:
 
 
 def tensor(data: Array, dtype: Any) -> Any:
-    """A Triton tensor of packed data; one without dimensions is a scalar."""
-    scalar = dtype.scalar
-    if data.ndim == 0:
-        return tl.tensor(interpreter.TensorHandle(data.reshape(1), scalar), scalar)
-    return tl.tensor(interpreter.TensorHandle(data, scalar), tl.block_type(scalar, list(data.shape)))
+    """A Triton tensor of packed data, whose first axis is that of programs; a scalar if it has no other."""
+    scalar, shape = dtype.scalar, list(data.shape[1:])
+    return tl.tensor(interpreter.TensorHandle(data, scalar), tl.block_type(scalar, shape) if shape else scalar)
 
 
 def computed(operation: Callable[..., Array], result: Any, *operands: Any) -> Any:

@@ -86,12 +86,19 @@ def _constant(value: Any) -> Replace:
     return lambda session, original: lambda *args, **kwargs: value
 
 
-_launch_inductor = _part(
-    "launching", lambda part, session, _: lambda *args, **kw: part.launch_inductor(session, *args, **kw)
-)
-_launch_directly = _part(
-    "launching", lambda part, session, _: lambda *args, **kw: part.launch_directly(session, *args, **kw)
-)
+def _launcher(name: str) -> Replace:
+    """A function of :mod:`~fuzzcompile.compiler.target.interpreted.launching` that takes the session first."""
+
+    def build(launching: Any, session: Any, original: Any) -> Any:
+        launch = getattr(launching, name)
+        return lambda *args, **kwargs: launch(session, *args, **kwargs)
+
+    return _part("launching", build)
+
+
+_launch_inductor = _launcher("launch_inductor")
+_launch_directly = _launcher("launch_directly")
+_launch_autotuned = _launcher("launch_autotuned")
 _call = _part("execution", lambda part, session, _: lambda function, *args, **kw: part.call(function.fn, *args, **kw))
 _sources = _part("launching", lambda part, session, original: part.keep_source(session, original))
 _choice = _part("choosing", lambda part, session, original: part.choose_first(session, original))
@@ -115,7 +122,9 @@ PLACES: tuple[Place, ...] = (
     Place("buffers", "torch._C._dynamo.guards", "_empty_strided_cuda", _buffer, optional=True),
     Place("layouts", "torch._C._dynamo.guards", "assert_size_stride", _layout),
     Place("operators", "torch._inductor.output_code", "CompiledFxGraph.__call__", _graph_call),
+    Place("dynamo's support of Triton", "torch.utils._triton", "has_triton", _constant(True)),
     Place("user's launch", "triton.runtime.jit", "JITFunction.run", _launch_directly),
+    Place("user's autotuning", "triton.runtime.autotuner", "Autotuner.run", _launch_autotuned),
     Place("device function", "triton.runtime.jit", "JITFunction.__call__", _call),
     Place("user's launch, declared interpreted", "triton.runtime.interpreter", "InterpretedFunction.run",
           _launch_directly),
