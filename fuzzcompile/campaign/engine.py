@@ -32,7 +32,7 @@ from fuzzcompile.campaign.steering import Outcome, Steering, items_of
 from fuzzcompile.contract import CulpritJson, ReportJson, told
 from fuzzcompile.corpus import Coverage, Ended, Finding, Recorded, Store, public_id, severity
 from fuzzcompile.errors import FuzzcompileError
-from fuzzcompile.execution.pool import WorkerFailed, WorkerStartFailed, WorkerStopped
+from fuzzcompile.execution.pool import WorkerFailed, WorkerStartFailed, WorkerStopped, WorkerTimeout
 from fuzzcompile.judging.report import unjudged
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.reporting.verdict import name_of
@@ -258,13 +258,15 @@ class Engine:
             yield from self._judged(Judged(report), job)
             return
         report = report_of(error, job.path.stem, self._books.torch, self.settings.device, self.settings.target)
-        if not (compiling and job.retry):
+        slow = self.settings.target is not None and isinstance(error, WorkerTimeout)
+        if slow or not (compiling and job.retry):
             report |= {"is_bug": False, "signature": None}
-            report["detail"] += "; seen once" if compiling else "; before eager had finished"
+            seen = "; interpreted kernels are slow" if slow else "; seen once"
+            report["detail"] += seen if compiling else "; before eager had finished"
         stored = self._record(job, report)
         yield CaseJudged(job.index if job.index is not None else -1, str(verdict_of(error)), job.seconds)
         yield from self._announce(stored, report, job)
-        if compiling and not job.retry and self._remaining() > 0:
+        if compiling and not (slow or job.retry) and self._remaining() > 0:
             self._judge(job.case, job.index, retry=True, screen=job.screen)
 
     def _raised(self, error: Exception, job: Job) -> Iterator[Event]:

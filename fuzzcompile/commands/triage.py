@@ -194,6 +194,8 @@ def _lost(pool: WorkerPool, task: JudgeTask, error: WorkerFailed, where: _Where,
         return _unjudged(path, _before_compiling(error))
     if isinstance(error, WorkerOutOfMemory):  # our own copies count too: the compiler need not be at fault
         return _unjudged(path, f"{_memory_used(error)} once it was compiled; {_MORE_MEMORY}")
+    if where.target is not None and isinstance(error, WorkerTimeout):  # an interpreted kernel is slow by nature
+        return _unjudged(path, f"it was {error}, with kernels of {where.target} interpreted; raise --timeout")
     if not again:  # a crash or time-out must happen twice
         marker.unlink()
         return _answer(pool, task, _submit(pool, task), where, again=True)

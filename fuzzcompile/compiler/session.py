@@ -186,6 +186,9 @@ class Session:
         options, mode = (dict(self.settings.options), self.settings.mode) if own else ({}, None)
         options = {key: value for key, value in options.items() if key not in (self.how.config or {})}
         mode = self.how.mode or mode
+        asked = {**torch._inductor.list_mode_options().get(mode or "", {}), **options}
+        if assumed() is not None and "triton.cudagraphs" in asked:
+            options["triton.cudagraphs"] = False  # nothing can be recorded without a device
         given = set(torch._inductor.list_mode_options(mode)) & set(self.how.config or {}) if mode else set()
         if mode and (options or given):  # torch.compile takes one of the two: a mode is nothing but options
             options = {**torch._inductor.list_mode_options(mode), **options}

@@ -83,13 +83,12 @@ def _plain(pen: Pen, profile: Profile) -> CaseSpec:
     if mask is not None and mask.use == "add" and mask.dtype != "bool":  # to a rewrite one bias is like another
         dtype = "float32" if wide and form_of(attention).widens_plain_mask else mask.dtype
         attention = replace(attention, mask=Mask(shape="key" if mask.shape == "key" else "square", dtype=dtype))
-    repertoire = _repertoire(profile)
-    dims = _dims(pen, replace(profile, near_misses=False))
+    repertoire, dims = _repertoire(profile), _dims(pen, replace(profile, near_misses=False))
     layouts: list[tuple[Layout, int]] = [("heads_last", 60), ("heads_first", 40)]
     layout = pen.weighted(layouts)
     training = pen.chance(60) and profile.training
     drops, own_stream = pen.chance(60), pen.chance(90)
-    toggles = (OWN_RANDOM_STREAM.name,) if training and drops and own_stream else ()
+    toggles: tuple[str, ...] = (OWN_RANDOM_STREAM.name,) if training and drops and own_stream else ()
     if repertoire.plain_toggled and pen.chance(repertoire.plain_toggled):
         toggles += (pen.named([(toggle.name, toggle.weight) for toggle in FOR_GPU]),)
     return CaseSpec(

@@ -19,6 +19,7 @@ _DEVICE_MESSAGES = (
     "CUDA error",
     "SimpleNamespace",
     "CUDAHooks",
+    "'torch._C' has no attribute '_cuda",
 )
 _MACHINE_MESSAGES = ("No space left on device", "Cannot find a working triton installation", "out of memory")
 

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import cast
 
+import torch
 from torch import fx
 
 from fuzzcompile.compiler.patching import Intended
@@ -35,6 +36,11 @@ def assume(target: Target) -> None:
         _assumed.append(Description(target))
     elif _assumed[0].target != target:
         raise UsageError(f"This process compiles for {_assumed[0].target.name}; start another one for {target.name}.")
+
+
+def device_of_values(traced: torch.device) -> torch.device:
+    """Where values of a graph that was traced on this device are: on the CPU if the process compiles for a target."""
+    return torch.device("cpu") if assumed() is not None else traced
 
 
 @contextlib.contextmanager
