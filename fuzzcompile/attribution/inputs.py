@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from fuzzcompile.compiler.ledger import Call, Frame, GraphRecord, Snapshot
+from fuzzcompile.compiler.target.placing import running_device
 from fuzzcompile.stage_names import POST_GRAD, PRE_GRAD
 
 _STAND_IN_SEED = 3
@@ -103,7 +104,7 @@ def _stand_in(node: fx.Node, generator: torch.Generator) -> Any:
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"no stand-in for {type(value).__name__}")
     shape, stride = [int(size) for size in value.shape], [int(step) for step in value.stride()]
-    made = torch.empty_strided(shape, stride, dtype=value.dtype, device=value.device).zero_()
+    made = torch.empty_strided(shape, stride, dtype=value.dtype, device=running_device(value.device)).zero_()
     if value.is_floating_point():
         made.copy_(torch.randn(shape, generator=generator))
     return made

@@ -70,6 +70,10 @@ class CodeGenerator(ABC):
     def fused_loops(self) -> Code:
         """What writes the loops that one kernel computes together."""
 
+    def stores(self) -> Code:
+        """What writes the stores of a kernel whose programs get into each other's way."""
+        return Code("race between programs")
+
     @abstractmethod
     def refused_lines(self, message: str) -> Iterator[str]:
         """The lines of a kernel that a compiler's error message names, in its order."""

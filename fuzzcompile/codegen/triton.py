@@ -36,6 +36,10 @@ class Triton(CodeGenerator):
         """The scheduling that Triton shares with other generators for SIMD devices."""
         return self._defined("fused loops", "torch._inductor.codegen.simd:SIMDScheduling.codegen_node_schedule")
 
+    def stores(self) -> Code:
+        """``TritonKernel.store``, which decides where each program writes."""
+        return self._defined("race between programs", f"{_MODULE}:TritonKernel.store")
+
     def refused_lines(self, message: str) -> Iterator[str]:
         """The last line of the excerpt in each of Triton's compilation errors."""
         for place in _PLACE.finditer(message):

@@ -8,10 +8,16 @@ from typing import Any, TypeVar
 import torch
 from torch.utils import _pytree as pytree
 
+from fuzzcompile.compiler.target.process import assumed
 from fuzzcompile.reference.fused_attention import stand_in
 
 _CPU = torch.device("cpu")
 T = TypeVar("T")
+
+
+def running_device(device: torch.device) -> torch.device:
+    """Where tensors of a graph's ``device`` are when the graph runs: with a target on the CPU."""
+    return device if assumed() is None else _CPU
 
 
 def devices_on_cpu(values: T) -> T:
