@@ -268,7 +268,7 @@ SOFTMAX = case("torch.softmax(x * 2, -1)", tensor(8, 40, dtype="float16"))
 NORM = case("F.layer_norm(x * 2, (64,))", tensor(8, 64))
 AMAX = case("(x * 2).amax(-1)", tensor(8, 40))
 LONG = case("x / x.abs().sum(-1, keepdim=True)", tensor(3, 5000))
-SHIFTED = case("torch.roll(x.sum(-1), 1, 0) + y", tensor(40, 30), tensor(40))
+SHIFTED = case("((s := x.sum(-1)) + y, torch.roll(s, 1, 0) * y)", tensor(40, 30), tensor(40))
 PRODUCT = case("x @ y", tensor(32, 20, dtype="float16"), tensor(20, 33, dtype="float16"))
 LINEAR = case("F.gelu(F.linear(x, y, z))", tensor(16, 32), tensor(48, 32), tensor(48))
 TEMPLATE = case(
@@ -297,7 +297,7 @@ PLANTS = {
     "maximum": Plant(wrong_maximum, AMAX, "codegen", "reduction:max", "wrong_helpers.py"),
     "loop of a reduction": Plant(lost_reload, LONG, "codegen", "fusion", "torch/_inductor/codegen/simd.py"),
     "fusion": Plant(fused_anyway, SHIFTED, "scheduler", "fusion", "torch/_inductor/scheduler.py"),
-    "template": Plant(wrong_epilogue, TEMPLATE, "codegen", "triton_mm", "torch/_inductor/select_algorithm.py"),
+    "template": Plant(wrong_epilogue, TEMPLATE, "codegen", "template:mm", "torch/_inductor/select_algorithm.py"),
     "overlapping programs": Plant(overlapping_stores, MANY, "codegen", "race", TRITON),
     "padding": Plant(padded_with_ones, PRODUCT, "joint_graph", "mm_pattern", "torch/_inductor/fx_passes/pad_mm.py"),
     "attention in half": Plant(
