@@ -84,10 +84,15 @@ def lost_reload() -> AbstractContextManager[Any]:
 
 
 def fused_anyway() -> AbstractContextManager[Any]:
-    """The scheduler fuses for GPUs whatever the sizes are, and drops dependences at another element."""
+    """A reduction is fused with what reads other elements of its result."""
     from torch._inductor.scheduler import Scheduler
 
-    return mock.patch.object(Scheduler, "fusable_read_and_write", lambda scheduler, read, write, **_: read.name == write.name)
+    original = Scheduler.can_fuse_vertical
+
+    def planted(scheduler: Any, producer: Any, consumer: Any, **kwargs: Any) -> bool:
+        return producer.is_reduction() or original(scheduler, producer, consumer, **kwargs)
+
+    return mock.patch.object(Scheduler, "can_fuse_vertical", planted)
 
 
 def wrong_epilogue() -> AbstractContextManager[Any]:
