@@ -55,6 +55,10 @@ class CodeGenerator(ABC):
         """Do these operators of vectorised loops element by element; None if the code generator has no vectors."""
         return None
 
+    def rewritten(self) -> Mapping[str, Control]:
+        """Operators whose code can be written in another form that means the same, in all kernels, and how."""
+        return {}
+
     def operators(self, scheduled: Sequence[LoopNode], buffer: str) -> list[str]:
         """The operators of the loop that writes ``buffer``, most telling first; ``scheduled`` are a kernel's nodes.
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from fuzzcompile.codegen.base import LOOPS, Code, CodeGenerator
 from fuzzcompile.compiler.kernels.codegen_operators import LoopNode, code_operators, templates_of
+from fuzzcompile.compiler.kernels.control import Control
 
 _MODULE = "torch._inductor.codegen.triton"
 # Triton's CompilationError: ``at 19:11:``, the kernel up to that line, a caret below it, and the reason.
@@ -24,6 +25,10 @@ class Triton(CodeGenerator):
     devices = ("cuda", "xpu")
     settings = ({"triton.persistent_reductions": False}, {"max_fusion_size": 1})
     assignment = re.compile(r"^\s*(\w+) = (.*?)\s*$")
+
+    def rewritten(self) -> Mapping[str, Control]:
+        """``masked``: the mask goes to a load in the body alone, unless there is more in it; it can be applied again."""
+        return {"masked": Control(selected=True)}
 
     def operators(self, scheduled: Sequence[LoopNode], buffer: str) -> list[str]:
         """Those of the loop body; a template as ``template:mm``."""
