@@ -27,7 +27,7 @@ class Triton(CodeGenerator):
     assignment = re.compile(r"^\s*(\w+) = (.*?)\s*$")
 
     def rewritten(self) -> Mapping[str, Control]:
-        """``masked``: the mask goes to a load in the body alone, unless there is more in it; it can be applied again."""
+        """``masked``: a mask that the body's load takes may be all that is written for it; it can be applied again."""
         return {"masked": Control(selected=True)}
 
     def operators(self, scheduled: Sequence[LoopNode], buffer: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Faults planted in what Inductor does for CUDA alone, and programs that meet them; run inside a worker for a target."""
+"""Faults planted in what Inductor does for CUDA alone, and programs that meet them; for a worker with a target."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from fuzzcompile.contract import ReportJson
 from fuzzcompile.worker.judge import JudgeTask, judge_file
 
 aten = torch.ops.aten
+DTYPES = ("float32", "float16")
+"""Those of the inputs of the programs below."""
 OFF = 1.25
 """Factor that most plants make a value wrong by: half precision hides less than 1 %."""
 
@@ -124,7 +126,8 @@ def overlapping_stores() -> AbstractContextManager[Any]:
 def _beyond(line: str) -> Iterator[str]:
     if line.strip().startswith("tl.store(out_ptr0 + (x0)"):
         indent = line[: len(line) - len(line.lstrip())]
-        yield f"{indent}tl.store(out_ptr0 + (xoffset + XBLOCK + 0 * xindex), 7.0 + 0 * xindex, xoffset + XBLOCK < xnumel)"
+        yield f"{indent}beyond = xoffset + XBLOCK + 0 * xindex"
+        yield f"{indent}tl.store(out_ptr0 + beyond, 7.0 + 0 * xindex, beyond < xnumel)"
 
 
 # -- graph passes -----------------------------------------------------------------------------------
@@ -240,7 +243,6 @@ class Plant:
         stage: what a report must name.
         names: what a report must name the culprit by: its rewrite or its family.
         source: the end of the file that a report must name.
-        necessary: whether a proof by veto is asked for.
         slow: takes longer than the tests of every change should.
     """
 
@@ -249,7 +251,6 @@ class Plant:
     stage: str
     names: str
     source: str
-    necessary: bool | None = True
     slow: bool = False
 
 
@@ -287,26 +288,43 @@ SCAN = case("torch.cumsum(x, -1) * 2", tensor(4, 30))
 GRADIENT = case("torch.tanh(x * y)", tensor(8, 33, grad=True), tensor(8, 33, grad=True), settings="BACKWARD = True")
 MANY = case("torch.sin(x) + 1", tensor(5000))
 
+SIMD = "torch/_inductor/codegen/simd.py"
 TRITON = "torch/_inductor/codegen/triton.py"
 HERE = Path(__file__).name
 
 PLANTS = {
     "code of tanh": Plant(lambda: wrong_code("tanh"), POINTWISE, "codegen", "TritonKernelOverrides.tanh", HERE),
-    "code of rsqrt": Plant(lambda: wrong_code("rsqrt"), ROOTS, "codegen", "TritonKernelOverrides.rsqrt", HERE),
-    "code of sigmoid": Plant(lambda: wrong_code("sigmoid"), ROOTS, "codegen", "TritonKernelOverrides.sigmoid", HERE),
-    "cast": Plant(
-        lambda: wrong_code("to_dtype", dtype="int32"), CASTS, "codegen", "TritonKernelOverrides.to_dtype", HERE
+    "code of rsqrt": Plant(
+        lambda: wrong_code("rsqrt"), ROOTS, "codegen", "TritonKernelOverrides.rsqrt", HERE, slow=True
     ),
-    "sum": Plant(lambda: wrong_reduction("sum"), SOFTMAX, "codegen", "reduction:sum", HERE),
-    "variance": Plant(lambda: wrong_reduction("welford_reduce", "welford_combine"), NORM, "codegen", "welford", HERE),
-    "maximum": Plant(wrong_maximum, AMAX, "codegen", "reduction:max", "wrong_helpers.py"),
-    "loop of a reduction": Plant(lost_reload, LONG, "codegen", "fusion", "torch/_inductor/codegen/simd.py"),
+    "code of sigmoid": Plant(
+        lambda: wrong_code("sigmoid"), ROOTS, "codegen", "TritonKernelOverrides.sigmoid", HERE, slow=True
+    ),
+    "cast": Plant(
+        lambda: wrong_code("to_dtype", dtype="int32"),
+        CASTS,
+        "codegen",
+        "TritonKernelOverrides.to_dtype",
+        HERE,
+        slow=True,
+    ),
+    "sum": Plant(lambda: wrong_reduction("sum"), SOFTMAX, "codegen", "reduction:sum", HERE, slow=True),
+    "variance": Plant(
+        lambda: wrong_reduction("welford_reduce", "welford_combine"),
+        NORM,
+        "codegen",
+        "reduction:welford_reduce",
+        HERE,
+        slow=True,
+    ),
+    "maximum": Plant(wrong_maximum, AMAX, "codegen", "reduction:max", TRITON),
+    "loop of a reduction": Plant(lost_reload, LONG, "codegen", "fusion", SIMD, slow=True),
     "fusion": Plant(fused_anyway, SHIFTED, "scheduler", "fusion", "torch/_inductor/scheduler.py"),
     "template": Plant(wrong_epilogue, TEMPLATE, "codegen", "template:mm", "torch/_inductor/select_algorithm.py"),
     "overlapping programs": Plant(overlapping_stores, MANY, "codegen", "race", TRITON),
     "padding": Plant(padded_with_ones, PRODUCT, "joint_graph", "mm_pattern", "torch/_inductor/fx_passes/pad_mm.py"),
     "attention in half": Plant(
-        swapped_in_half, ATTENTION, "joint_graph", "sfdp", "torch/_inductor/fx_passes/fuse_attention.py"
+        swapped_in_half, ATTENTION, "joint_graph", "sfdp", "torch/_inductor/fx_passes/fuse_attention.py", slow=True
     ),
     "bias": Plant(wrong_unfused_bias, LINEAR, "post_grad", "unfuse_bias_add_to_pointwise", HERE),
     "scan": Plant(lambda: wrong_lowering(aten.cumsum.default), SCAN, "lowering", "aten.cumsum.default", HERE),
@@ -316,6 +334,7 @@ PLANTS = {
         "decomposition",
         "aten.native_layer_norm.default",
         HERE,
+        slow=True,
     ),
     "gradient": Plant(
         lambda: wrong_decomposition(aten.tanh_backward.default),

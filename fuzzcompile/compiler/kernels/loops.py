@@ -272,7 +272,7 @@ class LoopHandler:
     ) -> tuple[object, ...]:
         """The trailing dimensions in the order of the first value."""
         rows = [self._row(value) for value in values]
-        order = rows[0].sort(-1, stable=True, descending=descending).indices
+        order = rows[0].sort(dim=-1, stable=True, descending=descending).indices
         return tuple(self._unrow(row.gather(-1, order), dtype) for row, dtype in zip(rows, dtypes, strict=True))
 
     def _row(self, value: object) -> torch.Tensor:
