@@ -3,6 +3,5 @@ import torch
 
 def make():
     torch.manual_seed(0)
-    return (lambda x: x.sin() + 1), (
-        torch.nested.nested_tensor([torch.randn(2, 3), torch.randn(4, 3)], layout=torch.jagged),
-    )
+    nested = torch.nested.nested_tensor([torch.randn(2, 3), torch.randn(4, 3)], layout=torch.jagged)
+    return (lambda x: x.sin() + 1), (nested,)
