@@ -69,6 +69,13 @@ def test_a_public_issue_of_cuda_alone_is_found_by_its_kernel(judge):
     assert (report["culprit"]["stage"], report["culprit"]["necessary"]) == ("codegen", True)
 
 
-def test_what_is_no_plain_tensor_is_refused_in_a_sentence(judge):
-    with pytest.raises(FuzzcompileError, match=r"could not be looked at for cuda:sm_90: an input is a NestedTensor\.$"):
-        judge(TOLD / "nested_input.py")
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("nested_input", r"an input is a NestedTensor\.$"),
+        ("lacks_half", r"eager has to run on the CPU, which lacks a kernel for it \(.*not implemented for 'Half'"),
+    ],
+)
+def test_what_cannot_be_looked_at_is_refused_in_a_sentence(judge, name, why):
+    with pytest.raises(FuzzcompileError, match=f"could not be looked at for cuda:sm_90: {why}"):
+        judge(TOLD / f"{name}.py")
