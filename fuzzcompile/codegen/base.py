@@ -55,6 +55,10 @@ class CodeGenerator(ABC):
         """Do these operators of vectorised loops element by element; None if the code generator has no vectors."""
         return None
 
+    def rewritten(self) -> Mapping[str, Control]:
+        """Operators whose code can be written in another form that means the same, in all kernels, and how."""
+        return {}
+
     def operators(self, scheduled: Sequence[LoopNode], buffer: str) -> list[str]:
         """The operators of the loop that writes ``buffer``, most telling first; ``scheduled`` are a kernel's nodes.
 
@@ -69,6 +73,10 @@ class CodeGenerator(ABC):
     @abstractmethod
     def fused_loops(self) -> Code:
         """What writes the loops that one kernel computes together."""
+
+    def stores(self) -> Code:
+        """What writes the stores of a kernel whose programs get into each other's way."""
+        return Code("race between programs")
 
     @abstractmethod
     def refused_lines(self, message: str) -> Iterator[str]:

@@ -8,6 +8,7 @@ from fuzzcompile.codegen.base import Code, CodeGenerator
 from fuzzcompile.codegen.cpp import Cpp
 from fuzzcompile.codegen.triton import Triton
 from fuzzcompile.compiler.kernels.lowered import Lowered
+from fuzzcompile.compiler.target.process import assumed
 
 CODE_GENERATORS: tuple[CodeGenerator, ...] = (Cpp(), Triton())
 
@@ -48,6 +49,11 @@ def generator_of(lowered: Lowered, kernel: str | None = None) -> CodeGenerator:
     return next((generator for generator in CODE_GENERATORS if set(generator.devices) & set(devices)), UNKNOWN)
 
 
-def generator_named(name: object) -> CodeGenerator | None:
-    """The adapter of that ``name``; None if there is none."""
-    return next((generator for generator in CODE_GENERATORS if generator.name == name), None)
+def generator_named(name: object) -> CodeGenerator:
+    """The adapter of that ``name``; without one of that name, that of the device which is compiled for.
+
+    A target is a GPU; any other compile has C++ for its default.
+    """
+    device = "cpu" if assumed() is None else "cuda"
+    named = (generator for generator in CODE_GENERATORS if generator.name == name)
+    return next(named, None) or next(generator for generator in CODE_GENERATORS if device in generator.devices)

@@ -37,6 +37,7 @@ from fuzzcompile.compiler.labels import location
 from fuzzcompile.compiler.ledger import Snapshot
 from fuzzcompile.compiler.patching import Function
 from fuzzcompile.compiler.replay import _Replayer
+from fuzzcompile.compiler.target.decomposing import on_target
 from fuzzcompile.compiler.unseen import Unseen, UnseenLog, reason
 from fuzzcompile.execution.device import seed_everything
 from fuzzcompile.execution.tensors import copy_tree, with_memory, without_values
@@ -245,6 +246,7 @@ class _Crossref(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 seed_everything(_SEED)
             # Inside, this mode is on again: a decomposition runs on kernels, and each of its parts is compared.
             watching = self if way == "decomposition" else None
+            function = on_target(function)
             outcome = outcome_of(function, args, kwargs, dispatcher=True, inside=watching)
         finally:
             self._inside = around

@@ -129,6 +129,8 @@ KERNELS: tuple[Patch[Watch], ...] = (
     Patch("Triton kernel", (CODEGEN,), "Triton kernels",
           _TRITON, "TritonScheduling.define_kernel", kernel_code.wrap_define_kernel,
           takes=("self", "src_code", "node_schedule")),
+    Patch("masked code", (CODEGEN,), "masks of Triton code applied once more",
+          _TRITON, "TritonKernelOverrides.masked", kernels.wrap_masked, takes=("mask", "body", "other")),
     Patch("operator's code", (CODEGEN,), "operators of lines of code",
           _COMMON, "CSEProxy._default", statements.wrap_operator, probes.statement("exp")),
     Patch("load's code", (CODEGEN,), "loads in lines of code",

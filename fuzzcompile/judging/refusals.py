@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fuzzcompile.case import Case
+from fuzzcompile.compiler.target.placing import lacks_kernel
 from fuzzcompile.compiler.target.process import assumed
 from fuzzcompile.errors import EnvironmentUnfit
 from fuzzcompile.oracle.comparison import compare
@@ -46,6 +47,20 @@ def refuse_lasting_state(experiments: Experiments) -> None:
         raise CannotJudge(
             f"{case.name} does not do the same twice in eager mode: it keeps state that cannot be set back, or depends "
             "on something outside; write it as a case with make(), which builds its state anew."
+        )
+
+
+def refuse_lack_of_cpu(experiments: Experiments) -> None:
+    """Refuse a case for a target that eager cannot run on the CPU, for want of a kernel that a device has.
+
+    Raises:
+        CannotJudge: naming what the CPU lacks.
+    """
+    target, failure = assumed(), experiments.runs.eager.failure
+    if target is not None and failure is not None and lacks_kernel(failure.message):
+        raise CannotJudge(
+            f"{experiments.case.name} could not be looked at for {target.name}: eager has to run on the CPU, which "
+            f"lacks a kernel for it ({failure.message})."
         )
 
 

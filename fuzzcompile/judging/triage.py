@@ -26,7 +26,7 @@ from fuzzcompile.judging.asked import ask
 from fuzzcompile.judging.attribute import Attributor, first_rewrite
 from fuzzcompile.judging.claims import claimed, otherwise, target_notes
 from fuzzcompile.judging.decision import Decision, confirmed, decide, randomness, survival
-from fuzzcompile.judging.refusals import refuse_lasting_state, refuse_unfit, refuse_unsupported
+from fuzzcompile.judging.refusals import refuse_lack_of_cpu, refuse_lasting_state, refuse_unfit, refuse_unsupported
 from fuzzcompile.judging.report import Cost, CoverageCount, Report
 from fuzzcompile.oracle.comparison import Comparison
 from fuzzcompile.oracle.judgement import same_bits
@@ -84,6 +84,7 @@ def triage(
     looking = _quick(experiments) if screen else experiments
     looking.run_eager()
     refuse_lasting_state(experiments)
+    refuse_lack_of_cpu(experiments)
     on_eager()
     if screen:
         report = _screened(looking, known, started)

@@ -9,10 +9,11 @@ from typing import Literal
 from fuzzcompile.attribution.ablating import Ablator
 from fuzzcompile.attribution.culprit import Attribution, Culprit
 from fuzzcompile.attribution.divergence import Divergence
-from fuzzcompile.codegen.table import CODE_GENERATORS, generator_named
+from fuzzcompile.codegen.table import generator_named
 from fuzzcompile.compiler.kernels.control import Control
 from fuzzcompile.compiler.kernels.operators import operator_of
 from fuzzcompile.compiler.session import Compilation
+from fuzzcompile.compiler.target.interpreted import Order
 from fuzzcompile.stage_names import CODEGEN
 from fuzzcompile.stages.base import Stage, Suspect, Without
 from fuzzcompile.stages.kernels.bisection import (
@@ -20,6 +21,7 @@ from fuzzcompile.stages.kernels.bisection import (
     bisected,
     by_aten,
     configured,
+    in_order,
     isolated,
     right_in_scalars,
     right_without_vectors,
@@ -74,7 +76,7 @@ class Codegen(Stage):
 
     def workarounds(self, culprit: Culprit, given: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
         """Those of the code generator that wrote the culprit's kernel."""
-        generator = generator_named(culprit.details.get("code_generator")) or CODE_GENERATORS[0]
+        generator = generator_named(culprit.details.get("code_generator"))
         yield from generator.settings
 
 
@@ -83,6 +85,8 @@ def _prove_kernel(ablator: Ablator, wrong: WrongKernel) -> Attribution | None:
     alone, single = _isolated(ablator, wrong)
     if alone == "right":
         return prove_fusion(ablator, wrong, vectorised=vectorised)
+    if ablator.how.order is not Order.FORWARD and attempt(ablator, in_order(ablator.how))[1]:
+        return _raced(single or wrong)
     if single is None and not vectorised:
         return None
     named = _vectorised(ablator, wrong, single) if vectorised else _scalar(ablator, wrong, single)
@@ -102,6 +106,16 @@ def _isolated(ablator: Ablator, wrong: WrongKernel) -> tuple[_Alone, WrongKernel
         if kernels and not kernels[0].kernel.extern:
             return "wrong", kernels[0]
     return "wrong", None
+
+
+def _raced(wrong: WrongKernel) -> Attribution:
+    """Right when the programs of the kernel run in their order: they touch the same elements."""
+    code = wrong.generator.stores()
+    details = {"operators": wrong.operators(), "programs": "right in ascending order, wrong in descending order"}
+    culprit = kernel_culprit(
+        wrong, CODEGEN, code.name, "race", source=code.source, line=code.line, necessary=True, details=details
+    )
+    return Attribution(culprit)
 
 
 def _doubted(culprit: Culprit) -> Attribution:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from fuzzcompile.attribution.ablating import Ablator
 from fuzzcompile.attribution.culprit import Attribution, Culprit
 from fuzzcompile.attribution.divergence import Divergence
-from fuzzcompile.codegen.table import CODE_GENERATORS, generator_named
+from fuzzcompile.codegen.table import generator_named
 from fuzzcompile.compiler.kernels.control import Control
 from fuzzcompile.compiler.kernels.operators import can_fall_back, lowering_source
 from fuzzcompile.compiler.session import Compilation
@@ -79,7 +79,7 @@ class Lowering(Stage):
 
     def workarounds(self, culprit: Culprit, given: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
         """Loops that are not vectorised, where the code generator of the culprit's kernel has vectors."""
-        generator = generator_named(culprit.details.get("code_generator")) or CODE_GENERATORS[0]
+        generator = generator_named(culprit.details.get("code_generator"))
         yield from [generator.scalars] if generator.scalars else []
 
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fuzzcompile.attribution.ablating import Ablator
-from fuzzcompile.attribution.culprit import Attribution
+from fuzzcompile.attribution.culprit import Attribution, Culprit
 from fuzzcompile.attribution.divergence import Divergence
-from fuzzcompile.compiler.kernels.codegen_operators import defined_at
 from fuzzcompile.compiler.kernels.fused import dependences
 from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.stage_names import CODEGEN, SCHEDULER
 from fuzzcompile.stages.base import Stage, Suspect, Without
-from fuzzcompile.stages.kernels.bisection import attempt, configured, right_in_scalars, unfused
-from fuzzcompile.stages.kernels.culprits import kernel_culprit
+from fuzzcompile.stages.kernels.bisection import attempt, configured, controlled, right_in_scalars, unfused
+from fuzzcompile.stages.kernels.culprits import fusion_source, kernel_culprit
 from fuzzcompile.stages.kernels.failures import prove_failure, stage_of, without_failure
 from fuzzcompile.stages.kernels.suspected import kernels_suspected
 from fuzzcompile.stages.kernels.wrong import Failure, WrongKernel
@@ -99,12 +98,12 @@ def prove_fusion(ablator: Ablator, wrong: WrongKernel, *, vectorised: bool) -> A
     if vectorised and not shown:
         named, _ = right_in_scalars(ablator, wrong.generator, [name for name in operators if ":" not in name])
         details["right_in_scalars"] = named
+    if not shown:
+        rewritten = _right_rewritten(ablator, wrong)
+        if rewritten is not None:
+            return Attribution(rewritten)
     stage = CODEGEN if not shown and (vectorised or memory == "kept") else SCHEDULER
-    if stage == SCHEDULER:
-        source, line = defined_at("torch._inductor.scheduler:Scheduler.can_fuse")
-    else:
-        code = wrong.generator.fused_loops()
-        source, line = code.source, code.line
+    source, line = fusion_source(stage, wrong.generator)
     culprit = kernel_culprit(
         wrong,
         stage,
@@ -118,3 +117,22 @@ def prove_fusion(ablator: Ablator, wrong: WrongKernel, *, vectorised: bool) -> A
         details=details,
     )
     return Attribution(culprit)
+
+
+def _right_rewritten(ablator: Ablator, wrong: WrongKernel) -> Culprit | None:
+    """The operator whose code is right in another form, in the kernel as it is fused; None if there is none."""
+    for operator, control in wrong.generator.rewritten().items():
+        if attempt(ablator, controlled(ablator.how, control, f"{operator} in another form"))[1]:
+            code = wrong.generator.code_of(operator)
+            return kernel_culprit(
+                wrong,
+                CODEGEN,
+                code.name,
+                operator,
+                nodes=wrong.kernel.nodes,
+                source=code.source,
+                line=code.line,
+                necessary=True,
+                details={"operators": wrong.operators(), "vectorised": False},
+            )
+    return None

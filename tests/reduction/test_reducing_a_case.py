@@ -63,21 +63,26 @@ def test_the_product_shows_the_bug_alone_and_is_the_same_bug(attention):
     assert "torch._inductor." not in case_part(outcome.reproducer) and "/tmp" not in outcome.reproducer
 
 
-def test_minimizing_it_again_changes_nothing(attention, tmp_path):
-    outcome, _ = attention
-    path = tmp_path / "repro.py"
-    path.write_text(outcome.reproducer)
-    again = minimized(path, dict(outcome.report))
-    assert not again.changed and again.how == "as found"
-    assert case_part(again.reproducer) == case_part(outcome.reproducer)
-
-
-def test_what_eager_refuses_and_compiled_accepts_is_minimized_too(triaged, monkeypatch):
+@pytest.fixture(scope="module")
+def accepted(triaged) -> Outcome:
     path = KNOWN / "issue_195579.py"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(concluding, "confirm_reproducer", lambda text: Confirmation(1, text, True))
+        return minimized(path, triaged(path))
+
+
+def test_what_eager_refuses_and_compiled_accepts_is_minimized_too(accepted):
+    assert accepted.how == "graph" and "torch.addmm(" in accepted.source
+    assert "class" not in accepted.source and accepted.report["verdict"] == "accepts_invalid"
+
+
+def test_minimizing_it_again_changes_nothing(accepted, tmp_path, monkeypatch):
     monkeypatch.setattr(concluding, "confirm_reproducer", lambda text: Confirmation(1, text, True))
-    outcome = minimized(path, triaged(path))
-    assert outcome.how == "graph" and "torch.addmm(" in outcome.source
-    assert "class" not in outcome.source and outcome.report["verdict"] == "accepts_invalid"
+    path = tmp_path / "repro.py"
+    path.write_text(accepted.reproducer)
+    again = minimized(path, dict(accepted.report))
+    assert not again.changed and again.how == "as found"
+    assert case_part(again.reproducer) == case_part(accepted.reproducer)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -47,6 +48,18 @@ def _operators(body: LoopBody | None) -> Iterator[str]:
                 yield f"reduction:{next((a for a in node.args[1:] if isinstance(a, str)), 'unknown')}"
             else:
                 yield str(node.target)
+
+
+def templates_of(scheduled: Sequence[LoopNode], buffer: str) -> list[str]:
+    """The names of the Triton templates that compute ``buffer``: ``mm``."""
+    names = []
+    for node in scheduled:
+        for part in node.get_nodes() if hasattr(node, "get_nodes") else ():
+            if part.is_template() and buffer in [written.get_name() for written in part.get_outputs()]:
+                # The function that writes the kernel is a method's closure; it holds the template as ``self``.
+                made = inspect.getclosurevars(getattr(part.node, "make_kernel_render", templates_of)).nonlocals
+                names.append(str(getattr(made.get("self"), "name", "unknown")))
+    return names
 
 
 def in_scalars(name: str, scalar: Callable[..., str]) -> Callable[..., str]:

@@ -23,6 +23,7 @@ class Control:
         realised: operators that get a buffer of their own.
         apart: operators that are fused with nothing.
         scalarised: operators of vectorised C++ that are computed element by element.
+        selected: what Triton code masks is selected by its mask once more, which changes nothing in right code.
         separate: every fused loop nest is a kernel of its own; the C++ backend writes several into one function.
     """
 
@@ -31,6 +32,7 @@ class Control:
     realised: tuple[str, ...] = ()
     apart: tuple[str, ...] = ()
     scalarised: tuple[str, ...] = ()
+    selected: bool = False
     separate: bool = False
 
     def __bool__(self) -> bool:

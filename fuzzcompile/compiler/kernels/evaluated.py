@@ -193,8 +193,6 @@ class Evaluated:
             data = operation.data
             sizes = [self._size(size) for size in data.get_pointwise_size()]
             reduced = [self._size(size) for size in data.get_reduction_size()]
-            if type(data).__name__ in ("Scan", "Sort"):
-                raise NotEvaluable(type(data).__name__)
             store = operation.get_store_function()
             run_loop(store, sizes, reduced, self, self.symbols, nested=bool(data.get_reduction_type()))
         return True

@@ -47,14 +47,16 @@ def _crossed(first: _Access, second: _Access) -> bool | None:
     try:
         if (first.index, first.var_names, first.size) == (second.index, second.var_names, second.size):
             return False
-        count = math.prod(int(size) for size in first.size)
-        if count != math.prod(int(size) for size in second.size) or count > LARGEST_SPACE:
+        counts = [math.prod(int(size) for size in access.size) for access in (first, second)]
+        outer = min(counts)
+        if not outer or max(counts) % outer or max(counts) > LARGEST_SPACE:
             return None
-        places = [_places(access) for access in (first, second)]
+        # The loops that a reduction shares come first; what they enclose belongs to one iteration of them.
+        fewer, more = sorted((_places(access).reshape(outer, -1) for access in (first, second)), key=torch.numel)
     except (AttributeError, KeyError, NotEvaluable, RuntimeError, TypeError, ValueError):
         return None
-    shared = torch.isin(places[0], places[1])
-    return bool((shared & (places[0] != places[1])).any())
+    crossed = bool((torch.isin(more, fewer) & (more != fewer)).any())
+    return None if crossed and counts[0] != counts[1] else crossed  # unless the shared loops were not the first
 
 
 def _places(access: _Access) -> torch.Tensor:

@@ -181,6 +181,21 @@ def wrap_cpp_node(watch: Watch, original: Function) -> Function:
     return codegen_node
 
 
+def wrap_masked(watch: Watch, original: Function) -> Function:
+    """Select by the mask what is masked, whatever the code generator made of the mask."""
+
+    def masked(mask: object, body: Function, other: bool | float) -> object:
+        result = original(mask, body, other)
+        if not watch.control.selected:
+            return result
+        from torch._inductor.virtualized import V
+
+        # A variable of the kernel, whose dtype the code generator knows.
+        return V.ops.where(mask, result, V.ops.constant(other, result.dtype))  # type: ignore[attr-defined]
+
+    return masked
+
+
 def scalar_patches(watch: Watch) -> Sequence[Patch[Watch]]:
     """A patch for each operator of vectorised C++ that is to be computed element by element."""
     from torch._inductor.codegen import cpp

@@ -36,6 +36,7 @@ class Memory(Protocol):
 
 
 Body = Callable[..., object]
+Combine = Callable[[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]], Sequence[object]]
 
 
 def run_loop(
@@ -254,6 +255,33 @@ class LoopHandler:
         if isinstance(result, tuple):
             return tuple(part.to(wanted) for part in result)
         return self._rounded(result.to(wanted))
+
+    def scan(self, dtypes: Sequence[torch.dtype], combine: Combine, values: Sequence[object]) -> tuple[object, ...]:
+        """Every prefix of the trailing dimensions combined."""
+        rows = [self._row(value) for value in values]
+        length, step = rows[0].shape[-1], 1
+        while step < length:  # prefixes of twice the length in each round
+            early, late = [row[..., :-step] for row in rows], [row[..., step:] for row in rows]
+            joined = [torch.as_tensor(plain(part)) for part in combine(tuple(early), tuple(late))]
+            rows = [torch.cat([row[..., :step], part], -1) for row, part in zip(rows, joined, strict=True)]
+            step *= 2
+        return tuple(self._rounded(self._unrow(row, dtype)) for row, dtype in zip(rows, dtypes, strict=True))
+
+    def sort(
+        self, dtypes: Sequence[torch.dtype], values: Sequence[object], stable: bool, descending: bool
+    ) -> tuple[object, ...]:
+        """The trailing dimensions in the order of the first value."""
+        rows = [self._row(value) for value in values]
+        order = rows[0].sort(dim=-1, stable=True, descending=descending).indices
+        return tuple(self._unrow(row.gather(-1, order), dtype) for row, dtype in zip(rows, dtypes, strict=True))
+
+    def _row(self, value: object) -> torch.Tensor:
+        """A value with the trailing dimensions as one."""
+        whole = torch.as_tensor(plain(value)).expand(self.shape)
+        return whole.reshape(*self.shape[: len(self.shape) - self.reduced], -1)
+
+    def _unrow(self, row: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return row.reshape(self.shape).to(real(dtype, double=self.memory.double))
 
     def _rounded(self, value: object) -> object:
         """The value moved by up to one ulp where noise was asked for; tuples stay as they are."""

@@ -22,6 +22,11 @@ class NotOnCpu(Exception):
     """A graph of the target holds an operator that cannot be computed on the CPU: its values are not known."""
 
 
+def lacks_kernel(message: str) -> bool:
+    """Whether an error message says that the CPU has no kernel for an operator or a dtype."""
+    return any(text in message for text in _LACKS)
+
+
 def devices_on_cpu(values: T) -> T:
     """The same arguments with the CPU for every device of the target."""
     return pytree.tree_map(_placed, values)  # type: ignore[no-any-return]
@@ -42,7 +47,7 @@ def call_on_cpu(operator: Callable[..., object], args: tuple[Any, ...], kwargs: 
     try:
         return called(*args, **kwargs)
     except (NotImplementedError, RuntimeError) as error:
-        if not any(text in str(error) for text in _LACKS):
+        if not lacks_kernel(str(error)):
             raise
         return _in_float32(operator, args, kwargs, error)
 

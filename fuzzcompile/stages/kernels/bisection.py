@@ -9,6 +9,7 @@ from fuzzcompile.attribution.ablating import Ablator
 from fuzzcompile.codegen.base import CodeGenerator
 from fuzzcompile.compiler.kernels.control import EVERYTHING, UNCHANGED, Control
 from fuzzcompile.compiler.session import Compilation
+from fuzzcompile.compiler.target.interpreted import Order
 from fuzzcompile.stages.base import Without
 from fuzzcompile.trials.compiles import Trial
 
@@ -54,6 +55,11 @@ def isolated(how: Compilation, labels: tuple[str, ...]) -> Without:
     """The watched compile in which each operator has a kernel of its own."""
     control = Control(realised=labels, apart=(EVERYTHING,), separate=True)
     return controlled(replace(how, kernels=True, record=True), control, "nothing fused")
+
+
+def in_order(how: Compilation) -> Without:
+    """The compile whose interpreted kernels run their programs in ascending order."""
+    return Without("programs in their order", replace(how, order=Order.FORWARD, screen=False))
 
 
 def attempt(ablator: Ablator, without: Without) -> tuple[Trial, bool]:

@@ -7,9 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fuzzcompile.attribution.culprit import Culprit
+from fuzzcompile.codegen.base import CodeGenerator
 from fuzzcompile.codegen.table import generator_of
+from fuzzcompile.compiler.kernels.codegen_operators import defined_at
 from fuzzcompile.compiler.kernels.lowered import Kernel, Lowered
 from fuzzcompile.oracle.comparison import Comparison
+from fuzzcompile.stage_names import SCHEDULER
 from fuzzcompile.stages.kernels.wrong import WrongKernel, labels_of
 
 _LINES = 80
@@ -47,6 +50,14 @@ def site_of(lowered: Lowered, node: str) -> str | None:
     """``model.py:14 #1`` of an operator."""
     location, _, ordinal = lowered.labels.get(node, "").partition("@")[2].rpartition("#")
     return f"{location} #{ordinal}" if location and location != "?" else None
+
+
+def fusion_source(stage: str, generator: CodeGenerator) -> tuple[str | None, int | None]:
+    """File and line of what fuses loops: the scheduler's decision, or the code that is generated for them together."""
+    if stage == SCHEDULER:
+        return defined_at("torch._inductor.scheduler:Scheduler.can_fuse")
+    code = generator.fused_loops()
+    return code.source, code.line
 
 
 def kernel_of(lowered: Lowered, node: str) -> Kernel | None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from fuzzcompile.attribution.ablating import Ablator
 from fuzzcompile.attribution.culprit import Attribution, Culprit
 from fuzzcompile.codegen.base import LOOPS
+from fuzzcompile.compiler.kernels.fused import dependences
 from fuzzcompile.compiler.kernels.lowered import Failed
 from fuzzcompile.compiler.kernels.operators import lowering_source
 from fuzzcompile.compiler.session import Compilation
@@ -22,7 +23,7 @@ from fuzzcompile.stages.kernels.bisection import (
     right_without_vectors,
     unfused,
 )
-from fuzzcompile.stages.kernels.culprits import kernel_details, kernel_of, site_of
+from fuzzcompile.stages.kernels.culprits import fusion_source, kernel_details, kernel_of, site_of
 from fuzzcompile.stages.kernels.omissions import left_undone
 from fuzzcompile.stages.kernels.wrong import Failure, family_of_node, labels_of, names_of
 from fuzzcompile.trials.compiles import Trial
@@ -149,7 +150,13 @@ def _computing(failure: Failure) -> tuple[str, ...]:
 def _together(ablator: Ablator, failure: Failure) -> Attribution:
     """Only the fused kernel fails: the scheduler put together what its code generator cannot do."""
     repaired = attempt(ablator, unfused(ablator.how, failure.labels))[1]
-    culprit = _culprit(failure, CODEGEN if failure.failed.place == CODEGEN else SCHEDULER, "fusion")
+    kernel = failure.lowered.kernel(failure.failed.kernel)
+    allowed = kernel is not None and dependences(failure.lowered, kernel.scheduled) == "kept"
+    stage = CODEGEN if allowed or failure.failed.place == CODEGEN else SCHEDULER
+    culprit = _culprit(failure, stage, "fusion")
+    if culprit.source is None:
+        source, line = fusion_source(stage, failure.generator)
+        culprit = replace(culprit, source=source, line=line)
     nodes = [name for name in failure.failed.nodes if labels_of(failure.lowered, (name,))]
     family = "+".join(sorted({family_of_node(failure.lowered, name) for name in nodes}))
     culprit = replace(culprit, family=family or "fusion", details={**culprit.details, "operators": family.split("+")})

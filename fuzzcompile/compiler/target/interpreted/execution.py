@@ -60,6 +60,10 @@ class KernelAssertion(RuntimeError):
     """A ``tl.device_assert`` of a kernel failed, as it would on a device."""
 
 
+class InvalidKernel(RuntimeError):
+    """A kernel that reads a variable before it is assigned, which Triton refuses."""
+
+
 @contextlib.contextmanager
 def language() -> Iterator[None]:
     """Triton's language computes on arrays for the time of the block, with what is wrong in it mended."""
@@ -148,6 +152,7 @@ def run(
         KernelTooLarge: there are more programs than ``limits`` allows, or they took longer.
         NotInterpreted: the interpreter cannot run the kernel.
         KernelAssertion: an assertion of the kernel failed.
+        InvalidKernel: it reads a variable before it is assigned.
     """
     programs = grid[0] * grid[1] * grid[2]
     if programs > limits.programs:
@@ -165,6 +170,8 @@ def run(
                 launch.run_one_by_one()
         except (NotInterpreted, KernelAssertion):
             raise
+        except UnboundLocalError as error:  # no lack of the interpreter: Triton would refuse the kernel too
+            raise InvalidKernel(f"{name} would not compile: {error}") from error
         except Exception as error:  # whatever the interpreter raises where it lacks something
             raise NotInterpreted(name, _reason(error)) from error
     return tuple(memory.notes)
