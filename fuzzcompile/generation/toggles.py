@@ -177,7 +177,7 @@ FOR_GPU: tuple[Toggle, ...] = (
         8,
     ),
     Toggle("block_pointers", "Kernels address blocks instead of elements.", (("triton.use_block_ptr", True),), 16),
-    Toggle("dense_indices", "Every index has all dimensions of its block.", (("triton.dense_indexing", True),), 8),
+    Toggle("dense_indices", "Every index has all dimensions of its block.", (("triton.dense_indexing", True),), 1),
     Toggle("native_products", "Matrix products are loops like any other.", (("triton.native_matmul", True),), 16),
     Toggle("two_pass_softmax", "Softmax takes its maximum and its sum apart.", (("online_softmax", False),), 8),
     Toggle("fixed_loop_order", "Fusion changes no order of loops.", (("loop_ordering_after_fusion", False),), 8),

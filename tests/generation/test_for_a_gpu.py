@@ -22,7 +22,7 @@ def specs():
 def test_half_precision_comes_first_and_every_setting_of_gpus_is_drawn(specs):
     assert sum(spec.dtype != "float32" for spec in specs) > 0.65 * len(specs)
     drawn = {name for spec in specs for name in spec.compile.toggles}
-    assert drawn >= {setting.name for setting in FOR_GPU}
+    assert drawn >= {setting.name for setting in FOR_GPU if setting.weight > 1}
     assert not any(toggle(name).of_the_cpu for name in drawn)
 
 
