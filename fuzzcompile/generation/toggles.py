@@ -182,7 +182,6 @@ FOR_GPU: tuple[Toggle, ...] = (
     Toggle("two_pass_softmax", "Softmax takes its maximum and its sum apart.", (("online_softmax", False),), 8),
     Toggle("fixed_loop_order", "Fusion changes no order of loops.", (("loop_ordering_after_fusion", False),), 8),
     Toggle("untiled_by_strides", "Tiles do not follow strides.", (("triton.coalesce_tiling_analysis", False),), 8),
-    Toggle("back_to_back_products", "Two matrix products become one kernel.", (("b2b_gemm_pass", True),), 8),
 )
 
 _BY_NAME = {toggle.name: toggle for toggle in (*TOGGLES, *FOR_GPU)}
