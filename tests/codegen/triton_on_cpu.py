@@ -1,9 +1,9 @@
 """Inductor's Triton code generator on a CPU build of torch, and its kernels executed without Triton.
 
 Inductor generates Triton for the CPU with ``cpu_backend = "triton"``; what it asks of the package ``triton`` meanwhile
-is answered here, unless it is installed. A kernel is the source that Inductor generated, run by Python on whole tensors: ``tl`` is a namespace
-of torch operators, a pointer is a flat tensor with indices, and the grid has one program. That covers pointwise kernels
-and reductions that fit into one block.
+is answered here, unless it is installed. A kernel is the source that Inductor generated, run by Python on whole
+tensors: ``tl`` is a namespace of torch operators, a pointer is a flat tensor with indices, and the grid has one
+program. That covers pointwise kernels and reductions that fit into one block.
 """
 
 from __future__ import annotations
