@@ -1,14 +1,15 @@
 """Inductor's Triton code generator on a CPU build of torch, and its kernels executed without Triton.
 
 Inductor generates Triton for the CPU with ``cpu_backend = "triton"``; what it asks of the package ``triton`` meanwhile
-is answered here. A kernel is the source that Inductor generated, run by Python on whole tensors: ``tl`` is a namespace
-of torch operators, a pointer is a flat tensor with indices, and the grid has one program. That covers pointwise kernels
-and reductions that fit into one block.
+is answered here, unless it is installed. A kernel is the source that Inductor generated, run by Python on whole
+tensors: ``tl`` is a namespace of torch operators, a pointer is a flat tensor with indices, and the grid has one
+program. That covers pointwise kernels and reductions that fit into one block.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import sys
 import types
 from collections.abc import Iterator
@@ -117,9 +118,8 @@ def triton_on_cpu() -> Iterator[None]:
         config.patch(cpu_backend="triton", fx_graph_cache=False),
     ]
     with contextlib.ExitStack() as stack:
-        for name, module in {"triton": package, "triton.language": language}.items():
-            sys.modules[name] = module
-            stack.callback(sys.modules.pop, name)
+        if importlib.util.find_spec("triton") is None:
+            stack.enter_context(mock.patch.dict(sys.modules, {"triton": package, "triton.language": language}))
         for patch in patches:
             stack.enter_context(patch)
         yield
