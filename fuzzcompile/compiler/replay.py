@@ -12,7 +12,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from fuzzcompile.compiler.ledger import Opaque, Snapshot, is_handler
-from fuzzcompile.compiler.target.placing import call_on_cpu, devices_on_cpu
+from fuzzcompile.compiler.target.placing import OnCpu, call_on_cpu, devices_on_cpu
 from fuzzcompile.compiler.target.process import assumed
 from fuzzcompile.execution.device import seed_everything
 from fuzzcompile.execution.float64 import Float64Mode
@@ -151,6 +151,8 @@ def differentiate(
 @contextlib.contextmanager
 def _modes(double: bool, noise_seed: int | None) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
+        if assumed() is not None:
+            stack.enter_context(OnCpu())
         if double:
             stack.enter_context(Float64Mode(keep_casts=False))
         if noise_seed is not None:
@@ -160,7 +162,7 @@ def _modes(double: bool, noise_seed: int | None) -> Iterator[None]:
 
 def interpret(snapshot: Snapshot, inputs: Sequence[object]) -> object:
     """Run ``snapshot`` on ``inputs`` themselves, which it may mutate, as a compiled graph would."""
-    with torch.no_grad():
+    with torch.no_grad(), _modes(False, None):
         return _Replayer(snapshot).run(*inputs)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -15,6 +16,8 @@ from fuzzcompile.judging.decision import Decision, survives_float64
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.trials.compiles import Experiments, Trial
 
+# In descending order programs run one by one.
+_ONE_BY_ONE = 512
 _FAKE = "real code, fake device"
 _NO_DEVICE = "nothing is recorded without a device"
 
@@ -51,7 +54,8 @@ def otherwise(experiments: Experiments, trial: Trial) -> Iterator[tuple[str, Com
         yield undecided.PADDING, replace(how, screen=True, config={**(how.config or {}), "force_shape_pad": True})
     if any(question.startswith(TEMPLATES) for question in log.undecided) and not trial.how.screen:
         yield TEMPLATES, replace(how, templates=True)
-    if any(programs > 1 for launch in log.launches for programs in launch.grid):
+    programs = [math.prod(launch.grid) for launch in log.launches]
+    if 1 < max(programs, default=0) <= _ONE_BY_ONE:
         yield "order of programs", replace(how, order=Order.BACKWARD)
 
 

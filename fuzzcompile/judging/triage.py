@@ -26,7 +26,13 @@ from fuzzcompile.judging.asked import ask
 from fuzzcompile.judging.attribute import Attributor, first_rewrite
 from fuzzcompile.judging.claims import claimed, otherwise, target_notes
 from fuzzcompile.judging.decision import Decision, confirmed, decide, randomness, survival
-from fuzzcompile.judging.refusals import refuse_lack_of_cpu, refuse_lasting_state, refuse_unfit, refuse_unsupported
+from fuzzcompile.judging.refusals import (
+    CannotJudge,
+    refuse_lack_of_cpu,
+    refuse_lasting_state,
+    refuse_unfit,
+    refuse_unsupported,
+)
 from fuzzcompile.judging.report import Cost, CoverageCount, Report
 from fuzzcompile.oracle.comparison import Comparison
 from fuzzcompile.oracle.judgement import same_bits
@@ -206,7 +212,12 @@ def _decided_both_ways(answer: _Answer, deadline: float | None) -> _Answer:
         if answer.decision.verdict.is_bug or _late(deadline):
             break
         under = answer.experiments.under(how)
-        second = _decided(under, under.trial(), answer.count, answer.started)
+        trial = under.trial()
+        try:
+            refuse_unfit(under.case, trial)
+        except CannotJudge:  # the report says that this way was not tried
+            continue
+        second = _decided(under, trial, answer.count, answer.started)
         tried = (*tried, question)
         if second.decision.verdict.is_bug:
             detail = "; ".join(part for part in (second.decision.detail, f"{question}: the other way") if part)

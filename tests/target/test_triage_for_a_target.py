@@ -34,7 +34,16 @@ def judge(workers: Executor) -> Judge:
 
 
 @pytest.mark.parametrize(
-    "name", ["trained_attention", "dynamic_sizes", "frozen", "says_cuda_and_autocast", "script_for_cuda"]
+    "name",
+    [
+        "trained_attention",
+        "two_attentions",
+        "dynamic_sizes",
+        "number_as_input",
+        "frozen",
+        "says_cuda_and_autocast",
+        "script_for_cuda",
+    ],
 )
 def test_a_clean_program_is_clean_and_its_kernels_ran(judge, name):
     report = judge(TOLD / f"{name}.py")

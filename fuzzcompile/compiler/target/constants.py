@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fuzzcompile.compiler.target.moving import CUDA, moved_tensor
+from fuzzcompile.compiler.target.moving import CUDA, STAYS, moved_tensor
 
 _MOVED = "_moved_to_target"
 
@@ -21,7 +21,9 @@ def wrap_conversion(original: Callable[..., Any]) -> Callable[..., Any]:
         converter: object, mode: Any, real: torch.Tensor, make_constant: bool = False, *args: Any, **kwargs: Any
     ) -> Any:
         fake = original(converter, mode, real, make_constant, *args, **kwargs)
-        if make_constant or fake.device.type != "cpu" or type(real) not in (torch.Tensor, torch.nn.Parameter):
+        if make_constant or hasattr(real, STAYS) or fake.device.type != "cpu":
+            return fake
+        if type(real) not in (torch.Tensor, torch.nn.Parameter):
             return fake
         if not hasattr(fake, _MOVED):
             moved = moved_tensor(fake, mode=mode)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 CUDA = torch.device("cuda", 0)
 _NAMED = ("example_value", "val")
+#: Marks a tensor of the CPU that is none of the target's.
+STAYS = "_stays_on_the_cpu"
 # What dynamo writes on inputs, and AOTAutograd reads.
 _MARKS = ("_dynamo_static_input_type", "_dynamo_weak_dynamic_indices", "_dynamo_dynamic_indices")
 _MOVES = ("to", "cpu", "cuda", torch.Tensor.to, torch.Tensor.cpu, torch.Tensor.cuda)
@@ -42,6 +44,9 @@ def move(module: fx.GraphModule, inputs: Sequence[object]) -> list[object]:
     holders = module.graph.find_nodes(op="placeholder")
     storages: dict[object, torch.UntypedStorage] = {}
     moved = [_input(node, value, storages) for node, value in zip(holders, inputs, strict=True)]
+    numbers = [
+        _is_number(node) and isinstance(value, torch.Tensor) for node, value in zip(holders, inputs, strict=True)
+    ]
     for graph_module in module.modules():
         if isinstance(graph_module, fx.GraphModule):
             _rewrite(graph_module.graph)
@@ -49,7 +54,19 @@ def move(module: fx.GraphModule, inputs: Sequence[object]) -> list[object]:
                 _move_values(graph_module.graph)
             graph_module.recompile()
     _propagate(module, moved)
-    return moved
+    return [_stays(value) if stays else fake for value, fake, stays in zip(inputs, moved, numbers, strict=True)]
+
+
+def _is_number(holder: fx.Node) -> bool:
+    """Whether an input is a Python number, which dynamo passes as a tensor; it is on the CPU for any device."""
+    fake = holder.meta.get("example_value")
+    passed = getattr(holder.meta.get("grapharg"), "pass_arg_as_tensor", False)
+    return bool(passed) and isinstance(fake, torch.Tensor) and fake.dim() == 0
+
+
+def _stays(value: object) -> object:
+    setattr(value, STAYS, True)
+    return value
 
 
 def _input(node: fx.Node, value: object, storages: dict[object, torch.UntypedStorage]) -> object:
@@ -149,6 +166,10 @@ class _Propagation(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> object:
         """Compute one node's value on the target and write it down."""
+        known = next((n.meta[name] for name in _NAMED if name in n.meta), None)
+        numbers = (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
+        if n.op.startswith("call") and isinstance(known, numbers):
+            return known  # a number is the same on every device, and that of a fake tensor cannot be read
         result = super().run_node(n)
         for name in _NAMED:
             if name in n.meta:

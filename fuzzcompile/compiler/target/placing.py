@@ -8,8 +8,10 @@ from typing import Any, TypeVar
 
 import torch
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuzzcompile.compiler.target.operators import on_cpu, why_not_on_cpu
+from fuzzcompile.execution.nested import run_inside, runs_functions
 
 _CPU = torch.device("cpu")
 _HALF = (torch.float16, torch.bfloat16)
@@ -50,6 +52,23 @@ def call_on_cpu(operator: Callable[..., object], args: tuple[Any, ...], kwargs: 
         if not lacks_kernel(str(error)):
             raise
         return _in_float32(operator, args, kwargs, error)
+
+
+class OnCpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Operators that name the target, or that the CPU lacks, run on the CPU, those inside of others among them."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run ``func`` by :func:`call_on_cpu`."""
+        if runs_functions(func):
+            return run_inside(self, func, devices_on_cpu(args), devices_on_cpu(kwargs or {}))
+        return call_on_cpu(func, args, kwargs or {})
 
 
 @functools.lru_cache(maxsize=4096)

@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from fuzzcompile.compiler.target.placing import call_on_cpu
+from fuzzcompile.compiler.target.placing import OnCpu
 
 
 def empty_strided(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -43,20 +42,11 @@ def _lay_out(tensor: torch.Tensor, stride: Sequence[int]) -> None:
         tensor.set_(made.untyped_storage(), 0, made.shape, made.stride())
 
 
-class _OnCpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Operators of a compiled graph that name the target, or that the CPU lacks, run on the CPU."""
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        return call_on_cpu(func, args, kwargs or {})
-
-
 def called(original: Callable[..., Any]) -> Callable[..., Any]:
     """``CompiledFxGraph.__call__`` on tensors of the CPU."""
 
     def call(graph: Any, inputs: Any) -> Any:
-        with _OnCpu():  # type: ignore[no-untyped-call]
+        with OnCpu():
             return original(graph, inputs)
 
     return call

@@ -33,7 +33,7 @@ class KernelTooLarge(NotInterpreted):
 class Limits:
     """What a kernel may cost: programs of one launch, and seconds of one launch."""
 
-    programs: int = 4096
+    programs: int = 2**17
     seconds: float = 20.0
 
 
