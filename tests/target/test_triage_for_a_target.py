@@ -42,6 +42,7 @@ def judge(workers: Executor) -> Judge:
         "number_as_input",
         "frozen",
         "says_cuda_and_autocast",
+        "autocast_around",
         "script_for_cuda",
     ],
 )

@@ -166,7 +166,9 @@ def places(target: Target) -> tuple[Place, ...]:
         "synchronize": none,
         "get_device_properties": lambda device=None: figures,
         "current_stream": lambda device=None: Stream(),
-        "is_bf16_supported": lambda including_emulation=True: target.kind == "rocm" or capability >= (8, 0),
+        "is_bf16_supported": lambda including_emulation=True: (
+            including_emulation or target.kind == "rocm" or capability >= (8, 0)
+        ),
         "memory_allocated": zero,
     }
     rows = [Place(_CUDA, name, value) for name, value in asked.items()]
@@ -269,6 +271,7 @@ class Description:
         self._places = tuple(place for place in places(target) if place.missing() is None)
         self._depth = 0
         self._saved: list[tuple[object, str, object]] = []
+        self._autocast = False, torch.float16
         library = guard.built()
         if library is not None:
             ctypes.CDLL(str(library))  # never unloaded: it registers itself
@@ -298,12 +301,18 @@ class Description:
             self._depth -= 1
 
     def _enter(self) -> None:
+        self._autocast = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+        # Around the compiled program it is on for the CPU, which runs in the target's stead.
+        torch.set_autocast_enabled("cuda", torch.is_autocast_enabled("cpu"))
+        torch.set_autocast_dtype("cuda", torch.get_autocast_dtype("cpu"))
         for place in self._places:
             owner, leaf = place.owner(), place.attribute.rpartition(".")[2]
             self._saved.append((owner, leaf, vars(owner).get(leaf, _ABSENT)))
             setattr(owner, leaf, place.value)
 
     def _leave(self) -> None:
+        torch.set_autocast_enabled("cuda", self._autocast[0])
+        torch.set_autocast_dtype("cuda", self._autocast[1])
         while self._saved:
             owner, leaf, value = self._saved.pop()
             if value is _ABSENT:
