@@ -10,16 +10,16 @@ import contextlib
 import ctypes
 import functools
 import importlib
-import operator
 import sys
 import types
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from fuzzcompile.compiler.target import attention, autocast, constants, gradients, guard, undecided
+from fuzzcompile.compiler.target.places import Place, Replace, always, installed, missing_of
 from fuzzcompile.targets import Target
 
 _CUDA = "torch.cuda"
@@ -83,41 +83,6 @@ class DeviceGuard:
         """Restore nothing."""
 
 
-@dataclass(frozen=True)
-class Place:
-    """An attribute of torch and what it says of the target; ``needed`` where compiling fails without it."""
-
-    module: str
-    attribute: str
-    value: object
-    adds: bool = False
-
-    @property
-    def name(self) -> str:
-        """The full name of the attribute."""
-        return f"{self.module}.{self.attribute}"
-
-    def owner(self) -> object:
-        """The module or class that holds the attribute.
-
-        Raises:
-            ImportError, AttributeError: this torch has no such place.
-        """
-        owner: object = importlib.import_module(self.module)
-        for part in self.attribute.split(".")[:-1]:
-            owner = getattr(owner, part)
-        return owner
-
-    def missing(self) -> str | None:
-        """Why this torch has no place for it; None if it has one."""
-        try:
-            owner = self.owner()
-        except (ImportError, AttributeError) as error:
-            return str(error)
-        leaf = self.attribute.rpartition(".")[2]
-        return None if self.adds or hasattr(owner, leaf) else f"{self.module} has no {self.attribute}"
-
-
 def properties(target: Target) -> types.SimpleNamespace:
     """What ``torch.cuda.get_device_properties`` gives for the target."""
     return types.SimpleNamespace(
@@ -171,9 +136,9 @@ def places(target: Target) -> tuple[Place, ...]:
         ),
         "memory_allocated": zero,
     }
-    rows = [Place(_CUDA, name, value) for name, value in asked.items()]
+    rows = [Place(_CUDA, name, always(value)) for name, value in asked.items()]
     rows += [
-        Place(_CUDA, name, value)
+        Place(_CUDA, name, always(value))
         for name, value in {
             "get_device_name": lambda device=None: target.product,
             "get_device_capability": lambda device=None: capability,
@@ -190,7 +155,7 @@ def places(target: Target) -> tuple[Place, ...]:
     ]
     # Functions in C that wrappers import by name; a CPU build has none of them.
     rows += [
-        Place(_C, f"_cuda_{name}", value, adds=True)
+        Place(_C, f"_cuda_{name}", always(value), optional=True)
         for name, value in {
             "getDevice": zero,
             "setDevice": none,
@@ -217,43 +182,33 @@ def places(target: Target) -> tuple[Place, ...]:
             target.arch if target.kind == "rocm" else capability[0] * 10 + capability[1]
         ),
     }
-    rows += [Place(_INTERFACE, f"CudaInterface.{name}", staticmethod(value)) for name, value in interface.items()]
     rows += [
-        Place(_INTERFACE, "CudaInterface.device", DeviceGuard),
-        Place(_INTERFACE, "caching_worker_device_properties", {"cuda": [figures]}),
-        Place(_INTERFACE, "caching_worker_current_devices", {"cuda": 0}),
+        Place(_INTERFACE, f"CudaInterface.{name}", always(staticmethod(value))) for name, value in interface.items()
+    ]
+    rows += [
+        Place(_INTERFACE, "CudaInterface.device", always(DeviceGuard)),
+        Place(_INTERFACE, "caching_worker_device_properties", always({"cuda": [figures]})),
+        Place(_INTERFACE, "caching_worker_current_devices", always({"cuda": 0})),
         # Nothing may be allocated: fake tensors on CUDA begin by initialising it.
-        Place(_FAKE, "init_gpu_context", none),
-        Place(_FAKE, "FakeTensorMode.avoid_device_init", property(yes)),
-        Place(
-            _FAKE,
-            "FakeTensorConverter.from_real_tensor",
-            _wrapped(_FAKE, "FakeTensorConverter.from_real_tensor", constants.wrap_conversion),
-        ),
-        Place(
-            _GRAPH,
-            "GraphLowering.add_tensor_constant",
-            _wrapped(_GRAPH, "GraphLowering.add_tensor_constant", constants.wrap_constant),
-        ),
-        Place("torch.autograd", "grad", gradients.wrap(torch.autograd.grad)),
-        *(Place(module, name, value) for module, name, value in undecided.PLACES),
+        Place(_FAKE, "init_gpu_context", always(none)),
+        Place(_FAKE, "FakeTensorMode.avoid_device_init", always(property(yes))),
+        Place(_FAKE, "FakeTensorConverter.from_real_tensor", _wrapped_by(constants.wrap_conversion)),
+        Place(_GRAPH, "GraphLowering.add_tensor_constant", _wrapped_by(constants.wrap_constant)),
+        Place("torch.autograd", "grad", _wrapped_by(gradients.wrap)),
+        Place("torch._inductor.fx_passes.pad_mm", "_should_pad", always(undecided.pad)),
     ]
     if target.kind == "rocm":
-        rows.append(Place("torch.version", "hip", _HIP))
+        rows.append(Place("torch.version", "hip", always(_HIP)))
     return tuple(rows)
 
 
-def _wrapped(module: str, attribute: str, wrap: Callable[[Callable[..., object]], object]) -> object:
-    """The replacement of a function that calls the original; None where this torch has none."""
-    try:
-        return wrap(operator.attrgetter(attribute)(importlib.import_module(module)))
-    except (ImportError, AttributeError):
-        return None
+def _wrapped_by(wrap: Callable[[Any], object]) -> Replace:
+    return lambda session, original: wrap(original)
 
 
 def missing_places(target: Target) -> dict[str, str]:
     """The attributes that this torch lacks, and why."""
-    return {place.name: why for place in places(target) if (why := place.missing()) is not None}
+    return missing_of(places(target))
 
 
 class Description:
@@ -270,7 +225,7 @@ class Description:
         self.target = target
         self._places = tuple(place for place in places(target) if place.missing() is None)
         self._depth = 0
-        self._saved: list[tuple[object, str, object]] = []
+        self._entered = contextlib.ExitStack()
         self._autocast = False, torch.float16
         library = guard.built()
         if library is not None:
@@ -305,20 +260,12 @@ class Description:
         # Around the compiled program it is on for the CPU, which runs in the target's stead.
         torch.set_autocast_enabled("cuda", torch.is_autocast_enabled("cpu"))
         torch.set_autocast_dtype("cuda", torch.get_autocast_dtype("cpu"))
-        for place in self._places:
-            owner, leaf = place.owner(), place.attribute.rpartition(".")[2]
-            self._saved.append((owner, leaf, vars(owner).get(leaf, _ABSENT)))
-            setattr(owner, leaf, place.value)
+        self._entered.enter_context(installed(self, self._places))
 
     def _leave(self) -> None:
         torch.set_autocast_enabled("cuda", self._autocast[0])
         torch.set_autocast_dtype("cuda", self._autocast[1])
-        while self._saved:
-            owner, leaf, value = self._saved.pop()
-            if value is _ABSENT:
-                delattr(owner, leaf)
-            else:
-                setattr(owner, leaf, value)
+        self._entered.close()
 
 
 def _allocated_on_the_cpu() -> torch.library.Library:

@@ -19,6 +19,3 @@ def pad(*args: object, **kwargs: object) -> bool:
 
     _met.append(PADDING)
     return bool(inductor.force_shape_pad)
-
-
-PLACES = (("torch._inductor.fx_passes.pad_mm", "_should_pad", pad),)

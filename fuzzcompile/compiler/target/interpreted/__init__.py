@@ -14,7 +14,8 @@ from fuzzcompile.compiler.target.interpreted.log import (
     NotInterpreted,
     Order,
 )
-from fuzzcompile.compiler.target.interpreted.places import PLACES, installed, missing_places
+from fuzzcompile.compiler.target.interpreted.places import PLACES
+from fuzzcompile.compiler.target.places import installed
 from fuzzcompile.targets import Target
 
 #: How the question begins whether a matrix template or a library call is taken.
@@ -30,7 +31,6 @@ __all__ = [
     "NotInterpreted",
     "Order",
     "interpreting",
-    "missing_places",
     "unfit",
 ]
 
@@ -58,5 +58,5 @@ def interpreting(
     """
     from fuzzcompile.compiler.target.interpreted.launching import Session
 
-    with installed(Session(target, log, order, limits or Limits(), templates)):
+    with installed(Session(target, log, order, limits or Limits(), templates), PLACES):
         yield

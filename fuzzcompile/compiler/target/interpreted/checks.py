@@ -186,7 +186,8 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
 @functools.cache
 def failed() -> str | None:
     """The first check that fails, and how; None if all pass. Run once in a process."""
-    from fuzzcompile.compiler.target.interpreted.places import DEVICE_FUNCTIONS, installed
+    from fuzzcompile.compiler.target.interpreted.places import DEVICE_FUNCTIONS
+    from fuzzcompile.compiler.target.places import installed
 
     with installed(None, DEVICE_FUNCTIONS):
         for name, check in CHECKS.items():
@@ -200,7 +201,8 @@ def failed() -> str | None:
 
 def outcome(name: str) -> bool:
     """Whether one check passes, run anew."""
-    from fuzzcompile.compiler.target.interpreted.places import DEVICE_FUNCTIONS, installed
+    from fuzzcompile.compiler.target.interpreted.places import DEVICE_FUNCTIONS
+    from fuzzcompile.compiler.target.places import installed
 
     with installed(None, DEVICE_FUNCTIONS):
         return CHECKS[name]()

@@ -6,7 +6,8 @@ import functools
 import importlib.metadata
 import importlib.util
 
-from fuzzcompile.compiler.target.interpreted.places import missing_places
+from fuzzcompile.compiler.target.interpreted.places import PLACES
+from fuzzcompile.compiler.target.places import missing_of
 from fuzzcompile.facts.loading import Minor, minor_of
 
 # What the metadata of torch's CUDA builds requires (`triton==3.6.0`, `==3.7.0`, `==3.7.1`, `~=3.8.0`, `~=3.9.0`).
@@ -33,9 +34,9 @@ def _mismatch() -> str | None:
 
 
 def _lacking() -> str | None:
-    missing = missing_places()
+    missing = missing_of(PLACES)
     place = next(iter(missing), None)
-    return None if place is None else f"This torch or Triton has no place for the {place!r} patch: {missing[place]}"
+    return None if place is None else f"This torch or Triton has no {place}: {missing[place]}"
 
 
 def _wrong() -> str | None:
