@@ -31,7 +31,7 @@ ALLOWED = {
     "capture": {"case", "compiler", "errors", "execution"},
     "codegen": {"compiler"},
     "reduction": {"case", "contract", "errors", "execution", "generation", "oracle", "templating"},
-    "reporting": {"contract", "errors", "oracle", "templating"},
+    "reporting": {"contract", "errors", "oracle", "stage_names", "templating"},
     "trials": {"case", "compiler", "errors", "execution", "oracle"},
     "attribution": {"compiler", "execution", "oracle", "stage_names", "trials"},
     "variations": {"capture", "case", "compiler", "errors", "execution", "generation", "templating"},

@@ -9,11 +9,12 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from fuzzcompile.contract import ReportJson, told
+from fuzzcompile.stage_names import CODEGEN, LOWERING, SCHEDULER
 
 _NOT_LOOKED_AT = "not looked at"
 _CLEAN = ("equal", "rounding")
 _VALUES = ("miscompile", "wrong_gradient", "nonfinite", "precision_loss")
-_KERNELS = ("lowering", "scheduler", "codegen")
+_KERNELS = (LOWERING, SCHEDULER, CODEGEN)
 
 
 def meaning_for(report: ReportJson, plain: str) -> str:

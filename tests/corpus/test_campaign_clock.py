@@ -70,4 +70,4 @@ def test_what_was_reached_until_a_moment(store, seconds, rewrites, cases):
 def test_without_a_moment_everything_counts(store):
     assert {row.rewrite for row in store.coverage()} == {"_sfdp_pattern_28_inference", "second", "outside"}
     assert store.counters().cases == 3
-    assert store.counters(torch_version=examples.TORCH).cases == 3 and store.counters(torch_version="1.0").cases == 0
+    assert store.counters(compiler=examples.TORCH).cases == 3 and store.counters(compiler="1.0").cases == 0

@@ -34,6 +34,7 @@ OTHER_MEANINGS = {
     "compiler/crossref.py": {"decomposition"},  # the same way
     "compiler/conformance.py": {"freezing"},  # the entry of torch._inductor.config
     "generation/toggles.py": {"freezing"},  # the same entry
+    "judging/claims.py": {"freezing"},  # the same entry
     "stages/freezing.py": {"freezing"},  # the same entry
     "worker/minimize.py": {"freezing"},  # the same entry
     "compiler/kernels/kernel_code.py": {"codegen"},  # a method of torch's scheduler nodes
