@@ -57,7 +57,11 @@ def refuse_lack_of_cpu(experiments: Experiments) -> None:
         CannotJudge: naming what the CPU lacks.
     """
     target, failure = assumed(), experiments.runs.eager.failure
-    if target is not None and failure is not None and lacks_kernel(failure.message):
+    if target is None or failure is None:
+        return
+    if failure.type_name in _TARGET_ERRORS:
+        raise CannotJudge(f"{experiments.case.name} could not be looked at for {target.name}: {failure.message}.")
+    if lacks_kernel(failure.message):
         raise CannotJudge(
             f"{experiments.case.name} could not be looked at for {target.name}: eager has to run on the CPU, which "
             f"lacks a kernel for it ({failure.message})."

@@ -10,16 +10,20 @@ import torch
 from fuzzcompile.capture import preserved_process
 from fuzzcompile.compiler.configs import preserved_config
 from fuzzcompile.compiler.headers import share_headers
+from fuzzcompile.compiler.target.process import own_kernels_run
 from fuzzcompile.execution.device import Numerics
 
 
 @contextlib.contextmanager
 def isolated() -> Iterator[None]:
-    """Restore threads, dtypes, grad and autocast modes, configs and the like after the block."""
+    """Restore threads, dtypes, grad and autocast modes, configs and the like after the block.
+
+    In a process that compiles for a target, Triton kernels of the case are interpreted in it.
+    """
     threads, dtype, grad = torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled()
     deterministic = torch.are_deterministic_algorithms_enabled()
     try:
-        with preserved_config(), preserved_process():
+        with preserved_config(), preserved_process(), own_kernels_run():
             yield
     finally:
         torch.set_num_threads(threads)

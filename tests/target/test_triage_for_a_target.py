@@ -41,6 +41,7 @@ def judge(workers: Executor) -> Judge:
         "two_attentions",
         "dynamic_sizes",
         "number_as_input",
+        "own_kernel",
         "frozen",
         "says_cuda_and_autocast",
         "autocast_around",

@@ -60,6 +60,16 @@ def kernels_unfit() -> str | None:
 
 
 @contextlib.contextmanager
+def own_kernels_run() -> Iterator[None]:
+    """Have Triton kernels that a program launches itself run in this block, eager runs included."""
+    if kernels_unfit() is not None:
+        yield
+        return
+    with kernels_run(KernelLog(), order=Order.FORWARD, templates=False):
+        yield
+
+
+@contextlib.contextmanager
 def kernels_run(log: KernelLog, *, order: Order, templates: bool) -> Iterator[None]:
     """Have kernels that are compiled for the target run in this block; change nothing in a process without one.
 
