@@ -167,7 +167,8 @@ def coverage_of(
         # A pass that torch does not register (a user's own) could only ever count as reached.
         if row.known.kind != "setting" and row.known.when != UNREGISTERED:
             groups[row.known.stage, row.known.kind].append(row)
-    stages = [_stage(*group, rows, kind, own) for group, rows in groups.items()]
+    reasons = own if target is None else None
+    stages = [_stage(*group, rows, kind, reasons) for group, rows in groups.items()]
     ran = min(campaign_seconds(campaigns), float("inf") if within is None else within)
     return CoverageTable(
         version,
@@ -180,11 +181,13 @@ def coverage_of(
         ran,
         campaigns,
         counters,
-        _note(own),
+        _note(own, target),
     )
 
 
-def _note(own: Facts) -> str | None:
+def _note(own: Facts, target: str | None) -> str | None:
+    if target is not None:
+        return f"Which rules {target} cannot reach was not checked, so no share of what it can is given."
     if own.has_reasons:
         return None
     return f"Which rules cannot be reached was not checked on torch {own.version}, so no share of what can be is given."
@@ -199,13 +202,13 @@ def switched_on(*, gpu: bool = False) -> frozenset[str]:
     return frozenset({name for name, _ in entries} | inside)
 
 
-def _stage(stage: str, kind: str, rows: Sequence[Listed], device_type: str, own: Facts) -> StageCoverage:
+def _stage(stage: str, kind: str, rows: Sequence[Listed], device_type: str, own: Facts | None) -> StageCoverage:
     names = defaultdict[str, list[str]](list)
     unreachable = dict[str, Reason]()
     for row in rows:
         outcome, name = _outcome(row), _name(row, rows)
         reason = None
-        if kind in RULES and outcome not in ("fired", "fallback"):
+        if own is not None and kind in RULES and outcome not in ("fired", "fallback"):
             reason = own.reason_for(stage, row.known.name, device_type, switched_on(gpu=device_type != "cpu"))
         if reason is None:
             names[outcome].append(name)
