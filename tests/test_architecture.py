@@ -37,7 +37,7 @@ ALLOWED = {
     "variations": {"capture", "case", "compiler", "errors", "execution", "generation", "templating"},
     "stages": {"attribution", "codegen", "compiler", "execution", "facts", "oracle", "stage_names", "trials"},
     "judging": {"attribution", "case", "compiler", "contract", "errors", "execution", "facts", "oracle", "stage_names",
-                 "stages", "trials"},
+                 "stages", "trials", "targets"},
     "worker": {"capture", "case", "compiler", "contract", "errors", "execution", "generation", "judging",
                 "oracle", "plants", "reduction", "targets"},
     "campaign": {"case", "compiler", "contract", "corpus", "errors", "execution", "generation", "judging",

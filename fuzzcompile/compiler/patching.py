@@ -8,7 +8,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from fuzzcompile.compiler.unseen import Unseen, reason
 
@@ -42,8 +42,36 @@ class Intended(Exception):
         self.error = error
 
 
+class Attribute:
+    """Where an attribute of a module, or of a class in it, stands.
+
+    Attributes:
+        module: name of the module.
+        attribute: path of the attribute in it (``Scheduler.__init__``).
+    """
+
+    module: str
+    attribute: str
+
+    def owner(self) -> Any:
+        """The module or class that holds the attribute.
+
+        Raises:
+            ImportError, AttributeError: there is no such place.
+        """
+        owner: Any = importlib.import_module(self.module)
+        for part in self.attribute.split(".")[:-1]:
+            owner = getattr(owner, part)
+        return owner
+
+    @property
+    def leaf(self) -> str:
+        """Name of the attribute in its owner."""
+        return self.attribute.rsplit(".", 1)[-1]
+
+
 @dataclass(frozen=True)
-class Patch(Generic[W]):
+class Patch(Attribute, Generic[W]):
     """An attribute of a torch module (or of a class in it) that is replaced while a compile is watched.
 
     Attributes:
@@ -73,22 +101,6 @@ class Patch(Generic[W]):
     members: Callable[[W], Sequence[Patch[W]]] | None = None
     under: tuple[str, ...] = ()
     harmless: bool = False
-
-    def owner(self) -> object:
-        """The module or class that holds the attribute.
-
-        Raises:
-            ImportError, AttributeError: this torch has no such place.
-        """
-        owner: object = importlib.import_module(self.module)
-        for part in self.attribute.split(".")[:-1]:
-            owner = getattr(owner, part)
-        return owner
-
-    @property
-    def leaf(self) -> str:
-        """Name of the attribute in its owner."""
-        return self.attribute.rsplit(".", 1)[-1]
 
     def original(self) -> Function:
         """The present value.

@@ -7,6 +7,7 @@ from fuzzcompile.compiler.target.placing import lacks_kernel
 from fuzzcompile.compiler.target.process import assumed
 from fuzzcompile.errors import EnvironmentUnfit
 from fuzzcompile.oracle.comparison import compare
+from fuzzcompile.targets import Target
 from fuzzcompile.trials.compiles import Experiments, Trial
 
 _MACHINE_ERRORS = ("InvalidCxxCompiler", "TritonMissing", "OutOfMemoryError")
@@ -60,12 +61,14 @@ def refuse_lack_of_cpu(experiments: Experiments) -> None:
     if target is None or failure is None:
         return
     if failure.type_name in _TARGET_ERRORS:
-        raise CannotJudge(f"{experiments.case.name} could not be looked at for {target.name}: {failure.message}.")
+        raise _not_looked_at(experiments.case, target, failure.message)
     if lacks_kernel(failure.message):
-        raise CannotJudge(
-            f"{experiments.case.name} could not be looked at for {target.name}: eager has to run on the CPU, which "
-            f"lacks a kernel for it ({failure.message})."
-        )
+        why = f"eager has to run on the CPU, which lacks a kernel for it ({failure.message})"
+        raise _not_looked_at(experiments.case, target, why)
+
+
+def _not_looked_at(case: Case, target: Target, why: str) -> CannotJudge:
+    return CannotJudge(f"{case.name} could not be looked at for {target.name}: {why}.")
 
 
 def refuse_unsupported(case: Case, trial: Trial) -> None:
@@ -100,7 +103,7 @@ def refuse_unfit(case: Case, trial: Trial) -> None:
     if target is not None and (
         failure.type_name in _TARGET_ERRORS or any(text in failure.message for text in _DEVICE_MESSAGES)
     ):
-        raise CannotJudge(f"{case.name} could not be looked at for {target.name}: {failure.message}.")
+        raise _not_looked_at(case, target, failure.message)
     if failure.type_name in _MACHINE_ERRORS or any(text in failure.message for text in _MACHINE_MESSAGES):
         raise CannotJudge(
             f"{case.name} cannot be compiled on this machine ({failure}); `fuzzcompile doctor` says what is missing."

@@ -22,6 +22,7 @@ from torch.nn import functional
 
 from fuzzcompile.compiler.target import attention_rules as rules
 from fuzzcompile.compiler.target.attention_rules import Call, Release
+from fuzzcompile.compiler.target.registering import register
 from fuzzcompile.targets import Target
 
 _aten = torch.ops.aten
@@ -85,15 +86,10 @@ def install(target: Target, chosen: Callable[[Choice], None] | None = None) -> N
     """
     impl = functools.partial(_attention, target, chosen or (lambda _: None))
     operator = _aten.scaled_dot_product_attention.default
-    _library().impl("scaled_dot_product_attention", impl, "AutogradCUDA")  # type: ignore[no-untyped-call]
+    register("scaled_dot_product_attention", impl, "AutogradCUDA")
     # Below autograd (inference mode), modes decompose the operator by this kernel; it serves every device.
     operator.py_kernels[_COMPOSITE] = impl
     operator._dispatch_cache.clear()
-
-
-@functools.cache
-def _library() -> torch.library.Library:
-    return torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
 
 
 @functools.cache

@@ -13,13 +13,13 @@ cast at every call.
 from __future__ import annotations
 
 import functools
-import inspect
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
+
+from fuzzcompile.compiler.target.registering import register
 
 Kernel = Callable[..., Any]
 
@@ -63,23 +63,13 @@ _DEVICE_ONLY = frozenset(
 def install() -> None:
     """Have ``torch.autocast("cpu")`` follow CUDA's lists, with float16 by default, for the life of the process."""
     torch.set_autocast_dtype("cpu", torch.float16)
-    library = _library()
-    takes = inspect.signature(library.impl).parameters
-    override = {"allow_override": True} if "allow_override" in takes else {}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that kernels are replaced
-        for name, kernel in _kernels().items():
-            library.impl(name, kernel, "AutocastCPU", **override)  # type: ignore[no-untyped-call]
+    for name, kernel in _kernels().items():
+        register(name, kernel, "AutocastCPU")
 
 
 def unlisted() -> list[str]:
     """Operators that this torch casts on CUDA, and whose policy is not known here: they run as they are."""
     return sorted(_with_kernel("AutocastCUDA") - _listed() - _DEVICE_ONLY)
-
-
-@functools.cache
-def _library() -> torch.library.Library:
-    return torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
 
 
 def _listed() -> set[str]:

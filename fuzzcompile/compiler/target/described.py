@@ -12,7 +12,6 @@ import functools
 import importlib
 import sys
 import types
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,6 +19,7 @@ import torch
 
 from fuzzcompile.compiler.target import attention, autocast, constants, gradients, guard, undecided
 from fuzzcompile.compiler.target.places import Place, Replace, always, installed, missing_of
+from fuzzcompile.compiler.target.registering import register
 from fuzzcompile.targets import Target
 
 _CUDA = "torch.cuda"
@@ -27,7 +27,6 @@ _C = "torch._C"
 _INTERFACE = "torch._dynamo.device_interface"
 _FAKE = "torch._subclasses.fake_tensor"
 _GRAPH = "torch._inductor.graph"
-_ABSENT = object()
 # Functions that remember an answer which depends on the device.
 _REMEMBER = {
     "is_big_gpu",
@@ -230,7 +229,7 @@ class Description:
         library = guard.built()
         if library is not None:
             ctypes.CDLL(str(library))  # never unloaded: it registers itself
-        self._allocations = _allocated_on_the_cpu()
+        _allocate_on_the_cpu()
         attention.install(target)
         autocast.install()
         _register_interface()
@@ -268,28 +267,14 @@ class Description:
         self._entered.close()
 
 
-def _allocated_on_the_cpu() -> torch.library.Library:
-    """Have the CPU allocate what constant folding and the like really allocate for CUDA; until the process ends."""
-    library: torch.library.Library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-    override = {"allow_override": True} if _takes_override() else {}
+def _allocate_on_the_cpu() -> None:
+    """Have the CPU allocate what constant folding and the like really allocate for CUDA."""
 
-    def register(name: str, operator: Callable[..., torch.Tensor]) -> None:
-        def on_cpu(*args: object, **kwargs: object) -> torch.Tensor:
-            return operator(*args, **{**kwargs, "device": "cpu"})
+    def on_cpu(operator: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        return lambda *args, **kwargs: operator(*args, **{**kwargs, "device": "cpu"})
 
-        library.impl(name, on_cpu, "CUDA", **override)  # type: ignore[no-untyped-call]
-
-    with warnings.catch_warnings():  # a CUDA build has kernels there
-        warnings.simplefilter("ignore")
-        register("empty.memory_format", torch.ops.aten.empty.memory_format)
-        register("empty_strided", torch.ops.aten.empty_strided.default)
-    return library
-
-
-def _takes_override() -> bool:
-    import inspect
-
-    return "allow_override" in inspect.signature(torch.library.Library.impl).parameters
+    register("empty.memory_format", on_cpu(torch.ops.aten.empty.memory_format), "CUDA")
+    register("empty_strided", on_cpu(torch.ops.aten.empty_strided.default), "CUDA")
 
 
 def _register_interface() -> None:

@@ -8,11 +8,11 @@ device, and what it raises is meant for the compile.
 from __future__ import annotations
 
 import contextlib
-import importlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from fuzzcompile.compiler.patching import Attribute
 from fuzzcompile.compiler.unseen import reason
 
 Replace = Callable[[Any, Any], Any]
@@ -20,7 +20,7 @@ _MISSING = object()
 
 
 @dataclass(frozen=True)
-class Place:
+class Place(Attribute):
     """An attribute that is replaced.
 
     Attributes:
@@ -39,22 +39,6 @@ class Place:
     def name(self) -> str:
         """The full name of the attribute."""
         return f"{self.module}.{self.attribute}"
-
-    def owner(self) -> Any:
-        """What holds the attribute.
-
-        Raises:
-            ImportError, AttributeError: this torch or Triton has no such place.
-        """
-        owner: Any = importlib.import_module(self.module)
-        for part in self.attribute.split(".")[:-1]:
-            owner = getattr(owner, part)
-        return owner
-
-    @property
-    def leaf(self) -> str:
-        """Name of the attribute in its owner."""
-        return self.attribute.rsplit(".", 1)[-1]
 
     def missing(self) -> str | None:
         """Why there is no such place; None if there is one."""
