@@ -175,7 +175,8 @@ class LayerJson(TypedDict, total=False):
         made: RMS of the error newly made here: the output against the reference's module run on this side's own input.
         inherited: RMS of the error that the module passes on: the reference's module on this side's input, against
             the reference's output.
-        noise: RMS error that rounding alone may make here.
+        noise: RMS error that rounding alone makes here: the reference's module with every operator moved by an ulp.
+        rounding: RMS error that rounding alone has made up to here: the whole program with every operator so moved.
         made_in_float64: error newly made here with all of this side computed in float64, in units of ``size``.
         amplification: relative inherited error over the relative error of the inputs; null where those are equal.
         non_finite: which numbers are not finite, where one of the above is therefore null.
@@ -193,6 +194,7 @@ class LayerJson(TypedDict, total=False):
     made: float | None
     inherited: float | None
     noise: float | None
+    rounding: float | None
     made_in_float64: float | None
     amplification: float | None
     non_finite: str
