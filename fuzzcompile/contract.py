@@ -212,6 +212,45 @@ class ToleranceJson(TypedDict):
     reason: str
 
 
+class AttentionBackendJson(TypedDict):
+    """A kernel of ``scaled_dot_product_attention`` for given inputs; ``reason`` says why it is not usable."""
+
+    name: str
+    usable: bool
+    chosen: bool
+    reason: str
+
+
+class AttentionTensorJson(TypedDict):
+    """An argument of ``scaled_dot_product_attention``; shape and strides in elements."""
+
+    shape: list[int]
+    strides: list[int]
+    dtype: str
+
+
+class AttentionCallJson(TypedDict):
+    """A distinct call of ``scaled_dot_product_attention``, and how often a run made it.
+
+    ``backends`` is empty where torch could not answer for the inputs; ``note`` says why.
+    """
+
+    query: AttentionTensorJson
+    key: AttentionTensorJson
+    value: AttentionTensorJson
+    mask: AttentionTensorJson | None
+    device: str
+    dropout: float
+    causal: bool
+    scale: float | None
+    enable_gqa: bool
+    needs_grad: bool
+    switched_on: list[str]
+    calls: int
+    backends: list[AttentionBackendJson]
+    note: str
+
+
 class ProfileJson(TypedDict, total=False):
     """The answer of ``fuzzcompile profile``.
 
@@ -233,7 +272,7 @@ class ProfileJson(TypedDict, total=False):
     rule: str
     tolerance: ToleranceJson
     layers: list[LayerJson]
-    attention: list[dict[str, object]]
+    attention: list[AttentionCallJson]
     notes: list[str]
     environment: dict[str, object]
     triage: ReportJson | None
