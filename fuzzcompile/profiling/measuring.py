@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from fuzzcompile.execution.noise import UlpNoise
 from fuzzcompile.oracle import change
 from fuzzcompile.profiling.distance import Distance, distance
 from fuzzcompile.profiling.kept import KeptCall, KeptTensor
 from fuzzcompile.profiling.local import Alone, Mode
 from fuzzcompile.profiling.sides import exactly
-from fuzzcompile.execution.noise import UlpNoise
 
 _EXACT_NOISE_SEED = 2
 Modes = Callable[[], Sequence[Mode]]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +19,7 @@ from fuzzcompile.execution.runs import observe
 from fuzzcompile.execution.seeds import Kept
 from fuzzcompile.profiling.kept import KeptCall, KeptTensor
 from fuzzcompile.profiling.layers import layers_of
-from fuzzcompile.profiling.sides import Side, exactly
+from fuzzcompile.profiling.sides import Side
 from fuzzcompile.profiling.taps import Event, calls_in, tapped
 
 # The row of what the program returns; no module has a name with a blank.
@@ -85,9 +85,19 @@ def _without_exact(native: SideRun, why: str) -> SideRun:
 
 def _eager(case: Case, device: torch.device, side: Side, depth: int | None, *, double: bool) -> SideRun:
     program = build(case, device, double=double)
-    layers = layers_of(program, depth)
-    events: list[Event] = []
-    with side.attention(), tapped(layers, events), side.numerics(program.dtype):
+    return run_eagerly(case, program, side, depth, side.numerics(program.dtype))
+
+
+def run_eagerly(
+    case: Case, program: Program, side: Side, depth: int | None, numerics: AbstractContextManager[object]
+) -> SideRun:
+    """Run the program in eager mode, with taps, under ``numerics``.
+
+    Raises:
+        CannotRun: the program raises.
+    """
+    layers, events = layers_of(program, depth), list[Event]()
+    with side.attention(), tapped(layers, events), numerics:
         observation = observe(case, program, program.model)
     refuse_failed(case, side, observation)
     return SideRun(collected(events, layers, observation), observation, {})

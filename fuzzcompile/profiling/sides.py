@@ -21,8 +21,6 @@ _SPELLINGS = (
     "or a recording (a file whose name ends in .safetensors)"
 )
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
-# All of these run operator by operator and differ in no compiler.
-_WITHOUT_COMPILER = ("eager", "float64", "cpu", "cuda", "sdpa", "dtype")
 
 
 @dataclass(frozen=True)
@@ -80,6 +78,9 @@ class Side:
         return case if self.dtype is None else replace(case, make=_converting(case, self.dtype))
 
 
+EAGER = Side("eager")
+
+
 def exactly(native: torch.dtype) -> Float64Mode:
     """A mode in which every operator of a program in ``native`` precision computes in float64."""
     return Float64Mode(keep_casts=False, native=native)
@@ -96,7 +97,7 @@ def parse(text: str) -> Side:
     kind, _, argument = text.partition(":")
     known: dict[str, tuple[str, ...] | None] = {
         "inductor": ("", *modes()),
-        "sdpa": KERNELS,
+        "sdpa": tuple(KERNELS),
         "dtype": tuple(_DTYPES),
         "cuda": None,
     }

@@ -37,9 +37,8 @@ def _parts(value: object) -> list[object]:
         return list(value)
     if isinstance(value, dict):
         return list(value.values())
-    if hasattr(type(value), "__dataclass_fields__"):
-        return [getattr(value, name) for name in type(value).__dataclass_fields__]
-    return []
+    names = getattr(type(value), "__dataclass_fields__", {})  # dynamo does not trace dataclasses.fields()
+    return [getattr(value, name) for name in names]
 
 
 def filled(value: T, tensors: Iterator[torch.Tensor]) -> T:

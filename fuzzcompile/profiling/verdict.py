@@ -40,16 +40,20 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Excess:
-    """How far an error is beyond what rounding explains: ``ratio`` times the noise, where ``factor`` is allowed."""
+    """How far an error is beyond what rounding explains: ``ratio`` times the noise, where ``factor`` is allowed.
+
+    Whatever the ratio, an error up to the tolerance's floor is no jump: ``counts`` is then false.
+    """
 
     ratio: float
     factor: float
     what: str
+    counts: bool
 
     @property
     def beyond(self) -> bool:
         """Whether it is more than allowed."""
-        return self.ratio > self.factor
+        return self.counts and self.ratio > self.factor
 
 
 def decide(
@@ -104,24 +108,25 @@ def excess_of(layer: Layer, tolerance: Tolerance) -> Excess | None:
     """The larger excess of the layer's own error, in RMS and at its worst element; None if it was not measured."""
     if layer.made is None or layer.noise is None:
         return None
-    floor = max(tolerance.relative * layer.made.size, tolerance.absolute)
-    if layer.made.largest <= floor:
-        return Excess(0.0, tolerance.factor, "none")
+    floor = tolerance.floor(layer.made.size)
     noise = [distance for distance in (layer.noise, layer.own) if distance is not None]
     if math.isinf(layer.made.rms):
         excused = any(math.isinf(distance.rms) for distance in noise)
-        return Excess(0.0 if excused else math.inf, tolerance.factor, "not finite")
-    rms = _ratio(layer.made.rms, max(distance.rms for distance in noise), floor)
-    largest = _ratio(layer.made.largest, max(distance.largest for distance in noise), floor)
-    worst = Excess(rms, tolerance.factor, f"RMS {layer.made.rms:.1e}")
-    if rms <= tolerance.factor and largest > _LARGEST * tolerance.factor:
-        return Excess(largest, _LARGEST * tolerance.factor, f"{layer.made.largest:.1e} at its worst element")
-    return worst
+        return Excess(0.0 if excused else math.inf, tolerance.factor, "not finite", counts=True)
+    rms = _ratio(layer.made.rms, max(distance.rms for distance in noise))
+    largest = _ratio(layer.made.largest, max(distance.largest for distance in noise))
+    in_rms = Excess(rms, tolerance.factor, f"RMS {layer.made.rms:.1e}", counts=layer.made.rms > floor)
+    at_worst = Excess(
+        largest,
+        _LARGEST * tolerance.factor,
+        f"{layer.made.largest:.1e} at its worst element",
+        counts=layer.made.largest > floor,
+    )
+    return at_worst if at_worst.beyond and not in_rms.beyond else in_rms
 
 
-def _ratio(error: float, noise: float, floor: float) -> float:
-    """The error in units of the noise; where that is next to nothing, of a floor that the factor does not multiply."""
-    if error <= floor:
+def _ratio(error: float, noise: float) -> float:
+    if not error:
         return 0.0
     return error / noise if noise else math.inf
 
@@ -148,7 +153,7 @@ def _outside(layers: Sequence[Layer], whole: Layer, tolerance: Tolerance, whole_
 
 def _counts(whole: Layer, tolerance: Tolerance) -> bool:
     distance = whole.apart
-    return distance is not None and distance.rms > max(tolerance.relative * distance.size, tolerance.absolute)
+    return distance is not None and distance.rms > tolerance.floor(distance.size)
 
 
 def _share(layer: Layer) -> float:

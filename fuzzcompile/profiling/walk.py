@@ -139,9 +139,7 @@ class Walk:
             shared=other is module and not {"sdpa", "float64"} & {self.reference.kind, self.against.kind},
         )
 
-    def _measure(
-        self, key: tuple[str, int], kind: str, output: Sequence[torch.Tensor], rerun: Rerun | None
-    ) -> None:
+    def _measure(self, key: tuple[str, int], kind: str, output: Sequence[torch.Tensor], rerun: Rerun | None) -> None:
         call, given = self.known.calls.get(key), self.known.reference
         if given is not None and key in given:
             output = [kept.values for kept in given[key].outputs]
