@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
@@ -38,14 +38,16 @@ class SideRun:
     Attributes:
         calls: of the layers, by name and number, in the order in which they ended; what the program returned is last.
         observation: the run, with gradients.
-        exact: the same in float64; empty if this side has no float64 form.
+        exact: the calls in float64; empty if this side has no float64 form.
+        exact_observation: that run; None if there is none.
         ledger: what the compiler did, if one ran.
         notes: what could not be looked at.
     """
 
     calls: Calls
     observation: Observation
-    exact: Calls
+    exact: Calls = field(default_factory=dict)
+    exact_observation: Observation | None = None
     ledger: Ledger | None = None
     notes: tuple[str, ...] = ()
 
@@ -76,15 +78,15 @@ def run_side(case: Case, device: torch.device, side: Side, depth: int | None, *,
 
 
 def _with_exact(native: SideRun, double: SideRun) -> SideRun:
-    return SideRun(native.calls, native.observation, double.calls, native.ledger, native.notes)
+    return replace(native, exact=double.calls, exact_observation=double.observation)
 
 
 def _without_exact(native: SideRun, why: str) -> SideRun:
-    return SideRun(native.calls, native.observation, {}, native.ledger, (*native.notes, why))
+    return replace(native, notes=(*native.notes, why))
 
 
 def _eager(case: Case, device: torch.device, side: Side, depth: int | None, *, double: bool) -> SideRun:
-    program = build(case, device, double=double)
+    program = build(case, device, double=double or side.is_exact)
     return run_eagerly(case, program, side, depth, side.numerics(program.dtype))
 
 
@@ -100,7 +102,7 @@ def run_eagerly(
     with side.attention(), tapped(layers, events), numerics:
         observation = observe(case, program, program.model)
     refuse_failed(case, side, observation)
-    return SideRun(collected(events, layers, observation), observation, {})
+    return SideRun(collected(events, layers, observation), observation)
 
 
 def _compiled(case: Case, device: torch.device, side: Side, depth: int | None, *, exact: bool) -> SideRun:
@@ -114,7 +116,7 @@ def _compiled(case: Case, device: torch.device, side: Side, depth: int | None, *
             target = session.compile(program.model)
             observation = observe(case, program, target, describe_failure=session.describe_failure)
             refuse_failed(case, side, observation)
-            native = SideRun(collected(events, layers, observation), observation, {}, session.ledger)
+            native = SideRun(collected(events, layers, observation), observation, ledger=session.ledger)
             if kept is None:
                 return native
             session.stop_capturing()
@@ -123,7 +125,7 @@ def _compiled(case: Case, device: torch.device, side: Side, depth: int | None, *
                 double = observe(case, program, target, describe_failure=session.describe_failure)
     if double.failure is not None:
         return _without_exact(native, f"the compiled graphs do not run in float64 ({double.failure})")
-    return _with_exact(native, SideRun(collected(events, layers, double), double, {}))
+    return _with_exact(native, SideRun(collected(events, layers, double), double))
 
 
 def untapped(case: Case, device: torch.device, side: Side) -> Observation:
