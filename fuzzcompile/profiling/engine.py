@@ -46,6 +46,7 @@ class Asked:
         depth: which modules are layers; None chooses blocks.
         tolerances: a TOML file that overrides the table of tolerances.
         math_only: attention takes its math kernel on both sides, and TF32 is off.
+        vetoes: rewrites to refuse in every compile.
     """
 
     against: Side
@@ -53,6 +54,7 @@ class Asked:
     depth: int | None = None
     tolerances: Path | None = None
     math_only: bool = False
+    vetoes: tuple[str, ...] = ()
 
 
 def profile(case: Case, device: torch.device, asked: Asked) -> ProfileJson:
@@ -151,7 +153,7 @@ class _Profile:
         )
 
     def _run(self, side: Side) -> SideRun:
-        return run_side(self._case, self._device, side, self._asked.depth)
+        return run_side(self._case, self._device, side, self._asked.depth, self._asked.vetoes)
 
     def _eager(self, numerics: Callable[[torch.dtype], Mode], *, double: bool = False) -> SideRun:
         """An eager run in the dtype and on the device of the measured side."""
@@ -174,7 +176,7 @@ class _Profile:
 
     def _compare_untapped(self, tapped: SideRun) -> None:
         """Say so if the taps changed what the compiled program returns."""
-        plain = untapped(self._case, self._against.device(self._device), self._against)
+        plain = untapped(self._case, self._against.device(self._device), self._against, self._asked.vetoes)
         if plain.failure is not None:
             self._notes.append(f"without taps the program raises as {self._against}: {plain.failure}")
             return

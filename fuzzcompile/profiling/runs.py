@@ -11,7 +11,7 @@ from torch import nn
 
 from fuzzcompile.case import Case
 from fuzzcompile.compiler.ledger import Ledger
-from fuzzcompile.compiler.session import compiling, plainly
+from fuzzcompile.compiler.session import Compilation, compiling, plainly
 from fuzzcompile.errors import FuzzcompileError
 from fuzzcompile.execution.building import Program, build
 from fuzzcompile.execution.observation import Observation
@@ -52,7 +52,7 @@ class SideRun:
     notes: tuple[str, ...] = ()
 
 
-def run_side(case: Case, device: torch.device, side: Side, depth: int | None, *, exact: bool = True) -> SideRun:
+def run_side(case: Case, device: torch.device, side: Side, depth: int | None, vetoes: tuple[str, ...] = ()) -> SideRun:
     """Run ``case`` as ``side`` says.
 
     Args:
@@ -60,16 +60,16 @@ def run_side(case: Case, device: torch.device, side: Side, depth: int | None, *,
         device: where sides run that name no device of their own.
         side: anything but a recording.
         depth: which modules are layers (:func:`~fuzzcompile.profiling.layers.layers_of`).
-        exact: run it in float64 as well, to tell a change of meaning from rounding.
+        vetoes: rewrites to refuse in a compile.
 
     Raises:
         CannotRun: the program raises.
     """
     case, device = side.adapted(case), side.device(device)
     if side.is_compiled:
-        return _compiled(case, device, side, depth, exact=exact)
+        return _compiled(case, device, side.compilation(vetoes), side, depth)
     native = _eager(case, device, side, depth, double=False)
-    if not exact or side.kind in ("eager", "float64", "dtype"):
+    if side.kind in ("eager", "float64", "dtype"):
         return native
     try:
         return _with_exact(native, _eager(case, device, side, depth, double=True))
@@ -105,20 +105,18 @@ def run_eagerly(
     return SideRun(collected(events, layers, observation), observation)
 
 
-def _compiled(case: Case, device: torch.device, side: Side, depth: int | None, *, exact: bool) -> SideRun:
-    how = side.compilation()
-    assert how is not None
+def _compiled(case: Case, device: torch.device, how: Compilation, side: Side, depth: int | None) -> SideRun:
     with compiling(case.settings, how) as session:
         program = build(case, device)
         layers, events = layers_of(program, depth), list[Event]()
-        kept = Kept(case, program, device) if exact and how.record else None
+        kept = Kept(case, program, device) if how.record else None
         with tapped(layers, events):
             target = session.compile(program.model)
             observation = observe(case, program, target, describe_failure=session.describe_failure)
             refuse_failed(case, side, observation)
             native = SideRun(collected(events, layers, observation), observation, ledger=session.ledger)
             if kept is None:
-                return native
+                return _without_exact(native, f"{side} was not run in float64")
             session.stop_capturing()
             kept.restore()
             with session.in_float64():
@@ -128,11 +126,10 @@ def _compiled(case: Case, device: torch.device, side: Side, depth: int | None, *
     return _with_exact(native, SideRun(collected(events, layers, double), double))
 
 
-def untapped(case: Case, device: torch.device, side: Side) -> Observation:
+def untapped(case: Case, device: torch.device, side: Side, vetoes: tuple[str, ...] = ()) -> Observation:
     """What the side shows when nothing is watched, as a user runs it."""
-    how = side.compilation()
-    assert how is not None
-    with plainly(case.settings, how) as session:
+    how = side.compilation(vetoes)
+    with compiling(case.settings, replace(how, record=False)) if vetoes else plainly(case.settings, how) as session:
         program = build(case, device)
         return observe(case, program, session.compile(program.model), describe_failure=session.describe_failure)
 

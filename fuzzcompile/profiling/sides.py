@@ -64,11 +64,11 @@ class Side:
         """
         return resolve(str(self)) if self.kind in ("cpu", "cuda") else default
 
-    def compilation(self) -> Compilation | None:
-        """How it is compiled; None where no compiler runs."""
+    def compilation(self, vetoes: tuple[str, ...] = ()) -> Compilation:
+        """How a compiled side is compiled, with these rewrites refused."""
         if self.kind == "inductor":
-            return Compilation(mode=self.argument or None)
-        return Compilation(backend="aot_eager", record=False) if self.kind == "aot_eager" else None
+            return Compilation(mode=self.argument or None, vetoes=vetoes)
+        return Compilation(backend="aot_eager", record=False, vetoes=vetoes)
 
     def attention(self) -> contextlib.AbstractContextManager[object]:
         """A context in which attention takes the kernel of this side, if it names one."""
