@@ -9,8 +9,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-pytest.importorskip("matplotlib")
-
 from fuzzcompile.errors import EnvironmentUnfit
 from fuzzcompile.reporting.charts import Panel, Series, chart, shortened
 
