@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from fuzzcompile.cli import options
 from fuzzcompile.worker.conditions import Conditions, Limits
+
+if TYPE_CHECKING:
+    from fuzzcompile.profiling.record import Recorded
 
 # A profile compiles twice, and its layers are run again and again.
 _SECONDS = 900.0
@@ -83,16 +88,32 @@ def profile(
     """
     from rich.console import Console
 
-    from fuzzcompile.commands.profile import Request, profile_case
+    from fuzzcompile.commands.profile import Request, profile_case, record_case
     from fuzzcompile.profiling.engine import Asked
     from fuzzcompile.profiling.sides import parse
+    from fuzzcompile.reporting.profile_text import print_profile
+    from fuzzcompile.reporting.verdict import report_console
 
-    asked = Asked(parse(against or "inductor"), parse(reference), depth, tolerances, math_only)
+    side = parse(against or ("inductor" if record is None else "eager"))
+    request = Request(case, Asked(side, parse(reference), depth, tolerances, math_only), call, module)
     conditions = Conditions(device, vetoes, plants, Limits(timeout, int(memory * 2**30)))
     with Console(stderr=True).status("Starting ...") as status:
-        answer = profile_case(
-            Request(case, asked, call, module), conditions, progress=lambda said: status.update(f"{said} ...")
-        )
+        if record is not None:
+            written = record_case(request, conditions, record, budget=int(keep * 2**30))
+        else:
+            answer = profile_case(request, conditions, progress=lambda said: status.update(f"{said} ..."))
+    if record is not None:
+        click.echo(json.dumps(asdict(written)) if as_json else _recorded(written))
+        return 0
     if as_json:
         click.echo(json.dumps(answer, allow_nan=False))
-    return {"jump": 1, "unstable_reference": 3}.get(answer["verdict"], 0)
+    else:
+        print_profile(report_console(), answer, name=str(case))
+    return 1 if answer["verdict"] == "jump" else 0
+
+
+def _recorded(recorded: Recorded) -> str:
+    return (
+        f"Recorded {recorded.calls} results of {recorded.side} in {recorded.path} ({recorded.size / 2**20:.1f} MiB). "
+        f"Next, where you have the same case: fuzzcompile profile CASE --against {recorded.path}"
+    )

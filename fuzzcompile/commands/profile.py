@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from fuzzcompile.commands.triage import Answer, triage_files
 from fuzzcompile.contract import ProfileJson, ReportJson
@@ -18,10 +19,14 @@ from fuzzcompile.execution.pool import (
 )
 from fuzzcompile.plants import check_plants
 from fuzzcompile.profiling.engine import Asked
+from fuzzcompile.profiling.record import Recorded
 from fuzzcompile.worker.conditions import Conditions, Question
 from fuzzcompile.worker.lost import unstartable
 from fuzzcompile.worker.pool import LEAST_THREADS, open_pool
-from fuzzcompile.worker.profile import ProfileTask, profile_file
+from fuzzcompile.worker.profile import ProfileTask, RecordTask, profile_file, record_file
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -56,17 +61,55 @@ def profile_case(
     return profiled | _triaged(profiled, request, conditions, progress)
 
 
+def record_case(request: Request, conditions: Conditions, recording: Path, *, budget: int) -> Recorded:
+    """Run the case as ``request.asked.against`` says, and record it.
+
+    Args:
+        request: what to run.
+        conditions: where and under which limits.
+        recording: the file to write.
+        budget: its size in bytes, beyond which tensors are sampled.
+
+    Raises:
+        FuzzcompileError: the case cannot be recorded; the message says why.
+    """
+    check_plants(conditions.plants)
+    asked = request.asked
+    task = RecordTask(
+        str(request.path),
+        asked.against,
+        str(recording.resolve()),
+        budget,
+        asked.depth,
+        asked.math_only,
+        conditions.vetoes,
+        request.call,
+        request.module,
+        conditions.limits.memory,
+    )
+    return _done(record_file, task, request.path, conditions)
+
+
 def _profiled(request: Request, conditions: Conditions) -> ProfileJson:
     task = ProfileTask(str(request.path), request.asked, request.call, request.module, conditions.limits.memory)
+    return _done(profile_file, task, request.path, conditions)
+
+
+def _done(function: Callable[[Task], Result], task: Task, path: Path, conditions: Conditions) -> Result:
+    """What ``function`` makes of the task in a worker.
+
+    Raises:
+        FuzzcompileError: of the case, or because the worker was lost.
+    """
     with open_pool(conditions, 1, least_threads=LEAST_THREADS) as pool:
         try:
-            return pool.schedule(profile_file, (task,), label=f"profile {request.path.name}").result()
+            return pool.schedule(function, (task,), label=f"profile {path.name}").result()
         except FuzzcompileError:
             raise
         except WorkerStartFailed as error:
             raise unstartable(error) from error
         except (WorkerFailed, MemoryError, RemoteError) as error:
-            raise EnvironmentUnfit(f"{request.path} could not be profiled: {_why(error)}.") from error
+            raise EnvironmentUnfit(f"{path} could not be profiled: {_why(error)}.") from error
 
 
 def _why(error: Exception) -> str:

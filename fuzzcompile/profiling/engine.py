@@ -26,6 +26,7 @@ from fuzzcompile.profiling.gradients import gradient_layers
 from fuzzcompile.profiling.kept import KeptCall
 from fuzzcompile.profiling.local import Mode
 from fuzzcompile.profiling.measuring import Layer, apart
+from fuzzcompile.profiling.record import replayed
 from fuzzcompile.profiling.runs import WHOLE, SideRun, returned, run_eagerly, run_side, untapped
 from fuzzcompile.profiling.sides import EAGER, Side, exactly, pair_of
 from fuzzcompile.profiling.verdict import decide
@@ -63,7 +64,7 @@ def profile(case: Case, device: torch.device, asked: Asked) -> ProfileJson:
     Raises:
         CannotRun: the case raises in one of them.
         EnvironmentUnfit: there is no such device or kernel here.
-        UsageError: the tolerances cannot be used.
+        UsageError: the tolerances or the recording cannot be used.
     """
     start = time.perf_counter()
     table = Tolerances.load(asked.tolerances)
@@ -153,6 +154,8 @@ class _Profile:
         )
 
     def _run(self, side: Side) -> SideRun:
+        if side.kind == "recording":
+            return replayed(self._case, self._device, side)
         return run_side(self._case, self._device, side, self._asked.depth, self._asked.vetoes)
 
     def _eager(self, numerics: Callable[[torch.dtype], Mode], *, double: bool = False) -> SideRun:

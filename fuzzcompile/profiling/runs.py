@@ -24,7 +24,7 @@ from fuzzcompile.profiling.taps import Event, calls_in, tapped
 
 # The row of what the program returns; no module has a name with a blank.
 WHOLE = "(whole program)"
-Calls = dict[tuple[str, int], KeptCall]
+Calls = Mapping[tuple[str, int], KeptCall]
 
 
 class CannotRun(FuzzcompileError):
