@@ -37,6 +37,7 @@ _SETTINGS = {
     "font.sans-serif": ["DejaVu Sans"],  # measured; the page's own font draws the text
     "font.size": 9,
     "svg.fonttype": "none",
+    "text.parse_math": False,  # a dollar sign is one
     **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), _INK),
     "axes.edgecolor": _SOFT,
     "axes.spines.top": False,
