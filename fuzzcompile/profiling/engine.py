@@ -124,13 +124,14 @@ class _Profile:
         Raises:
             CannotRun: the case raises in one of them.
         """
-        attention, repeats = self._plain_runs()
+        attention, again = self._attention(), self._reference_run(self._reference)
         against = self._run(self._against)
         given = self._run(self._reference) if self._reference.is_compiled else None
         truth, rounding = self._eager(exactly, double=True), self._eager(lambda _: UlpNoise(_NOISE_SEED))
         known = Known(against.calls, against.exact, truth.calls, rounding.calls, None if given is None else given.calls)
         walk = Walk(self._case, self._device, self._reference, self._against, known)
         observation = walk.run(self._asked.depth)
+        repeats = distance(*([kept.values for kept in returned(run)] for run in (again, observation)))
         self._notes += against.notes
         if self._against.is_compiled:
             self._compare_untapped(against)
@@ -165,17 +166,17 @@ class _Profile:
         program = build(case, side.device(self._device), double=double)
         return run_eagerly(case, program, side, self._asked.depth, numerics(program.dtype))
 
-    def _plain_runs(self) -> tuple[list[AttentionCallJson], Distance | None]:
-        """Two eager runs of the reference: the calls of attention that it makes, and how far apart both are."""
+    def _attention(self) -> list[AttentionCallJson]:
+        """The calls of attention that the program makes, under the settings of a plain run."""
+        with attention_calls() as calls:
+            self._reference_run(EAGER)
+        return calls
+
+    def _reference_run(self, side: Side) -> Observation:
         case = self._reference.adapted(self._case)
-        runs, calls = [], list[AttentionCallJson]()
-        for watch in (attention_calls(), contextlib.nullcontext(calls)):
-            program = build(case, self._reference.device(self._device))
-            with self._reference.attention(), watch as seen:
-                runs.append(observe(case, program, program.model))
-            calls = calls or seen
-        first, second = ([kept.values for kept in returned(run)] for run in runs)
-        return calls, distance(first, second)
+        program = build(case, self._reference.device(self._device), double=side.is_exact)
+        with side.attention(), side.numerics(program.dtype):
+            return observe(case, program, program.model)
 
     def _compare_untapped(self, tapped: SideRun) -> None:
         """Say so if the taps changed what the compiled program returns."""
