@@ -27,7 +27,7 @@ from fuzzcompile.profiling.kept import KeptCall
 from fuzzcompile.profiling.local import Mode
 from fuzzcompile.profiling.measuring import Layer, apart
 from fuzzcompile.profiling.record import replayed
-from fuzzcompile.profiling.runs import WHOLE, SideRun, returned, run_eagerly, run_side, untapped
+from fuzzcompile.profiling.runs import BLOCKS, WHOLE, Look, SideRun, returned, run_eagerly, run_side, untapped
 from fuzzcompile.profiling.sides import EAGER, Side, exactly, pair_of
 from fuzzcompile.profiling.verdict import decide
 from fuzzcompile.profiling.walk import Known, Walk
@@ -44,18 +44,16 @@ class Asked:
     Attributes:
         against: the side that is measured.
         reference: what it is compared with; no recording.
-        depth: which modules are layers; None chooses blocks.
+        look: which modules are layers, how much of them is kept, and what is refused in compiles.
         tolerances: a TOML file that overrides the table of tolerances.
         math_only: attention takes its math kernel on both sides, and TF32 is off.
-        vetoes: rewrites to refuse in every compile.
     """
 
     against: Side
     reference: Side = EAGER
-    depth: int | None = None
+    look: Look = BLOCKS
     tolerances: Path | None = None
     math_only: bool = False
-    vetoes: tuple[str, ...] = ()
 
 
 def profile(case: Case, device: torch.device, asked: Asked) -> ProfileJson:
@@ -130,7 +128,7 @@ class _Profile:
         truth, rounding = self._eager(exactly, double=True), self._eager(lambda _: UlpNoise(_NOISE_SEED))
         known = Known(against.calls, against.exact, truth.calls, rounding.calls, None if given is None else given.calls)
         walk = Walk(self._case, self._device, self._reference, self._against, known)
-        observation = walk.run(self._asked.depth)
+        observation = walk.run(self._asked.look.depth)
         repeats = distance(*([kept.values for kept in returned(run)] for run in (again, observation)))
         self._notes += against.notes
         if self._against.is_compiled:
@@ -157,14 +155,14 @@ class _Profile:
     def _run(self, side: Side) -> SideRun:
         if side.kind == "recording":
             return replayed(self._case, self._device, side)
-        return run_side(self._case, self._device, side, self._asked.depth, self._asked.vetoes)
+        return run_side(self._case, self._device, side, self._asked.look)
 
     def _eager(self, numerics: Callable[[torch.dtype], Mode], *, double: bool = False) -> SideRun:
         """An eager run in the dtype and on the device of the measured side."""
         side = self._reference if self._against.kind == "recording" else self._against
         case = side.adapted(self._case)
         program = build(case, side.device(self._device), double=double)
-        return run_eagerly(case, program, side, self._asked.depth, numerics(program.dtype))
+        return run_eagerly(case, program, side, self._asked.look, numerics(program.dtype))
 
     def _attention(self) -> list[AttentionCallJson]:
         """The calls of attention that the program makes, under the settings of a plain run."""
@@ -180,7 +178,7 @@ class _Profile:
 
     def _compare_untapped(self, tapped: SideRun) -> None:
         """Say so if the taps changed what the compiled program returns."""
-        plain = untapped(self._case, self._against.device(self._device), self._against, self._asked.vetoes)
+        plain = untapped(self._case, self._against.device(self._device), self._against, self._asked.look)
         if plain.failure is not None:
             self._notes.append(f"without taps the program raises as {self._against}: {plain.failure}")
             return
