@@ -98,7 +98,7 @@ def profile(
     from fuzzcompile.reporting.verdict import report_console
 
     side = parse(against or ("inductor" if record is None else "eager"))
-    look = Look(depth, int(keep * 2**30))
+    look = Look(depth, int(keep * 2**30), operators=ops)
     request = Request(case, Asked(side, parse(reference), look, tolerances, math_only), call, module)
     if page is not None:
         check_writable(page, "--html")

@@ -13,8 +13,9 @@ import torch
 
 from fuzzcompile.case import Case
 from fuzzcompile.contract import AttentionCallJson, LayerJson, ProfileJson
+from fuzzcompile.errors import UsageError
 from fuzzcompile.execution.attention_backends import math_only
-from fuzzcompile.execution.attention_calls import attention_calls
+from fuzzcompile.execution.attention_calls import attention_calls, refuse_unless_usable
 from fuzzcompile.execution.building import build
 from fuzzcompile.execution.environment import describe
 from fuzzcompile.execution.noise import UlpNoise
@@ -62,8 +63,14 @@ def profile(case: Case, device: torch.device, asked: Asked) -> ProfileJson:
     Raises:
         CannotRun: the case raises in one of them.
         EnvironmentUnfit: there is no such device or kernel here.
-        UsageError: the tolerances or the recording cannot be used.
+        UsageError: the tolerances or the recording cannot be used, or operators of a compiled run are asked for.
     """
+    for side in (asked.against, asked.reference):
+        if asked.look.operators and side.is_compiled:
+            raise UsageError(
+                f"{side} fuses operators, so that none of them can be looked at alone; leave out --ops, or raise "
+                "--depth: the layer of a jump is triaged down to its rewrite."
+            )
     start = time.perf_counter()
     table = Tolerances.load(asked.tolerances)
     with math_only() if asked.math_only else contextlib.nullcontext():
@@ -128,7 +135,7 @@ class _Profile:
         truth, rounding = self._eager(exactly, double=True), self._eager(lambda _: UlpNoise(_NOISE_SEED))
         known = Known(against.calls, against.exact, truth.calls, rounding.calls, None if given is None else given.calls)
         walk = Walk(self._case, self._device, self._reference, self._against, known)
-        observation = walk.run(self._asked.look.depth)
+        observation = walk.run(self._asked.look)
         repeats = distance(*([kept.values for kept in returned(run)] for run in (again, observation)))
         self._notes += against.notes
         if self._against.is_compiled:
@@ -168,6 +175,9 @@ class _Profile:
         """The calls of attention that the program makes, under the settings of a plain run."""
         with attention_calls() as calls:
             self._reference_run(EAGER)
+        for side in (self._against, self._reference):
+            if side.kind == "sdpa":
+                refuse_unless_usable(calls, side.argument)
         return calls
 
     def _reference_run(self, side: Side) -> Observation:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch import nn
 
 # Seeds the choice of elements, so that two machines sample the same.
 _SEED = 14
@@ -57,7 +58,9 @@ class Keeping:
         self._last: dict[tuple[torch.dtype, tuple[int, ...]], KeptTensor] = {}
 
     def __call__(self, tensor: torch.Tensor) -> KeptTensor:
-        """Keep ``tensor``."""
+        """Keep ``tensor``; a parameter on the CPU, which a run does not change, is not copied."""
+        if isinstance(tensor, nn.Parameter) and tensor.device.type == "cpu":
+            return KeptTensor(tensor.detach(), tuple(tensor.shape), tensor.dtype)
         key = tensor.dtype, tuple(tensor.shape)
         last = self._last.get(key)
         if last is not None and last.whole and torch.equal(last.values, tensor.detach().to(last.values.device)):

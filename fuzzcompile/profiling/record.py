@@ -15,12 +15,10 @@ from fuzzcompile.execution.observation import Observation, Value
 from fuzzcompile.execution.runs import observe
 from fuzzcompile.profiling.identity import Facts, check_same, facts_of
 from fuzzcompile.profiling.kept import KeptCall, KeptTensor
-from fuzzcompile.profiling.layers import layers_of
 from fuzzcompile.profiling.recorded import read
 from fuzzcompile.profiling.recording import RecordingWriter
-from fuzzcompile.profiling.runs import WHOLE, Look, SideRun, refuse_failed, run_side, whole
+from fuzzcompile.profiling.runs import WHOLE, Look, SideRun, collecting, refuse_failed, run_side, whole
 from fuzzcompile.profiling.sides import Side
-from fuzzcompile.profiling.taps import streamed
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ def record(
                     written.again(call)
             observation = run.observation
         else:
-            observation = _streamed(case, device, side, look.depth, written)
+            observation = _streamed(case, device, side, look, written)
         written.again(whole(observation))
         for value in observation.values:
             if value.kind == "gradient" and isinstance(value.value, torch.Tensor):
@@ -104,16 +102,16 @@ class _Written:
         self.add(KeptCall(call.name, call.number, call.kind, inputs, outputs))
 
 
-def _streamed(case: Case, device: torch.device, side: Side, depth: int | None, written: _Written) -> Observation:
+def _streamed(case: Case, device: torch.device, side: Side, look: Look, written: _Written) -> Observation:
     """Run in eager mode and write each call as it ends."""
     case = side.adapted(case)
     program = build(case, side.device(device), double=side.is_exact)
     with (
         side.attention(),
-        streamed(layers_of(program, depth), written.keep, written.add),
+        collecting(program, look, written.keep, written.add) as called,
         side.numerics(program.dtype),
     ):
-        observation = observe(case, program, program.model)
+        observation = observe(case, program, called)
     refuse_failed(case, side, observation)
     return observation
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
@@ -19,8 +20,9 @@ from fuzzcompile.execution.runs import observe
 from fuzzcompile.execution.seeds import Kept
 from fuzzcompile.profiling.kept import Keeping, KeptCall, KeptTensor
 from fuzzcompile.profiling.layers import layers_of
+from fuzzcompile.profiling.operators import Collector, operators_watched
 from fuzzcompile.profiling.sides import Side
-from fuzzcompile.profiling.taps import Event, calls_in, streamed, tapped
+from fuzzcompile.profiling.taps import Event, Keep, calls_in, streamed, tapped
 
 # The row of what the program returns; no module has a name with a blank.
 WHOLE = "(whole program)"
@@ -39,11 +41,13 @@ class Look:
         depth: which modules are layers (:func:`~fuzzcompile.profiling.layers.layers_of`).
         budget: bytes of activations to keep; beyond that they are sampled.
         vetoes: rewrites to refuse in a compile.
+        operators: look at every operator instead of at layers; not in compiled runs, which fuse them.
     """
 
     depth: int | None = None
     budget: int = 2**30
     vetoes: tuple[str, ...] = ()
+    operators: bool = False
 
 
 BLOCKS = Look()
@@ -107,6 +111,23 @@ def _eager(case: Case, device: torch.device, side: Side, look: Look, *, double: 
     return run_eagerly(case, program, side, look, side.numerics(program.dtype))
 
 
+@contextlib.contextmanager
+def collecting(
+    program: Program, look: Look, keep: Keep, add: Callable[[KeptCall], None]
+) -> Iterator[Callable[..., object]]:
+    """Hand each call of a layer (or operator) to ``add`` as it ends, in an eager run.
+
+    Yields:
+        What to call in the place of the program's callable.
+    """
+    if look.operators:
+        with operators_watched(program, Collector(keep, add)) as called:
+            yield called
+    else:
+        with streamed(layers_of(program, look.depth), keep, add):
+            yield program.model
+
+
 def run_eagerly(
     case: Case, program: Program, side: Side, look: Look, numerics: AbstractContextManager[object]
 ) -> SideRun:
@@ -120,8 +141,8 @@ def run_eagerly(
     def add(call: KeptCall) -> None:
         calls[call.name, call.number] = call
 
-    with side.attention(), streamed(layers_of(program, look.depth), Keeping(look.budget), add), numerics:
-        observation = observe(case, program, program.model)
+    with side.attention(), collecting(program, look, Keeping(look.budget), add) as called, numerics:
+        observation = observe(case, program, called)
     refuse_failed(case, side, observation)
     return SideRun({**calls, (WHOLE, 0): whole(observation)}, observation)
 
