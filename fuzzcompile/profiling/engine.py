@@ -132,7 +132,8 @@ class _Profile:
         attention, again = self._attention(), self._reference_run(self._reference)
         against = self._run(self._against)
         given = self._run(self._reference) if self._reference.is_compiled else None
-        truth, rounding = self._eager(exactly, double=True), self._eager(lambda _: UlpNoise(_NOISE_SEED))
+        truth = self._eager(self._reference, exactly, double=True)
+        rounding = self._eager(self._coarser(), lambda _: UlpNoise(_NOISE_SEED))
         known = Known(against.calls, against.exact, truth.calls, rounding.calls, None if given is None else given.calls)
         walk = Walk(self._case, self._device, self._reference, self._against, known)
         observation = walk.run(self._asked.look)
@@ -164,12 +165,14 @@ class _Profile:
             return replayed(self._case, self._device, side)
         return run_side(self._case, self._device, side, self._asked.look)
 
-    def _eager(self, numerics: Callable[[torch.dtype], Mode], *, double: bool = False) -> SideRun:
-        """An eager run in the dtype and on the device of the measured side."""
-        side = self._reference if self._against.kind == "recording" else self._against
-        case = side.adapted(self._case)
-        program = build(case, side.device(self._device), double=double)
-        return run_eagerly(case, program, side, self._asked.look, numerics(program.dtype))
+    def _eager(self, side: Side, numerics: Callable[[torch.dtype], Mode], *, double: bool = False) -> SideRun:
+        """An eager run in the dtype of ``side``, otherwise as the reference runs."""
+        program = build(side.adapted(self._case), side.device(self._device), double=double)
+        return run_eagerly(self._case, program, self._reference, self._asked.look, numerics(program.dtype))
+
+    def _coarser(self) -> Side:
+        """The side whose rounding is the larger one, as far as that shows in their names."""
+        return self._against if self._against.kind == "dtype" else self._reference
 
     def _attention(self) -> list[AttentionCallJson]:
         """The calls of attention that the program makes, under the settings of a plain run."""
