@@ -27,6 +27,11 @@ KERNELS = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
 }
+# What a report on runs under :func:`math_only` says.
+MATH_ONLY = (
+    "math only: every scaled_dot_product_attention ran on the math kernel and float32 products in float32 (no TF32), "
+    "on both sides; this is for validation, not for production"
+)
 # The field of Numerics that switches each kernel on.
 _SWITCHES = {"math": "math_sdp", "flash": "flash_sdp", "efficient": "mem_efficient_sdp", "cudnn": "cudnn_sdp"}
 # What torch raises where every kernel that is on refuses, and where none exists for the device.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -20,6 +21,7 @@ from fuzzcompile.compiler.settings import compile_in_process, drop_broken_kernel
 from fuzzcompile.compiler.target.process import assume
 from fuzzcompile.contract import ReportJson
 from fuzzcompile.errors import EnvironmentUnfit
+from fuzzcompile.execution.attention_backends import MATH_ONLY, math_only
 from fuzzcompile.execution.device import Numerics, seed_everything
 from fuzzcompile.execution.footprint import refuse_oversized
 from fuzzcompile.execution.worker import current_device, restore_streams
@@ -132,15 +134,19 @@ def judge_file(task: JudgeTask) -> Judged:
     start = time.monotonic()
     deadline = None if task.seconds is None else start + task.seconds
     device = torch.device(current_device())
-    with isolated():
+    with isolated(), contextlib.ExitStack() as exact:
         case = load(Path(task.path), device, call=task.call, module=task.module)
         restore_streams()  # the script may have closed them, and the compiler writes to them
         if task.memory is not None:
             refuse_oversized(case, device, task.memory)
+        if task.math_only:
+            exact.enter_context(math_only())
+            case = replace(case, notes=(*case.notes, MATH_ONLY))
         report = triage(
             case,
             device,
             against=task.against,
+            tolerances=task.tolerances,
             vetoes=task.vetoes,
             known=task.known,
             deadline=deadline,
