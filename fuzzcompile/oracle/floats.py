@@ -20,7 +20,7 @@ def compare_floats(
     exact: torch.Tensor,
     samples: list[torch.Tensor],
     smallest_scale: float,
-    factor: float,
+    factor: float = metrics.ROUNDING_FACTOR,
 ) -> Comparison:
     """Compare eager's values ``expected`` with the compiled values ``actual``.
 
