@@ -117,6 +117,11 @@ class Experiments:
         """Whether Inductor compiles both sides: a rewrite that is wrong in both makes no difference."""
         return self.against not in BASELINES
 
+    @property
+    def pair(self) -> str:
+        """What both sides are, in the table of tolerances."""
+        return self._baseline.pair
+
     # -- compiles ---------------------------------------------------------------------------------
 
     def trial(self, how: Compilation | None = None) -> Trial:

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import json
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -139,9 +140,9 @@ def judge_file(task: JudgeTask) -> Judged:
         restore_streams()  # the script may have closed them, and the compiler writes to them
         if task.memory is not None:
             refuse_oversized(case, device, task.memory)
+        case = replace(case, notes=(*case.notes, *_limits_noted(task)))
         if task.math_only:
             exact.enter_context(math_only())
-            case = replace(case, notes=(*case.notes, MATH_ONLY))
         report = triage(
             case,
             device,
@@ -159,6 +160,14 @@ def judge_file(task: JudgeTask) -> Judged:
         )
     _collect_garbage(time.monotonic() - start)
     return Judged(cast(ReportJson, report.to_json()), report.coverage, report.screened)
+
+
+def _limits_noted(task: JudgeTask) -> Iterator[str]:
+    """What a reader of the report should know about how it was judged."""
+    if task.math_only:
+        yield MATH_ONLY
+    if task.tolerances is not None:
+        yield "limits: from a file of tolerances (--tolerances), not fuzzcompile's own"
 
 
 def _dump(folder: str | None, ledger: Ledger) -> None:
