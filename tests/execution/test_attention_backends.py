@@ -18,7 +18,7 @@ from fuzzcompile.capture.ambient import Ambient
 from fuzzcompile.case import load_case
 from fuzzcompile.commands.attention_kernels import answers, table
 from fuzzcompile.errors import EnvironmentUnfit, UsageError
-from fuzzcompile.execution.attention_backends import KERNELS, backends_for, forced, math_only, switched_on
+from fuzzcompile.execution.attention_backends import KERNELS, backends_for, forced, math_only, reasons, switched_on
 from fuzzcompile.execution.attention_calls import attention_calls, refuse_unless_usable
 from fuzzcompile.execution.building import build
 from fuzzcompile.execution.device import Numerics, pinned
@@ -75,6 +75,29 @@ def test_a_refusal_is_explained_in_torchs_words(inputs, options, words: str):
     assert not backends["flash"].usable and words in backends["flash"].reason
     assert "Triggered internally" not in backends["flash"].reason
     assert backends["math"].chosen
+
+
+# As torch warns on a CUDA device, where every kernel explains itself.
+SECTIONS = [
+    "Memory efficient kernel not used because: (Triggered internally at /x/transformers/cuda/sdp_utils.cpp:1.)",
+    "Memory Efficient attention has been runtime disabled. (Triggered internally at /x/sdp_utils_cpp.h:2.)",
+    "Flash attention kernel not used because: (Triggered internally at /x/transformers/cuda/sdp_utils.cpp:3.)",
+    "Expected query, key and value to all be of dtype: {Half, BFloat16}. (Triggered internally at /x/sdp_utils.h:4.)",
+    "CuDNN attention kernel not used because: (Triggered internally at /x/transformers/cuda/sdp_utils.cpp:5.)",
+    "cuDNN attention has been runtime disabled. (Triggered internally at /x/transformers/cuda/sdp_utils.cpp:6.)",
+]
+
+
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("flash", "Expected query, key and value to all be of dtype: {Half, BFloat16}."),
+        ("efficient", "Memory Efficient attention has been runtime disabled."),
+        ("cudnn", "cuDNN attention has been runtime disabled."),
+    ],
+)
+def test_each_kernel_has_its_own_section_of_what_torch_says(name: str, words: str):
+    assert reasons(name, SECTIONS) == [words]
 
 
 GRID = [
@@ -198,10 +221,13 @@ def make():
 """
     with math_only():
         build(load_case(write_case(source)), CPU)
+        made = Numerics.current()
         Numerics(float32_matmul="high").apply()
-        now = Numerics.current()
-    assert (now.float32_matmul, now.cudnn_tf32, switched_on()) == ("highest", False, tuple(KERNELS))
-    assert (now.math_sdp, now.flash_sdp, now.mem_efficient_sdp, now.cudnn_sdp) == (True, False, False, False)
+        applied = Numerics.current()
+    for now in (made, applied):
+        assert (now.float32_matmul, now.cudnn_tf32) == ("highest", False)
+        assert (now.math_sdp, now.flash_sdp, now.mem_efficient_sdp, now.cudnn_sdp) == (True, False, False, False)
+    assert switched_on() == tuple(KERNELS)
 
 
 def test_what_surrounded_a_scripts_call_does_not_undo_math_only():
