@@ -15,6 +15,7 @@ from fuzzcompile.execution.observation import Observation
 from fuzzcompile.execution.runs import time_calls
 from fuzzcompile.execution.seeds import Kept
 from fuzzcompile.oracle.judgement import Judgement
+from fuzzcompile.tolerances import Tolerances
 from fuzzcompile.trials.baselines import BASELINES, Baseline, check_against, check_baseline
 from fuzzcompile.trials.compiled import Compiled, as_asked
 from fuzzcompile.trials.judged import Judge, judged_in_float64
@@ -34,6 +35,7 @@ class Experiments:
         how: the compile that is judged; random numbers are the compiler's own if the case asks for that itself.
         against: what compiled is compared with: ``eager``, ``float64`` (the reference itself), ``aot_eager``, ``cpu``
             (eager on the CPU), or another mode of ``torch.compile``.
+        tolerances: how far the two may be apart; by default the table that comes with fuzzcompile.
 
     Raises:
         CaseError: the case asks for settings that the installed torch does not have.
@@ -41,13 +43,20 @@ class Experiments:
     """
 
     def __init__(
-        self, case: Case, device: torch.device, how: Compilation | None = None, *, against: str = "eager"
+        self,
+        case: Case,
+        device: torch.device,
+        how: Compilation | None = None,
+        *,
+        against: str = "eager",
+        tolerances: Tolerances | None = None,
     ) -> None:
         check_settings(case.settings)
         check_baseline(case, against)
         how = as_asked(case, how or Compilation())
         runs_made, counts = Runs(case, device), Counts()
-        self._share(Judge(runs_made, Baseline(runs_made, against, how, counts)), counts, how)
+        baseline = Baseline(runs_made, against, how, counts)
+        self._share(Judge(runs_made, baseline, tolerances=tolerances or Tolerances.load()), counts, how)
 
     def _share(self, judge: Judge, counts: Counts, how: Compilation) -> None:
         self.how = how
@@ -107,6 +116,11 @@ class Experiments:
     def compares_modes(self) -> bool:
         """Whether Inductor compiles both sides: a rewrite that is wrong in both makes no difference."""
         return self.against not in BASELINES
+
+    @property
+    def pair(self) -> str:
+        """What both sides are, in the table of tolerances."""
+        return self._baseline.pair
 
     # -- compiles ---------------------------------------------------------------------------------
 
