@@ -22,9 +22,11 @@ from fuzzcompile.execution.observation import Observation
 from fuzzcompile.execution.runs import observe
 from fuzzcompile.oracle import change
 from fuzzcompile.profiling.distance import Distance, distance
+from fuzzcompile.profiling.gradients import gradient_layers
 from fuzzcompile.profiling.kept import KeptCall
 from fuzzcompile.profiling.local import Mode
 from fuzzcompile.profiling.measuring import Layer, apart
+from fuzzcompile.profiling.record import replayed
 from fuzzcompile.profiling.runs import WHOLE, SideRun, returned, run_eagerly, run_side, untapped
 from fuzzcompile.profiling.sides import EAGER, Side, exactly, pair_of
 from fuzzcompile.profiling.verdict import decide
@@ -45,6 +47,7 @@ class Asked:
         depth: which modules are layers; None chooses blocks.
         tolerances: a TOML file that overrides the table of tolerances.
         math_only: attention takes its math kernel on both sides, and TF32 is off.
+        vetoes: rewrites to refuse in every compile.
     """
 
     against: Side
@@ -52,6 +55,7 @@ class Asked:
     depth: int | None = None
     tolerances: Path | None = None
     math_only: bool = False
+    vetoes: tuple[str, ...] = ()
 
 
 def profile(case: Case, device: torch.device, asked: Asked) -> ProfileJson:
@@ -60,7 +64,7 @@ def profile(case: Case, device: torch.device, asked: Asked) -> ProfileJson:
     Raises:
         CannotRun: the case raises in one of them.
         EnvironmentUnfit: there is no such device or kernel here.
-        UsageError: the tolerances cannot be used.
+        UsageError: the tolerances or the recording cannot be used.
     """
     start = time.perf_counter()
     table = Tolerances.load(asked.tolerances)
@@ -69,7 +73,9 @@ def profile(case: Case, device: torch.device, asked: Asked) -> ProfileJson:
     dtype = str(measured.dtype).removeprefix("torch.")
     tolerance = table.for_pair(pair_of(asked.against, asked.reference, device), dtype)
     *layers, whole = measured.layers
-    verdict = decide(layers, whole, tolerance, whole_exact=measured.whole_exact, repeats=measured.repeats)
+    verdict = decide(
+        layers, whole, measured.gradients, tolerance, whole_exact=measured.whole_exact, repeats=measured.repeats
+    )
     return {
         "schema": SCHEMA,
         "case": case.name,
@@ -81,7 +87,7 @@ def profile(case: Case, device: torch.device, asked: Asked) -> ProfileJson:
         "layer": verdict.layer,
         "rule": verdict.rule,
         "tolerance": tolerance.to_json(),
-        "layers": [_row(layer) for layer in measured.layers],
+        "layers": [_row(layer) for layer in (*measured.layers, *measured.gradients)],
         "attention": measured.attention,
         "notes": [*case.notes, *measured.notes],
         "environment": dict(describe(device)),
@@ -96,6 +102,7 @@ class _Measured:
     """All that a verdict rests on; the last of ``layers`` is the whole program."""
 
     layers: list[Layer]
+    gradients: list[Layer]
     whole_exact: float | None
     repeats: Distance | None
     attention: list[AttentionCallJson]
@@ -117,44 +124,63 @@ class _Profile:
         Raises:
             CannotRun: the case raises in one of them.
         """
-        attention, repeats = self._plain_runs()
+        attention, again = self._attention(), self._reference_run(self._reference)
         against = self._run(self._against)
-        given = self._run(self._reference).calls if self._reference.is_compiled else None
-        truth, rounding = self._eager(exactly), self._eager(lambda _: UlpNoise(_NOISE_SEED))
-        known = Known(against.calls, against.exact, truth.calls, rounding.calls, given)
+        given = self._run(self._reference) if self._reference.is_compiled else None
+        truth, rounding = self._eager(exactly, double=True), self._eager(lambda _: UlpNoise(_NOISE_SEED))
+        known = Known(against.calls, against.exact, truth.calls, rounding.calls, None if given is None else given.calls)
         walk = Walk(self._case, self._device, self._reference, self._against, known)
         observation = walk.run(self._asked.depth)
+        repeats = distance(*([kept.values for kept in returned(run)] for run in (again, observation)))
         self._notes += against.notes
         if self._against.is_compiled:
             self._compare_untapped(against)
         whole_exact = _step(against.exact.get((WHOLE, 0)), truth.calls[WHOLE, 0])
-        return _Measured(walk.layers, whole_exact, repeats, attention, self._notes, _widest(observation))
+        gradients = gradient_layers(
+            [layer.label for layer in walk.layers[:-1]],
+            against.observation,
+            observation if given is None else given.observation,
+            truth=truth.observation,
+            rounding=rounding.observation,
+            exact=against.exact_observation,
+        )
+        return _Measured(
+            walk.layers,
+            gradients,
+            whole_exact,
+            repeats,
+            attention,
+            self._notes,
+            _coarsest(observation, against.observation),
+        )
 
     def _run(self, side: Side) -> SideRun:
-        return run_side(self._case, self._device, side, self._asked.depth)
+        if side.kind == "recording":
+            return replayed(self._case, self._device, side)
+        return run_side(self._case, self._device, side, self._asked.depth, self._asked.vetoes)
 
-    def _eager(self, numerics: Callable[[torch.dtype], Mode]) -> SideRun:
+    def _eager(self, numerics: Callable[[torch.dtype], Mode], *, double: bool = False) -> SideRun:
         """An eager run in the dtype and on the device of the measured side."""
         side = self._reference if self._against.kind == "recording" else self._against
         case = side.adapted(self._case)
-        program = build(case, side.device(self._device))
+        program = build(case, side.device(self._device), double=double)
         return run_eagerly(case, program, side, self._asked.depth, numerics(program.dtype))
 
-    def _plain_runs(self) -> tuple[list[AttentionCallJson], Distance | None]:
-        """Two eager runs of the reference: the calls of attention that it makes, and how far apart both are."""
+    def _attention(self) -> list[AttentionCallJson]:
+        """The calls of attention that the program makes, under the settings of a plain run."""
+        with attention_calls() as calls:
+            self._reference_run(EAGER)
+        return calls
+
+    def _reference_run(self, side: Side) -> Observation:
         case = self._reference.adapted(self._case)
-        runs, calls = [], list[AttentionCallJson]()
-        for watch in (attention_calls(), contextlib.nullcontext(calls)):
-            program = build(case, self._reference.device(self._device))
-            with self._reference.attention(), watch as seen:
-                runs.append(observe(case, program, program.model))
-            calls = calls or seen
-        first, second = ([kept.values for kept in returned(run)] for run in runs)
-        return calls, distance(first, second)
+        program = build(case, self._reference.device(self._device), double=side.is_exact)
+        with side.attention(), side.numerics(program.dtype):
+            return observe(case, program, program.model)
 
     def _compare_untapped(self, tapped: SideRun) -> None:
         """Say so if the taps changed what the compiled program returns."""
-        plain = untapped(self._case, self._against.device(self._device), self._against)
+        plain = untapped(self._case, self._against.device(self._device), self._against, self._asked.vetoes)
         if plain.failure is not None:
             self._notes.append(f"without taps the program raises as {self._against}: {plain.failure}")
             return
@@ -172,9 +198,10 @@ def _step(exact: KeptCall | None, truth: KeptCall) -> float | None:
     return change.largest_change([kept.values for kept in exact.outputs], [kept.values for kept in truth.outputs])
 
 
-def _widest(observation: Observation) -> torch.dtype:
-    """The coarsest floating dtype among the outputs."""
-    floating = [kept.dtype for kept in returned(observation) if kept.dtype.is_floating_point]
+def _coarsest(*observations: Observation) -> torch.dtype:
+    """The coarsest floating dtype among the outputs of the runs."""
+    dtypes = {kept.dtype for observation in observations for kept in returned(observation)}
+    floating = [dtype for dtype in dtypes if dtype.is_floating_point]
     return max(floating, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
 
 

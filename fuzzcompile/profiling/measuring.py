@@ -31,7 +31,7 @@ class Layer:
         inherited: the reference's layer on this side's input, against the reference's output.
         entering: this side's input against the reference's.
         noise: what rounding does to this layer alone, on this side's input.
-        own: the rounding error of the layer run eagerly in this side's precision, on this side's input.
+        own: the rounding error of the layer run eagerly on this side's input, in the coarser of both precisions.
         rounding: the program with every operator moved by an ulp, up to here, against the reference.
         truth: this side's output against float64.
         reference_truth: the reference's output against float64.
@@ -101,7 +101,7 @@ class Rerun:
             inherited=distance(again, output),
             entering=distance(inputs, [tensor.cpu() for tensor in self.own_inputs]),
             noise=distance(noisy, base),
-            own=distance(base, exact),
+            own=max(filter(None, (distance(base, exact), distance(again, exact))), key=lambda d: d.rms, default=None),
         )
 
     def in_float64(self, layer: Layer, call: KeptCall) -> Layer:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
 
 from fuzzcompile.case import Case
 from fuzzcompile.compiler.ledger import Ledger
-from fuzzcompile.compiler.session import compiling, plainly
+from fuzzcompile.compiler.session import Compilation, compiling, plainly
 from fuzzcompile.errors import FuzzcompileError
 from fuzzcompile.execution.building import Program, build
 from fuzzcompile.execution.observation import Observation
@@ -24,7 +24,7 @@ from fuzzcompile.profiling.taps import Event, calls_in, tapped
 
 # The row of what the program returns; no module has a name with a blank.
 WHOLE = "(whole program)"
-Calls = dict[tuple[str, int], KeptCall]
+Calls = Mapping[tuple[str, int], KeptCall]
 
 
 class CannotRun(FuzzcompileError):
@@ -38,19 +38,21 @@ class SideRun:
     Attributes:
         calls: of the layers, by name and number, in the order in which they ended; what the program returned is last.
         observation: the run, with gradients.
-        exact: the same in float64; empty if this side has no float64 form.
+        exact: the calls in float64; empty if this side has no float64 form.
+        exact_observation: that run; None if there is none.
         ledger: what the compiler did, if one ran.
         notes: what could not be looked at.
     """
 
     calls: Calls
     observation: Observation
-    exact: Calls
+    exact: Calls = field(default_factory=dict)
+    exact_observation: Observation | None = None
     ledger: Ledger | None = None
     notes: tuple[str, ...] = ()
 
 
-def run_side(case: Case, device: torch.device, side: Side, depth: int | None, *, exact: bool = True) -> SideRun:
+def run_side(case: Case, device: torch.device, side: Side, depth: int | None, vetoes: tuple[str, ...] = ()) -> SideRun:
     """Run ``case`` as ``side`` says.
 
     Args:
@@ -58,16 +60,16 @@ def run_side(case: Case, device: torch.device, side: Side, depth: int | None, *,
         device: where sides run that name no device of their own.
         side: anything but a recording.
         depth: which modules are layers (:func:`~fuzzcompile.profiling.layers.layers_of`).
-        exact: run it in float64 as well, to tell a change of meaning from rounding.
+        vetoes: rewrites to refuse in a compile.
 
     Raises:
         CannotRun: the program raises.
     """
     case, device = side.adapted(case), side.device(device)
     if side.is_compiled:
-        return _compiled(case, device, side, depth, exact=exact)
+        return _compiled(case, device, side.compilation(vetoes), side, depth)
     native = _eager(case, device, side, depth, double=False)
-    if not exact or side.kind in ("eager", "float64", "dtype"):
+    if side.kind in ("eager", "float64", "dtype"):
         return native
     try:
         return _with_exact(native, _eager(case, device, side, depth, double=True))
@@ -76,15 +78,15 @@ def run_side(case: Case, device: torch.device, side: Side, depth: int | None, *,
 
 
 def _with_exact(native: SideRun, double: SideRun) -> SideRun:
-    return SideRun(native.calls, native.observation, double.calls, native.ledger, native.notes)
+    return replace(native, exact=double.calls, exact_observation=double.observation)
 
 
 def _without_exact(native: SideRun, why: str) -> SideRun:
-    return SideRun(native.calls, native.observation, {}, native.ledger, (*native.notes, why))
+    return replace(native, notes=(*native.notes, why))
 
 
 def _eager(case: Case, device: torch.device, side: Side, depth: int | None, *, double: bool) -> SideRun:
-    program = build(case, device, double=double)
+    program = build(case, device, double=double or side.is_exact)
     return run_eagerly(case, program, side, depth, side.numerics(program.dtype))
 
 
@@ -100,37 +102,34 @@ def run_eagerly(
     with side.attention(), tapped(layers, events), numerics:
         observation = observe(case, program, program.model)
     refuse_failed(case, side, observation)
-    return SideRun(collected(events, layers, observation), observation, {})
+    return SideRun(collected(events, layers, observation), observation)
 
 
-def _compiled(case: Case, device: torch.device, side: Side, depth: int | None, *, exact: bool) -> SideRun:
-    how = side.compilation()
-    assert how is not None
+def _compiled(case: Case, device: torch.device, how: Compilation, side: Side, depth: int | None) -> SideRun:
     with compiling(case.settings, how) as session:
         program = build(case, device)
         layers, events = layers_of(program, depth), list[Event]()
-        kept = Kept(case, program, device) if exact and how.record else None
+        kept = Kept(case, program, device) if how.record else None
         with tapped(layers, events):
             target = session.compile(program.model)
             observation = observe(case, program, target, describe_failure=session.describe_failure)
             refuse_failed(case, side, observation)
-            native = SideRun(collected(events, layers, observation), observation, {}, session.ledger)
+            native = SideRun(collected(events, layers, observation), observation, ledger=session.ledger)
             if kept is None:
-                return native
+                return _without_exact(native, f"{side} was not run in float64")
             session.stop_capturing()
             kept.restore()
             with session.in_float64():
                 double = observe(case, program, target, describe_failure=session.describe_failure)
     if double.failure is not None:
         return _without_exact(native, f"the compiled graphs do not run in float64 ({double.failure})")
-    return _with_exact(native, SideRun(collected(events, layers, double), double, {}))
+    return _with_exact(native, SideRun(collected(events, layers, double), double))
 
 
-def untapped(case: Case, device: torch.device, side: Side) -> Observation:
+def untapped(case: Case, device: torch.device, side: Side, vetoes: tuple[str, ...] = ()) -> Observation:
     """What the side shows when nothing is watched, as a user runs it."""
-    how = side.compilation()
-    assert how is not None
-    with plainly(case.settings, how) as session:
+    how = side.compilation(vetoes)
+    with compiling(case.settings, replace(how, record=False)) if vetoes else plainly(case.settings, how) as session:
         program = build(case, device)
         return observe(case, program, session.compile(program.model), describe_failure=session.describe_failure)
 

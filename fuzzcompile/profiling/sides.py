@@ -47,6 +47,11 @@ class Side:
         return self.kind in ("inductor", "aot_eager")
 
     @property
+    def is_exact(self) -> bool:
+        """Whether it computes in float64 whatever the program's dtypes are."""
+        return self.kind == "float64"
+
+    @property
     def dtype(self) -> torch.dtype | None:
         """The dtype that floating tensors are converted to; None leaves them."""
         return _DTYPES[self.argument] if self.kind == "dtype" else None
@@ -59,11 +64,11 @@ class Side:
         """
         return resolve(str(self)) if self.kind in ("cpu", "cuda") else default
 
-    def compilation(self) -> Compilation | None:
-        """How it is compiled; None where no compiler runs."""
+    def compilation(self, vetoes: tuple[str, ...] = ()) -> Compilation:
+        """How a compiled side is compiled, with these rewrites refused."""
         if self.kind == "inductor":
-            return Compilation(mode=self.argument or None)
-        return Compilation(backend="aot_eager", record=False) if self.kind == "aot_eager" else None
+            return Compilation(mode=self.argument or None, vetoes=vetoes)
+        return Compilation(backend="aot_eager", record=False, vetoes=vetoes)
 
     def attention(self) -> contextlib.AbstractContextManager[object]:
         """A context in which attention takes the kernel of this side, if it names one."""
@@ -71,7 +76,7 @@ class Side:
 
     def numerics(self, native: torch.dtype) -> contextlib.AbstractContextManager[object]:
         """A context in which operators compute in float64, if this side is ``float64``."""
-        return exactly(native) if self.kind == "float64" else contextlib.nullcontext()
+        return exactly(native) if self.is_exact else contextlib.nullcontext()
 
     def adapted(self, case: Case) -> Case:
         """The case with its tensors in the dtype of this side."""

@@ -15,6 +15,8 @@ from typing import Literal, TypeVar
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.hooks import RemovableHandle
 
 from fuzzcompile.profiling.kept import KeptCall, KeptTensor
 
@@ -123,3 +125,35 @@ class _Sharing:
         if last is None or not torch.equal(last.values, tensor.cpu()):
             last = self._last[key] = KeptTensor(tensor.cpu(), tuple(tensor.shape), tensor.dtype)
         return last
+
+
+@contextlib.contextmanager
+def streamed(
+    layers: Mapping[str, nn.Module],
+    keep: Callable[[torch.Tensor], KeptTensor],
+    add: Callable[[KeptCall], None],
+) -> Iterator[None]:
+    """Hand each call of ``layers`` to ``add`` as it ends, in an eager run; only what ``keep`` keeps outlives it."""
+    pending: dict[str, list[list[KeptTensor]]] = {}
+    count: Counter[str] = Counter()
+
+    def watched(name: str, module: nn.Module) -> Iterator[RemovableHandle]:
+        def enter(_module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+            with _disable_current_modes():
+                pending.setdefault(name, []).append([keep(tensor) for tensor in leaves((args, kwargs))])
+
+        def leave(_module: nn.Module, _args: tuple[object, ...], result: object) -> None:
+            with _disable_current_modes():
+                kept = [keep(tensor) for tensor in leaves(result)]
+                add(KeptCall(name, count[name], type(module).__name__, pending[name].pop(), kept))
+            count[name] += 1
+
+        yield module.register_forward_pre_hook(enter, with_kwargs=True, prepend=True)
+        yield module.register_forward_hook(leave)
+
+    handles = [handle for name, module in layers.items() for handle in watched(name, module)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

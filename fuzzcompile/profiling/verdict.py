@@ -9,6 +9,7 @@ from typing import Literal
 
 from fuzzcompile.oracle import change
 from fuzzcompile.profiling.distance import Distance
+from fuzzcompile.profiling.gradients import SUFFIX
 from fuzzcompile.profiling.measuring import Layer
 from fuzzcompile.tolerances import Tolerance
 
@@ -59,6 +60,7 @@ class Excess:
 def decide(
     layers: Sequence[Layer],
     whole: Layer,
+    gradients: Sequence[Layer],
     tolerance: Tolerance,
     *,
     whole_exact: float | None,
@@ -69,17 +71,21 @@ def decide(
     Args:
         layers: without the whole program.
         whole: the whole program.
+        gradients: those of the layers' parameters, in the order of the backward pass.
         tolerance: what this pair of sides may differ by.
         whole_exact: the relative change of the output in float64; None if that is not known.
         repeats: two runs of the reference against each other.
     """
-    measured = [layer for layer in (*layers, whole) if layer.apart is not None]
+    measured = [layer for layer in (*layers, whole, *gradients) if layer.apart is not None]
     if measured and all(layer.apart is not None and not layer.apart.largest for layer in measured):
         return Verdict("equal", None, f"all {len(measured)} results have the same values.")
     for layer in layers:
         reason = jump_in(layer, tolerance)
         if reason is not None:
             return Verdict("jump", layer.label, f"{layer.label} {reason}")
+    backward = _backward(gradients, tolerance)
+    if backward is not None:
+        return backward
     outside = _outside(layers, whole, tolerance, whole_exact)
     if outside is not None:
         return Verdict("jump", None, outside)
@@ -129,6 +135,21 @@ def _ratio(error: float, noise: float) -> float:
     if not error:
         return 0.0
     return error / noise if noise else math.inf
+
+
+def _backward(gradients: Sequence[Layer], tolerance: Tolerance) -> Verdict | None:
+    """The first layer of the backward pass whose gradients are off; what lies behind it inherits that."""
+    shares: list[float] = []
+    for layer in gradients:
+        share, name = _share(layer), layer.label.removesuffix(SUFFIX)
+        if layer.exact is not None and layer.exact > change.SEMANTIC_STEP:
+            rule = f"the gradients of {name} are off by {layer.exact:.1e} of their size with all of it in float64"
+            return Verdict("jump", name, f"{rule}, where rounding explains {change.SEMANTIC_STEP:.1e}.")
+        if share > tolerance.factor and share > _UNEXPLAINED * max(shares, default=0.0) and _counts(layer, tolerance):
+            rule = f"the gradients of {name} are {share:.1f} times as far from the reference as rounding carries them"
+            return Verdict("jump", name, f"{rule}; {tolerance.factor:g} are allowed.")
+        shares.append(share)
+    return None
 
 
 def _outside(layers: Sequence[Layer], whole: Layer, tolerance: Tolerance, whole_exact: float | None) -> str | None:

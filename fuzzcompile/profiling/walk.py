@@ -74,7 +74,7 @@ class Walk:
             CannotRun: the reference raises.
         """
         case, place = self.reference.adapted(self.case), self.reference.device(self.device)
-        program = build(case, place)
+        program = build(case, place, double=self.reference.is_exact)
         others = self._other_modules(depth)
         with contextlib.ExitStack() as stack:
             for name, module in layers_of(program, depth).items():
@@ -88,8 +88,8 @@ class Walk:
 
     def _other_modules(self, depth: int | None) -> Mapping[str, nn.Module]:
         """The layers in the dtype and on the device of the measured side, if the reference's own are not that."""
-        place = self._place()
-        if place == self.reference.device(self.device) and self.reference.dtype == self.against.dtype:
+        place, sides = self._place(), (self.reference, self.against)
+        if place == self.reference.device(self.device) and len({(side.dtype, side.is_exact) for side in sides}) == 1:
             return {}
         return layers_of(build(self.against.adapted(self.case), place), depth)
 
