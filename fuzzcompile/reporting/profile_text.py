@@ -23,6 +23,7 @@ _MEANING = {
     "output as far",
 }
 _OUTSIDE = "an error that rounding does not explain is made outside of the layers that were looked at"
+_COMPILED = ("inductor", "aot_eager")
 _ROWS = 40  # layers shown
 _CALLS = 6  # calls of attention shown
 _NOTHING = "-"
@@ -47,7 +48,7 @@ def print_profile(console: Console, profile: ProfileJson, *, name: str = "CASE",
     Args:
         console: where to print.
         profile: what ``profile --json`` prints.
-        name: what to type for the case.
+        name: what to type for the case, with its ``--module`` last if it has one.
         proof: also print the proof of the culprit that the triage of the layer names.
     """
 
@@ -103,11 +104,27 @@ def _about_jump(profile: ProfileJson, name: str) -> str:
     for judged in triages(profile, name):
         if judged.report["is_bug"]:
             return triaged.advice(judged.report, judged.name)
-    command = f"fuzzcompile profile {name} --against {profile['against']}"
-    layer = profile.get("layer")
+    return _deeper(profile, name)
+
+
+def _deeper(profile: ProfileJson, name: str) -> str:
+    """How to see more of a jump: operators if nothing is compiled, parts of the layer otherwise."""
+    against, layer = profile["against"], profile.get("layer")
+    command = f"fuzzcompile profile {name} --against {against}"
+    if against.endswith(".safetensors"):
+        return f"look deeper: record again with a larger --depth or --ops, and `{command}` with the same"
+    if not against.startswith(_COMPILED) and not profile["reference"].startswith(_COMPILED):
+        return f"look deeper: `{command} --ops` shows which operator makes the error"
     if layer is None:
-        return f"look deeper: `{command} --depth 3`, or --ops for every operator"
-    return f"look into {layer}: `{command} --ops` shows which of its operators makes the error"
+        return f"look deeper: `{command} --depth 3` looks at more layers"
+    part = _typed(name, layer)
+    return f"look into {layer}: `fuzzcompile profile {part} --against {against} --depth 2` shows which part of it"
+
+
+def _typed(name: str, layer: str) -> str:
+    """What to type for a layer of the case."""
+    module = layer.partition("#")[0]
+    return f"{name}.{module}" if " --module " in name else f"{name} --module {module}"
 
 
 @dataclass(frozen=True)
@@ -124,8 +141,7 @@ def triages(profile: ProfileJson, name: str) -> list[Judged]:
     layer, of_layer, of_whole = profile.get("layer") or "", profile.get("triage"), profile.get("triage_whole")
     judged = []
     if of_layer:
-        module = layer.partition("#")[0]
-        judged.append(Judged(f"{layer} alone, on its own inputs", f"{name} --module {module}", of_layer))
+        judged.append(Judged(f"{layer} alone, on its own inputs", _typed(name, layer), of_layer))
     if of_whole:
         judged.append(Judged("the whole program", name, of_whole))
     return judged

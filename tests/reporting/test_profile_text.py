@@ -77,8 +77,11 @@ def test_kernels_of_attention_stand_with_the_reasons_of_those_that_refuse():
         (profile(), "a test of the output has to allow for 5e-05; --math-only"),
         (profile(reference="sdpa:math"), "has to allow for 5e-05"),
         (profile("unstable_reference"), "`fuzzcompile profile bert.py --against float64`"),
-        (jump(), "`fuzzcompile profile bert.py --against inductor --ops` shows which of its operators"),
+        (jump(), "`fuzzcompile profile bert.py --module bert.encoder.layer.7 --against inductor --depth 2` shows"),
         (jump(layer=None), "look deeper: `fuzzcompile profile bert.py --against inductor --depth 3`"),
+        (jump(against="sdpa:math"), "`fuzzcompile profile bert.py --against sdpa:math --ops` shows which operator"),
+        (jump(against="cuda", reference="inductor"), "--against cuda --depth 2` shows which part of it"),
+        (jump(against="amd.safetensors"), "record again with a larger --depth or --ops"),
         (profile(layers=[]), "nothing to fix"),
     ],
 )
@@ -101,7 +104,12 @@ def test_a_layer_without_a_bug_of_its_own_leaves_the_whole_to_be_reported():
     of = jump(triage=report("rounding"), triage_whole=report("miscompile"))
     assert "`fuzzcompile minimize bert.py` makes the reproducer" in advice(of, "bert.py")
     # Nothing wrong in either: the layer is looked into.
-    assert "--ops" in advice(jump(triage=report("rounding")), "bert.py")
+    assert "shows which part of it" in advice(jump(triage=report("rounding")), "bert.py")
+
+
+def test_a_layer_of_a_module_is_named_from_the_whole():
+    said = advice(jump(triage=report("miscompile"), layer="attn"), "bert.py --module h.3")
+    assert "`fuzzcompile minimize bert.py --module h.3.attn`" in said
 
 
 def test_an_error_outside_of_the_layers_is_no_layers():
