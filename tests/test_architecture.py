@@ -32,7 +32,7 @@ ALLOWED = {
     "capture": {"case", "compiler", "errors", "execution"},
     "codegen": {"compiler"},
     "reduction": {"case", "contract", "errors", "execution", "generation", "oracle", "templating"},
-    "profiling": {"case", "errors", "execution"},
+    "profiling": {"capture", "case", "compiler", "contract", "errors", "execution", "oracle", "tolerances"},
     "reporting": {"contract", "errors", "oracle", "stage_names", "templating"},
     "trials": {"case", "compiler", "errors", "execution", "oracle", "tolerances"},
     "attribution": {"compiler", "execution", "oracle", "stage_names", "trials"},

@@ -195,10 +195,11 @@ def _change(recorded: Leaf | None, present: Leaf | None) -> str:
 
 
 def _notes(recorded: Facts, present: Facts) -> Iterator[str]:
-    for key in {**recorded.environment, **present.environment}:
-        there, now = recorded.environment.get(key), present.environment.get(key)
-        if there != now:
-            yield f"{key.replace('_', ' ')}: {_or_absent(there)} recorded, {_or_absent(now)} here"
+    then, now = recorded.environment, present.environment
+    for key in {**then, **now}:
+        implied = key == "torch_git" and then.get("torch") != now.get("torch")
+        if then.get(key) != now.get(key) and not implied:
+            yield f"{key.replace('_', ' ')}: {_or_absent(then.get(key))} recorded, {_or_absent(now.get(key))} here"
     for what, leaves in (("weight", present.weights), ("input", present.inputs)):
         unread = [f"{name} ({leaf.dtype})" for name, leaf in leaves.items() if not leaf.sha256]
         if unread:

@@ -189,17 +189,10 @@ class RecordingWriter:
         header = _header(tensors, {MARK: str(SCHEMA), "facts": self._facts, "calls": json.dumps(self._calls)})
         if len(header) > _LARGEST_HEADER:
             raise UsageError(f"{len(self._calls)} calls are too many for one recording; record fewer with --depth.")
-        draft = self._path.with_name(f".{self._path.name}.{os.getpid()}.part")
-        try:
-            with draft.open("wb") as file:
-                file.write(struct.pack("<Q", len(header)) + header)
-                for tensor in tensors:
-                    _copy(spool, file, tensor)
-                file.flush()
-                os.fsync(file.fileno())
-            draft.replace(self._path)
-        finally:
-            draft.unlink(missing_ok=True)
+        with _appearing(self._path) as file:
+            file.write(struct.pack("<Q", len(header)) + header)
+            for tensor in tensors:
+                _copy(spool, file, tensor)
 
 
 def _escaped(text: str) -> int:
@@ -221,6 +214,37 @@ def _copy(spool: IO[bytes], file: IO[bytes], tensor: _Spooled) -> None:
     spool.seek(tensor.start)
     for start in range(0, tensor.size, _PIECE):
         file.write(spool.read(min(_PIECE, tensor.size - start)))
+
+
+@contextlib.contextmanager
+def _appearing(path: Path) -> Iterator[IO[bytes]]:
+    """A file that appears at ``path``, whole, when the block ends; it has no name before, if the disk allows that."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
+    draft.unlink(missing_ok=True)
+    try:
+        file: IO[bytes] = os.fdopen(os.open(path.parent, os.O_TMPFILE | os.O_WRONLY, 0o666), "wb")
+    except (AttributeError, OSError):  # not on this system, or not on this file system
+        file = draft.open("wb")
+    try:
+        with file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+            if not draft.exists():
+                _name(file, draft)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _name(file: IO[bytes], path: Path) -> None:
+    """Give a file without a name this one."""
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        # Python follows the link to the file only where a folder is given.
+        os.link(f"/proc/self/fd/{file.fileno()}", path, src_dir_fd=folder)
+    finally:
+        os.close(folder)
 
 
 @contextlib.contextmanager

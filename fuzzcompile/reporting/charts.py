@@ -10,10 +10,12 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
+
+from markupsafe import Markup
 
 from fuzzcompile.errors import EnvironmentUnfit
 
@@ -52,7 +54,7 @@ _SETTINGS = {
 class Series:
     """Values along the axis; None and NaN are gaps, marked below the curve.
 
-    ``is_limit`` draws a dashed line without markers: what the other series are held against.
+    ``is_limit`` draws a broken line without markers: what the other series are held against.
     """
 
     name: str
@@ -118,6 +120,23 @@ def chart(
         return _svg(figure, about)
 
 
+def chart_or_reason(
+    along: Sequence[str] | Sequence[int],
+    panels: Sequence[Panel],
+    *,
+    axis: str,
+    about: str,
+    highlight: tuple[int, str] | None = None,
+) -> Markup:
+    """The chart as a part of a page; if it cannot be drawn, a paragraph that says why."""
+    if not along:
+        return Markup("<p>Nothing was compared.</p>")
+    try:
+        return Markup(chart(along, panels, axis=axis, about=about, highlight=highlight))
+    except EnvironmentUnfit as error:
+        return Markup("<p>{}</p>").format(str(error))
+
+
 def shortened(names: Sequence[str]) -> tuple[list[str], str]:
     """Dotted names without the parts that begin all of them, cut in the middle; and these parts."""
     parts = [name.split(".") for name in names]
@@ -163,7 +182,7 @@ def _curve(axes: Axes, series: Series, places: Sequence[float], index: int, floo
         label=series.name,
         color=colour,
         linewidth=1.4,
-        linestyle="--" if series.is_limit else "-",
+        linestyle=("--", ":")[index % 2] if series.is_limit else "-",
         marker=_MARKERS[index % len(_MARKERS)] if marked else None,
         markersize=3.5,
     )
@@ -280,14 +299,15 @@ def _svg(figure: Figure, about: str) -> str:
         text = text.replace(colour, themed)
     for pattern, replacement in _SMALLER:
         text = re.sub(pattern, replacement, text)
+    text = re.sub(r'="[^"]*"', lambda value: _DIGITS.sub(r"\1", value[0]), text)  # of places, not of what is written
     label = f'<svg role="img" aria-label="{escape(about)}" '
     return label + text.removeprefix("<svg ").rstrip()
 
 
-_SMALLER: Sequence[tuple[str, str | Callable[[re.Match[str]], str]]] = (
+_DIGITS = re.compile(r"(\d+\.\d\d)\d+")
+_SMALLER = (
     (r"<metadata>.*?</metadata>\s*|<!--.*?-->\s*", ""),
     (r"'DejaVu Sans'(, [^;\"]*)?", "system-ui, sans-serif"),
-    (r"(\d+\.\d\d)\d+", r"\1"),
     (r"\n\s*", "\n"),
 )
 

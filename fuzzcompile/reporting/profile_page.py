@@ -9,8 +9,7 @@ from markupsafe import Markup
 
 from fuzzcompile import __version__
 from fuzzcompile.contract import LayerJson, ProfileJson
-from fuzzcompile.errors import EnvironmentUnfit
-from fuzzcompile.reporting.charts import Panel, Series, chart
+from fuzzcompile.reporting.charts import Panel, Series, chart_or_reason
 from fuzzcompile.reporting.page import section_of
 from fuzzcompile.reporting.profile_text import advice, attention_line, cells, meaning, remarks, triages
 from fuzzcompile.reporting.proof import figure
@@ -45,7 +44,7 @@ def page_of_profile(profile: ProfileJson, *, name: str) -> str:
             cells=cells,
             remarks=list(remarks(profile)),
             attention=[attention_line(call) for call in profile.get("attention", [])],
-            triages=[(what, section_of(report, name=name)) for what, report in triages(profile)],
+            triages=[(each.what, section_of(each.report, name=each.name)) for each in triages(profile, name)],
             versions=versions(profile.get("environment", {})),
             figure=figure,
             fuzzcompile=__version__,
@@ -55,21 +54,13 @@ def page_of_profile(profile: ProfileJson, *, name: str) -> str:
 
 def _plot(profile: ProfileJson) -> Markup:
     layers = innermost(profile.get("layers", []))
-    if not layers:
-        return Markup("<p>{}</p>").format("No layer was compared.")
-    about = f"{profile['case']}: errors of {profile['against']} against {profile['reference']} over depth"
-    try:
-        return Markup(  # the chart escapes what it is given
-            chart(
-                [str(layer["name"]) for layer in layers],
-                [_errors(layers), _cosine(layers)],
-                axis="layer, in the order of execution",
-                about=about,
-                highlight=_highlight(layers, profile.get("layer")),
-            )
-        )
-    except EnvironmentUnfit as error:
-        return Markup("<p>{}</p>").format(str(error))
+    return chart_or_reason(
+        [str(layer["name"]) for layer in layers],
+        [_errors(layers), _cosine(layers)],
+        axis="layer, in the order of execution",
+        about=f"{profile['case']}: errors of {profile['against']} against {profile['reference']} over depth",
+        highlight=_highlight(layers, profile.get("layer")),
+    )
 
 
 def innermost(layers: Sequence[LayerJson]) -> list[LayerJson]:

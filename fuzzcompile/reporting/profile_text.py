@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.table import Table
@@ -22,6 +23,7 @@ _MEANING = {
     "output as far",
 }
 _OUTSIDE = "an error that rounding does not explain is made outside of the layers that were looked at"
+_COMPILED = ("inductor", "aot_eager")
 _ROWS = 40  # layers shown
 _CALLS = 6  # calls of attention shown
 _NOTHING = "-"
@@ -46,7 +48,7 @@ def print_profile(console: Console, profile: ProfileJson, *, name: str = "CASE",
     Args:
         console: where to print.
         profile: what ``profile --json`` prints.
-        name: what to type for the case.
+        name: what to type for the case, with its ``--module`` last if it has one.
         proof: also print the proof of the culprit that the triage of the layer names.
     """
 
@@ -57,14 +59,15 @@ def print_profile(console: Console, profile: ProfileJson, *, name: str = "CASE",
         f"{profile['case']}: {profile['verdict']}: {meaning(profile)} "
         f"[{profile['against']} against {profile['reference']}, torch {profile['torch']}, {profile['device']}]"
     )
-    say(f"  {profile['rule']}")
+    say(f"  rule: {profile['rule']}")
     console.print(_table(profile))
     for line in (*_left_out(profile), *remarks(profile), *map(attention_line, profile.get("attention", [])[:_CALLS])):
         say(f"  {line}")
-    for what, report in triages(profile):
-        say(f"  {what}:")
-        triaged.print_report(console, report, proof=proof, name=name)
-    say(f"  what to do: {advice(profile, name)}")
+    for judged in triages(profile, name):
+        say(f"  {judged.what}:")
+        triaged.print_report(console, judged.report, proof=proof, name=judged.name)
+    if not any(judged.report["is_bug"] for judged in triages(profile, name)):  # whose reports say what to do
+        say(f"  what to do: {advice(profile, name)}")
 
 
 def meaning(profile: ProfileJson) -> str:
@@ -98,27 +101,50 @@ def advice(profile: ProfileJson, name: str) -> str:
 
 
 def _about_jump(profile: ProfileJson, name: str) -> str:
-    bugs = [(what, report) for what, report in triages(profile) if report.get("is_bug")]
-    layer = profile.get("layer")
-    if bugs:
-        report = bugs[0][1]
-        whole = report is profile.get("triage_whole") or layer is None
-        return triaged.advice(report, name if whole else f"{name} --module {_module(layer or '')}")
-    command = f"fuzzcompile profile {name} --against {profile['against']}"
+    for judged in triages(profile, name):
+        if judged.report["is_bug"]:
+            return triaged.advice(judged.report, judged.name)
+    return _deeper(profile, name)
+
+
+def _deeper(profile: ProfileJson, name: str) -> str:
+    """How to see more of a jump: operators if nothing is compiled, parts of the layer otherwise."""
+    against, layer = profile["against"], profile.get("layer")
+    command = f"fuzzcompile profile {name} --against {against}"
+    if against.endswith(".safetensors"):
+        return f"look deeper: record again with a larger --depth or --ops, and `{command}` with the same"
+    if not against.startswith(_COMPILED) and not profile["reference"].startswith(_COMPILED):
+        return f"look deeper: `{command} --ops` shows which operator makes the error"
     if layer is None:
-        return f"look deeper: `{command} --depth 3`, or --ops for every operator"
-    return f"look into {layer}: `{command} --ops` shows which of its operators makes the error"
+        return f"look deeper: `{command} --depth 3` looks at more layers"
+    part = _typed(name, layer)
+    return f"look into {layer}: `fuzzcompile profile {part} --against {against} --depth 2` shows which part of it"
 
 
-def triages(profile: ProfileJson) -> list[tuple[str, ReportJson]]:
-    """The reports of ``triage`` that the profile holds, each with what was judged."""
-    layer, whole = profile.get("triage"), profile.get("triage_whole")
-    judged = [(f"{profile.get('layer')} alone, on its own inputs", layer), ("the whole program", whole)]
-    return [(what, report) for what, report in judged if report]
+def _typed(name: str, layer: str) -> str:
+    """What to type for a layer of the case."""
+    module = layer.partition("#")[0]
+    return f"{name}.{module}" if " --module " in name else f"{name} --module {module}"
 
 
-def _module(label: str) -> str:
-    return label.partition("#")[0]
+@dataclass(frozen=True)
+class Judged:
+    """A report of ``triage`` within a profile: what was judged, and what to type for it."""
+
+    what: str
+    name: str
+    report: ReportJson
+
+
+def triages(profile: ProfileJson, name: str) -> list[Judged]:
+    """The reports of ``triage`` that the profile holds; ``name`` is what to type for the case."""
+    layer, of_layer, of_whole = profile.get("layer") or "", profile.get("triage"), profile.get("triage_whole")
+    judged = []
+    if of_layer:
+        judged.append(Judged(f"{layer} alone, on its own inputs", _typed(name, layer), of_layer))
+    if of_whole:
+        judged.append(Judged("the whole program", name, of_whole))
+    return judged
 
 
 # -- layers ---------------------------------------------------------------------------------------

@@ -125,7 +125,7 @@ def test_another_source_is_said(case, tmp_path):
 
 def test_another_machine_is_noted_and_accepted(case):
     present = facts(case)
-    environment = {**present.environment, "torch": "2.99.0", "device_name": "Radeon"}
+    environment = {**present.environment, "torch": "2.99.0", "torch_git": "0" * 40, "device_name": "Radeon"}
     notes = check_same(dataclasses.replace(present, environment=environment, side="inductor"), present)
     assert f"torch: 2.99.0 recorded, {torch.__version__} here" in notes
     assert "device name: Radeon recorded, absent here" in notes and len(notes) == 2

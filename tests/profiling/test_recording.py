@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import resource
 import signal
 import struct
-import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -146,35 +147,34 @@ def test_without_budget_names_and_shapes_remain(tmp_path):
     assert [tensor.values.numel() for tensor in kept] == [0, 0] and kept[1].shape == (5000,)
 
 
-MEASURED = """
-import resource, sys, torch
-from pathlib import Path
-sys.path[:0] = {paths!r}
-from test_recording import FACTS, call
-from fuzzcompile.profiling.kept import KeptTensor
-from fuzzcompile.profiling.recorded import read
-from fuzzcompile.profiling.recording import RecordingWriter
-
-def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-path = Path({path!r})
-with RecordingWriter(path, FACTS, budget=2**30) as writer:
-    writer.add(call("first", [KeptTensor.of(torch.rand(2**22))]))
-    before = peak()
-    for index in range(12):
-        writer.add(call(f"layer{{index}}", [KeptTensor.of(torch.rand(2**22))]))
-shapes = [read(path).calls()[key].inputs[0].shape for key in read(path).calls()]
-assert path.stat().st_size > 13 * 2**24 and len(shapes) == 13
-print((peak() - before) / 2**24)
-"""
+def in_a_fork(run: Callable[[], object]) -> int:
+    """Run in a copy of this process; its exit status, which is 0 if nothing is raised, or negative for a signal."""
+    child = os.fork()
+    if not child:
+        with contextlib.suppress(BaseException):
+            run()
+            os._exit(0)
+        os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def test_memory_does_not_grow_with_the_recording(tmp_path):
-    paths = [str(Path(__file__).parent), str(Path(recording.__file__).parents[2])]
-    code = MEASURED.format(paths=paths, path=str(tmp_path / "r.safetensors"))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
-    # 13 tensors of 16 MiB are written: beyond the first, hardly more than one of them is ever held.
-    assert done.returncode == 0 and float(done.stdout) < 4, done.stderr
+    path, size = tmp_path / "r.safetensors", 2**23
+
+    def peak() -> int:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    def write_and_read() -> None:
+        with RecordingWriter(path, FACTS, budget=LARGE) as writer:
+            writer.add(call("first", [KeptTensor.of(torch.rand(size // 4))]))
+            before = peak()
+            for index in range(20):
+                writer.add(call(f"layer{index}", [KeptTensor.of(torch.rand(size // 4))]))
+        calls = read(path).calls()
+        assert all(calls[key].inputs[0].shape == (size // 4,) for key in calls)
+        assert peak() - before < 5 * size, "20 tensors were written; few of them are held at a time"
+
+    assert in_a_fork(write_and_read) == 0 and path.stat().st_size > 20 * size
 
 
 # -- whole or not at all --------------------------------------------------------------------------
@@ -198,26 +198,37 @@ def test_a_failure_while_the_file_is_put_together_leaves_nothing(tmp_path, monke
     assert not list(tmp_path.iterdir())
 
 
-KILLED = """
-import os, signal, sys, torch
-from pathlib import Path
-sys.path[:0] = {paths!r}
-from test_recording import FACTS, call, values
-from fuzzcompile.profiling.kept import KeptTensor
-from fuzzcompile.profiling.recording import RecordingWriter
+@pytest.mark.parametrize("while_copying", [False, True])
+def test_a_killed_run_leaves_nothing(tmp_path, monkeypatch, while_copying):
+    def killed(*arguments: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
 
-with RecordingWriter(Path({path!r}), FACTS, budget=2**30) as writer:
-    writer.add(call("norm", [KeptTensor.of(values(2**20))]))
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
+    def write() -> None:
+        with RecordingWriter(tmp_path / "r.safetensors", FACTS, budget=LARGE) as writer:
+            writer.add(call("norm", [KeptTensor.of(values(2**20))]))
+            if not while_copying:
+                killed()
+
+    monkeypatch.setattr(recording, "_copy", killed)
+    assert in_a_fork(write) == -signal.SIGKILL and not list(tmp_path.iterdir())
 
 
-def test_a_killed_run_leaves_nothing(tmp_path):
-    paths = [str(Path(__file__).parent), str(Path(recording.__file__).parents[2])]
-    code = KILLED.format(paths=paths, path=str(tmp_path / "r.safetensors"))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    assert not list(tmp_path.iterdir())
+def test_where_every_file_has_a_name_it_is_written_all_the_same(tmp_path, monkeypatch):
+    opened = os.open
+
+    def named_only(path: object, flags: int, *rest: object, **options: object) -> int:
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(95, os.strerror(95))
+        return opened(path, flags, *rest, **options)
+
+    monkeypatch.setattr(os, "open", named_only)
+    path = record(tmp_path / "r.safetensors", call("norm", [KeptTensor.of(values(10))]))
+    assert list(tmp_path.iterdir()) == [path] and ("norm", 0) in read(path).calls()
+
+
+def test_a_recording_is_as_readable_as_any_other_file(tmp_path, recorded):
+    (tmp_path / "plain").touch()
+    assert recorded.stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")

@@ -95,6 +95,13 @@ def test_steps_stand_at_their_numbers():
     assert "20" in texts(near) and "200" in texts(far)
 
 
+def test_labels_keep_their_digits():
+    cosines = [1.0, 0.99995, 0.9999]
+    svg = chart([0, 1, 2], [Panel("cosine", [Series("cosine", cosines)], log=False)], axis="step", about="cosine")
+    labels = [text for text in texts(svg) if text.startswith(("0.9", "1.0"))]
+    assert len(labels) > 3 and len(set(labels)) == len(labels)
+
+
 def test_many_names_are_thinned_and_the_highlighted_one_stays():
     names = [f"layer{i:03}" for i in range(200)]
     labelled = [text for text in texts(drawn(*[1e-6] * 200, along=names, highlight=(101, "jump"))) if text in names]
