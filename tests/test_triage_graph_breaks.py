@@ -87,7 +87,7 @@ def test_an_error_that_fullgraph_has_no_part_in_is_a_bug(write_case):
 
 
 def test_an_error_that_comes_with_unknown_sizes_alone_is_refused_with_their_lines(write_case):
-    body = "    n = x.abs().argmax().item()\n    y = x.clone()\n    y[n] = 1.0\n    return y.cos()"
+    body = "    n = x.abs().argmax().item()\n    y = torch.stack((x, x))\n    y[:, n] = 1.0\n    return y.cos()"
     with pytest.raises(CannotJudge, match=r"cannot honour: .+ graph breaks at: .+case\.py:8: n = ") as refused:
         triage(load_case(write_case(HEAD + body + MAKE + "FULLGRAPH = True\n")), CPU)
     assert "instead of reading a number from a tensor" in str(refused.value)
