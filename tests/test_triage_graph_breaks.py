@@ -80,7 +80,6 @@ def raising(original, *args, **kwargs):
 def test_an_error_that_fullgraph_has_no_part_in_is_a_bug(write_case):
     body = "    y = x.sin()\n    return (y * y.sum().item()).cos()"
     case = load_case(write_case(HEAD + body + MAKE + "FULLGRAPH = True\n"))
-    assert not triage(case, CPU).is_bug
     with behind_plants.lowering(torch.ops.aten.cos.default, raising):
         report = triage(case, CPU)
     assert (report.verdict, report.failure.message) == ("compile_error", "NotImplementedError: planted")
