@@ -92,6 +92,14 @@ def test_an_error_that_comes_with_unknown_sizes_alone_is_refused_with_their_line
     assert "instead of reading a number from a tensor" in str(refused.value)
 
 
+def test_a_program_that_compiles_too_often_says_what_to_pass_instead(write_case):
+    program = "import torch\n\ndef program(x, scale):\n    return x * len(scale)\n"
+    calls = "FULLGRAPH = True\nCALLS = [(torch.randn(8), 'aa')]\nCONFIG = {'dynamo': {'recompile_limit': 1}}\n"
+    case = load_case(write_case(program + MAKE.replace("(torch.randn(8),)", "(torch.randn(8), 'a')") + calls))
+    with pytest.raises(CannotJudge, match=r"recompile limit .+ pass it as a tensor.+recompile_limit\)\.$"):
+        triage(case, CPU)
+
+
 def test_a_break_in_a_loop_names_its_line(write_case):
     body = "    for n in (1, 2):\n        x = x * x[n].item()\n    return x"
     with pytest.raises(

@@ -70,13 +70,13 @@ def breaks_since(before: Counted) -> tuple[str, ...]:
             if (text.startswith(_JUMP))
             else text
         )
-        headlines.add(_headline(text))
+        headlines.add(headline(text))
         lines[readable(text, getattr(reason, "user_stack", None) or ())] = None
     for text, stack in _left_to_python(before):
-        headlines.add(_headline(text))
+        headlines.add(headline(text))
         lines[readable(text, stack)] = None
     for text, count in Counted.now().texts.items():
-        if count > before.texts.get(text, 0) and _headline(text) not in headlines:
+        if count > before.texts.get(text, 0) and headline(text) not in headlines:
             lines[readable(text)] = None
     return tuple(lines)
 
@@ -101,7 +101,7 @@ def _left_to_python(before: Counted) -> Iterator[tuple[str, list[traceback.Frame
 def readable(text: str, stack: Sequence[traceback.FrameSummary] = ()) -> str:
     """One line: what dynamo could not capture, why, and the line of the user's program."""
     explained, cause = _EXPLANATION.search(text), _CAUSE.search(text)
-    parts = [_headline(text)]
+    parts = [headline(text)]
     if explained is not None:
         parts.append(explained[1].strip().split("\n\n")[0])
     line = _clean(": ".join(part.rstrip(".:") for part in parts if part))
@@ -129,7 +129,8 @@ def why_uncaptured(error: BaseException) -> str | None:
     return None
 
 
-def _headline(text: str) -> str:
+def headline(text: str) -> str:
+    """The first line of a reason, without what torch adds on its own symbols."""
     text = _ADVICE.sub("", text.strip())
     return _SYMBOLS.sub("", text.splitlines()[0].strip()) if text else ""
 

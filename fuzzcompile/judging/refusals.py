@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from fuzzcompile.case import Case
+from fuzzcompile.compiler.breaks import headline
 from fuzzcompile.compiler.target.placing import lacks_kernel
 from fuzzcompile.compiler.target.process import assumed
 from fuzzcompile.errors import EnvironmentUnfit
@@ -28,9 +29,14 @@ _DEVICE_MESSAGES = (
 )
 # What dynamo and Inductor call numbers, branches and sizes that depend on what a tensor holds.
 _READS = ("ata-dependent", "ata dependent", "Tensor.item()", "_local_scalar_dense", "ynamic shape operator")
-_INSTEAD = (
+_LIMIT = "recompile limit"
+_NO_READ = (
     " (instead of reading a number from a tensor, compute with the tensor: a mask, torch.where, index_copy; or pass "
     "the number as a Python int)"
+)
+_NO_RECOMPILE = (
+    " (what is another Python number or shape in each call is compiled anew: pass it as a tensor, mark it as dynamic, "
+    "or raise torch._dynamo.config.recompile_limit)"
 )
 _PLACE = re.compile(r"(?<=\()[^()\s]+:\d+(?=[:)])")
 _MACHINE_MESSAGES = ("No space left on device", "Cannot find a working triton installation", "out of memory")
@@ -99,14 +105,19 @@ def refuse_unsupported(experiments: Experiments, trial: Trial) -> None:
     if not failure.unsupported and (without is not None or not _reads(breaks)):
         return
     further = "; ".join(line for line in breaks if _place(line) not in failure.message)
-    why = (
-        f"dynamo cannot honour: {failure.message}" if failure.unsupported else f"torch.compile cannot honour: {failure}"
-    )
+    who, why = ("dynamo", failure.message) if failure.unsupported else ("torch.compile", headline(str(failure)))
     raise CannotJudge(
-        f"{case.name} asks for FULLGRAPH, which {why}; "
+        f"{case.name} asks for FULLGRAPH, which {who} cannot honour: {why}; "
         f"{f'without FULLGRAPH, the graph breaks at: {further}; ' if further else ''}"
-        f"remove FULLGRAPH or the graph break{_INSTEAD if _reads((failure.message, *breaks)) else ''}."
+        f"remove FULLGRAPH or the graph break{_instead((failure.message, *breaks))}."
     )
+
+
+def _instead(reasons: Sequence[str]) -> str:
+    """What to write instead of what breaks a graph for these reasons, where that is known."""
+    if _reads(reasons):
+        return _NO_READ
+    return _NO_RECOMPILE if any(_LIMIT in reason for reason in reasons) else ""
 
 
 def _reads(reasons: Sequence[str]) -> bool:
