@@ -101,7 +101,7 @@ def triage(
             on_verdict(report)
             return report
     trial = experiments.trial()
-    refuse_unsupported(case, trial)
+    refuse_unsupported(experiments, trial)
     refuse_unfit(case, trial)
     answer = _decided_both_ways(_decided(experiments, trial, ReplayCount(), started), deadline)
     on_verdict(answer.report())

@@ -11,7 +11,7 @@ import torch
 from fuzzcompile.case import Case
 from fuzzcompile.compiler.session import Compilation, check_settings, compiling
 from fuzzcompile.execution.building import build
-from fuzzcompile.execution.observation import Observation
+from fuzzcompile.execution.observation import Failure, Observation
 from fuzzcompile.execution.runs import time_calls
 from fuzzcompile.execution.seeds import Kept
 from fuzzcompile.oracle.judgement import Judgement
@@ -156,6 +156,15 @@ class Experiments:
     def knows_float64(self) -> bool:
         """Whether these experiments have compiled the program in float64 already."""
         return "in_float64" in vars(self)
+
+    def broken(self, backend: str | None = None) -> tuple[Failure | None, tuple[str, ...]]:
+        """The case compiled without its ``FULLGRAPH``: how that fails, and why its graph breaks, one line each."""
+        how = replace(self.how, backend=backend, record=False)
+        with compiling(replace(self.case.settings, fullgraph=False), how) as session:
+            self._counts.add(how)
+            program = build(self.case, self.device)
+            observation = Compiled(self.case, program, session.compile(program.model), session, None).observe()
+        return observation.failure, session.ledger.graph_breaks
 
     def _prepare(self) -> None:
         """Make every run that judging needs: none may be made while a compile is watched."""
