@@ -41,14 +41,14 @@ ALLOWED = {
     "judging": {"attribution", "case", "compiler", "contract", "errors", "execution", "facts", "oracle", "stage_names",
                  "stages", "trials", "targets", "tolerances"},
     "worker": {"capture", "case", "compiler", "contract", "errors", "execution", "generation", "judging",
-                "oracle", "plants", "reduction", "targets", "tolerances"},
+                "oracle", "plants", "profiling", "reduction", "targets", "tolerances"},
     "campaign": {"case", "compiler", "contract", "corpus", "errors", "execution", "generation", "judging",
                   "oracle", "reporting", "stage_names", "variations", "worker"},
     "commands": {"campaign", "capture", "case", "compiler", "contract", "corpus", "errors", "execution", "facts",
-                  "generation", "judging", "oracle", "plants", "reduction", "reporting", "stage_names", "targets",
-                  "templating", "trials", "worker"},
+                  "generation", "judging", "oracle", "plants", "profiling", "reduction", "reporting", "stage_names",
+                  "targets", "templating", "trials", "worker"},
     "cli": {"campaign", "case", "commands", "contract", "corpus", "errors", "execution", "generation", "plants",
-             "reduction", "reporting", "stage_names", "targets", "worker", "tolerances"},
+             "profiling", "reduction", "reporting", "stage_names", "targets", "tolerances", "worker"},
     "__main__": {"cli"},
 }  # fmt: skip
 
