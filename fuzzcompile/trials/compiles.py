@@ -159,7 +159,7 @@ class Experiments:
 
     def broken(self, backend: str | None = None) -> tuple[Failure | None, tuple[str, ...]]:
         """The case compiled without its ``FULLGRAPH``: how that fails, and why its graph breaks, one line each."""
-        how = replace(self.how, backend=backend, record=False)
+        how = self.runs.as_far_as_interpreted(replace(self.how, backend=backend, record=False))
         with compiling(replace(self.case.settings, fullgraph=False), how) as session:
             self._counts.add(how)
             program = build(self.case, self.device)
