@@ -13,7 +13,7 @@ from fuzzcompile.oracle import metrics
 
 @dataclass(frozen=True)
 class Distance:
-    """Errors between two results, absolute; ``size`` is the RMS of the second.
+    """Errors between two results, absolute; ``size`` is the RMS of the second, ``value`` its magnitude at the largest.
 
     ``largest`` and ``rms`` are infinite where one result has a number that is not finite and the other has not.
     """
@@ -23,6 +23,7 @@ class Distance:
     size: float
     cosine: float | None
     finite: bool
+    value: float = 0.0
 
     @property
     def relative(self) -> float:
@@ -38,13 +39,15 @@ def distance(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> D
     if len(first) != len(second) or any(a.shape != b.shape for a, b in zip(first, second, strict=True)):
         return None
     count, largest, squares, size, product, own = 0, 0.0, 0.0, 0.0, 0.0, 0.0
-    finite = True
+    finite, value = True, 0.0
     for left, right in zip(first, second, strict=True):
         for _, (a, b) in metrics.pieces(left, right):
             apart = (a - b).abs()
             apart = torch.where((a == b) | (a.isnan() & b.isnan()), 0.0, apart).nan_to_num(math.inf, math.inf)
             count += a.numel()
-            largest = max(largest, float(apart.max()))
+            worst = int(apart.argmax())
+            if float(apart[worst]) > largest:
+                largest, value = float(apart[worst]), float(b[worst].abs())
             squares += float(apart.square().sum())
             own += float(a.abs().square().nansum())
             size += float(b.abs().square().nansum())
@@ -54,4 +57,4 @@ def distance(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> D
         return None
     norm = math.sqrt(own) * math.sqrt(size)
     cosine = product / norm if finite and norm and math.isfinite(norm) else None
-    return Distance(largest, math.sqrt(squares / count), math.sqrt(size / count), cosine, finite)
+    return Distance(largest, math.sqrt(squares / count), math.sqrt(size / count), cosine, finite, value)

@@ -122,12 +122,13 @@ def parse(text: str) -> Side:
 
 def pair_of(against: Side, reference: Side, device: torch.device) -> str:
     """The kind of pair, by which :mod:`fuzzcompile.tolerances` lists what the sides may differ by."""
-    if "dtype" in (against.kind, reference.kind):
+    kinds = {against.kind, reference.kind}
+    if kinds & {"dtype", "float64"}:
         return "across_dtypes"
     places = {side.device(device).type for side in (against, reference) if side.kind != "recording"}
-    if len(places) > 1 or "recording" in (against.kind, reference.kind):
+    if len(places) > 1 or "recording" in kinds:
         return "across_devices"
-    return "across_backends" if "sdpa" in (against.kind, reference.kind) else "same_backend"
+    return "across_backends" if kinds & {"sdpa", "aot_eager"} else "same_backend"
 
 
 def _converting(case: Case, dtype: torch.dtype) -> Callable[[], tuple[Callable[..., object], object]]:

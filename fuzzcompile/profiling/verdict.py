@@ -126,7 +126,7 @@ def excess_of(layer: Layer, tolerance: Tolerance) -> Excess | None:
         largest,
         _LARGEST * tolerance.factor,
         f"{layer.made.largest:.1e} at its worst element",
-        counts=layer.made.largest > floor,
+        counts=layer.made.largest > tolerance.floor(layer.made.size, layer.made.value),
     )
     return at_worst if at_worst.beyond and not in_rms.beyond else in_rms
 

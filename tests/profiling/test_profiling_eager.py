@@ -173,5 +173,5 @@ def test_pairs_are_told_apart():
         "inductor": "same_backend",
         "sdpa:math": "across_backends",
         "dtype:bfloat16": "across_dtypes",
-        "float64": "same_backend",
+        "float64": "across_dtypes",
     }
