@@ -3,10 +3,10 @@
     python bench/profile.py [--rounds N] [--report FILE]
 
 The 12-layer case in ``bench/profiles`` is run plainly (one process runs it as both sides, as a user's script would) and
-profiled (``fuzzcompile profile``), in turn, each in a fresh process with an empty kernel cache, on one thread. Ratios are
-of medians: of wall seconds, and of processor seconds, compilers included; on a busy machine only these mean something.
-Memory is the largest resident size of one process. The exit status is 1 if a profile takes more than 3 times the processor
-seconds of the plain runs.
+profiled (``fuzzcompile profile``), in turn, each in a fresh process with an empty kernel cache, on one thread. Ratios
+are of medians: of wall seconds, and of processor seconds, compilers included; on a busy machine only these mean
+something. Memory is the largest resident size of one process. The exit status is 1 if a profile takes more than 3 times
+the processor seconds of the plain runs.
 """
 
 from __future__ import annotations
