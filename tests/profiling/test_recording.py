@@ -78,6 +78,19 @@ def test_tensors_of_every_kind_come_back_bit_for_bit(tmp_path):
     assert calls["a.b", 0].kind == "Linear" and found.facts == FACTS
 
 
+def test_every_tensor_is_aligned_in_the_file(tmp_path):
+    content = record(tmp_path / "r.safetensors", call("a", [KeptTensor.of(tensor) for tensor in ODD])).read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    entries = json.loads(content[8 : 8 + length])
+    for tensor, entry in zip(ODD, (entries[f"a#1.in{index}"] for index in range(len(ODD))), strict=True):
+        assert (8 + length + entry["data_offsets"][0]) % tensor.element_size() == 0, entry
+
+
+def test_a_sample_of_a_dtype_that_the_format_lacks_stays_a_sample(tmp_path):
+    kept = KeptTensor(torch.tensor([1 + 2j, 3j]), (5, 7), torch.complex64, whole=False)
+    assert same(read(record(tmp_path / "r.safetensors", call("a", [kept]))).calls()["a", 0].inputs[0], kept)
+
+
 def test_any_reader_of_the_format_reads_it(recorded):
     with safetensors.safe_open(recorded, framework="np") as file:
         assert file.get_tensor("norm#1.out0").tolist() == values(8, 1).tolist()

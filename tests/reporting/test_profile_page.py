@@ -50,6 +50,13 @@ def test_the_plot_shows_every_error_and_marks_the_layer_of_the_jump():
     assert RED not in ElementTree.tostring(plot(profile())).decode()
 
 
+def test_errors_are_drawn_in_units_of_the_layers_size():
+    small = {key: 2.0**-10 * value for key, value in layer("h.1").items() if isinstance(value, float)}
+    scaled = layer("h.1", **{**small, "cosine": 1.0, "amplification": 1.0})
+    of, alike = (profile(layers=[layer("h.0"), each]) for each in (layer("h.1", cosine=1.0), scaled))
+    assert ElementTree.tostring(plot(of)) == ElementTree.tostring(plot(alike)) and page(of) != page(alike)
+
+
 def test_a_jump_in_an_outer_layer_is_drawn_at_its_last_part():
     layers = [layer("h.0.attn"), layer("h.0.mlp"), layer("h.0"), layer("h.1.attn"), layer("h.1"), WHOLE]
     assert [each["name"] for each in innermost(layers)] == ["h.0.attn", "h.0.mlp", "h.1.attn", "(whole program)"]
