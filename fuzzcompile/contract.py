@@ -221,6 +221,15 @@ class AttentionBackendJson(TypedDict):
     reason: str
 
 
+class AttentionKernelsJson(TypedDict):
+    """What every kernel says to one kind of typical inputs, in ``fuzzcompile doctor --json``."""
+
+    inputs: str
+    head_dim: int
+    dtype: str
+    backends: list[AttentionBackendJson]
+
+
 class AttentionTensorJson(TypedDict):
     """An argument of ``scaled_dot_product_attention``; shape and strides in elements."""
 

@@ -90,21 +90,29 @@ def profile(
 
     from fuzzcompile.commands.profile import Request, profile_case, record_case
     from fuzzcompile.profiling.engine import Asked
+    from fuzzcompile.profiling.runs import Look
     from fuzzcompile.profiling.sides import parse
+    from fuzzcompile.reporting.files import check_writable, write_whole
+    from fuzzcompile.reporting.profile_page import page_of_profile
     from fuzzcompile.reporting.profile_text import print_profile
     from fuzzcompile.reporting.verdict import report_console
 
     side = parse(against or ("inductor" if record is None else "eager"))
-    request = Request(case, Asked(side, parse(reference), depth, tolerances, math_only), call, module)
+    look = Look(depth, int(keep * 2**30), operators=ops)
+    request = Request(case, Asked(side, parse(reference), look, tolerances, math_only), call, module)
+    if page is not None:
+        check_writable(page, "--html")
     conditions = Conditions(device, vetoes, plants, Limits(timeout, int(memory * 2**30)))
     with Console(stderr=True).status("Starting ...") as status:
         if record is not None:
-            written = record_case(request, conditions, record, budget=int(keep * 2**30))
+            written = record_case(request, conditions, record)
         else:
             answer = profile_case(request, conditions, progress=lambda said: status.update(f"{said} ..."))
     if record is not None:
         click.echo(json.dumps(asdict(written)) if as_json else _recorded(written))
         return 0
+    if page is not None:
+        write_whole(page, page_of_profile(answer, name=str(case)).encode("utf-8"), "--html")
     if as_json:
         click.echo(json.dumps(answer, allow_nan=False))
     else:

@@ -53,7 +53,7 @@ def profile_case(
         FuzzcompileError: the case cannot be profiled; the message says why.
     """
     check_plants(conditions.plants)
-    asked = replace(request.asked, vetoes=conditions.vetoes)
+    asked = _with_vetoes(request.asked, conditions)
     progress(f"running {request.path.name} as {asked.against} and as {asked.reference}, layer by layer")
     profiled = _profiled(replace(request, asked=asked), conditions)
     if profiled["verdict"] != "jump" or asked.against.kind != "inductor":
@@ -61,14 +61,17 @@ def profile_case(
     return profiled | _triaged(profiled, request, conditions, progress)
 
 
-def record_case(request: Request, conditions: Conditions, recording: Path, *, budget: int) -> Recorded:
+def _with_vetoes(asked: Asked, conditions: Conditions) -> Asked:
+    return replace(asked, look=replace(asked.look, vetoes=conditions.vetoes))
+
+
+def record_case(request: Request, conditions: Conditions, recording: Path) -> Recorded:
     """Run the case as ``request.asked.against`` says, and record it.
 
     Args:
         request: what to run.
         conditions: where and under which limits.
         recording: the file to write.
-        budget: its size in bytes, beyond which tensors are sampled.
 
     Raises:
         FuzzcompileError: the case cannot be recorded; the message says why.
@@ -79,10 +82,8 @@ def record_case(request: Request, conditions: Conditions, recording: Path, *, bu
         str(request.path),
         asked.against,
         str(recording.resolve()),
-        budget,
-        asked.depth,
+        _with_vetoes(asked, conditions).look,
         asked.math_only,
-        conditions.vetoes,
         request.call,
         request.module,
         conditions.limits.memory,

@@ -27,6 +27,11 @@ KERNELS = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
 }
+# What a report on runs under :func:`math_only` says.
+MATH_ONLY = (
+    "math only: every scaled_dot_product_attention ran on the math kernel and float32 products in float32 (no TF32), "
+    "on both sides; this is for validation, not for production"
+)
 # The field of Numerics that switches each kernel on.
 _SWITCHES = {"math": "math_sdp", "flash": "flash_sdp", "efficient": "mem_efficient_sdp", "cudnn": "cudnn_sdp"}
 # What torch raises where every kernel that is on refuses, and where none exists for the device.
@@ -42,7 +47,7 @@ class Backend:
     """One kernel of SDPA, for given inputs under the settings in force.
 
     Attributes:
-        name: ``math``, ``flash``, ``efficient`` or ``cudnn``.
+        name: ``math``, ``flash``, ``efficient`` or ``cudnn``; ``overrideable`` is that of another device, where chosen.
         usable: switched on, and takes the inputs.
         chosen: torch runs this one.
         reason: why it is not usable, in torch's words where torch gives any; empty if it is.
@@ -88,7 +93,9 @@ def backends_for(
     """
     call = _Call((q, k, v), attn_mask, dropout_p, is_causal, scale, enable_gqa)
     enabled, chosen = switched_on(), call.choice()
-    return [_judged(call, name, name in enabled, kernel == chosen) for name, kernel in KERNELS.items()]
+    backends = [_judged(call, name, name in enabled, kernel == chosen) for name, kernel in KERNELS.items()]
+    own = [Backend("overrideable", True, True)] if chosen == SDPBackend.OVERRIDEABLE else []
+    return backends + own
 
 
 def switched_on() -> tuple[str, ...]:

@@ -108,6 +108,7 @@ class _Watch(TorchFunctionMode):
         enable_gqa: bool = False,
     ) -> None:
         tensors = [tensor for tensor in (query, key, value, attn_mask) if tensor is not None]
+        nested = any(tensor.is_nested for tensor in tensors)
         call: AttentionCallJson = {
             "query": _described(query),
             "key": _described(key),
@@ -122,13 +123,14 @@ class _Watch(TorchFunctionMode):
             "switched_on": list(switched_on()),
             "calls": 0,
             "backends": [],
-            "note": "",
+            "note": "A nested tensor has no shape that is a list of numbers." if nested else "",
         }
         signature = json.dumps(call)
         if signature not in self._known:
             ask = functools.partial(backends_for, query, key, value, attn_mask=attn_mask, dropout_p=dropout_p)
             asked = functools.partial(ask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
-            call["backends"], call["note"] = _answered(asked)
+            call["backends"], why = _answered(asked)
+            call["note"] = " ".join(filter(None, (call["note"], why)))
             self._known[signature] = call
             self.calls.append(call)
         self._known[signature]["calls"] += 1
@@ -143,4 +145,6 @@ def _answered(ask: Callable[[], Sequence[Any]]) -> tuple[list[AttentionBackendJs
 
 def _described(tensor: torch.Tensor) -> AttentionTensorJson:
     dtype = str(tensor.dtype).removeprefix("torch.")
+    if tensor.is_nested:
+        return {"shape": [], "strides": [], "dtype": dtype}
     return {"shape": list(tensor.shape), "strides": list(tensor.stride()), "dtype": dtype}

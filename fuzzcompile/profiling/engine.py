@@ -13,8 +13,9 @@ import torch
 
 from fuzzcompile.case import Case
 from fuzzcompile.contract import AttentionCallJson, LayerJson, ProfileJson
+from fuzzcompile.errors import UsageError
 from fuzzcompile.execution.attention_backends import math_only
-from fuzzcompile.execution.attention_calls import attention_calls
+from fuzzcompile.execution.attention_calls import attention_calls, refuse_unless_usable
 from fuzzcompile.execution.building import build
 from fuzzcompile.execution.environment import describe
 from fuzzcompile.execution.noise import UlpNoise
@@ -27,7 +28,7 @@ from fuzzcompile.profiling.kept import KeptCall
 from fuzzcompile.profiling.local import Mode
 from fuzzcompile.profiling.measuring import Layer, apart
 from fuzzcompile.profiling.record import replayed
-from fuzzcompile.profiling.runs import WHOLE, SideRun, returned, run_eagerly, run_side, untapped
+from fuzzcompile.profiling.runs import BLOCKS, WHOLE, Look, SideRun, returned, run_eagerly, run_side, untapped
 from fuzzcompile.profiling.sides import EAGER, Side, exactly, pair_of
 from fuzzcompile.profiling.verdict import decide
 from fuzzcompile.profiling.walk import Known, Walk
@@ -44,18 +45,16 @@ class Asked:
     Attributes:
         against: the side that is measured.
         reference: what it is compared with; no recording.
-        depth: which modules are layers; None chooses blocks.
+        look: which modules are layers, how much of them is kept, and what is refused in compiles.
         tolerances: a TOML file that overrides the table of tolerances.
         math_only: attention takes its math kernel on both sides, and TF32 is off.
-        vetoes: rewrites to refuse in every compile.
     """
 
     against: Side
     reference: Side = EAGER
-    depth: int | None = None
+    look: Look = BLOCKS
     tolerances: Path | None = None
     math_only: bool = False
-    vetoes: tuple[str, ...] = ()
 
 
 def profile(case: Case, device: torch.device, asked: Asked) -> ProfileJson:
@@ -64,8 +63,14 @@ def profile(case: Case, device: torch.device, asked: Asked) -> ProfileJson:
     Raises:
         CannotRun: the case raises in one of them.
         EnvironmentUnfit: there is no such device or kernel here.
-        UsageError: the tolerances or the recording cannot be used.
+        UsageError: the tolerances or the recording cannot be used, or operators of a compiled run are asked for.
     """
+    for side in (asked.against, asked.reference):
+        if asked.look.operators and side.is_compiled:
+            raise UsageError(
+                f"{side} fuses operators, so that none of them can be looked at alone; leave out --ops, or raise "
+                "--depth: the layer of a jump is triaged down to its rewrite."
+            )
     start = time.perf_counter()
     table = Tolerances.load(asked.tolerances)
     with math_only() if asked.math_only else contextlib.nullcontext():
@@ -127,10 +132,11 @@ class _Profile:
         attention, again = self._attention(), self._reference_run(self._reference)
         against = self._run(self._against)
         given = self._run(self._reference) if self._reference.is_compiled else None
-        truth, rounding = self._eager(exactly, double=True), self._eager(lambda _: UlpNoise(_NOISE_SEED))
+        truth = self._eager(self._reference, exactly, double=True)
+        rounding = self._eager(self._coarser(), lambda _: UlpNoise(_NOISE_SEED))
         known = Known(against.calls, against.exact, truth.calls, rounding.calls, None if given is None else given.calls)
         walk = Walk(self._case, self._device, self._reference, self._against, known)
-        observation = walk.run(self._asked.depth)
+        observation = walk.run(self._asked.look)
         repeats = distance(*([kept.values for kept in returned(run)] for run in (again, observation)))
         self._notes += against.notes
         if self._against.is_compiled:
@@ -157,19 +163,24 @@ class _Profile:
     def _run(self, side: Side) -> SideRun:
         if side.kind == "recording":
             return replayed(self._case, self._device, side)
-        return run_side(self._case, self._device, side, self._asked.depth, self._asked.vetoes)
+        return run_side(self._case, self._device, side, self._asked.look)
 
-    def _eager(self, numerics: Callable[[torch.dtype], Mode], *, double: bool = False) -> SideRun:
-        """An eager run in the dtype and on the device of the measured side."""
-        side = self._reference if self._against.kind == "recording" else self._against
-        case = side.adapted(self._case)
-        program = build(case, side.device(self._device), double=double)
-        return run_eagerly(case, program, side, self._asked.depth, numerics(program.dtype))
+    def _eager(self, side: Side, numerics: Callable[[torch.dtype], Mode], *, double: bool = False) -> SideRun:
+        """An eager run in the dtype of ``side``, otherwise as the reference runs."""
+        program = build(side.adapted(self._case), side.device(self._device), double=double)
+        return run_eagerly(self._case, program, self._reference, self._asked.look, numerics(program.dtype))
+
+    def _coarser(self) -> Side:
+        """The side whose rounding is the larger one, as far as that shows in their names."""
+        return self._against if self._against.kind == "dtype" else self._reference
 
     def _attention(self) -> list[AttentionCallJson]:
         """The calls of attention that the program makes, under the settings of a plain run."""
         with attention_calls() as calls:
             self._reference_run(EAGER)
+        for side in (self._against, self._reference):
+            if side.kind == "sdpa":
+                refuse_unless_usable(calls, side.argument)
         return calls
 
     def _reference_run(self, side: Side) -> Observation:
@@ -180,7 +191,7 @@ class _Profile:
 
     def _compare_untapped(self, tapped: SideRun) -> None:
         """Say so if the taps changed what the compiled program returns."""
-        plain = untapped(self._case, self._against.device(self._device), self._against, self._asked.vetoes)
+        plain = untapped(self._case, self._against.device(self._device), self._against, self._asked.look)
         if plain.failure is not None:
             self._notes.append(f"without taps the program raises as {self._against}: {plain.failure}")
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,8 +30,9 @@ class Entered:
 
     @classmethod
     def now(cls, args: tuple[object, ...], kwargs: dict[str, object]) -> Entered:
-        """The call that begins now; objects that it can change, such as a key-value cache, are copied."""
-        return cls(*copied_objects((args, kwargs)), RandomState.current())
+        """The call that begins now; what it can change is copied: tensors, and objects such as a key-value cache."""
+        copies = iter([_unchanging(tensor) for tensor in leaves((args, kwargs))])
+        return cls(*filled(copied_objects((args, kwargs)), copies), RandomState.current())
 
     @property
     def tensors(self) -> list[torch.Tensor]:
@@ -39,21 +40,25 @@ class Entered:
         return leaves((self.args, self.kwargs))
 
 
+def _unchanging(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if isinstance(tensor, nn.Parameter) else tensor.detach().clone()
+
+
 class Alone:
-    """Runs one module alone, and leaves its buffers and the random streams as they were.
+    """Runs one module or operator alone, and leaves its buffers and the random streams as they were.
 
     Args:
-        module: the layer.
+        function: the layer.
         entered: the call that is repeated.
-        device: where the module is.
+        device: where the layer's parameters are.
     """
 
-    def __init__(self, module: nn.Module, entered: Entered, device: torch.device) -> None:
-        self._module, self._entered, self._device = module, entered, device
-        self._buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
+    def __init__(self, function: Callable[..., object], entered: Entered, device: torch.device) -> None:
+        self._function, self._entered, self._device = function, entered, device
+        self._buffers = {name: buffer.detach().clone() for name, buffer in self._own_buffers()}
 
     def on(self, inputs: Sequence[torch.Tensor], *modes: Mode) -> list[torch.Tensor]:
-        """What the module returns for ``inputs``, which take the place of the tensors it was called with."""
+        """What the layer returns for ``inputs``, which take the place of the tensors it was called with."""
         placed = iter([tensor.to(self._device, copy=True) for tensor in inputs])
         args, kwargs = filled(copied_objects((self._entered.args, self._entered.kwargs)), placed)
         with contextlib.ExitStack() as stack:
@@ -63,15 +68,18 @@ class Alone:
             stack.callback(self._restore)
             for mode in modes:
                 stack.enter_context(mode)
-            return [result.detach() for result in leaves(self._module(*args, **kwargs))]
+            return [result.detach() for result in leaves(self._function(*args, **kwargs))]
 
     def perturbed(self, inputs: Sequence[torch.Tensor], *modes: Mode) -> list[torch.Tensor]:
         """What it returns with every input, and every operator's result, moved by up to one ulp."""
         return self.on(_moved(inputs), *modes, UlpNoise(_NOISE_SEED))
 
+    def _own_buffers(self) -> Iterable[tuple[str, torch.Tensor]]:
+        return self._function.named_buffers() if isinstance(self._function, nn.Module) else ()
+
     def _restore(self) -> None:
         with torch.no_grad():
-            for name, buffer in self._module.named_buffers():
+            for name, buffer in self._own_buffers():
                 before = self._buffers.get(name)
                 if before is not None and not torch.equal(buffer, before):
                     buffer.copy_(before)

@@ -15,12 +15,10 @@ from fuzzcompile.execution.observation import Observation, Value
 from fuzzcompile.execution.runs import observe
 from fuzzcompile.profiling.identity import Facts, check_same, facts_of
 from fuzzcompile.profiling.kept import KeptCall, KeptTensor
-from fuzzcompile.profiling.layers import layers_of
 from fuzzcompile.profiling.recorded import read
 from fuzzcompile.profiling.recording import RecordingWriter
-from fuzzcompile.profiling.runs import WHOLE, SideRun, refuse_failed, returned, run_side
+from fuzzcompile.profiling.runs import WHOLE, Look, SideRun, collecting, refuse_failed, run_side, whole
 from fuzzcompile.profiling.sides import Side
-from fuzzcompile.profiling.taps import streamed
 
 
 @dataclass(frozen=True)
@@ -39,10 +37,8 @@ def record(
     side: Side,
     path: Path,
     *,
-    depth: int | None,
-    budget: int,
+    look: Look,
     math_kernel: bool = False,
-    vetoes: tuple[str, ...] = (),
 ) -> Recorded:
     """Run ``case`` as ``side`` says, and write its activations, outputs and gradients to ``path``.
 
@@ -51,10 +47,8 @@ def record(
         device: where the side runs, if it names no device.
         side: anything but a recording.
         path: the file.
-        depth: which modules are layers (:func:`~fuzzcompile.profiling.layers.layers_of`).
-        budget: bytes of the file, beyond which tensors are sampled.
+        look: what to look at; its budget is that of the file.
         math_kernel: attention takes its math kernel, and TF32 is off.
-        vetoes: rewrites to refuse in a compile.
 
     Raises:
         CannotRun: the program raises.
@@ -64,18 +58,18 @@ def record(
     facts = _facts(case, device, side)
     with (
         math_only() if math_kernel else contextlib.nullcontext(),
-        RecordingWriter(path, facts, budget=budget) as writer,
+        RecordingWriter(path, facts, budget=look.budget) as writer,
     ):
         written = _Written(writer)
         if side.is_compiled:
-            run = run_side(case, device, side, depth, vetoes)
+            run = run_side(case, device, side, look)
             for key, call in run.calls.items():
                 if key[0] != WHOLE:
                     written.again(call)
             observation = run.observation
         else:
-            observation = _streamed(case, device, side, depth, written)
-        written.again(KeptCall(WHOLE, 0, "program", [], returned(observation)))
+            observation = _streamed(case, device, side, look, written)
+        written.again(whole(observation))
         for value in observation.values:
             if value.kind == "gradient" and isinstance(value.value, torch.Tensor):
                 written.again(KeptCall(value.name, 0, value.kind, [], [KeptTensor.of(value.value)]))
@@ -108,16 +102,16 @@ class _Written:
         self.add(KeptCall(call.name, call.number, call.kind, inputs, outputs))
 
 
-def _streamed(case: Case, device: torch.device, side: Side, depth: int | None, written: _Written) -> Observation:
+def _streamed(case: Case, device: torch.device, side: Side, look: Look, written: _Written) -> Observation:
     """Run in eager mode and write each call as it ends."""
     case = side.adapted(case)
     program = build(case, side.device(device), double=side.is_exact)
     with (
         side.attention(),
-        streamed(layers_of(program, depth), written.keep, written.add),
+        collecting(program, look, written.keep, written.add) as called,
         side.numerics(program.dtype),
     ):
-        observation = observe(case, program, program.model)
+        observation = observe(case, program, called)
     refuse_failed(case, side, observation)
     return observation
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
@@ -11,16 +12,17 @@ from torch import nn
 
 from fuzzcompile.case import Case
 from fuzzcompile.compiler.ledger import Ledger
-from fuzzcompile.compiler.session import Compilation, compiling, plainly
+from fuzzcompile.compiler.session import compiling, plainly
 from fuzzcompile.errors import FuzzcompileError
 from fuzzcompile.execution.building import Program, build
 from fuzzcompile.execution.observation import Observation
 from fuzzcompile.execution.runs import observe
 from fuzzcompile.execution.seeds import Kept
-from fuzzcompile.profiling.kept import KeptCall, KeptTensor
+from fuzzcompile.profiling.kept import Keeping, KeptCall, KeptTensor
 from fuzzcompile.profiling.layers import layers_of
+from fuzzcompile.profiling.operators import Collector, operators_watched
 from fuzzcompile.profiling.sides import Side
-from fuzzcompile.profiling.taps import Event, calls_in, tapped
+from fuzzcompile.profiling.taps import Event, Keep, calls_in, streamed, tapped
 
 # The row of what the program returns; no module has a name with a blank.
 WHOLE = "(whole program)"
@@ -29,6 +31,26 @@ Calls = Mapping[tuple[str, int], KeptCall]
 
 class CannotRun(FuzzcompileError):
     """The program raises in one of the ways that are to be compared (exit status 3)."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What is looked at in a run.
+
+    Attributes:
+        depth: which modules are layers (:func:`~fuzzcompile.profiling.layers.layers_of`).
+        budget: bytes of activations to keep; beyond that they are sampled.
+        vetoes: rewrites to refuse in a compile.
+        operators: look at every operator instead of at layers; not in compiled runs, which fuse them.
+    """
+
+    depth: int | None = None
+    budget: int = 2**30
+    vetoes: tuple[str, ...] = ()
+    operators: bool = False
+
+
+BLOCKS = Look()
 
 
 @dataclass(frozen=True)
@@ -52,27 +74,26 @@ class SideRun:
     notes: tuple[str, ...] = ()
 
 
-def run_side(case: Case, device: torch.device, side: Side, depth: int | None, vetoes: tuple[str, ...] = ()) -> SideRun:
+def run_side(case: Case, device: torch.device, side: Side, look: Look) -> SideRun:
     """Run ``case`` as ``side`` says.
 
     Args:
         case: the case.
         device: where sides run that name no device of their own.
         side: anything but a recording.
-        depth: which modules are layers (:func:`~fuzzcompile.profiling.layers.layers_of`).
-        vetoes: rewrites to refuse in a compile.
+        look: what to look at.
 
     Raises:
         CannotRun: the program raises.
     """
     case, device = side.adapted(case), side.device(device)
     if side.is_compiled:
-        return _compiled(case, device, side.compilation(vetoes), side, depth)
-    native = _eager(case, device, side, depth, double=False)
+        return _compiled(case, device, side, look)
+    native = _eager(case, device, side, look, double=False)
     if side.kind in ("eager", "float64", "dtype"):
         return native
     try:
-        return _with_exact(native, _eager(case, device, side, depth, double=True))
+        return _with_exact(native, _eager(case, device, side, look, double=True))
     except CannotRun as error:
         return _without_exact(native, f"{side} has no float64 form here ({error})")
 
@@ -85,36 +106,58 @@ def _without_exact(native: SideRun, why: str) -> SideRun:
     return replace(native, notes=(*native.notes, why))
 
 
-def _eager(case: Case, device: torch.device, side: Side, depth: int | None, *, double: bool) -> SideRun:
+def _eager(case: Case, device: torch.device, side: Side, look: Look, *, double: bool) -> SideRun:
     program = build(case, device, double=double or side.is_exact)
-    return run_eagerly(case, program, side, depth, side.numerics(program.dtype))
+    return run_eagerly(case, program, side, look, side.numerics(program.dtype))
+
+
+@contextlib.contextmanager
+def collecting(
+    program: Program, look: Look, keep: Keep, add: Callable[[KeptCall], None]
+) -> Iterator[Callable[..., object]]:
+    """Hand each call of a layer (or operator) to ``add`` as it ends, in an eager run.
+
+    Yields:
+        What to call in the place of the program's callable.
+    """
+    if look.operators:
+        with operators_watched(program, Collector(keep, add)) as called:
+            yield called
+    else:
+        with streamed(layers_of(program, look.depth), keep, add):
+            yield program.model
 
 
 def run_eagerly(
-    case: Case, program: Program, side: Side, depth: int | None, numerics: AbstractContextManager[object]
+    case: Case, program: Program, side: Side, look: Look, numerics: AbstractContextManager[object]
 ) -> SideRun:
     """Run the program in eager mode, with taps, under ``numerics``.
 
     Raises:
         CannotRun: the program raises.
     """
-    layers, events = layers_of(program, depth), list[Event]()
-    with side.attention(), tapped(layers, events), numerics:
-        observation = observe(case, program, program.model)
+    calls: dict[tuple[str, int], KeptCall] = {}
+
+    def add(call: KeptCall) -> None:
+        calls[call.name, call.number] = call
+
+    with side.attention(), collecting(program, look, Keeping(look.budget), add) as called, numerics:
+        observation = observe(case, program, called)
     refuse_failed(case, side, observation)
-    return SideRun(collected(events, layers, observation), observation)
+    return SideRun({**calls, (WHOLE, 0): whole(observation)}, observation)
 
 
-def _compiled(case: Case, device: torch.device, how: Compilation, side: Side, depth: int | None) -> SideRun:
+def _compiled(case: Case, device: torch.device, side: Side, look: Look) -> SideRun:
+    how = side.compilation(look.vetoes)
     with compiling(case.settings, how) as session:
         program = build(case, device)
-        layers, events = layers_of(program, depth), list[Event]()
+        layers, events = layers_of(program, look.depth), list[Event]()
         kept = Kept(case, program, device) if how.record else None
         with tapped(layers, events):
             target = session.compile(program.model)
             observation = observe(case, program, target, describe_failure=session.describe_failure)
             refuse_failed(case, side, observation)
-            native = SideRun(collected(events, layers, observation), observation, ledger=session.ledger)
+            native = SideRun(_collected(events, layers, look, observation), observation, ledger=session.ledger)
             if kept is None:
                 return _without_exact(native, f"{side} was not run in float64")
             session.stop_capturing()
@@ -123,23 +166,28 @@ def _compiled(case: Case, device: torch.device, how: Compilation, side: Side, de
                 double = observe(case, program, target, describe_failure=session.describe_failure)
     if double.failure is not None:
         return _without_exact(native, f"the compiled graphs do not run in float64 ({double.failure})")
-    return _with_exact(native, SideRun(collected(events, layers, double), double))
+    return _with_exact(native, SideRun(_collected(events, layers, look, double), double))
 
 
-def untapped(case: Case, device: torch.device, side: Side, vetoes: tuple[str, ...] = ()) -> Observation:
+def untapped(case: Case, device: torch.device, side: Side, look: Look) -> Observation:
     """What the side shows when nothing is watched, as a user runs it."""
-    how = side.compilation(vetoes)
-    with compiling(case.settings, replace(how, record=False)) if vetoes else plainly(case.settings, how) as session:
+    how = side.compilation(look.vetoes)
+    watched = compiling(case.settings, replace(how, record=False)) if look.vetoes else plainly(case.settings, how)
+    with watched as session:
         program = build(case, device)
         return observe(case, program, session.compile(program.model), describe_failure=session.describe_failure)
 
 
-def collected(events: list[Event], layers: Mapping[str, nn.Module], observation: Observation) -> Calls:
+def _collected(events: list[Event], layers: Mapping[str, nn.Module], look: Look, observation: Observation) -> Calls:
     """The calls that the taps saw, and what the program returned behind them."""
     kinds = {name: type(module).__name__ for name, module in layers.items()}
-    calls = {(call.name, call.number): call for call in calls_in(events, kinds)}
-    calls[WHOLE, 0] = KeptCall(WHOLE, 0, "program", [], returned(observation))
-    return calls
+    calls = {(call.name, call.number): call for call in calls_in(events, kinds, Keeping(look.budget))}
+    return {**calls, (WHOLE, 0): whole(observation)}
+
+
+def whole(observation: Observation) -> KeptCall:
+    """What the program returned, as a call of a layer."""
+    return KeptCall(WHOLE, 0, "program", [], returned(observation))
 
 
 def returned(observation: Observation) -> Sequence[KeptTensor]:

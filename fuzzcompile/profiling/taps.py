@@ -1,7 +1,7 @@
-"""Taps: hooks that hand over what goes into each layer and what comes out, eager or traced by dynamo.
+"""Taps: hooks that hand over what goes into each layer and what comes out of it.
 
-Dynamo traces the hooks with the model, so that what they keep becomes outputs of the compiled graph. They therefore use
-nothing but lists, tuples and dicts.
+:func:`tapped` serves compiled runs: dynamo traces its hooks with the model, so that what they keep becomes outputs of
+the compiled graph. They therefore use nothing but lists, tuples and dicts. :func:`streamed` serves eager runs.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from fuzzcompile.profiling.kept import KeptCall, KeptTensor
 
 T = TypeVar("T")
+Keep = Callable[[torch.Tensor], KeptTensor]
 Event = tuple[str, Literal["in", "out"], list[torch.Tensor]]
 
 
@@ -64,7 +65,7 @@ def filled(value: T, tensors: Iterator[torch.Tensor]) -> T:
 
 @contextlib.contextmanager
 def tapped(layers: Mapping[str, nn.Module], events: list[Event]) -> Iterator[None]:
-    """Append copies of the inputs and outputs of every call of ``layers`` to ``events``, as they happen.
+    """Append copies of the inputs and outputs of every call of ``layers`` to ``events``, also where dynamo traces them.
 
     Copies, because a program may write to its activations later on.
     """
@@ -93,17 +94,13 @@ def _leaving(name: str, events: list[Event]) -> Callable[..., None]:
     return leave
 
 
-def calls_in(events: list[Event], kinds: Mapping[str, str]) -> list[KeptCall]:
-    """The calls that ``events`` tell of, in the order in which they ended; ``events`` is emptied.
-
-    A tensor that leaves one layer and enters the next is kept once.
-    """
+def calls_in(events: list[Event], kinds: Mapping[str, str], keep: Keep) -> list[KeptCall]:
+    """The calls that ``events`` tell of, in the order in which they ended; ``events`` is emptied."""
     pending: dict[str, list[list[KeptTensor]]] = {}
     count: Counter[str] = Counter()
     calls: list[KeptCall] = []
-    share = _Sharing()
     for name, direction, tensors in events:
-        kept = [share(tensor) for tensor in tensors]
+        kept = [keep(tensor) for tensor in tensors]
         if direction == "in":
             pending.setdefault(name, []).append(kept)
         elif pending.get(name):
@@ -113,24 +110,10 @@ def calls_in(events: list[Event], kinds: Mapping[str, str]) -> list[KeptCall]:
     return calls
 
 
-class _Sharing:
-    """Keeps a tensor once if the one kept before it, in the same shape, has the same bits."""
-
-    def __init__(self) -> None:
-        self._last: dict[tuple[torch.dtype, tuple[int, ...]], KeptTensor] = {}
-
-    def __call__(self, tensor: torch.Tensor) -> KeptTensor:
-        key = tensor.dtype, tuple(tensor.shape)
-        last = self._last.get(key)
-        if last is None or not torch.equal(last.values, tensor.cpu()):
-            last = self._last[key] = KeptTensor(tensor.cpu(), tuple(tensor.shape), tensor.dtype)
-        return last
-
-
 @contextlib.contextmanager
 def streamed(
     layers: Mapping[str, nn.Module],
-    keep: Callable[[torch.Tensor], KeptTensor],
+    keep: Keep,
     add: Callable[[KeptCall], None],
 ) -> Iterator[None]:
     """Hand each call of ``layers`` to ``add`` as it ends, in an eager run; only what ``keep`` keeps outlives it."""

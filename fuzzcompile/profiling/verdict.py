@@ -154,14 +154,17 @@ def _backward(gradients: Sequence[Layer], tolerance: Tolerance) -> Verdict | Non
 
 def _outside(layers: Sequence[Layer], whole: Layer, tolerance: Tolerance, whole_exact: float | None) -> str | None:
     """Why the output is off although no layer is; None if it is not."""
-    steps = [layer.exact for layer in layers if layer.exact is not None]
-    if whole_exact is not None and whole_exact > change.SEMANTIC_STEP and all(s <= change.SEMANTIC_STEP for s in steps):
-        inherited = max(steps, default=0.0)
-        if whole_exact > change.AMPLIFIED * inherited:
-            return (
-                f"the program's output is off by {whole_exact:.1e} of its size with all of it in float64, "
-                f"and no layer makes more than {inherited:.1e}: the error is made outside of the layers looked at."
-            )
+    inherited = max((layer.exact for layer in layers if layer.exact is not None), default=0.0)
+    explained = (
+        max(change.SEMANTIC_STEP, change.AMPLIFIED * inherited * _gain(layers, whole))
+        if inherited
+        else change.SEMANTIC_STEP
+    )
+    if whole_exact is not None and whole_exact > explained:
+        return (
+            f"the program's output is off by {whole_exact:.1e} of its size with all of it in float64, "
+            f"and no layer makes more than {inherited:.1e}: the error is made outside of the layers looked at."
+        )
     share, shares = _share(whole), [_share(layer) for layer in layers]
     largest = max(shares, default=0.0)
     if share > tolerance.factor and share > _UNEXPLAINED * largest and _counts(whole, tolerance):
@@ -170,6 +173,14 @@ def _outside(layers: Sequence[Layer], whole: Layer, tolerance: Tolerance, whole_
             f"and no layer more than {largest:.1f} times: the error is made outside of the layers looked at."
         )
     return None
+
+
+def _gain(layers: Sequence[Layer], whole: Layer) -> float:
+    """How much larger rounding is at the output than where it is made; infinite where it leaves no digits there."""
+    made = max((layer.noise.relative for layer in layers if layer.noise is not None), default=0.0)
+    if whole.rounding is None or not made:
+        return 1.0
+    return max(1.0, whole.rounding.relative / made) if whole.rounding.relative < _NO_DIGITS else math.inf
 
 
 def _counts(whole: Layer, tolerance: Tolerance) -> bool:

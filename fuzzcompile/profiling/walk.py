@@ -21,7 +21,8 @@ from fuzzcompile.profiling.kept import KeptCall
 from fuzzcompile.profiling.layers import layers_of
 from fuzzcompile.profiling.local import Alone, Entered, Mode, misfit
 from fuzzcompile.profiling.measuring import Layer, Rerun, apart
-from fuzzcompile.profiling.runs import WHOLE, Calls, refuse_failed, returned
+from fuzzcompile.profiling.operators import OperatorCall, operators_watched
+from fuzzcompile.profiling.runs import WHOLE, Calls, Look, refuse_failed, returned
 from fuzzcompile.profiling.sides import Side
 from fuzzcompile.profiling.taps import leaves
 
@@ -66,40 +67,67 @@ class Walk:
     _entered: dict[str, list[Entered]] = field(default_factory=dict)
     _count: Counter[str] = field(default_factory=Counter)
     _busy: bool = False
+    _native: torch.dtype = torch.float32
 
-    def run(self, depth: int | None) -> Observation:
+    def run(self, look: Look) -> Observation:
         """Run the reference; ``layers`` are then in the order in which they ended.
 
         Raises:
             CannotRun: the reference raises.
         """
-        case, place = self.reference.adapted(self.case), self.reference.device(self.device)
-        program = build(case, place, double=self.reference.is_exact)
-        others = self._other_modules(depth)
-        with contextlib.ExitStack() as stack:
-            for name, module in layers_of(program, depth).items():
-                stack.enter_context(self._watched(name, module, program, others.get(name, module)))
-            stack.enter_context(self.reference.attention())
-            stack.enter_context(self.reference.numerics(program.dtype))
-            observation = observe(case, program, program.model)
+        case = self.reference.adapted(self.case)
+        program = build(case, self.reference.device(self.device), double=self.reference.is_exact)
+        self._native = program.dtype
+        with (
+            self._watching(program, look) as called,
+            self.reference.attention(),
+            self.reference.numerics(program.dtype),
+        ):
+            observation = observe(case, program, called)
         refuse_failed(case, self.reference, observation)
         self._measure((WHOLE, 0), "program", [kept.values for kept in returned(observation)], None)
         return observation
 
+    @contextlib.contextmanager
+    def _watching(self, program: Program, look: Look) -> Iterator[Callable[..., object]]:
+        if look.operators:
+            with operators_watched(program, self) as called:
+                yield called
+            return
+        others = self._other_modules(look.depth)
+        with contextlib.ExitStack() as stack:
+            for name, module in layers_of(program, look.depth).items():
+                stack.enter_context(self._watched(name, module, others.get(name, module)))
+            yield program.model
+
     def _other_modules(self, depth: int | None) -> Mapping[str, nn.Module]:
         """The layers in the dtype and on the device of the measured side, if the reference's own are not that."""
-        place, sides = self._place(), (self.reference, self.against)
-        if place == self.reference.device(self.device) and len({(side.dtype, side.is_exact) for side in sides}) == 1:
+        if self._alike:
             return {}
-        return layers_of(build(self.against.adapted(self.case), place), depth)
+        return layers_of(build(self.against.adapted(self.case), self._place()), depth)
+
+    @property
+    def _alike(self) -> bool:
+        """Whether both sides run in the same dtype and on the same device."""
+        place, sides = self._place(), (self.reference, self.against)
+        same = len({(side.dtype, side.is_exact) for side in sides}) == 1
+        return same and place == self.reference.device(self.device)
 
     def _place(self) -> torch.device:
         """Where layers of the measured side run again: with the reference's, if it was recorded elsewhere."""
         side = self.reference if self.against.kind == "recording" else self.against
         return side.device(self.device)
 
+    def entered(self, call: OperatorCall) -> Entered:
+        """Take the arguments of an operator that begins."""
+        return Entered.now(call.args, call.kwargs)
+
+    def left(self, call: OperatorCall, entered: Entered, result: object) -> None:
+        """Measure an operator that has ended; its parameters are arguments, so that it serves both sides."""
+        self._ended((call.name, call.number), call.kind, call.function, call.function, entered, result)
+
     @contextlib.contextmanager
-    def _watched(self, name: str, module: nn.Module, program: Program, other: nn.Module) -> Iterator[None]:
+    def _watched(self, name: str, module: nn.Module, other: nn.Module) -> Iterator[None]:
         def enter(_module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
             if not self._busy:
                 with _disable_current_modes():
@@ -113,9 +141,7 @@ class Walk:
             self._busy = True
             try:
                 with _disable_current_modes():
-                    output = [tensor.detach() for tensor in leaves(result)]
-                    rerun = self._rerun(module, other, entered, program.dtype)
-                    self._measure(key, type(module).__name__, output, rerun)
+                    self._ended(key, type(module).__name__, module, other, entered, result)
             finally:
                 self._busy = False
 
@@ -127,17 +153,26 @@ class Walk:
             before.remove()
             after.remove()
 
-    def _rerun(self, module: nn.Module, other: nn.Module, entered: Entered, native: torch.dtype) -> Rerun:
-        reference = Alone(module, entered, self.reference.device(self.device))
-        return Rerun(
+    def _ended(
+        self,
+        key: tuple[str, int],
+        kind: str,
+        function: Callable[..., object],
+        other: Callable[..., object],
+        entered: Entered,
+        result: object,
+    ) -> None:
+        reference = Alone(function, entered, self.reference.device(self.device))
+        rerun = Rerun(
             reference,
-            reference if other is module else Alone(other, entered, self._place()),
-            _modes(self.reference, native),
-            _modes(self.against, native),
-            native,
+            reference if other is function and self._alike else Alone(other, entered, self._place()),
+            _modes(self.reference, self._native),
+            _modes(self.against, self._native),
+            self._native,
             entered.tensors,
-            shared=other is module and not {"sdpa", "float64"} & {self.reference.kind, self.against.kind},
+            shared=self._alike and not {"sdpa", "float64"} & {self.reference.kind, self.against.kind},
         )
+        self._measure(key, kind, [tensor.detach() for tensor in leaves(result)], rerun)
 
     def _measure(self, key: tuple[str, int], kind: str, output: Sequence[torch.Tensor], rerun: Rerun | None) -> None:
         call, given = self.known.calls.get(key), self.known.reference

@@ -43,13 +43,13 @@ class Tolerances:
     def for_pair(self, kind: str, dtype: str) -> Tolerance:
         """The row of a pair, one of :data:`PAIRS`, in a dtype, such as ``float32`` or ``torch.float32``.
 
-        A complex dtype has the row of its parts, a float8 dtype that of bfloat16, the narrowest one.
+        A complex dtype has the row of its parts, a float8 or float4 dtype that of bfloat16, the narrowest.
 
         Raises:
             UsageError: there is no such pair or dtype.
         """
         name = dtype.removeprefix("torch.")
-        name = "bfloat16" if name.startswith("float8") else _STANDS_FOR.get(name, name)
+        name = "bfloat16" if name.startswith(("float8", "float4")) else _STANDS_FOR.get(name, name)
         _known("pair", kind, PAIRS, "the table of tolerances")
         _known("dtype", name, self.dtypes, "the table of tolerances")
         return self.rows[kind, name]

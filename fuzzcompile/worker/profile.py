@@ -16,6 +16,7 @@ from fuzzcompile.execution.footprint import refuse_oversized
 from fuzzcompile.execution.worker import current_device, restore_streams
 from fuzzcompile.profiling.engine import Asked, profile
 from fuzzcompile.profiling.record import Recorded, record
+from fuzzcompile.profiling.runs import Look
 from fuzzcompile.profiling.sides import Side
 from fuzzcompile.worker.isolation import isolated
 
@@ -54,15 +55,13 @@ def profile_file(task: ProfileTask) -> ProfileJson:
 
 @dataclass(frozen=True)
 class RecordTask:
-    """One case to run and record; ``budget`` is the size of the file in bytes (see :func:`record`)."""
+    """One case to run and record (see :func:`record`)."""
 
     path: str
     side: Side
     recording: str
-    budget: int
-    depth: int | None = None
+    look: Look
     math_only: bool = False
-    vetoes: tuple[str, ...] = ()
     call: int | None = None
     module: str | None = None
     memory: int | None = None
@@ -78,16 +77,7 @@ def record_file(task: RecordTask) -> Recorded:
         UsageError: the recording cannot be written there.
     """
     with _loaded(task) as (case, device):
-        return record(
-            case,
-            device,
-            task.side,
-            Path(task.recording),
-            depth=task.depth,
-            budget=task.budget,
-            math_kernel=task.math_only,
-            vetoes=task.vetoes,
-        )
+        return record(case, device, task.side, Path(task.recording), look=task.look, math_kernel=task.math_only)
 
 
 @contextlib.contextmanager
