@@ -89,7 +89,7 @@ def _errors(layers: Sequence[LayerJson]) -> Panel:
         for key, label in labels.items()
     ]
     measured = [each for each in series if any(value is not None for value in each.values)]
-    return Panel("error / RMS of the output", measured or series[:1])
+    return Panel("error / size (RMS)", measured or series[:1])
 
 
 def _relative(layer: LayerJson, key: str) -> float | None:
