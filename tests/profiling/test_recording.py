@@ -70,12 +70,12 @@ ODD = [
 def test_tensors_of_every_kind_come_back_bit_for_bit(tmp_path):
     # In this order, elements of 1 and 2 bytes stand before larger ones and would leave those unaligned.
     kept = [KeptTensor.of(tensor) for tensor in ODD]
-    found = read(record(tmp_path / "r.safetensors", call("a.b", kept, kept[:1]), call("a.b", [], kept, number=1)))
-    calls = found.calls()
+    reread = read(record(tmp_path / "r.safetensors", call("a.b", kept, kept[:1]), call("a.b", [], kept, number=1)))
+    calls = reread.calls()
     assert list(calls) == [("a.b", 0), ("a.b", 1)] and calls["a.b", 1].label == "a.b#2"
     assert all(same(*pair) for pair in zip(kept, calls["a.b", 0].inputs, strict=True))
     assert all(same(*pair) for pair in zip(kept, calls["a.b", 1].outputs, strict=True))
-    assert calls["a.b", 0].kind == "Linear" and found.facts == FACTS
+    assert calls["a.b", 0].kind == "Linear" and reread.facts == FACTS
 
 
 def test_every_tensor_is_aligned_in_the_file(tmp_path):

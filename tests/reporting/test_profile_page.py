@@ -42,10 +42,10 @@ def test_verdict_rule_and_advice_are_words_in_front():
 
 
 def test_the_plot_shows_every_error_and_marks_the_layer_of_the_jump():
-    found = words(jump())
+    written = words(jump())
     for name in ("largest", "RMS", "newly made", "inherited", "rounding in this layer", "rounding up to here", "cosine",
                  "jump: bert.encoder.layer.7", "bert.encoder.layer.7"):  # fmt: skip
-        assert name in found, name
+        assert name in written, name
     assert RED in ElementTree.tostring(plot(jump())).decode()
     assert RED not in ElementTree.tostring(plot(profile())).decode()
 
