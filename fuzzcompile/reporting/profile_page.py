@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from markupsafe import Markup
 
@@ -40,7 +40,7 @@ def page_of_profile(profile: ProfileJson, *, name: str) -> str:
             is_fine=profile["verdict"] in _FINE,
             meaning=meaning(profile),
             advice=advice(profile, name),
-            plot=_plot(profile),
+            plots=list(_plots(profile)),
             cells=cells,
             remarks=list(remarks(profile)),
             attention=[attention_line(call) for call in profile.get("attention", [])],
@@ -52,13 +52,21 @@ def page_of_profile(profile: ProfileJson, *, name: str) -> str:
     )
 
 
-def _plot(profile: ProfileJson) -> Markup:
-    layers = innermost(profile.get("layers", []))
+def _plots(profile: ProfileJson) -> Iterator[tuple[str, Markup]]:
+    """The layers in the order in which they end and, of a training case, their gradients, each with a heading."""
+    layers = profile.get("layers", [])
+    forward, gradients = ([x for x in layers if (x.get("kind") == "gradient") == wanted] for wanted in (False, True))
+    yield "Error over depth", _plot(profile, innermost(forward), "errors over depth")
+    if gradients:
+        yield "Gradients, from the last layer to the first", _plot(profile, gradients, "errors of gradients")
+
+
+def _plot(profile: ProfileJson, layers: Sequence[LayerJson], what: str) -> Markup:
     return chart_or_reason(
         [str(layer["name"]) for layer in layers],
         [_errors(layers), _cosine(layers)],
         axis="layer, in the order of execution",
-        about=f"{profile['case']}: errors of {profile['against']} against {profile['reference']} over depth",
+        about=f"{profile['case']}: {what} of {profile['against']} against {profile['reference']}",
         highlight=_highlight(layers, profile.get("layer")),
     )
 
@@ -75,12 +83,13 @@ def _module(layer: LayerJson) -> str:
 
 
 def _errors(layers: Sequence[LayerJson]) -> Panel:
-    series = [Series(label, [_relative(layer, key) for layer in layers]) for key, label in _ERRORS.items()]
-    limits = [
-        Series(label, [_relative(layer, key) for layer in layers], is_limit=True) for key, label in _LIMITS.items()
+    labels = {**_ERRORS, **_LIMITS}
+    series = [
+        Series(label, [_relative(layer, key) for layer in layers], is_limit=key in _LIMITS)
+        for key, label in labels.items()
     ]
-    drawn = [each for each in limits if any(value is not None for value in each.values)]
-    return Panel("error / RMS of the output", [*series, *drawn])
+    measured = [each for each in series if any(value is not None for value in each.values)]
+    return Panel("error / size (RMS)", measured or series[:1])
 
 
 def _relative(layer: LayerJson, key: str) -> float | None:

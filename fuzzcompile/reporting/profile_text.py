@@ -24,6 +24,8 @@ _MEANING = {
 }
 _OUTSIDE = "an error that rounding does not explain is made outside of the layers that were looked at"
 _COMPILED = ("inductor", "aot_eager")
+_OPERATOR = ": "  # what stands between a layer and an operator in it
+_TINY = 1e-30  # in place of no rounding at all
 _ROWS = 40  # layers shown
 _CALLS = 6  # calls of attention shown
 _NOTHING = "-"
@@ -91,13 +93,16 @@ def advice(profile: ProfileJson, name: str) -> str:
         )
     if profile["verdict"] == "equal":
         return "nothing: the values are the same"
-    largest = profile["layers"][-1].get("max_error") if profile.get("layers") else None
     text = "nothing to fix"
-    if largest:
+    if largest := max((layer.get("max_error") or 0.0 for layer in _of_program(profile)), default=0.0):
         text += f"; a test of the output has to allow for {triaged.rounded_up(largest)}"
     if profile.get("attention") and not profile["reference"].startswith("sdpa"):
         text += "; --math-only shows how much of it the kernels of attention make (to validate, not for production)"
     return text
+
+
+def _of_program(profile: ProfileJson) -> list[LayerJson]:
+    return [layer for layer in profile.get("layers", []) if layer.get("kind") == "program"]
 
 
 def _about_jump(profile: ProfileJson, name: str) -> str:
@@ -111,11 +116,13 @@ def _deeper(profile: ProfileJson, name: str) -> str:
     """How to see more of a jump: operators if nothing is compiled, parts of the layer otherwise."""
     against, layer = profile["against"], profile.get("layer")
     command = f"fuzzcompile profile {name} --against {against}"
+    if layer is not None and _OPERATOR in layer:
+        return f"compare {layer} alone on both sides, on the inputs that it gets there"
     if against.endswith(".safetensors"):
         return f"look deeper: record again with a larger --depth or --ops, and `{command}` with the same"
     if not against.startswith(_COMPILED) and not profile["reference"].startswith(_COMPILED):
         return f"look deeper: `{command} --ops` shows which operator makes the error"
-    if layer is None:
+    if layer is None or layer.startswith("("):  # no module: parameters that no layer holds
         return f"look deeper: `{command} --depth 3` looks at more layers"
     part = _typed(name, layer)
     return f"look into {layer}: `fuzzcompile profile {part} --against {against} --depth 2` shows which part of it"
@@ -123,7 +130,7 @@ def _deeper(profile: ProfileJson, name: str) -> str:
 
 def _typed(name: str, layer: str) -> str:
     """What to type for a layer of the case."""
-    module = layer.partition("#")[0]
+    module = layer.partition("#")[0].partition(" (")[0]  # without the number of a call, or "(gradient)"
     return f"{name}.{module}" if " --module " in name else f"{name} --module {module}"
 
 
@@ -177,17 +184,22 @@ def _table(profile: ProfileJson) -> Table:
 
 
 def _shown(profile: ProfileJson) -> list[LayerJson]:
-    """The rows that say most: the layer of a jump, the last one, and those that make the most for their rounding."""
+    """The rows that say most: the layer of a jump, the whole, and those that make the most for their rounding."""
     layers = profile.get("layers", [])
     if len(layers) <= _ROWS:
         return layers
     ranked = sorted(range(len(layers)), key=lambda index: -_ratio(layers[index]))
-    named = [index for index, layer in enumerate(layers) if layer.get("name") == profile.get("layer")]
-    return [layers[index] for index in sorted({*named, len(layers) - 1, *ranked[: _ROWS - 2]})]
+    kept = [
+        i for i, each in enumerate(layers) if each.get("name") == profile.get("layer") or each.get("kind") == "program"
+    ]
+    return [layers[index] for index in sorted({*kept, *ranked[: _ROWS - 2]})]
 
 
 def _ratio(layer: LayerJson) -> float:
-    return (layer.get("made") or 0.0) / (layer.get("noise") or 1e-30)
+    """The error against what rounding explains: made here, or of a gradient, which is only known up to here."""
+    if layer.get("kind") == "gradient":
+        return (layer.get("rms_error") or 0.0) / (layer.get("rounding") or _TINY)
+    return (layer.get("made") or 0.0) / (layer.get("noise") or _TINY)
 
 
 def _left_out(profile: ProfileJson) -> Iterator[str]:

@@ -70,12 +70,25 @@ ODD = [
 def test_tensors_of_every_kind_come_back_bit_for_bit(tmp_path):
     # In this order, elements of 1 and 2 bytes stand before larger ones and would leave those unaligned.
     kept = [KeptTensor.of(tensor) for tensor in ODD]
-    found = read(record(tmp_path / "r.safetensors", call("a.b", kept, kept[:1]), call("a.b", [], kept, number=1)))
-    calls = found.calls()
+    reread = read(record(tmp_path / "r.safetensors", call("a.b", kept, kept[:1]), call("a.b", [], kept, number=1)))
+    calls = reread.calls()
     assert list(calls) == [("a.b", 0), ("a.b", 1)] and calls["a.b", 1].label == "a.b#2"
     assert all(same(*pair) for pair in zip(kept, calls["a.b", 0].inputs, strict=True))
     assert all(same(*pair) for pair in zip(kept, calls["a.b", 1].outputs, strict=True))
-    assert calls["a.b", 0].kind == "Linear" and found.facts == FACTS
+    assert calls["a.b", 0].kind == "Linear" and reread.facts == FACTS
+
+
+def test_every_tensor_is_aligned_in_the_file(tmp_path):
+    content = record(tmp_path / "r.safetensors", call("a", [KeptTensor.of(tensor) for tensor in ODD])).read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    entries = json.loads(content[8 : 8 + length])
+    for tensor, entry in zip(ODD, (entries[f"a#1.in{index}"] for index in range(len(ODD))), strict=True):
+        assert (8 + length + entry["data_offsets"][0]) % tensor.element_size() == 0, entry
+
+
+def test_a_sample_of_a_dtype_that_the_format_lacks_stays_a_sample(tmp_path):
+    kept = KeptTensor(torch.tensor([1 + 2j, 3j]), (5, 7), torch.complex64, whole=False)
+    assert same(read(record(tmp_path / "r.safetensors", call("a", [kept]))).calls()["a", 0].inputs[0], kept)
 
 
 def test_any_reader_of_the_format_reads_it(recorded):

@@ -58,6 +58,11 @@ def test_nothing_outside_of_the_element_is_referred_to():
     assert re.findall(r"https?:[^\"]*", svg) == ["http://www.w3.org/2000/svg"]  # the namespace
 
 
+def test_a_chart_is_small():
+    svg = drawn(*(1e-6 * 1.37**index for index in range(50)))
+    assert not re.search(r'(d|x|y)="[^"]*\.\d{3}', svg) and len(svg) < 25_000
+
+
 def test_text_is_text_in_the_colour_of_the_page():
     svg = chart(LAYERS, [Panel("error", [Series("made", [1e-6] * 8), Series("noise", [1e-6] * 8, is_limit=True)])],
                 axis="layer", about="errors", highlight=(3, "jump"))  # fmt: skip

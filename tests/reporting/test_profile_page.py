@@ -8,7 +8,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from pages import Reader
-from profiles import WHOLE, jump, layer, profile
+from profiles import BLOCKS, WHOLE, jump, layer, profile
 from triage_reports import CULPRIT, output, report
 
 from fuzzcompile.reporting.profile_page import innermost, page_of_profile
@@ -42,12 +42,19 @@ def test_verdict_rule_and_advice_are_words_in_front():
 
 
 def test_the_plot_shows_every_error_and_marks_the_layer_of_the_jump():
-    found = words(jump())
+    written = words(jump())
     for name in ("largest", "RMS", "newly made", "inherited", "rounding in this layer", "rounding up to here", "cosine",
                  "jump: bert.encoder.layer.7", "bert.encoder.layer.7"):  # fmt: skip
-        assert name in found, name
+        assert name in written, name
     assert RED in ElementTree.tostring(plot(jump())).decode()
     assert RED not in ElementTree.tostring(plot(profile())).decode()
+
+
+def test_errors_are_drawn_in_units_of_the_layers_size():
+    small = {key: 2.0**-10 * value for key, value in layer("h.1").items() if isinstance(value, float)}
+    scaled = layer("h.1", **{**small, "cosine": 1.0, "amplification": 1.0})
+    of, alike = (profile(layers=[layer("h.0"), each]) for each in (layer("h.1", cosine=1.0), scaled))
+    assert ElementTree.tostring(plot(of)) == ElementTree.tostring(plot(alike)) and page(of) != page(alike)
 
 
 def test_a_jump_in_an_outer_layer_is_drawn_at_its_last_part():
@@ -60,6 +67,15 @@ def test_a_jump_in_an_outer_layer_is_drawn_at_its_last_part():
 def test_a_name_that_begins_like_another_does_not_contain_it():
     layers = [layer("h.1"), layer("h.10"), layer("h.1#2"), layer("h.11.mlp")]
     assert innermost(layers) == layers
+
+
+def test_gradients_have_a_plot_of_their_own():
+    unknown = dict.fromkeys(("made", "inherited", "noise", "amplification"))
+    of = jump(layers=[*BLOCKS, WHOLE, layer("h.1 (gradient)", kind="gradient", **unknown)], layer="h.1 (gradient)")
+    forward, gradients = (re.findall(r"<text[^>]*>([^<]*)</text>", svg) for svg in page(of).split("<svg ")[1:])
+    assert "jump: h.1 (gradient)" in gradients and not [text for text in forward if "gradient" in text]
+    assert "newly made" in forward and "rounding up to here" in gradients
+    assert not {"newly made", "rounding in this layer"} & set(gradients), "what no gradient has is not drawn"
 
 
 def test_the_row_of_the_jump_is_marked():

@@ -81,6 +81,7 @@ def test_kernels_of_attention_stand_with_the_reasons_of_those_that_refuse():
         (jump(layer=None), "look deeper: `fuzzcompile profile bert.py --against inductor --depth 3`"),
         (jump(against="sdpa:math"), "`fuzzcompile profile bert.py --against sdpa:math --ops` shows which operator"),
         (jump(against="cuda", reference="inductor"), "--against cuda --depth 2` shows which part of it"),
+        (jump(against="cuda", layer="h.3: softmax"), "compare h.3: softmax alone on both sides"),
         (jump(against="amd.safetensors"), "record again with a larger --depth or --ops"),
         (profile(layers=[]), "nothing to fix"),
     ],
@@ -105,6 +106,15 @@ def test_a_layer_without_a_bug_of_its_own_leaves_the_whole_to_be_reported():
     assert "`fuzzcompile minimize bert.py` makes the reproducer" in advice(of, "bert.py")
     # Nothing wrong in either: the layer is looked into.
     assert "shows which part of it" in advice(jump(triage=report("rounding")), "bert.py")
+
+
+def test_a_gradient_is_of_its_layer_and_does_not_count_as_the_output():
+    gradients = [layer("h.1 (gradient)", kind="gradient", max_error=9.0), layer("(others) (gradient)", kind="gradient")]
+    of = profile(layers=[layer("h.1"), WHOLE, *gradients])
+    assert "allow for 5e-05" in advice(of, "bert.py")
+    wrong = jump(layer="h.1 (gradient)", triage=report("miscompile"))
+    assert "--module h.1` makes the reproducer" in advice(wrong, "bert.py")
+    assert "--depth 3" in advice(jump(layer="(others) (gradient)"), "bert.py")
 
 
 def test_a_layer_of_a_module_is_named_from_the_whole():
