@@ -83,8 +83,7 @@ def profile(
 ) -> int:
     """Compare two ways to run a model, layer by layer: which layer makes the error, and which ones pass it on.
 
-    Exit status: 0 if rounding explains every layer, 1 for a jump, 3 if the reference is unstable or the case cannot be
-    run. The layer of a jump under inductor is triaged at once.
+    Exit status: 1 for a jump, 3 if the case cannot be run in one of both ways, otherwise 0. The layer of a jump under inductor is triaged at once.
     """
     from rich.console import Console
 
@@ -100,6 +99,7 @@ def profile(
     side = parse(against or ("inductor" if record is None else "eager"))
     look = Look(depth, int(keep * 2**30), operators=ops)
     request = Request(case, Asked(side, parse(reference), look, tolerances, math_only), call, module)
+    name = str(case) if module is None else f"{case} --module {module}"
     if page is not None:
         check_writable(page, "--html")
     conditions = Conditions(device, vetoes, plants, Limits(timeout, int(memory * 2**30)))
@@ -112,11 +112,11 @@ def profile(
         click.echo(json.dumps(asdict(written)) if as_json else _recorded(written))
         return 0
     if page is not None:
-        write_whole(page, page_of_profile(answer, name=str(case)).encode("utf-8"), "--html")
+        write_whole(page, page_of_profile(answer, name=name).encode("utf-8"), "--html")
     if as_json:
         click.echo(json.dumps(answer, allow_nan=False))
     else:
-        print_profile(report_console(), answer, name=str(case))
+        print_profile(report_console(), answer, name=name)
     return 1 if answer["verdict"] == "jump" else 0
 
 

@@ -98,7 +98,10 @@ class _Written:
 
     def again(self, call: KeptCall) -> None:
         """Write a call whose tensors were kept whole."""
-        inputs, outputs = ([self.keep(kept.values) for kept in tensors] for tensors in (call.inputs, call.outputs))
+        inputs, outputs = (
+            [self.keep(kept.values) if kept.whole else kept for kept in tensors]
+            for tensors in (call.inputs, call.outputs)
+        )
         self.add(KeptCall(call.name, call.number, call.kind, inputs, outputs))
 
 
