@@ -83,7 +83,8 @@ def profile(
 ) -> int:
     """Compare two ways to run a model, layer by layer: which layer makes the error, and which ones pass it on.
 
-    Exit status: 1 for a jump, 3 if the case cannot be run in one of both ways, otherwise 0. The layer of a jump under inductor is triaged at once.
+    Exit status: 1 for a jump, 3 if the case cannot be run in one of both ways, otherwise 0. The layer of a jump under
+    inductor is triaged at once.
     """
     from rich.console import Console
 

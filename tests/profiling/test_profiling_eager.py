@@ -124,7 +124,8 @@ def test_a_recording_stands_for_the_machine_that_made_it(tmp_path):
     live, recorded = (profiled(path, side, "sdpa:math") for side in ("sdpa:flash", str(recording)))
     assert recorded["layer"] == live["layer"] == "layers.1"
     for name in ("layers.0", "layers.1", WHOLE, "layers.0 (gradient)"):
-        assert row(recorded, name)["rms_error"] == row(live, name)["rms_error"]
+        # Products may depend on the alignment of their operands in memory.
+        assert row(recorded, name)["rms_error"] == pytest.approx(row(live, name)["rms_error"], rel=1e-3)
     assert any("recorded as sdpa:flash" in note for note in recorded["notes"])
 
 
