@@ -101,8 +101,9 @@ def profile(
     look = Look(depth, int(keep * 2**30), operators=ops)
     request = Request(case, Asked(side, parse(reference), look, tolerances, math_only), call, module)
     name = str(case) if module is None else f"{case} --module {module}"
-    if page is not None:
-        check_writable(page, "--html")
+    for file, option in ((page, "--html"), (record, "--record")):
+        if file is not None:
+            check_writable(file, option)
     conditions = Conditions(device, vetoes, plants, Limits(timeout, int(memory * 2**30)))
     with Console(stderr=True).status("Starting ...") as status:
         if record is not None:

@@ -53,6 +53,7 @@ def profile_case(
         FuzzcompileError: the case cannot be profiled; the message says why.
     """
     check_plants(conditions.plants)
+    request.asked.check()
     asked = _with_vetoes(request.asked, conditions)
     progress(f"running {request.path.name} as {asked.against} and as {asked.reference}, layer by layer")
     profiled = _profiled(replace(request, asked=asked), conditions)

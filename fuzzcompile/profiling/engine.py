@@ -56,6 +56,25 @@ class Asked:
     tolerances: Path | None = None
     math_only: bool = False
 
+    def check(self) -> None:
+        """Refuse what cannot be asked, whatever the case is.
+
+        Raises:
+            UsageError: operators of a compiled run are asked for, a recording as the reference, or tolerances that
+                cannot be used.
+        """
+        Tolerances.load(self.tolerances)
+        if self.reference.kind == "recording":
+            raise UsageError(
+                f"A recording is no reference, whose layers must run again; give {self.reference} to --against."
+            )
+        for side in (self.against, self.reference):
+            if self.look.operators and side.is_compiled:
+                raise UsageError(
+                    f"{side} fuses operators, so that none of them can be looked at alone; leave out --ops, or raise "
+                    "--depth: the layer of a jump is triaged down to its rewrite."
+                )
+
 
 def profile(case: Case, device: torch.device, asked: Asked) -> ProfileJson:
     """Compare two ways to run the case, layer by layer.
@@ -65,12 +84,7 @@ def profile(case: Case, device: torch.device, asked: Asked) -> ProfileJson:
         EnvironmentUnfit: there is no such device or kernel here.
         UsageError: the tolerances or the recording cannot be used, or operators of a compiled run are asked for.
     """
-    for side in (asked.against, asked.reference):
-        if asked.look.operators and side.is_compiled:
-            raise UsageError(
-                f"{side} fuses operators, so that none of them can be looked at alone; leave out --ops, or raise "
-                "--depth: the layer of a jump is triaged down to its rewrite."
-            )
+    asked.check()
     start = time.perf_counter()
     table = Tolerances.load(asked.tolerances)
     with math_only() if asked.math_only else contextlib.nullcontext():

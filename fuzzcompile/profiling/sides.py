@@ -98,6 +98,8 @@ def parse(text: str) -> Side:
         UsageError: it names none.
     """
     if text.endswith(".safetensors") or Path(text).is_file():
+        if not Path(text).is_file():
+            raise UsageError(f"There is no recording {text}; make one with `fuzzcompile profile CASE --record {text}`.")
         return Side("recording", text)
     kind, _, argument = text.partition(":")
     known: dict[str, tuple[str, ...] | None] = {
