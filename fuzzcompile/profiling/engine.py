@@ -16,7 +16,6 @@ from fuzzcompile.contract import AttentionCallJson, LayerJson, ProfileJson
 from fuzzcompile.errors import UsageError
 from fuzzcompile.execution.attention_backends import math_only
 from fuzzcompile.execution.attention_calls import attention_calls, refuse_unless_usable
-from fuzzcompile.execution.building import build
 from fuzzcompile.execution.environment import describe
 from fuzzcompile.execution.noise import UlpNoise
 from fuzzcompile.execution.observation import Observation
@@ -181,7 +180,7 @@ class _Profile:
 
     def _eager(self, side: Side, numerics: Callable[[torch.dtype], Mode], *, double: bool = False) -> SideRun:
         """An eager run in the dtype of ``side``, otherwise as the reference runs."""
-        program = build(side.adapted(self._case), side.device(self._device), double=double)
+        program = side.built(self._case, self._device, double=double)
         return run_eagerly(self._case, program, self._reference, self._asked.look, numerics(program.dtype))
 
     def _coarser(self) -> Side:
@@ -198,10 +197,9 @@ class _Profile:
         return calls
 
     def _reference_run(self, side: Side) -> Observation:
-        case = self._reference.adapted(self._case)
-        program = build(case, self._reference.device(self._device), double=side.is_exact)
+        program = self._reference.built(self._case, self._device)
         with side.attention(), side.numerics(program.dtype):
-            return observe(case, program, program.model)
+            return observe(self._case, program, program.model)
 
     def _compare_untapped(self, tapped: SideRun) -> None:
         """Say so if the taps changed what the compiled program returns."""

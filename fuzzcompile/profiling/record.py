@@ -107,8 +107,7 @@ class _Written:
 
 def _streamed(case: Case, device: torch.device, side: Side, look: Look, written: _Written) -> Observation:
     """Run in eager mode and write each call as it ends."""
-    case = side.adapted(case)
-    program = build(case, side.device(device), double=side.is_exact)
+    program = side.built(case, device)
     with (
         side.attention(),
         collecting(program, look, written.keep, written.add) as called,

@@ -14,7 +14,7 @@ from fuzzcompile.case import Case
 from fuzzcompile.compiler.ledger import Ledger
 from fuzzcompile.compiler.session import compiling, plainly
 from fuzzcompile.errors import FuzzcompileError
-from fuzzcompile.execution.building import Program, build
+from fuzzcompile.execution.building import Program
 from fuzzcompile.execution.observation import Observation
 from fuzzcompile.execution.runs import observe
 from fuzzcompile.execution.seeds import Kept
@@ -86,7 +86,6 @@ def run_side(case: Case, device: torch.device, side: Side, look: Look) -> SideRu
     Raises:
         CannotRun: the program raises.
     """
-    case, device = side.adapted(case), side.device(device)
     if side.is_compiled:
         return _compiled(case, device, side, look)
     native = _eager(case, device, side, look, double=False)
@@ -107,7 +106,7 @@ def _without_exact(native: SideRun, why: str) -> SideRun:
 
 
 def _eager(case: Case, device: torch.device, side: Side, look: Look, *, double: bool) -> SideRun:
-    program = build(case, device, double=double or side.is_exact)
+    program = side.built(case, device, double=double)
     return run_eagerly(case, program, side, look, side.numerics(program.dtype))
 
 
@@ -150,9 +149,9 @@ def run_eagerly(
 def _compiled(case: Case, device: torch.device, side: Side, look: Look) -> SideRun:
     how = side.compilation(look.vetoes)
     with compiling(case.settings, how) as session:
-        program = build(case, device)
+        program = side.built(case, device)
         layers, events = layers_of(program, look.depth), list[Event]()
-        kept = Kept(case, program, device) if how.record else None
+        kept = Kept(case, program, side.device(device)) if how.record else None
         with tapped(layers, events):
             target = session.compile(program.model)
             observation = observe(case, program, target, describe_failure=session.describe_failure)
@@ -174,7 +173,7 @@ def untapped(case: Case, device: torch.device, side: Side, look: Look) -> Observ
     how = side.compilation(look.vetoes)
     watched = compiling(case.settings, replace(how, record=False)) if look.vetoes else plainly(case.settings, how)
     with watched as session:
-        program = build(case, device)
+        program = side.built(case, device)
         return observe(case, program, session.compile(program.model), describe_failure=session.describe_failure)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,8 +12,10 @@ from fuzzcompile.case import Case
 from fuzzcompile.compiler.session import Compilation, modes
 from fuzzcompile.errors import UsageError
 from fuzzcompile.execution.attention_backends import KERNELS, forced
+from fuzzcompile.execution.building import Program, build
 from fuzzcompile.execution.device import resolve
 from fuzzcompile.execution.float64 import Float64Mode
+from fuzzcompile.execution.tensors import map_tensors
 
 _SPELLINGS = (
     "eager, inductor[:mode], aot_eager, float64, cpu, cuda[:N], sdpa:math|flash|efficient|cudnn, dtype:bfloat16, "
@@ -78,9 +79,30 @@ class Side:
         """A context in which operators compute in float64, if this side is ``float64``."""
         return exactly(native) if self.is_exact else contextlib.nullcontext()
 
-    def adapted(self, case: Case) -> Case:
-        """The case with its tensors in the dtype of this side."""
-        return case if self.dtype is None else replace(case, make=_converting(case, self.dtype))
+    def built(self, case: Case, default: torch.device, *, double: bool = False) -> Program:
+        """Fresh state of the case on the device and in the dtype of this side.
+
+        Args:
+            case: the case.
+            default: where sides run that name no device of their own.
+            double: convert its tensors to float64, as ``float64`` does anyway.
+
+        Raises:
+            CaseError: ``make()`` raises or does not return ``(callable, inputs)``.
+        """
+        program = build(case, self.device(default), double=double or self.is_exact)
+        return program if self.dtype is None else _converted(program, self.dtype)
+
+
+def _converted(program: Program, dtype: torch.dtype) -> Program:
+    """The program with its floating tensors in ``dtype``; those of its state are converted in place."""
+
+    def narrow(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    for tensor in program.tensors().values():
+        tensor.data = narrow(tensor.data)
+    return replace(program, calls=map_tensors(narrow, program.calls), dtype=dtype)
 
 
 EAGER = Side("eager")
@@ -131,19 +153,3 @@ def pair_of(against: Side, reference: Side, device: torch.device) -> str:
     if len(places) > 1 or "recording" in kinds:
         return "across_devices"
     return "across_backends" if kinds & {"sdpa", "aot_eager"} else "same_backend"
-
-
-def _converting(case: Case, dtype: torch.dtype) -> Callable[[], tuple[Callable[..., object], object]]:
-    def make() -> tuple[Callable[..., object], object]:
-        from fuzzcompile.execution.tensors import map_tensors
-
-        model, inputs = case.make()
-        if isinstance(model, torch.nn.Module):
-            model = model.to(dtype)
-
-        def converted(tensor: torch.Tensor) -> torch.Tensor:
-            return tensor.to(dtype) if tensor.is_floating_point() else tensor
-
-        return model, map_tensors(converted, inputs)
-
-    return make

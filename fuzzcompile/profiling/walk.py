@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,7 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fuzzcompile.case import Case
-from fuzzcompile.execution.building import Program, build
+from fuzzcompile.execution.building import Program
 from fuzzcompile.execution.exhaustion import first_line
 from fuzzcompile.execution.observation import Observation
 from fuzzcompile.execution.runs import observe
@@ -75,36 +76,43 @@ class Walk:
         Raises:
             CannotRun: the reference raises.
         """
-        case = self.reference.adapted(self.case)
-        program = build(case, self.reference.device(self.device), double=self.reference.is_exact)
+        others = {} if look.operators else self._other_modules(look.depth)
+        program = self.reference.built(self.case, self.device)
         self._native = program.dtype
         with (
-            self._watching(program, look) as called,
+            self._watching(program, look, others) as called,
             self.reference.attention(),
             self.reference.numerics(program.dtype),
         ):
-            observation = observe(case, program, called)
-        refuse_failed(case, self.reference, observation)
+            observation = observe(self.case, program, called)
+        refuse_failed(self.case, self.reference, observation)
         self._measure((WHOLE, 0), "program", [kept.values for kept in returned(observation)], None)
         return observation
 
     @contextlib.contextmanager
-    def _watching(self, program: Program, look: Look) -> Iterator[Callable[..., object]]:
+    def _watching(
+        self, program: Program, look: Look, others: Mapping[str, nn.Module]
+    ) -> Iterator[Callable[..., object]]:
         if look.operators:
             with operators_watched(program, self) as called:
                 yield called
             return
-        others = self._other_modules(look.depth)
         with contextlib.ExitStack() as stack:
             for name, module in layers_of(program, look.depth).items():
                 stack.enter_context(self._watched(name, module, others.get(name, module)))
             yield program.model
 
     def _other_modules(self, depth: int | None) -> Mapping[str, nn.Module]:
-        """The layers in the dtype and on the device of the measured side, if the reference's own are not that."""
+        """The layers in the dtype and on the device of the measured side, if the reference's own are not that.
+
+        They are copied: a script has one set of modules, which the next run converts.
+        """
         if self._alike:
             return {}
-        return layers_of(build(self.against.adapted(self.case), self._place()), depth)
+        side = self.reference if self.against.kind == "recording" else self.against
+        return {
+            name: copy.deepcopy(module) for name, module in layers_of(side.built(self.case, self.device), depth).items()
+        }
 
     @property
     def _alike(self) -> bool:

@@ -6,8 +6,10 @@ import pytest
 import torch
 from stacks import CPU, profiled, row, stack
 
+from fuzzcompile.capture.loading import load
 from fuzzcompile.case import load_case
 from fuzzcompile.errors import CaseError, EnvironmentUnfit, UsageError
+from fuzzcompile.profiling.engine import Asked, profile
 from fuzzcompile.profiling.record import record
 from fuzzcompile.profiling.runs import WHOLE, CannotRun, Look
 from fuzzcompile.profiling.sides import pair_of, parse
@@ -58,6 +60,29 @@ def test_rounding_to_another_precision_is_rounding(tmp_path, against, reference)
     answer = profiled(stack(tmp_path), against, reference)
     assert answer["verdict"] == "expected_compounding"
     assert row(answer, WHOLE)["rms_error"] > 0
+
+
+SCRIPT = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+compiled = torch.compile(model)
+with torch.no_grad():
+    compiled(torch.randn(2, 5, 16))
+"""
+
+
+def test_the_modules_of_a_script_are_converted_as_well(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    case = load(path, CPU)
+    native, narrow = (profile(case, CPU, Asked(parse(side))) for side in ("eager", "dtype:bfloat16"))
+    assert native["verdict"] == "equal" and narrow["verdict"] == "expected_compounding"
+    assert narrow["tolerance"]["dtype"] == "bfloat16" and row(narrow, "layers.1")["made"] > 1e-4
+    assert profile(case, CPU, Asked(parse("eager")))["verdict"] == "equal"  # and converted back
 
 
 def test_a_side_compared_with_itself_is_equal(tmp_path):
