@@ -10,7 +10,7 @@ from typing import TypeVar
 import click
 
 from fuzzcompile.targets import TARGETS
-from fuzzcompile.worker.conditions import Conditions, Limits, Question, running_device
+from fuzzcompile.worker.conditions import Conditions, Contract, Limits, Question, running_device
 
 Command = TypeVar("Command", bound=Callable[..., object])
 
@@ -88,6 +88,14 @@ suspect: Callable[[Command], Command] = click.option(
     metavar="NAME",
     help="Report on this rewrite or pass: whether it ran, changed a bit, was refused, or is switched off.",
 )
+contract: Callable[[Command], Command] = click.option(
+    "--contract",
+    default="values",
+    show_default=True,
+    type=click.Choice(("bitwise", "values")),
+    help="What is promised: right values, or also equal bits under torch's strict settings (compiled and eager, a row "
+    "alone and in a batch, run to run).",
+)
 json_output: Callable[[Command], Command] = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON on stdout and nothing else."
 )
@@ -121,10 +129,17 @@ def question(command: Callable[..., int]) -> Callable[..., int]:
 
     @wraps(command)
     def gathered(
-        *, against: str, call: int | None, module: str | None, suspects: tuple[str, ...], **rest: object
+        *,
+        against: str,
+        call: int | None,
+        module: str | None,
+        suspects: tuple[str, ...],
+        contract: Contract,
+        **rest: object,
     ) -> int:
-        return command(question=Question(against, call, module, thorough=True, suspects=suspects), **rest)
+        asked = Question(against, call, module, thorough=True, suspects=suspects, contract=contract)
+        return command(question=asked, **rest)
 
-    for option in (suspect, module, call, against):
+    for option in (suspect, module, call, contract, against):
         gathered = option(gathered)
     return gathered

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from fuzzcompile.errors import UsageError
 from fuzzcompile.targets import target_of
@@ -57,6 +58,9 @@ def running_device(device: str, target: str | None) -> str:
     return "cpu" if device == "auto" else device
 
 
+Contract = Literal["values", "bitwise"]
+
+
 @dataclass(frozen=True)
 class Question:
     """What is asked about a case.
@@ -68,6 +72,7 @@ class Question:
         thorough: spend further compiles on evidence, for which a campaign has no time.
         dump: a folder for every graph and rewrite of the judged compile, as text.
         suspects: rewrites that the user asks about.
+        contract: ``values``, or ``bitwise`` for the promises of equal bits too.
     """
 
     against: str = "eager"
@@ -76,3 +81,8 @@ class Question:
     thorough: bool = False
     dump: str | None = None
     suspects: tuple[str, ...] = ()
+    contract: Contract = "values"
+
+    def __post_init__(self) -> None:
+        if self.contract == "bitwise" and self.against != "eager":
+            raise UsageError("The bitwise contract compares with eager: leave out --against or --contract.")

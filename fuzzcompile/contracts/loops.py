@@ -1,0 +1,47 @@
+"""The operators of the loops of one kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING
+
+from fuzzcompile.compiler.kernels.codegen_operators import code_operators
+from fuzzcompile.compiler.kernels.lowered import Kernel
+
+if TYPE_CHECKING:
+    from torch._inductor.scheduler import BaseSchedulerNode
+
+REDUCTION = "reduction"
+
+
+def operators_of_loop(kernel: Kernel, buffer: str) -> list[str]:
+    """The operators of the loop that writes a buffer, as Inductor calls them; those of reductions begin with the word."""
+    names = code_operators(kernel.scheduled, buffer)
+    reduces = any(loop.is_reduction() for loop in _loops(kernel) if buffer in _written(loop))
+    return [*names, *([REDUCTION] if reduces else [])]
+
+
+def operators_behind(kernel: Kernel, buffer: str, stored: Collection[str]) -> list[str]:
+    """As :func:`operators_of_loop`, and those of the kernel's loops whose values it reads though none was stored."""
+    names: list[str] = []
+    waiting, done = [buffer], set[str]()
+    while waiting:
+        name = waiting.pop()
+        done.add(name)
+        names += operators_of_loop(kernel, name)
+        reads = {read for loop in _loops(kernel) if name in _written(loop) for read in _read(loop)}
+        waiting += sorted(reads - done - set(stored))
+    return names
+
+
+def _loops(kernel: Kernel) -> Iterator[BaseSchedulerNode]:
+    for node in kernel.scheduled:
+        yield from node.get_nodes() if hasattr(node, "get_nodes") else ()
+
+
+def _written(loop: BaseSchedulerNode) -> list[str]:
+    return [buffer.get_name() for buffer in loop.get_outputs()]
+
+
+def _read(loop: BaseSchedulerNode) -> list[str]:
+    return [str(dependence.name) for dependence in loop.read_writes.reads]
