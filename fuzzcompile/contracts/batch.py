@@ -163,15 +163,15 @@ class _Compiled:
         return None
 
 
-def open_kernel(kernel: Kernel, buffer: str, stored: Collection[str], apart: Difference) -> str | None:
+def open_kernel(kernel: Kernel, buffer: str, compared: Collection[str], apart: Difference) -> str | None:
     """Why a kernel need not give a row the same bits in another batch; None where it has to.
 
     Args:
         kernel: the kernel.
         buffer: what it wrote.
-        stored: the buffers that any kernel wrote, whose own bits were compared.
+        compared: the buffers whose own bits were the same.
         apart: how the row's value differs.
     """
     if kernel.extern:
         return "a library computes it, and torch promises nothing of libraries"
-    return open_batch(operators_behind(kernel, buffer, stored), apart)
+    return open_batch(operators_behind(kernel, buffer, compared), apart)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from fuzzcompile.attribution.replays import ReplayCount
 from fuzzcompile.compiler.kernels.control import Control
@@ -11,9 +12,9 @@ from fuzzcompile.contracts.execution import SHOWN, Compiles, Execution
 from fuzzcompile.contracts.graphs import graph_partings
 from fuzzcompile.contracts.local import Local
 from fuzzcompile.contracts.parting import Parting, Promise, in_order
-from fuzzcompile.contracts.traces import singled_out
 from fuzzcompile.execution.observation import Observation
 from fuzzcompile.stage_names import CODEGEN
+from fuzzcompile.stages.kernels.culprits import kernel_of
 
 NAME = "eager"
 _SECONDS = 15.0
@@ -38,16 +39,15 @@ def judge_eager(
         return Promise(NAME, None, "eager itself gives other bits in its second run", outputs=outputs)
     if all(output.only_payloads for output in outputs):
         return Promise(NAME, None, "nothing but payloads of NaN differs, which IEEE 754 leaves open", outputs=outputs)
-    partings = in_order((*local_partings(execution, count), *graph_partings(execution.ledger, count, seconds=_SECONDS)))
+    local = local_partings(execution, count)
+    if any(parting.stage == CODEGEN for parting in local):
+        local = _refined(local, execution, _finer(compiles, count))
+    partings = in_order((*local, *graph_partings(execution.ledger, count, seconds=_SECONDS)))
+    return _answer(partings, outputs)
+
+
+def _answer(partings: Sequence[Parting], outputs: tuple[Difference, ...]) -> Promise:
     broken = next((parting for parting in partings if parting.promised), None)
-    if broken is not None and broken.stage == CODEGEN:
-        named = singled_out(broken, lambda: _finer(compiles, count))
-        partings = [named if parting is broken else parting for parting in partings]
-        broken = named
-    return _answer(broken, partings, outputs)
-
-
-def _answer(broken: Parting | None, partings: Sequence[Parting], outputs: tuple[Difference, ...]) -> Promise:
     if broken is not None:
         why = f"bits part although promised: {broken}: {broken.detail}"
         return Promise(NAME, False, why, tuple(partings), outputs)
@@ -77,7 +77,27 @@ def is_broken(compiles: Compiles, eager: Observation, control: Control, count: R
 
 
 def _finer(compiles: Compiles, count: ReplayCount) -> list[Parting]:
-    """The promised partings of a compile in which every operator's value is stored."""
+    """The promised partings of kernels in a compile in which the value of every operator is stored."""
     execution = compiles.execute(control=SHOWN)
-    partings = in_order(local_partings(execution, count)) if not execution.first.failure else []
-    return [parting for parting in partings if parting.promised]
+    partings = local_partings(execution, count) if not execution.first.failure else []
+    return [parting for parting in partings if parting.promised and parting.stage == CODEGEN]
+
+
+def _refined(partings: list[Parting], execution: Execution, finer: list[Parting]) -> list[Parting]:
+    """The partings of kernels by their operators, as far as the finer look shows those."""
+    graphs = {(parting.graph, parting.direction) for parting in finer}
+    kept = [
+        parting
+        for parting in partings
+        if not (parting.promised and parting.stage == CODEGEN and (parting.graph, parting.direction) in graphs)
+    ]
+    return [*kept, *(replace(parting, kernel=_kernel(execution, parting)) for parting in finer)]
+
+
+def _kernel(execution: Execution, parting: Parting) -> str | None:
+    """The kernel that computes the operator in the compile as it is."""
+    for lowered in execution.ledger.lowered:
+        if (lowered.frame, lowered.direction) == (parting.graph, parting.direction) and parting.node is not None:
+            kernel = kernel_of(lowered, parting.node)
+            return kernel.name if kernel is not None else None
+    return parting.kernel

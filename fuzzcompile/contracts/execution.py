@@ -18,8 +18,10 @@ from fuzzcompile.execution.seeds import Kept
 from fuzzcompile.stages.kernels.examined import Examined
 
 _HOW = Compilation(kernels=True)
-SHOWN = Control(realised=(EVERYTHING,))
+SHOWN = Control(realised=(EVERYTHING,), stored=True)
 """Every operator has a buffer of its own, so that a kernel shows what each of its operators gave."""
+# No kernel writes into a buffer that it reads, or what was there could not be seen afterwards.
+_APART = {"inplace_buffers": False, "allow_buffer_reuse": False}
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,8 @@ class Compiles:
         """
         case = case or self.case
         self.count += 1
-        how = replace(_HOW, vetoes=self.vetoes, control=control)
+        config = _APART if control.stored else None
+        how = replace(_HOW, vetoes=self.vetoes, control=control, config=config)
         observations, calls = list[Observation](), list[tuple[int, ...]]()
         with compiling(case.settings, how) as session:
             program = build(case, self.device)

@@ -118,7 +118,9 @@ class Local:
                 continue
             apart = difference(node.name, stored.written, value.cpu())
             if apart is not None and not self._is_overwritten(stored):
-                yield self._parting(RUNTIME, node, apart, "not what the kernel wrote", None)
+                what = f"output {node.name} is not what the kernel wrote: {apart}"
+                place = self._places.get(node.name, 0)
+                yield Parting(self.lowered.frame, self.lowered.direction, RUNTIME, None, apart, what, position=place)
 
     def _is_overwritten(self, stored: Stored) -> bool:
         """Whether a later kernel writes into the same buffer."""

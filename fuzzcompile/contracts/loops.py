@@ -15,14 +15,14 @@ REDUCTION = "reduction"
 
 
 def operators_of_loop(kernel: Kernel, buffer: str) -> list[str]:
-    """The operators of the loop that writes a buffer, as Inductor calls them; those of reductions begin with the word."""
+    """The operators of the loop that writes a buffer, as Inductor calls them; :data:`REDUCTION` if it reduces."""
     names = code_operators(kernel.scheduled, buffer)
     reduces = any(loop.is_reduction() for loop in _loops(kernel) if buffer in _written(loop))
     return [*names, *([REDUCTION] if reduces else [])]
 
 
-def operators_behind(kernel: Kernel, buffer: str, stored: Collection[str]) -> list[str]:
-    """As :func:`operators_of_loop`, and those of the kernel's loops whose values it reads though none was stored."""
+def operators_behind(kernel: Kernel, buffer: str, known: Collection[str]) -> list[str]:
+    """As :func:`operators_of_loop`, and those of the kernel's loops that it reads, but for those of ``known`` buffers."""
     names: list[str] = []
     waiting, done = [buffer], set[str]()
     while waiting:
@@ -30,7 +30,7 @@ def operators_behind(kernel: Kernel, buffer: str, stored: Collection[str]) -> li
         done.add(name)
         names += operators_of_loop(kernel, name)
         reads = {read for loop in _loops(kernel) if name in _written(loop) for read in _read(loop)}
-        waiting += sorted(reads - done - set(stored))
+        waiting += sorted(reads - done - set(known))
     return names
 
 

@@ -96,5 +96,5 @@ def _first_of(first: Lowered, second: Lowered, calls: Iterable[tuple[GraphCall, 
     return []
 
 
-def _promised(kernel: Kernel, buffer: str, stored: Collection[str], apart: Difference) -> None:
+def _promised(kernel: Kernel, buffer: str, compared: Collection[str], apart: Difference) -> None:
     """Every kernel repeats itself."""

@@ -14,8 +14,8 @@ from fuzzcompile.contracts.local import parting_at
 from fuzzcompile.contracts.parting import Parting
 from fuzzcompile.stage_names import CODEGEN, LOWERING, RUNTIME
 
-# Why nothing is promised of a kernel, one of its buffers (beside all that were stored) and how its values differ; None
-# where equal bits are.
+# Why nothing is promised of a kernel and one of its buffers, given the buffers that were compared before it, and how the
+# values differ; None where equal bits are.
 Why = Callable[[Kernel, str, Collection[str], Difference], str | None]
 # The part of the first value that the second should equal; None where they cannot be compared.
 Project = Callable[[torch.Tensor, torch.Tensor], torch.Tensor | None]
@@ -23,20 +23,26 @@ Project = Callable[[torch.Tensor, torch.Tensor], torch.Tensor | None]
 
 @dataclass(frozen=True)
 class Traced:
-    """One call of a lowered graph, by the labels of its operators, which mean the same in another compile."""
+    """One call of a lowered graph."""
 
     lowered: Lowered
     call: GraphCall
 
     def values(self) -> Iterator[tuple[str, Kernel, str, torch.Tensor]]:
-        """What kernels wrote, in order: the label of the operator, the kernel, the buffer, the value."""
+        """What kernels wrote, in order: the node whose value it is, the kernel, the buffer, the value.
+
+        Where no node is known, as for a part of a reduction, the last operator of the kernel stands for it.
+        """
         nodes = nodes_by_buffer(self.lowered)
         for (number, buffer), value in self.call.written.items():
             kernel = self.lowered.kernels[number]
-            name = nodes.get(buffer) or (kernel.nodes[-1] if kernel.nodes else None)
-            label = self.lowered.labels.get(name or "")
-            if label is not None:
-                yield label, kernel, buffer, value
+            yield nodes.get(buffer) or next(reversed(kernel.nodes), ""), kernel, buffer, value
+
+    def by_operator(self) -> dict[str, torch.Tensor]:
+        """What kernels wrote, by the operator's label, which means the same in another compile."""
+        nodes = nodes_by_buffer(self.lowered)
+        known = {buffer: self.lowered.labels.get(nodes.get(buffer, "")) for _, buffer in self.call.written}
+        return {label: value for (_, name), value in self.call.written.items() if (label := known[name]) is not None}
 
 
 def same_graph(first: Lowered, second: Lowered) -> bool:
@@ -58,23 +64,31 @@ def first_parting(first: Traced, second: Traced, why: Why, project: Project = wh
         why: why nothing is promised of a difference.
         project: which part of the first value the second is.
     """
-    there = {label: value for label, _, _, value in second.values()}
-    stored = {buffer for _, buffer in first.call.written}
-    for label, kernel, buffer, value in first.values():
-        seen = there.get(label)
+    compared: set[str] = set()
+    partner = _partner(first, second)
+    for name, kernel, buffer, value in first.values():
+        seen = partner(buffer)
         part = project(value, seen) if seen is not None else None
         if seen is None or part is None:
             continue
-        apart = difference(label, part, seen)
-        if apart is None or apart.only_payloads:
-            continue
-        node = next((name for name, known in first.lowered.labels.items() if known == label), None)
-        return _at(first.lowered, node, kernel, apart, why(kernel, buffer, stored, apart))
+        compared.add(buffer)
+        apart = difference(buffer, part, seen)
+        if apart is not None and not apart.only_payloads:
+            return _at(first.lowered, name, kernel, apart, why(kernel, buffer, compared - {buffer}, apart))
     return None
 
 
-def _at(lowered: Lowered, name: str | None, kernel: Kernel, apart: Difference, why: str | None) -> Parting | None:
-    node = lowered.node(lowered.producer(name)) if name is not None else None
+def _partner(first: Traced, second: Traced) -> Callable[[str], torch.Tensor | None]:
+    """Finds the value of the second execution that a buffer of the first is to be compared with."""
+    if first.lowered is second.lowered:
+        written = {buffer: value for (_, buffer), value in second.call.written.items()}
+        return written.get
+    there, nodes = second.by_operator(), nodes_by_buffer(first.lowered)
+    return lambda buffer: there.get(first.lowered.labels.get(nodes.get(buffer, ""), ""))
+
+
+def _at(lowered: Lowered, name: str, kernel: Kernel, apart: Difference, why: str | None) -> Parting | None:
+    node = lowered.node(lowered.producer(name))
     if node is None:
         return None
     stage = LOWERING if kernel.extern else CODEGEN
