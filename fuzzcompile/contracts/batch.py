@@ -15,10 +15,11 @@ from fuzzcompile.contracts.covered import open_batch
 from fuzzcompile.contracts.execution import SHOWN, Compiles, Execution
 from fuzzcompile.contracts.loops import operators_behind
 from fuzzcompile.contracts.parting import Parting, Promise, in_order
-from fuzzcompile.contracts.rows import Batch, batch_of, row_of
+from fuzzcompile.contracts.rows import Batch, batches_of, row_of
 from fuzzcompile.contracts.traces import Traced, behind_kernels, first_parting, same_graph, singled_out
 from fuzzcompile.execution.building import build
 from fuzzcompile.execution.observation import Failure, Observation
+from fuzzcompile.execution.runs import run_float64
 from fuzzcompile.oracle.metrics import within_default_tolerance
 
 NAME = "batch"
@@ -26,27 +27,43 @@ NAME = "batch"
 
 def judge_batch(compiles: Compiles) -> Promise:
     """Run the rows of the case's inputs alone and in a batch, eagerly and compiled."""
-    batch = batch_of(compiles.case, build(compiles.case, compiles.device))
-    if batch is None:
-        return Promise(NAME, None, "not looked at: the first input has no dimension of two or more rows")
-    together, alone = (compiles.run_eagerly(case=case)[0] for case in (batch.case, batch.alone()))
-    refused = _refused(batch, together, alone)
-    if refused is not None:
-        return Promise(NAME, None, f"not looked at: {refused}")
-    eager = _apart(batch, together, alone)
-    compiled = _Compiled.made(compiles, batch)
+    rows = _eager_rows(compiles)
+    if isinstance(rows, str):
+        return Promise(NAME, None, f"not looked at: {rows}")
+    compiled = _Compiled.made(compiles, rows.batch)
     if compiled.failed:
         return Promise(NAME, None, f"not looked at: compiled, it raises {compiled.failed}", unsure=True)
-    return _judged(compiles, compiled, eager)
+    return _judged(compiles, compiled, _apart(rows.batch, rows.together, rows.alone))
 
 
 def rows_differ(compiles: Compiles, control: Control) -> bool:
     """Whether a row alone differs from the row in its batch, compiled under ``control``."""
-    batch = batch_of(compiles.case, build(compiles.case, compiles.device))
-    if batch is None:
+    rows = _eager_rows(compiles)
+    if isinstance(rows, str):
         return False
-    compiled = _Compiled.made(compiles, batch, control)
+    compiled = _Compiled.made(compiles, rows.batch, control)
     return compiled.failed is not None or bool(compiled.outputs)
+
+
+@dataclass(frozen=True)
+class _EagerRows:
+    """A batch, and what eager gives for it and for its rows alone."""
+
+    batch: Batch
+    together: Observation
+    alone: Observation
+
+
+def _eager_rows(compiles: Compiles) -> _EagerRows | str:
+    """The first way to cut the inputs into rows that do not depend on each other; else why there is none."""
+    refused = "the first input has no dimension of two or more rows"
+    for batch in batches_of(compiles.case, build(compiles.case, compiles.device)):
+        together, alone = (compiles.run_eagerly(case=case)[0] for case in (batch.case, batch.alone()))
+        why = _refused(batch, together, alone) or _mixed(compiles, batch)
+        if why is None:
+            return _EagerRows(batch, together, alone)
+        refused = why
+    return refused
 
 
 def _judged(compiles: Compiles, compiled: _Compiled, eager: list[Difference]) -> Promise:
@@ -80,12 +97,19 @@ def _refused(batch: Batch, together: Observation, alone: Observation) -> str | N
         return f"eager does not run on a row alone: {failure}" if alone.failure else f"eager raises {failure}"
     if any(value.kind == "mutation" for run in (together, alone) for value in run.values):
         return "the program writes to its own state, which the rows would share"
-    pairs = list(_pairs(batch, together, alone))
-    if not pairs:
+    if not list(_pairs(batch, together, alone)):
         return "no output has a row for each row of the first input"
-    wrong = [name for name, part, row in pairs if not within_default_tolerance(row, part)]
-    if wrong:
-        return f"the first dimension is no batch: eager's {wrong[0]} depends on the other rows"
+    return None
+
+
+def _mixed(compiles: Compiles, batch: Batch) -> str | None:
+    """The sentence that an output depends on the other rows, as float64 shows; None where it does not."""
+    together, alone = (run_float64(case, compiles.device, keep_casts=False)[0] for case in (batch.case, batch.alone()))
+    if together.failure or alone.failure:
+        return "the program does not run in float64, which shows whether rows depend on each other"
+    for name, part, row in _pairs(batch, together, alone):
+        if not within_default_tolerance(row.float(), part.float()):
+            return f"the first dimension is no batch: {name} depends on the other rows"
     return None
 
 

@@ -12,7 +12,7 @@ from fuzzcompile.attribution.culprit import Ablation
 from fuzzcompile.attribution.replays import ReplayCount
 from fuzzcompile.case import Case
 from fuzzcompile.compiler.kernels.control import Control
-from fuzzcompile.compiler.unseen import gathered, gathering, shown
+from fuzzcompile.compiler.unseen import gathered, gathering, reason, shown
 from fuzzcompile.contract import ContractJson
 from fuzzcompile.contracts import batch, eager, repeated
 from fuzzcompile.contracts.execution import Compiles
@@ -57,7 +57,7 @@ def judge_bitwise(
     unsure = any(promise.unsure for promise in promises) or not all(missed.harmless for missed in gathered())
     report = replace(report, confidence="low" if unsure else report.confidence)
     if report.is_bug or broken is None:
-        return replace(report, detail=_detail(report, promises))
+        return report
     return _broken(report, broken, ablations)
 
 
@@ -90,11 +90,6 @@ def contract_json(promises: Sequence[Promise]) -> ContractJson:
 def unjudged_contract(why: str) -> ContractJson:
     """The contract of a case whose promises were not looked at."""
     return contract_json([Promise(name, None, f"not looked at: {why}", unsure=True) for name in PROMISES])
-
-
-def _detail(report: Report, promises: Sequence[Promise]) -> str:
-    told = [f"{promise.name}: {promise.why}" for promise in promises if promise.holds is None and promise.outputs]
-    return "; ".join(part for part in (report.detail, *told) if part)
 
 
 def _replaced(own: Case) -> list[str]:
@@ -138,7 +133,14 @@ class _Judge:
         )
 
     def _judged(self, name: str, judge: Callable[[], Promise]) -> Promise:
-        return Promise(name, None, "not looked at: out of time", unsure=True) if self._late else judge()
+        if self._late:
+            return Promise(name, None, "not looked at: out of time; raise --timeout", unsure=True)
+        try:
+            return judge()
+        except (KeyboardInterrupt, MemoryError):
+            raise
+        except Exception as error:  # of a program run in other ways, or of the looking: the other promises still stand
+            return Promise(name, None, f"not looked at: {reason(error)}", unsure=True)
 
     @property
     def _late(self) -> bool:

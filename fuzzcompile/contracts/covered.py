@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import fx
@@ -22,6 +22,7 @@ _FORMS = 4
 _ACCUMULATES = "its terms may be added in any order, or a library computes it"
 _FUNCTION = "torch leaves open how it approximates this function"
 _SCALAR = "torch does not say in which precision a Python number enters bfloat16 or float16 arithmetic"
+_MULTIPLIED = "ATen multiplies by alpha and adds with one rounding"
 _PAYLOAD = "the payload of a NaN is open"
 _ZERO = "either zero is right"
 
@@ -41,6 +42,8 @@ def open_bits(node: fx.Node, value: torch.Tensor, difference: Difference) -> str
     low = value.dtype in _LOW
     if low and _has_number(node, value.dtype):
         return _SCALAR
+    if node.kwargs.get("alpha", 1) != 1:
+        return _MULTIPLIED
     if family in facts().bitwise.covered.exactly_rounded:
         return None
     if not _is_pointwise(node):
@@ -65,12 +68,18 @@ def open_cast(node: fx.Node) -> str | None:
 
 
 def open_code(
-    operators: Sequence[str], difference: Difference, dtype: torch.dtype, *, reads_unknown: bool
+    operators: Sequence[str],
+    nodes: Iterable[fx.Node],
+    difference: Difference,
+    dtype: torch.dtype,
+    *,
+    reads_unknown: bool,
 ) -> str | None:
     """Why a kernel may give other bits than its loop evaluated on the same inputs; None where it may not.
 
     Args:
         operators: those of the loop, as Inductor calls them.
+        nodes: the operators of the graph that the loop computes.
         difference: how the kernel's value differs.
         dtype: of the value.
         reads_unknown: the loop reads what no kernel stored.
@@ -81,6 +90,8 @@ def open_code(
         return _ACCUMULATES
     if reads_unknown:
         return "it reads a reduction or an approximation that no kernel stores, whose bits are open"
+    if dtype in _LOW and any(_has_number(node, dtype) for node in nodes):
+        return _SCALAR
     if is_exact(operators):
         choosing = {"maximum", "minimum", "relu"} & set(operators)
         return _ZERO if difference.only_zero_signs and choosing else None

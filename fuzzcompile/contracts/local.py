@@ -15,7 +15,7 @@ from fuzzcompile.compiler.kernels.operators import lowering_source, operator_of
 from fuzzcompile.compiler.unseen import Unseen, UnseenLog, reason
 from fuzzcompile.contracts.bits import Difference, difference
 from fuzzcompile.contracts.covered import is_exact, open_bits, open_cast, open_code
-from fuzzcompile.contracts.loops import operators_of_loop
+from fuzzcompile.contracts.loops import nodes_of_loop, operators_of_loop
 from fuzzcompile.contracts.parting import Parting
 from fuzzcompile.stage_names import CODEGEN, LOWERING, RUNTIME
 from fuzzcompile.stages.kernels.culprits import kernel_of, site_of
@@ -99,7 +99,9 @@ class Local:
             return None
         kernel = self.lowered.kernels[stored.kernel]
         operators = operators_of_loop(kernel, stored.buffer)
-        why = open_code(operators, apart, stored.written.dtype, reads_unknown=stored.reads_unknown)
+        names = nodes_of_loop(kernel, stored.buffer)
+        nodes = [node for node in self.lowered.snapshot.graph.nodes if node.name in names]
+        why = open_code(operators, nodes, apart, stored.written.dtype, reads_unknown=stored.reads_unknown)
         name = stored.node or (kernel.nodes[-1] if kernel.nodes else None)
         node = self.lowered.node(self.lowered.producer(name)) if name is not None else None
         if node is None:

@@ -22,7 +22,7 @@ def operators_of_loop(kernel: Kernel, buffer: str) -> list[str]:
 
 
 def operators_behind(kernel: Kernel, buffer: str, known: Collection[str]) -> list[str]:
-    """As :func:`operators_of_loop`, and those of the kernel's loops that it reads, but for those of ``known`` buffers."""
+    """As :func:`operators_of_loop`, with the loops of the kernel that it reads, up to ``known`` buffers."""
     names: list[str] = []
     waiting, done = [buffer], set[str]()
     while waiting:
@@ -32,6 +32,12 @@ def operators_behind(kernel: Kernel, buffer: str, known: Collection[str]) -> lis
         reads = {read for loop in _loops(kernel) if name in _written(loop) for read in _read(loop)}
         waiting += sorted(reads - done - set(known))
     return names
+
+
+def nodes_of_loop(kernel: Kernel, buffer: str) -> set[str]:
+    """Names of the FX nodes behind the loop that writes a buffer."""
+    loops = [loop for loop in _loops(kernel) if buffer in _written(loop)]
+    return {origin.name for loop in loops for origin in getattr(loop.node, "origins", ())}
 
 
 def _loops(kernel: Kernel) -> Iterator[BaseSchedulerNode]:

@@ -22,11 +22,13 @@ class Batch:
         case: the first call of the case, without its backward, whose loss would mix the samples.
         size: how many samples.
         rows: the samples that are looked at alone: the first, the last, and some between.
+        first_alone: only the first input holds samples.
     """
 
     case: Case
     size: int
     rows: tuple[int, ...]
+    first_alone: bool = False
 
     def alone(self) -> Case:
         """The case whose calls are the rows, one by one."""
@@ -42,27 +44,33 @@ class Batch:
 
     def row(self, inputs: object, number: int) -> object:
         """The inputs of one sample; tensors without the batch's dimension stay as they are."""
+        taken = 0
 
         def narrowed(tensor: torch.Tensor) -> torch.Tensor:
-            return tensor.narrow(0, number, 1).detach().clone() if self.has_rows(tensor) else tensor
+            nonlocal taken
+            if not tensor.dim() or tensor.shape[0] != self.size or isinstance(tensor, torch.nn.Parameter):
+                return tensor
+            taken += 1
+            return tensor if self.first_alone and taken > 1 else tensor.narrow(0, number, 1).detach().clone()
 
         return map_tensors(narrowed, inputs)
 
-    def has_rows(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor's first dimension is the batch's."""
-        return tensor.dim() > 0 and tensor.shape[0] == self.size and not isinstance(tensor, torch.nn.Parameter)
 
+def batches_of(case: Case, program: Program) -> list[Batch]:
+    """The batches that a case's first call may take, the likelier first.
 
-def batch_of(case: Case, program: Program) -> Batch | None:
-    """The batch that a case's first call takes; None if its first tensor has no dimension of two or more samples."""
-    tensors = [leaf for leaf in pytree.tree_leaves(program.calls[0]) if isinstance(leaf, torch.Tensor)]
-    shaped = [tensor for tensor in tensors if tensor.dim() > 0]
-    size = shaped[0].shape[0] if shaped else 0
+    All inputs whose first dimension has the size of the first input's hold rows, or the first input alone does; weights
+    among the inputs may have that size too.
+    """
+    tensors = [leaf for leaf in pytree.tree_leaves(program.calls[0]) if isinstance(leaf, torch.Tensor) and leaf.dim()]
+    size = tensors[0].shape[0] if tensors else 0
     if size < 2:
-        return None
+        return []
     count = min(size, CAPTURED_CALLS)
-    rows = sorted({round(place * (size - 1) / (count - 1)) for place in range(count)})
-    return Batch(replace(case, calls=None, backward=False), size, tuple(rows))
+    rows = tuple(sorted({round(place * (size - 1) / (count - 1)) for place in range(count)}))
+    plain = replace(case, calls=None, backward=False)
+    shared = sum(tensor.shape[0] == size for tensor in tensors) > 1
+    return [Batch(plain, size, rows, first_alone) for first_alone in ((False, True) if shared else (False,))]
 
 
 def row_of(value: torch.Tensor, alone: torch.Tensor, size: int, number: int) -> torch.Tensor | None:

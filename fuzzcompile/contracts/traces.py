@@ -14,8 +14,8 @@ from fuzzcompile.contracts.local import parting_at
 from fuzzcompile.contracts.parting import Parting
 from fuzzcompile.stage_names import CODEGEN, LOWERING, RUNTIME
 
-# Why nothing is promised of a kernel and one of its buffers, given the buffers that were compared before it, and how the
-# values differ; None where equal bits are.
+# Why nothing is promised of a kernel and one of its buffers, given the buffers that were the same before it, and how
+# the values differ; None where equal bits are.
 Why = Callable[[Kernel, str, Collection[str], Difference], str | None]
 # The part of the first value that the second should equal; None where they cannot be compared.
 Project = Callable[[torch.Tensor, torch.Tensor], torch.Tensor | None]
