@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from fuzzcompile.compiler.kernels.buffer_loops import operators_behind
 from fuzzcompile.compiler.kernels.control import UNCHANGED, Control
 from fuzzcompile.compiler.kernels.lowered import Kernel, Lowered
 from fuzzcompile.contracts.bits import Difference, difference
 from fuzzcompile.contracts.covered import open_batch
 from fuzzcompile.contracts.execution import SHOWN, Compiles, Execution
-from fuzzcompile.contracts.loops import operators_behind
 from fuzzcompile.contracts.parting import Parting, Promise, in_order
 from fuzzcompile.contracts.rows import Batch, batches_of, row_of
 from fuzzcompile.contracts.traces import Traced, behind_kernels, first_parting, same_graph, singled_out

@@ -9,13 +9,13 @@ import torch
 from torch import fx
 
 from fuzzcompile.codegen.table import generator_of
+from fuzzcompile.compiler.kernels.buffer_loops import nodes_of_loop, operators_of_loop
 from fuzzcompile.compiler.kernels.followed import Applied, Followed, Stored, applications
 from fuzzcompile.compiler.kernels.lowered import Kernel, Lowered
 from fuzzcompile.compiler.kernels.operators import lowering_source, operator_of
 from fuzzcompile.compiler.unseen import Unseen, UnseenLog, reason
 from fuzzcompile.contracts.bits import Difference, difference
 from fuzzcompile.contracts.covered import is_exact, open_bits, open_cast, open_code
-from fuzzcompile.contracts.loops import nodes_of_loop, operators_of_loop
 from fuzzcompile.contracts.parting import Parting
 from fuzzcompile.stage_names import CODEGEN, LOWERING, RUNTIME
 from fuzzcompile.stages.kernels.culprits import kernel_of, site_of

@@ -8,14 +8,14 @@ import torch
 from fuzzcompile.contracts.bits import difference
 from fuzzcompile.contracts.rows import row_of
 
+FLOATS = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+
 
 def nan_with(payload: int) -> torch.Tensor:
     return torch.tensor([0x7FC00000 + payload], dtype=torch.int32).view(torch.float32)
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.bool]
-)
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.int64, torch.bool])
 def test_equal_bits_are_no_difference(dtype):
     value = torch.arange(-4, 5).to(dtype)
     assert difference("out", value, value.clone()) is None

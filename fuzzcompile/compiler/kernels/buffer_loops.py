@@ -1,4 +1,4 @@
-"""The operators of the loops of one kernel."""
+"""The loops of a kernel that write one buffer: their operators, in loops and in the graph."""
 
 from __future__ import annotations
 
