@@ -15,7 +15,7 @@ from fuzzcompile.compiler.kernels.control import Control
 from fuzzcompile.compiler.unseen import gathered, gathering, reason, shown
 from fuzzcompile.contract import ContractJson
 from fuzzcompile.contracts import batch, eager, repeated
-from fuzzcompile.contracts.execution import Compiles
+from fuzzcompile.contracts.execution import Compiles, OutOfTime
 from fuzzcompile.contracts.parting import Promise
 from fuzzcompile.contracts.settings import promised_by_settings, replaced_settings, strict_settings
 from fuzzcompile.execution.observation import Observation
@@ -24,6 +24,8 @@ from fuzzcompile.oracle.verdicts import Verdict
 
 BITWISE = "bitwise"
 PROMISES = (eager.NAME, batch.NAME, repeated.NAME)
+# A program that differs from run to run differs from eager too, so that this comes first.
+_GRAVEST = (repeated.NAME, eager.NAME, batch.NAME)
 _VERDICTS = {eager.NAME: Verdict.PRECISION_LOSS, batch.NAME: Verdict.PRECISION_LOSS,
              repeated.NAME: Verdict.NONDETERMINISTIC}  # fmt: skip
 
@@ -40,12 +42,12 @@ def judge_bitwise(
         report: what was found out about its values.
         own: the case as its author wrote it.
         vetoes: rewrites that are refused throughout.
-        deadline: value of ``time.monotonic()`` after which no further promise is looked at.
+        deadline: value of ``time.monotonic()`` after which no further compile is begun.
     """
     started = time.perf_counter()
-    compiles, count = Compiles(case, device, tuple(vetoes)), ReplayCount()
-    promises, ablations = _Judge(compiles, count, deadline).promises()
-    broken = next((promise for promise in promises if promise.holds is False), None)
+    compiles, count = Compiles(case, device, tuple(vetoes), deadline), ReplayCount()
+    promises, ablations = _Judge(compiles, count).promises()
+    broken = _gravest(promises)
     cost = replace(
         report.cost,
         compiles=report.cost.compiles + compiles.count,
@@ -59,6 +61,12 @@ def judge_bitwise(
     if report.is_bug or broken is None:
         return report
     return _broken(report, broken, ablations)
+
+
+def _gravest(promises: Sequence[Promise]) -> Promise | None:
+    """The broken promise that the verdict is about; None if none is broken."""
+    broken = {promise.name: promise for promise in promises if promise.holds is False}
+    return next((broken[name] for name in _GRAVEST if name in broken), None)
 
 
 def _broken(report: Report, broken: Promise, ablations: Sequence[Ablation]) -> Report:
@@ -97,13 +105,16 @@ def _replaced(own: Case) -> list[str]:
     return [f"the contract replaces what the case sets itself: {', '.join(entries)}"] if entries else []
 
 
+def _too_late(name: str) -> Promise:
+    return Promise(name, None, "not looked at: out of time; raise --timeout", unsure=True)
+
+
 @dataclass(frozen=True)
 class _Judge:
     """Judges the promises one after the other; the first that is broken is proved."""
 
     compiles: Compiles
     count: ReplayCount
-    deadline: float | None
 
     def promises(self) -> tuple[list[Promise], list[Ablation]]:
         """All promises, and the compiles that prove the first broken one."""
@@ -114,7 +125,12 @@ class _Judge:
         plain, again = runs[0][0], runs[1][0]
         if plain.failure:
             return [Promise(name, None, f"not looked at: eager raises {plain.failure}") for name in PROMISES], []
-        execution = self.compiles.execute(runs=2)
+        try:
+            execution = self.compiles.execute(runs=2)
+        except OutOfTime:
+            return [
+                Promise(name, None, "not looked at: out of time; raise --timeout", unsure=True) for name in PROMISES
+            ], []
         failure = execution.first.failure
         if failure:
             return [Promise(name, None, f"not looked at: compiled raises {failure}") for name in PROMISES], []
@@ -133,29 +149,28 @@ class _Judge:
         )
 
     def _judged(self, name: str, judge: Callable[[], Promise]) -> Promise:
-        if self._late:
-            return Promise(name, None, "not looked at: out of time; raise --timeout", unsure=True)
         try:
             return judge()
+        except OutOfTime:
+            return _too_late(name)
         except (KeyboardInterrupt, MemoryError):
             raise
         except Exception as error:  # of a program run in other ways, or of the looking: the other promises still stand
             return Promise(name, None, f"not looked at: {reason(error)}", unsure=True)
 
-    @property
-    def _late(self) -> bool:
-        return self.deadline is not None and time.monotonic() > self.deadline
-
     def _proof(self, promises: Sequence[Promise], plain: Observation) -> list[Ablation]:
         """A compile in which ATen computes the operator at fault."""
-        broken = next((promise for promise in promises if promise.holds is False), None)
+        broken = _gravest(promises)
         first = broken.first if broken is not None else None
-        if broken is None or first is None or first.operator is None or self._late:
+        if broken is None or first is None or first.operator is None or self.compiles.late:
             return []
         control = Control(fallbacks=(first.operator,))
-        still = {
+        differs = {
             eager.NAME: lambda: eager.is_broken(self.compiles, plain, control, self.count),
             batch.NAME: lambda: batch.rows_differ(self.compiles, control),
             repeated.NAME: lambda: repeated.repeats_differ(self.compiles, control),
-        }[broken.name]()
-        return [Ablation(f"ATen computes {first.operator}", not still, None)]
+        }[broken.name]
+        try:
+            return [Ablation(f"ATen computes {first.operator}", not differs(), None)]
+        except OutOfTime:
+            return []

@@ -23,6 +23,7 @@ _ACCUMULATES = "its terms may be added in any order, or a library computes it"
 _FUNCTION = "torch leaves open how it approximates this function"
 _SCALAR = "torch does not say in which precision a Python number enters bfloat16 or float16 arithmetic"
 _MULTIPLIED = "ATen multiplies by alpha and adds with one rounding"
+_QUOTIENT = "torch leaves open how a quotient is computed that becomes a whole number"
 _PAYLOAD = "the payload of a NaN is open"
 _ZERO = "either zero is right"
 
@@ -44,6 +45,8 @@ def open_bits(node: fx.Node, value: torch.Tensor, difference: Difference) -> str
         return _SCALAR
     if node.kwargs.get("alpha", 1) != 1:
         return _MULTIPLIED
+    if node.kwargs.get("rounding_mode") is not None and value.is_floating_point():
+        return _QUOTIENT
     if family in facts().bitwise.covered.exactly_rounded:
         return None
     if not _is_pointwise(node):

@@ -40,7 +40,7 @@ def judge_eager(
     if all(output.only_payloads for output in outputs):
         return Promise(NAME, None, "nothing but payloads of NaN differs, which IEEE 754 leaves open", outputs=outputs)
     local = local_partings(execution, count)
-    if any(parting.stage == CODEGEN for parting in local):
+    if any(parting.stage == CODEGEN for parting in local) and not compiles.late:
         local = _refined(local, execution, _finer(compiles, count))
     partings = in_order((*local, *graph_partings(execution.ledger, count, seconds=_SECONDS)))
     return _answer(partings, outputs)

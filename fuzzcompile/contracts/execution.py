@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 
 import torch
@@ -22,6 +23,10 @@ SHOWN = Control(realised=(EVERYTHING,), stored=True)
 """Every operator has a buffer of its own, so that a kernel shows what each of its operators gave."""
 # No kernel writes into a buffer that it reads, or what was there could not be seen afterwards.
 _APART = {"inplace_buffers": False, "allow_buffer_reuse": False}
+
+
+class OutOfTime(Exception):
+    """No further compile may be begun."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +60,20 @@ class Compiles:
         case: the case under the strict settings.
         device: where it runs.
         vetoes: rewrites that are refused throughout.
+        deadline: value of ``time.monotonic()`` after which no further compile is begun.
         count: how many compiles were made.
     """
 
     case: Case
     device: torch.device
     vetoes: tuple[str, ...] = ()
+    deadline: float | None = None
     count: int = 0
+
+    @property
+    def late(self) -> bool:
+        """Whether no further compile may be begun."""
+        return self.deadline is not None and time.monotonic() > self.deadline
 
     def execute(self, *, case: Case | None = None, control: Control = UNCHANGED, runs: int = 1) -> Execution:
         """Compile a case and run it ``runs`` times, each time from the same state.
@@ -70,7 +82,12 @@ class Compiles:
             case: another form of the case; the case itself by default.
             control: what to change behind the graph passes.
             runs: how often the compiled program runs.
+
+        Raises:
+            OutOfTime: the deadline has passed.
         """
+        if self.late:
+            raise OutOfTime
         case = case or self.case
         self.count += 1
         config = _APART if control.stored else None

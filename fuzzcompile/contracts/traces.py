@@ -10,6 +10,7 @@ import torch
 from fuzzcompile.compiler.kernels.evaluated import nodes_by_buffer
 from fuzzcompile.compiler.kernels.lowered import GraphCall, Kernel, Lowered
 from fuzzcompile.contracts.bits import Difference, difference
+from fuzzcompile.contracts.execution import OutOfTime
 from fuzzcompile.contracts.local import parting_at
 from fuzzcompile.contracts.parting import Parting
 from fuzzcompile.stage_names import CODEGEN, LOWERING, RUNTIME
@@ -105,7 +106,11 @@ def singled_out(parting: Parting, finer: Callable[[], list[Parting]]) -> Parting
     """
     if parting.stage != CODEGEN or parting.kernel is None:
         return parting
-    same = [each for each in finer() if (each.graph, each.direction) == (parting.graph, parting.direction)]
+    try:
+        partings = finer()
+    except OutOfTime:
+        return parting
+    same = [each for each in partings if (each.graph, each.direction) == (parting.graph, parting.direction)]
     named = next((each for each in same if each.operator is not None), None)
     if named is None or named.position > parting.position:
         return parting

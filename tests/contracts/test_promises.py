@@ -110,7 +110,7 @@ def other_at_every_compile(target: Any) -> Iterator[None]:
     original, compiles = lowerings[target], itertools.count()
 
     def planted(*args: Any, **kwargs: Any) -> Any:
-        return lowerings[aten.mul.Tensor](original(*args, **kwargs), 1.0 + 3e-7 * (next(compiles) % 3))
+        return lowerings[aten.mul.Tensor](original(*args, **kwargs), 1.0 + 3e-7 * next(compiles))
 
     with mock.patch.dict(lowerings, {target: planted}):
         yield
@@ -203,7 +203,7 @@ PLANTS: list[Plant] = [
      "aten.sub.Tensor", "codegen"),
     ("eager", lambda: otherwise_in_the_tail("add", "+"), "F.layer_norm(x, (19,)) * (x.abs() + y)", "float32",
      "precision_loss", "aten.add.Tensor", "codegen"),
-    ("run_to_run", lambda: counting("sub"), "(x * y).relu() * (y - x)", "float32", "precision_loss",
+    ("run_to_run", lambda: counting("sub"), "(x * y).relu() * (y - x)", "float32", "nondeterministic",
      "aten.sub.Tensor", "codegen"),
     ("run_to_run", lambda: other_at_every_compile(aten.exp.default), "x.exp() / (y.abs() + 1)", "float32",
      "nondeterministic", "aten.exp.default", "codegen"),
