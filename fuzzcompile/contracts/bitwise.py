@@ -165,12 +165,12 @@ class _Judge:
         if broken is None or first is None or first.operator is None or self.compiles.late:
             return []
         control = Control(fallbacks=(first.operator,))
-        differs = {
+        differs: dict[str, Callable[[], bool]] = {
             eager.NAME: lambda: eager.is_broken(self.compiles, plain, control, self.count),
             batch.NAME: lambda: batch.rows_differ(self.compiles, control),
             repeated.NAME: lambda: repeated.repeats_differ(self.compiles, control),
-        }[broken.name]
+        }
         try:
-            return [Ablation(f"ATen computes {first.operator}", not differs(), None)]
+            return [Ablation(f"ATen computes {first.operator}", not differs[broken.name](), None)]
         except OutOfTime:
             return []

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 from fuzzcompile.attribution.replays import ReplayCount
 from fuzzcompile.compiler.kernels.control import Control
+from fuzzcompile.compiler.kernels.lowered import Lowered
 from fuzzcompile.contracts.bits import Difference, differences
 from fuzzcompile.contracts.execution import SHOWN, Compiles, Execution
 from fuzzcompile.contracts.graphs import graph_partings
-from fuzzcompile.contracts.local import Local
+from fuzzcompile.contracts.local import Local, parting_at
 from fuzzcompile.contracts.parting import Parting, Promise, in_order
 from fuzzcompile.execution.observation import Observation
 from fuzzcompile.stage_names import CODEGEN
@@ -41,7 +42,11 @@ def judge_eager(
         return Promise(NAME, None, "nothing but payloads of NaN differs, which IEEE 754 leaves open", outputs=outputs)
     local = local_partings(execution, count)
     if any(parting.stage == CODEGEN for parting in local) and not compiles.late:
-        local = _refined(local, execution, _finer(compiles, count))
+        finer = _finer(compiles, SHOWN, count)
+        local = _refined(local, execution, finer)
+        hidden = next((parting for parting in in_order(local) if parting.promised), None)
+        if hidden is not None and hidden.stage == CODEGEN and not any(_same_graph(hidden, each) for each in finer):
+            local = [_kept(compiles, execution, each, count) if each is hidden else each for each in local]
     partings = in_order((*local, *graph_partings(execution.ledger, count, seconds=_SECONDS)))
     return _answer(partings, outputs)
 
@@ -76,9 +81,9 @@ def is_broken(compiles: Compiles, eager: Observation, control: Control, count: R
     return any(parting.promised for parting in local_partings(execution, count))
 
 
-def _finer(compiles: Compiles, count: ReplayCount) -> list[Parting]:
-    """The promised partings of kernels in a compile in which the value of every operator is stored."""
-    execution = compiles.execute(control=SHOWN)
+def _finer(compiles: Compiles, control: Control, count: ReplayCount) -> list[Parting]:
+    """The promised partings of kernels in a compile in which the values of more operators are stored."""
+    execution = compiles.execute(control=control)
     partings = local_partings(execution, count) if not execution.first.failure else []
     return [parting for parting in partings if parting.promised and parting.stage == CODEGEN]
 
@@ -94,10 +99,41 @@ def _refined(partings: list[Parting], execution: Execution, finer: list[Parting]
     return [*kept, *(replace(parting, kernel=_kernel(execution, parting)) for parting in finer)]
 
 
+def _kept(compiles: Compiles, execution: Execution, hidden: Parting, count: ReplayCount) -> Parting:
+    """The operator whose value a kernel does not keep as it is stored, where storing every value hides the difference.
+
+    That is the first operator that has to be stored, with all after it, for the kernel to be right.
+    """
+    lowered = next(each for each in execution.ledger.lowered if _is_of(each, hidden))
+    kernel = lowered.kernel(hidden.kernel)
+    names = [name for name in (kernel.nodes if kernel is not None else ()) if name in lowered.labels]
+    first, last = 0, len(names) - 1
+    while first < last and not compiles.late:
+        middle = (first + last + 1) // 2
+        stored = Control(realised=tuple(lowered.labels[name] for name in names[middle:]), stored=True)
+        if any(_same_graph(hidden, each) for each in _finer(compiles, stored, count)):
+            last = middle - 1
+        else:
+            first = middle
+    node = lowered.node(names[first]) if names and first == last else None
+    if node is None:
+        return hidden
+    what = "the kernel goes on with another value than it would store"
+    return parting_at(lowered, CODEGEN, node, hidden.difference, what, None, kernel, hidden.position)
+
+
+def _is_of(lowered: Lowered, parting: Parting) -> bool:
+    return (lowered.frame, lowered.direction) == (parting.graph, parting.direction)
+
+
+def _same_graph(first: Parting, second: Parting) -> bool:
+    return (first.graph, first.direction) == (second.graph, second.direction)
+
+
 def _kernel(execution: Execution, parting: Parting) -> str | None:
     """The kernel that computes the operator in the compile as it is."""
     for lowered in execution.ledger.lowered:
-        if (lowered.frame, lowered.direction) == (parting.graph, parting.direction) and parting.node is not None:
+        if _is_of(lowered, parting) and parting.node is not None:
             kernel = kernel_of(lowered, parting.node)
             return kernel.name if kernel is not None else None
     return parting.kernel
