@@ -18,7 +18,7 @@ from torch._inductor.output_code import CompiledFxGraph
 from fuzzcompile.case import load_case
 from fuzzcompile.contract import PromiseJson, ReportJson
 from fuzzcompile.contracts.bitwise import judge_bitwise
-from fuzzcompile.contracts.settings import strict_settings, under_contract
+from fuzzcompile.contracts.settings import replaced_settings, strict_settings, under_contract
 from fuzzcompile.judging.report import Report
 from fuzzcompile.oracle.verdicts import Verdict
 
@@ -128,6 +128,27 @@ def wrapper_that_counts() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def casts_dropped_in_code() -> Iterator[None]:
+    """Generated code goes on with the value from before a cast, as it does without the strict settings."""
+    from torch._inductor.virtualized import V
+
+    with contextlib.ExitStack() as stack:
+        for owner in (cpp.CppOverrides, cpp.CppVecOverrides):
+            original = owner.to_dtype
+
+            def planted(
+                x: Any, dtype: Any, src_dtype: Any = None, use_compute_types: bool = True, made: Any = original
+            ) -> Any:
+                cast = made(x, dtype, src_dtype, use_compute_types)
+                if dtype is torch.bfloat16 and (src_dtype or x.dtype) is torch.float:
+                    V.kernel.cache_dtype_convert(x, torch.float, cast, dtype)
+                return cast
+
+            stack.enter_context(mock.patch.object(owner, "to_dtype", staticmethod(planted)))
+        yield
+
+
 # -- clean programs -------------------------------------------------------------------------------------
 
 
@@ -207,6 +228,8 @@ PLANTS: list[Plant] = [
      "aten.sub.Tensor", "codegen"),
     ("run_to_run", lambda: other_at_every_compile(aten.exp.default), "x.exp() / (y.abs() + 1)", "float32",
      "nondeterministic", "aten.exp.default", "codegen"),
+    ("eager", casts_dropped_in_code, "((x * y).to(torch.bfloat16).float() - x) * y", "float32", "precision_loss",
+     "prims.convert_element_type.default", "codegen"),
 ]  # fmt: skip
 
 
@@ -255,6 +278,12 @@ def test_another_backend_promises_nothing(tmp_path: Path):
     assert {each["holds"] for each in answer["contract"]["promises"]} == {None}
 
 
-def test_settings_of_the_case_are_replaced_and_told(tmp_path: Path):
-    report = judged(tmp_path, "x + y", settings='OPTIONS = {"emulate_precision_casts": False}')
-    assert any("emulate_precision_casts" in note for note in report["evidence"]["notes"])
+def test_settings_of_the_case_are_replaced(tmp_path: Path):
+    path = tmp_path / "case.py"
+    settings = 'OPTIONS = {"emulate_precision_casts": False, "max_fusion_size": 8}'
+    path.write_text(PROGRAM.format(body="x + y", dtype="float32", settings=settings))
+    own = load_case(path)
+    assert replaced_settings(own) == ("emulate_precision_casts",)
+    under = under_contract(own).settings
+    assert dict(under.options) == {"max_fusion_size": 8}
+    assert under.inductor["emulate_precision_casts"] is True
