@@ -122,6 +122,66 @@ class TargetJson(TypedDict):
     confirmed_on_device: bool
 
 
+class PartingJson(TypedDict):
+    """Where bits part: a graph of dynamo by its number, the operator, and the kernel that computes it.
+
+    ``source`` and ``line`` are the compiler's code at work there, ``site`` is the user's line. ``why`` says what was
+    seen, or, without ``promised``, why torch promises nothing there.
+    """
+
+    graph: int
+    direction: str
+    operator: str | None
+    node: str | None
+    kernel: str | None
+    stage: str
+    site: str | None
+    source: str | None
+    line: int | None
+    promised: bool
+    why: str
+    differing: int
+    elements: int
+    max_ulps: int | None
+
+
+class BitsJson(TypedDict):
+    """How many elements of an output have other bits, and how far apart they are."""
+
+    name: str
+    differing: int
+    elements: int
+    max_ulps: int | None
+    zero_signs: int
+    nan_payloads: int
+    detail: str
+
+
+class PromiseJson(TypedDict):
+    """What became of a promise: ``eager``, ``batch`` (a row alone and in a batch) or ``run_to_run``.
+
+    ``holds`` is None where bits part and nothing is promised, and where it was not looked at. ``first`` is the first
+    place where bits part although promised, else the first of all.
+    """
+
+    promise: str
+    holds: bool | None
+    why: str
+    first: PartingJson | None
+    unpromised: list[PartingJson]
+    outputs: list[BitsJson]
+
+
+class ContractJson(TypedDict):
+    """What ``--contract bitwise`` adds: settings in force, what torch says of them, and each promise."""
+
+    name: str
+    settings: dict[str, object]
+    promised: dict[str, str]
+    compared: str
+    promises: list[PromiseJson]
+
+
 class CostJson(TypedDict, total=False):
     """What the answer took; ``seconds`` is wall time."""
 
@@ -153,6 +213,7 @@ class ReportJson(TypedDict, total=False):
     suspects: list[SuspectJson]
     cost: CostJson
     target: TargetJson | None
+    contract: ContractJson
     known: bool
 
 

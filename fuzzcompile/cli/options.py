@@ -11,7 +11,7 @@ import click
 
 from fuzzcompile.targets import TARGETS
 from fuzzcompile.tolerances import Tolerances
-from fuzzcompile.worker.conditions import Conditions, Limits, Question, running_device
+from fuzzcompile.worker.conditions import Conditions, Contract, Limits, Question, running_device
 
 Command = TypeVar("Command", bound=Callable[..., object])
 
@@ -102,6 +102,14 @@ math_only: Callable[[Command], Command] = click.option(
     help="Run attention on the math kernel and float32 products without TF32, on both sides: for validation, not for "
     "production.",
 )
+contract: Callable[[Command], Command] = click.option(
+    "--contract",
+    default="values",
+    show_default=True,
+    type=click.Choice(("bitwise", "values")),
+    help="What is promised: right values, or also equal bits under torch's strict settings (compiled and eager, a row "
+    "alone and in a batch, run to run).",
+)
 json_output: Callable[[Command], Command] = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON on stdout and nothing else."
 )
@@ -142,6 +150,7 @@ def question(command: Callable[..., int]) -> Callable[..., int]:
         suspects: tuple[str, ...],
         tolerances: Path | None,
         math_only: bool,
+        contract: Contract,
         **rest: object,
     ) -> int:
         asked = Question(
@@ -152,9 +161,10 @@ def question(command: Callable[..., int]) -> Callable[..., int]:
             suspects=suspects,
             tolerances=None if tolerances is None else Tolerances.load(tolerances),
             math_only=math_only,
+            contract=contract,
         )
         return command(question=asked, **rest)
 
-    for option in (math_only, tolerances, suspect, module, call, against):
+    for option in (math_only, tolerances, suspect, module, call, contract, against):
         gathered = option(gathered)
     return gathered

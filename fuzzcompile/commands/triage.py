@@ -15,7 +15,7 @@ import torch
 from fuzzcompile.capture.loading import defines_make
 from fuzzcompile.case import read_source
 from fuzzcompile.contract import ReportJson
-from fuzzcompile.errors import CaseError, FuzzcompileError
+from fuzzcompile.errors import CaseError, FuzzcompileError, UsageError
 from fuzzcompile.execution.device import resolve
 from fuzzcompile.execution.pool import (
     RemoteError,
@@ -117,6 +117,8 @@ def triage_files(
     check_plants(conditions.plants)
     limits, question = conditions.limits, question or Question()
     check_against(question.against)
+    if question.contract == "bitwise" and conditions.target is not None:
+        raise UsageError("The bitwise contract needs the device itself: leave out --target or --contract.")
     where = _Where(str(resolve(conditions.device)), conditions.target)
     with (
         tempfile.TemporaryDirectory(prefix="fuzzcompile-") as folder,

@@ -118,6 +118,8 @@ KERNELS: tuple[Patch[Watch], ...] = (
           _SCHEDULER, "Scheduler.create_scheduler_node", kernels.wrap_scheduler_node, takes=("self", "node")),
     Patch("fusion", (SCHEDULER,), "operators kept apart",
           _SCHEDULER, "Scheduler.can_fuse", kernels.wrap_can_fuse, probes.fusion),
+    Patch("buffers of one kernel", (SCHEDULER,), "values that one kernel alone reads",
+          _SCHEDULER, "Scheduler.can_buffer_be_removed_through_fusion", kernels.wrap_removal, takes=("self", "name")),
     Patch("code generation", (CODEGEN,), "errors of the code generator",
           _SCHEDULER, "Scheduler._codegen", kernels.wrap_codegen, takes=("self",)),
     Patch("library call", (CODEGEN, RUNTIME), "calls of libraries",

@@ -86,6 +86,25 @@ class LoweringFiles:
 
 
 @dataclass(frozen=True)
+class Covered:
+    """Operators by what a promise of equal bits covers: families of ATen, and operators of Inductor's loops."""
+
+    exactly_rounded: frozenset[str]
+    exact_in_loops: frozenset[str]
+    either_zero: frozenset[str]
+    expanded: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Bitwise:
+    """Settings of Inductor under which torch promises equal bits, by entry, and what it promises of each."""
+
+    settings: Mapping[str, str]
+    promises: Mapping[str, str]
+    covered: Covered
+
+
+@dataclass(frozen=True)
 class Reason:
     """Why rules of a stage cannot be reached.
 
@@ -124,4 +143,5 @@ class Tables:
     operators: Operators
     fake_tensors: FakeTensors
     lowering_files: LoweringFiles
+    bitwise: Bitwise
     unreachable: tuple[Reason, ...] = ()

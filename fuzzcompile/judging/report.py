@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fuzzcompile.attribution.culprit import Attribution, Culprit
-from fuzzcompile.contract import TargetJson
+from fuzzcompile.contract import ContractJson, TargetJson
 from fuzzcompile.execution.observation import Failure
 from fuzzcompile.judging.asked import Asked
 from fuzzcompile.oracle.comparison import Comparison
@@ -56,7 +56,8 @@ class Report:
     how a program that draws random numbers was judged (None: it draws none), ``warnings`` which warnings only one of
     the two runs gave, ``notes`` what else a reader should know. A ``screened`` case was compiled without generated
     code. ``asked`` tells what became of rewrites that the user named. ``target`` is the device that the compiler was
-    told, and how each stage was looked at for it (None: it compiled for the device that ran).
+    told, and how each stage was looked at for it (None: it compiled for the device that ran). ``contract`` says which
+    promises of equal bits it keeps (None: not asked).
     """
 
     case: str
@@ -83,6 +84,7 @@ class Report:
     screened: bool = False
     asked: tuple[Asked, ...] = ()
     target: TargetJson | None = None
+    contract: ContractJson | None = None
 
     @property
     def is_bug(self) -> bool:
@@ -130,7 +132,7 @@ class Report:
                 "cost": {**asdict(self.cost), "seconds": round(self.cost.seconds, 3)},
             }
         )
-        return contract
+        return contract if self.contract is None else {**contract, "contract": finite(self.contract)}
 
     def _rewrites(self) -> list[dict[str, Any]]:
         """The rules that matched anything in the judged compile, and what became of it."""

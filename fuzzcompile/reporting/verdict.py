@@ -9,6 +9,7 @@ from rich.table import Table
 
 from fuzzcompile.contract import CulpritJson, OutputJson, ReportJson, told
 from fuzzcompile.reporting.circumstances import circumstances, several
+from fuzzcompile.reporting.promises import broken_promise, contract_advice, contract_meaning, promise_lines
 from fuzzcompile.reporting.proof import figure, workaround_of, workaround_with_cost
 from fuzzcompile.reporting.proof_text import ablation_table, proof_lines
 from fuzzcompile.reporting.told import advice_for, meaning_for
@@ -89,7 +90,12 @@ def print_report(
             say(f"  and {len(differing) - _ROWS} more outputs that differ (--json has all)")
         if len(differing) < len(outputs):
             say(f"  the same bits: {len(outputs) - len(differing)} of {len(outputs)} outputs")
-    for line in (*_places(differing), *circumstances(report), *_attribution(report, proof=proof)):
+    for line in (
+        *_places(differing),
+        *promise_lines(report),
+        *circumstances(report),
+        *_attribution(report, proof=proof),
+    ):
         say(f"  {line}")
     if proof and report["ablations"]:
         console.print(ablation_table(report))
@@ -100,7 +106,8 @@ def print_report(
 
 def meaning(report: ReportJson) -> str:
     """What the report's verdict means, in a few words."""
-    text = _MEANING.get(report["verdict"], "")
+    broken = broken_promise(report)
+    text = _MEANING.get(report["verdict"], "") if broken is None else contract_meaning(broken)
     if told(report) is not None:
         text = meaning_for(report, text)
     against = report.get("evidence", {}).get("against") or "eager"
@@ -120,6 +127,8 @@ def advice(report: ReportJson, name: str) -> str:
         return f"fix {culprit['rewrite']} ({source}:{culprit['line']}): it is not part of PyTorch"
     if told(report) is not None:
         return advice_for(report, name)
+    if broken_promise(report) is not None:
+        return contract_advice(report)
     workaround = workaround_of(report)
     until = f"; until it is fixed, use {workaround}" if workaround else ""
     again = _RUN_AGAIN.get(verdict, "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from fuzzcompile.errors import UsageError
 from fuzzcompile.targets import target_of
@@ -58,6 +59,9 @@ def running_device(device: str, target: str | None) -> str:
     return "cpu" if device == "auto" else device
 
 
+Contract = Literal["values", "bitwise"]
+
+
 @dataclass(frozen=True)
 class Question:
     """What is asked about a case.
@@ -71,6 +75,7 @@ class Question:
         suspects: rewrites that the user asks about.
         tolerances: how far compiled and ``against`` may be apart; None for the table that comes with fuzzcompile.
         math_only: run every attention on the math kernel, and float32 products in float32.
+        contract: ``values``, or ``bitwise`` for the promises of equal bits too.
     """
 
     against: str = "eager"
@@ -81,3 +86,8 @@ class Question:
     suspects: tuple[str, ...] = ()
     tolerances: Tolerances | None = None
     math_only: bool = False
+    contract: Contract = "values"
+
+    def __post_init__(self) -> None:
+        if self.contract == "bitwise" and self.against != "eager":
+            raise UsageError("The bitwise contract compares with eager: leave out --against or --contract.")

@@ -21,12 +21,14 @@ from fuzzcompile.compiler.ledger import Ledger
 from fuzzcompile.compiler.settings import compile_in_process, drop_broken_kernels
 from fuzzcompile.compiler.target.process import assume
 from fuzzcompile.contract import ReportJson
+from fuzzcompile.contracts.bitwise import judge_bitwise, unjudged_contract
+from fuzzcompile.contracts.settings import under_contract
 from fuzzcompile.errors import EnvironmentUnfit
 from fuzzcompile.execution.attention_backends import MATH_ONLY, math_only
 from fuzzcompile.execution.device import Numerics, seed_everything
 from fuzzcompile.execution.footprint import refuse_oversized
 from fuzzcompile.execution.worker import current_device, restore_streams
-from fuzzcompile.judging.report import CoverageCount
+from fuzzcompile.judging.report import CoverageCount, Report
 from fuzzcompile.judging.triage import triage
 from fuzzcompile.plants import run_plants
 from fuzzcompile.targets import target_of
@@ -143,21 +145,25 @@ def judge_file(task: JudgeTask) -> Judged:
         case = replace(case, notes=(*case.notes, *_limits_noted(task)))
         if task.math_only:
             exact.enter_context(math_only())
+        bitwise = task.contract == "bitwise"
+        judged = under_contract(case) if bitwise else case
         report = triage(
-            case,
+            judged,
             device,
             against=task.against,
             tolerances=task.tolerances,
             vetoes=task.vetoes,
             known=task.known,
             deadline=deadline,
-            thorough=task.thorough,
+            thorough=task.thorough and not bitwise,
             screen=task.screen,
             suspects=task.suspects,
             on_eager=lambda: _mark(task.marker, ""),
-            on_verdict=lambda verdict: _mark(task.marker, json.dumps(verdict.to_json())),
+            on_verdict=lambda verdict: _mark_verdict(task, verdict),
             on_ledger=lambda ledger: _dump(task.dump, ledger),
         )
+        if bitwise:
+            report = judge_bitwise(judged, device, report, own=case, vetoes=task.vetoes, deadline=deadline)
     _collect_garbage(time.monotonic() - start)
     return Judged(cast(ReportJson, report.to_json()), report.coverage, report.screened)
 
@@ -168,6 +174,13 @@ def _limits_noted(task: JudgeTask) -> Iterator[str]:
         yield MATH_ONLY
     if task.tolerances is not None:
         yield "limits: from a file of tolerances (--tolerances), not fuzzcompile's own"
+
+
+def _mark_verdict(task: JudgeTask, report: Report) -> None:
+    """Keep a report in the marker, for the case that the worker is lost; of a contract, nothing is known yet."""
+    if task.contract == "bitwise":
+        report = replace(report, confidence="low", contract=unjudged_contract("the worker was lost"))
+    _mark(task.marker, json.dumps(report.to_json()))
 
 
 def _dump(folder: str | None, ledger: Ledger) -> None:

@@ -25,6 +25,7 @@ class Control:
         scalarised: operators of vectorised C++ that are computed element by element.
         selected: what Triton code masks is selected by its mask once more, which changes nothing in right code.
         separate: every fused loop nest is a kernel of its own; the C++ backend writes several into one function.
+        stored: buffers that one kernel alone reads are stored too, so that their values can be seen.
     """
 
     fallbacks: tuple[str, ...] = ()
@@ -34,6 +35,7 @@ class Control:
     scalarised: tuple[str, ...] = ()
     selected: bool = False
     separate: bool = False
+    stored: bool = False
 
     def __bool__(self) -> bool:
         return self != UNCHANGED

@@ -118,6 +118,15 @@ def wrap_can_fuse(watch: Watch, original: Function) -> Function:
     return can_fuse
 
 
+def wrap_removal(watch: Watch, original: Function) -> Function:
+    """Store what one kernel alone reads, where that is wanted."""
+
+    def can_be_removed(scheduler: Scheduler, name: str, *args: object, **kwargs: object) -> object:
+        return False if watch.control.stored else original(scheduler, name, *args, **kwargs)
+
+    return can_be_removed
+
+
 def wrap_scheduler(watch: Watch, original: Function) -> Function:
     """Keep the scheduler of a graph."""
 

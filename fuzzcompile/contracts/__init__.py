@@ -1,0 +1,1 @@
+"""Contracts beyond right values: equal bits where torch's settings promise them."""
