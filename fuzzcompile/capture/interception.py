@@ -155,8 +155,8 @@ class Interception:
 
     def _wrapped(self, model: Callable[..., object], arguments: CompileArguments) -> object:
         target = original(model)
-        if isinstance(target, types.MethodType) and target.__func__ is nn.Module._call_impl:
-            # module.compile() compiles the module's own call.
+        if isinstance(target, types.MethodType) and target.__func__ in (nn.Module._call_impl, nn.Module.__call__):
+            # module.compile() and torch.compile(module.__call__) compile the module's own call.
             target = target.__self__ if isinstance(target.__self__, nn.Module) else target
         record = CompiledCallable(target, arguments, self._line(), number=len(self.compiled))
         self.compiled.append(record)

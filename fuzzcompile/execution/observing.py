@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 import numpy
 import torch
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fuzzcompile.execution.building import Program
+from fuzzcompile.execution.holders import held_tensors, named_arguments
 from fuzzcompile.execution.memory import aliases
 from fuzzcompile.execution.observation import Value
 from fuzzcompile.execution.tensors import dense, significant_strides
@@ -35,16 +35,16 @@ def _existing(program: Program, arguments: object) -> dict[str, torch.Tensor]:
     """Tensors that exist before the call, by the name that a user knows them by.
 
     Inputs are numbered in pytree's order; inputs in a dataclass (or another container that pytree does not know) are
-    named after the position of that argument and the field.
+    named after that argument and the field.
     """
     named: dict[str, torch.Tensor] = {}
     count = 0
-    for position, leaf in enumerate(pytree.tree_leaves(arguments)):
+    for name, leaf in named_arguments(arguments):
         if isinstance(leaf, torch.Tensor):
             named[f"input{count}"] = leaf
             count += 1
-        elif is_wrapped(leaf):
-            inner = unwrapped(f"argument{position}", leaf)
+        elif is_wrapped(leaf) and program.state is None:  # else it is part of the state
+            inner = unwrapped(name, leaf)
             named.update((name, value) for name, value in inner if isinstance(value, torch.Tensor))
     return {**named, **program.tensors()}
 
@@ -58,7 +58,7 @@ def bits(program: Program, arguments: object) -> Before:
 def outputs(
     prefix: str, output: object, program: Program, arguments: object, earlier: dict[str, object] | None = None
 ) -> list[Value]:
-    """The leaves of what a call returned.
+    """The leaves of what a call returned, and the tensors that objects among them hold (a key-value cache).
 
     Args:
         prefix: distinguishes the names of several calls.
@@ -68,12 +68,16 @@ def outputs(
         earlier: the outputs of earlier calls, to which those of this call are added: two calls may return the same
             memory.
     """
-    leaves = list(named_leaves(f"{prefix}out", output))
+    returned = list(named_leaves(f"{prefix}out", output))
+    held = [pair for name, leaf in returned for pair in held_tensors(name, leaf).items()]
+    leaves: list[tuple[str, object]] = [*returned, *held]
     earlier = {} if earlier is None else earlier
     shared = aliases({**_existing(program, arguments), **earlier, **dict(leaves)})
     earlier.update((name, leaf) for name, leaf in leaves if isinstance(leaf, torch.Tensor | numpy.ndarray))
     precision = torch.float64 if program.double else program.dtype
-    return [_output(name, leaf, shared.get(name, ()), precision) for name, leaf in leaves]
+    values = [_output(name, leaf, shared.get(name, ()), precision) for name, leaf in leaves]
+    # The layout of what an object keeps for itself is no more observable than that of an attribute.
+    return [*values[: len(returned)], *(replace(value, stride=()) for value in values[len(returned) :])]
 
 
 def _output(name: str, leaf: object, aliases: tuple[str, ...], precision: torch.dtype) -> Value:

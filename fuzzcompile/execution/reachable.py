@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import collections
 import contextlib
+import dataclasses
 import functools
 import sys
 import sysconfig
@@ -18,6 +20,10 @@ _MAX_OBJECTS = 200_000
 _SHARED_FOLDERS = ("site-packages", "dist-packages")
 MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, types.ModuleType)
+# Classes of the standard library whose instances hold what a program puts there.
+_HOLDERS = (collections.UserDict, collections.UserList, types.SimpleNamespace, argparse.Namespace)
+# Packages whose objects run a program and are no part of it.
+_MACHINERY = ("fuzzcompile.", "triton.", "torch.fx.", "torch._")
 
 
 class Reached:
@@ -25,7 +31,8 @@ class Reached:
 
     ``tensors`` are named by their path from a root: ``parameter layers.0.weight`` and ``buffer mean`` below a module
     that is a root with an empty name, ``parameter model.weight`` below a module that the root closes over, ``tensor
-    cache`` for a tensor that is neither. ``objects`` are all other objects, in the order of the walk.
+    cache`` for a tensor that is neither. ``objects`` are all other objects, in the order of the walk. ``complete`` says
+    whether that is everything: the walk ends after 200 000 objects.
 
     Args:
         roots: where to begin, by name.
@@ -39,6 +46,11 @@ class Reached:
         self._seen: dict[int, object] = {}
         for name, root in roots.items():
             self._walk(root, name)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the walk has come to its end."""
+        return len(self._seen) < _MAX_OBJECTS
 
     def _walk(self, start: object, name: str) -> None:
         pending = [(start, name, "tensor")]
@@ -87,12 +99,6 @@ def _children(value: object) -> Iterator[tuple[str, object]]:
         yield "", value.func
         yield "", list(value.args)
         yield "", dict(value.keywords)
-    elif isinstance(value, Mapping):
-        for key, child in value.items():
-            yield key if isinstance(key, str) else "", child
-            yield "", key
-    elif isinstance(value, types.SimpleNamespace):
-        yield from vars(value).items()
     elif isinstance(value, type):
         if is_of_user(value):
             yield from ((k, v) for k, v in vars(value).items() if k == "__call__" or not k.startswith("__"))
@@ -100,11 +106,25 @@ def _children(value: object) -> Iterator[tuple[str, object]]:
     elif isinstance(value, torch.optim.Optimizer):
         yield "param_groups", value.param_groups  # first, so that parameters are named by their group
         yield from vars(value).items()
+    else:
+        yield from _items(value)
+        if holds_state(value):
+            yield from attributes(value)
+        if is_of_user(type(value)):
+            yield "", type(value)
+
+
+def _items(value: object) -> Iterator[tuple[str, object]]:
+    """What a container holds; a library's own mappings may do anything when they are read, and are left alone."""
+    if isinstance(value, dict | collections.UserDict | types.MappingProxyType) or (
+        isinstance(value, Mapping) and is_of_user(type(value))
+    ):
+        # Past the methods of a subclass, which may convert what they return.
+        for key, child in dict.items(value) if isinstance(value, dict) else value.items():
+            yield key if isinstance(key, str) else "", child
+            yield "", key
     elif isinstance(value, collections.deque | list | tuple | set | frozenset):
         yield from ((str(index), child) for index, child in enumerate(value))
-    elif is_of_user(type(value)):
-        yield from _attributes(value)
-        yield "", type(value)
 
 
 def _function_children(function: types.FunctionType) -> Iterator[tuple[str, object]]:
@@ -114,20 +134,45 @@ def _function_children(function: types.FunctionType) -> Iterator[tuple[str, obje
             yield name, cell.cell_contents
     yield "", list(function.__defaults__ or ())
     yield "", dict(function.__kwdefaults__ or {})
+    yield from vars(function).items()
     if is_user_file(function.__code__.co_filename):
         for name in global_names(function.__code__):
             if name in function.__globals__:
                 yield name, function.__globals__[name]
 
 
-def _attributes(value: object) -> Iterator[tuple[str, object]]:
-    names = list(getattr(value, "__dict__", {}))
-    for base in type(value).__mro__:
-        slots = base.__dict__.get("__slots__", ())
-        names += [slots] if isinstance(slots, str) else list(slots)
-    for name in names:
+def attributes(value: object) -> Iterator[tuple[str, object]]:
+    """The attributes that an instance itself has, in its ``__dict__`` and its slots."""
+    for name in ("__dict__", *slots(type(value))):
         with contextlib.suppress(AttributeError):
-            yield name, object.__getattribute__(value, name)
+            # Past a proxy's own __getattr__, which may do anything.
+            held = object.__getattribute__(value, name)
+            yield from list(held.items()) if name == "__dict__" else [(name, held)]
+
+
+def slots(owner: type) -> list[str]:
+    """The attributes that a class and its bases keep in slots."""
+    names: list[str] = []
+    for base in owner.__mro__:
+        declared = base.__dict__.get("__slots__", ())
+        for name in [declared] if isinstance(declared, str) else declared:
+            private = name.startswith("__") and not name.endswith("__")
+            names.append(f"_{base.__name__.lstrip('_')}{name}" if private else name)
+    return [name for name in names if name not in ("__dict__", "__weakref__")]
+
+
+def holds_state(value: object) -> bool:
+    """Whether the attributes of an instance belong to the program, whichever library defines its class.
+
+    Those of the standard library (locks, loggers) and of the compiler do not.
+    """
+    owner = type(value)
+    if isinstance(value, (nn.Module, torch.optim.Optimizer, *_HOLDERS)) or is_of_user(owner):
+        return True
+    if isinstance(value, (type, *_ATOMS)) or f"{owner.__module__}.".startswith(_MACHINERY):
+        return False
+    package = owner.__module__.partition(".")[0]
+    return dataclasses.is_dataclass(owner) or package not in sys.stdlib_module_names
 
 
 def global_names(code: types.CodeType) -> Iterator[str]:
