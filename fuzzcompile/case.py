@@ -81,6 +81,9 @@ class State(Protocol):
     def tensors(self) -> dict[str, torch.Tensor]:
         """The tensors that the current call can reach, by the name that a user knows them by."""
 
+    def plain_attributes(self) -> Mapping[str, object]:
+        """Attributes that the current call can reach and that are whole numbers, flags, strings or None, by path."""
+
     def owns(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor is part of this state, and no input of its own."""
 

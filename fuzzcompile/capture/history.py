@@ -16,7 +16,8 @@ from torch.utils import _pytree as pytree
 from fuzzcompile.capture.world import World
 from fuzzcompile.case import Arguments
 from fuzzcompile.execution.building import placed_input
-from fuzzcompile.execution.holders import held_tensors, holders, named_arguments
+from fuzzcompile.execution.holders import holders, is_model, named_arguments
+from fuzzcompile.execution.reachable import Reached
 from fuzzcompile.execution.tensors import StorageCopier, storages
 
 _MAX_HISTORY = 8
@@ -73,8 +74,9 @@ def kind_of(arguments: Arguments) -> Kind:
     plain = [
         _form(leaf) if isinstance(leaf, torch.Tensor) else repr(leaf)[:100] for leaf in pytree.tree_leaves(arguments)
     ]
-    held = (pair for name, leaf in holders(arguments).items() for pair in held_tensors(name, leaf).items())
-    return [*plain, *((name, _form(tensor)) for name, tensor in held)]
+    held = [Reached({name: leaf}, functions=False) for name, leaf in holders(arguments).items() if not is_model(leaf)]
+    forms = [(name, _form(tensor)) for reached in held for name, tensor in reached.tensors.items()]
+    return [*plain, *forms, *(reached.plain_attributes() for reached in held)]
 
 
 def _form(tensor: torch.Tensor) -> tuple[object, ...]:

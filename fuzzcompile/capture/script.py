@@ -181,7 +181,7 @@ class _Run:
     def explain(self) -> str:
         """Why there is no case and what to do about it, in one sentence."""
         calls, name = self.interception.calls, str(self.path)
-        if isinstance(self.error, ModuleNotFoundError):
+        if isinstance(self.error, ModuleNotFoundError) and self.error.name:
             return f"{name} needs the module {self.error.name!r}, which is not installed; install it."
         if self.error is not None and not isinstance(self.error, SystemExit):
             return f"{name} {_raises(self.error, self.filename)} before {self._missing_call()}; fix the script."
@@ -192,6 +192,13 @@ class _Run:
         if self.interception.compiled:
             listed = ", ".join(str(record) for record in self.interception.compiled)
             ending = exits if self.error is not None else "never calls"
+            methods = sorted({f"{method}()" for record in self.interception.compiled for method in record.methods})
+            if methods:
+                return (
+                    f"{name} compiles {listed} but {ending} it: {', '.join(methods[:4])} runs the module itself, not "
+                    "its compiled form; compile it in place (model.compile(), or model.forward = "
+                    "torch.compile(model.forward))."
+                )
             return f"{name} compiles {listed} but {ending} it; call it, or write a case with make()."
         if self.compile_lines and self.error is not None:
             return f"{name} {exits} torch.compile; fix the script, or write a case with make()."
@@ -201,7 +208,10 @@ class _Run:
                 f"{name} does not reach torch.compile (line {text}) in the process that runs it; "
                 "call it there, or write a case with make()."
             )
-        return f"{name} is no case: it defines no make() and never calls torch.compile; see 'Case files' in the README."
+        return (
+            f"{name} is no case: it defines no make() and never calls torch.compile; see 'Case files' in the README. "
+            "(A library that is asked to compile may do so on a GPU only; its warnings say so.)"
+        )
 
     def _status(self) -> str:
         code = getattr(self.error, "code", None)
@@ -233,8 +243,16 @@ def _lines_that_compile(tree: ast.Module) -> set[int]:
 def _raises(error: BaseException, filename: str) -> str:
     frames = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == filename]
     where = f" in line {frames[-1]}" if frames else ""
-    text = " ".join(str(error).split())[:200]
-    return f"raises {type(error).__name__}{f' ({text})' if text else ''}{where}"
+    first: BaseException = error
+    while first.__cause__ is not None:
+        first = first.__cause__
+    cause = "" if first is error else f", because of {type(first).__name__} ({_one_line(first)})"
+    text = _one_line(error)
+    return f"raises {type(error).__name__}{f' ({text})' if text else ''}{where}{cause}"
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200]
 
 
 def _differentiable(captured: _Captured) -> bool:

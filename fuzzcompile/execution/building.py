@@ -42,7 +42,14 @@ class Program:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Tensors that exist before the call and are not inputs, by the name that a user knows them by."""
-        return self.state.tensors() if self.state is not None else Reached(_roots(self.model, self.calls)).tensors
+        return self.state.tensors() if self.state is not None else self._reached().tensors
+
+    def plain_attributes(self) -> Mapping[str, object]:
+        """Attributes of what the call can reach that are whole numbers, flags, strings or None, by path."""
+        return self.state.plain_attributes() if self.state is not None else self._reached().plain_attributes()
+
+    def _reached(self) -> Reached:
+        return Reached(_roots(self.model, self.calls))
 
 
 def build(case: Case, device: torch.device, *, double: bool = False) -> Program:

@@ -43,9 +43,14 @@ def holders(call: object) -> dict[str, object]:
     return {name: leaf for name, leaf in inner if is_holder(leaf)}
 
 
+def is_model(leaf: object) -> bool:
+    """Whether a leaf is a module or an optimizer: part of the program, no value that it computes with."""
+    return isinstance(leaf, nn.Module | torch.optim.Optimizer)
+
+
 def held_tensors(name: str, leaf: object) -> dict[str, torch.Tensor]:
-    """The tensors that an output holds, by name; none for a module or an optimizer, which are no values."""
-    if not is_holder(leaf) or isinstance(leaf, nn.Module | torch.optim.Optimizer):
+    """The tensors that an output holds, by name; none for a module or an optimizer."""
+    if not is_holder(leaf) or is_model(leaf):
         return {}
     reached = Reached({name: leaf}, functions=False).tensors
     return {label.split(" ", 1)[1]: tensor for label, tensor in reached.items()}

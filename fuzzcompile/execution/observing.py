@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fuzzcompile.execution.building import Program
-from fuzzcompile.execution.holders import held_tensors, named_arguments
+from fuzzcompile.execution.holders import held_tensors, holders, named_arguments
 from fuzzcompile.execution.memory import aliases
 from fuzzcompile.execution.observation import Value
 from fuzzcompile.execution.tensors import dense, significant_strides
@@ -19,16 +19,21 @@ from fuzzcompile.execution.trees import is_wrapped, named_leaves, unwrapped
 
 # Seeds the cotangents of the backward pass, in our runs and in the reproducers that we write.
 COTANGENT_SEED = 7
+_ABSENT = object()
 # One form for NumPy's arrays and scalars: compiling turns scalars into arrays without dimensions, as documented.
 _NUMPY = "NumPy array"
 
 
 @dataclass(frozen=True)
 class Before:
-    """The tensors that exist before a call: copies of them, and which of them share memory, by name."""
+    """The tensors that exist before a call: copies of them, and which of them share memory, by name.
+
+    ``attributes`` are those of objects that are whole numbers, flags, strings or None (a cache's length).
+    """
 
     bits: Mapping[str, torch.Tensor]
     aliases: Mapping[str, tuple[str, ...]]
+    attributes: Mapping[str, object]
 
 
 def _existing(program: Program, arguments: object) -> dict[str, torch.Tensor]:
@@ -52,13 +57,16 @@ def _existing(program: Program, arguments: object) -> dict[str, torch.Tensor]:
 def bits(program: Program, arguments: object) -> Before:
     """The state before a call, which :func:`mutations` compares with the state after it."""
     existing = _existing(program, arguments)
-    return Before({name: _kept(tensor) for name, tensor in existing.items()}, aliases(existing))
+    kept = {name: _kept(tensor) for name, tensor in existing.items()}
+    return Before(kept, aliases(existing), program.plain_attributes())
 
 
 def outputs(
     prefix: str, output: object, program: Program, arguments: object, earlier: dict[str, object] | None = None
 ) -> list[Value]:
-    """The leaves of what a call returned, and the tensors that objects among them hold (a key-value cache).
+    """The leaves of what a call returned, and the tensors that objects among them hold (a new key-value cache).
+
+    An object that is an argument of the call has that argument among its aliases.
 
     Args:
         prefix: distinguishes the names of several calls.
@@ -69,13 +77,15 @@ def outputs(
             memory.
     """
     returned = list(named_leaves(f"{prefix}out", output))
-    held = [pair for name, leaf in returned for pair in held_tensors(name, leaf).items()]
+    given = {id(leaf): (name,) for name, leaf in holders(arguments).items()}
+    # What an argument holds is compared as such.
+    held = [pair for name, leaf in returned if id(leaf) not in given for pair in held_tensors(name, leaf).items()]
     leaves: list[tuple[str, object]] = [*returned, *held]
     earlier = {} if earlier is None else earlier
     shared = aliases({**_existing(program, arguments), **earlier, **dict(leaves)})
     earlier.update((name, leaf) for name, leaf in leaves if isinstance(leaf, torch.Tensor | numpy.ndarray))
     precision = torch.float64 if program.double else program.dtype
-    values = [_output(name, leaf, shared.get(name, ()), precision) for name, leaf in leaves]
+    values = [_output(name, leaf, given.get(id(leaf), shared.get(name, ())), precision) for name, leaf in leaves]
     # The layout of what an object keeps for itself is no more observable than that of an attribute.
     return [*values[: len(returned)], *(replace(value, stride=()) for value in values[len(returned) :])]
 
@@ -97,7 +107,7 @@ def _plain_value(name: str, leaf: object, precision: torch.dtype) -> Value:
 
 
 def mutations(prefix: str, before: Before, program: Program, arguments: object) -> list[Value]:
-    """The tensors that existed before the call and have other bits, or share other memory, after it."""
+    """What is not after the call what it was before: bits of tensors, memory that they share, plain attributes."""
     changed = []
     existing = _existing(program, arguments)
     now_shared = aliases(existing)
@@ -108,6 +118,9 @@ def mutations(prefix: str, before: Before, program: Program, arguments: object) 
         same = old is not None and old.shape == now.shape and _same_bits(old, now)
         if not same or shared != before.aliases.get(name, ()):
             changed.append(Value(f"{prefix}{name} after the call", now, "mutation", aliases=shared))
+    for name, attribute in program.plain_attributes().items():
+        if attribute != before.attributes.get(name, _ABSENT):
+            changed.append(Value(f"{prefix}attribute {name} after the call", attribute, "mutation"))
     return changed
 
 

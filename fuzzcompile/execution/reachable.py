@@ -10,13 +10,16 @@ import functools
 import sys
 import sysconfig
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import nn
 
 # A program's state does not have more objects than this; the walk ends there.
 _MAX_OBJECTS = 200_000
+# A longer list or dict is data, not a place for a counter.
+_MAX_ITEMS = 1000
+Plain = int | str | None
 _SHARED_FOLDERS = ("site-packages", "dist-packages")
 MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, types.ModuleType)
@@ -42,6 +45,7 @@ class Reached:
     def __init__(self, roots: Mapping[str, object], *, functions: bool = True) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
         self.objects: list[object] = []
+        self._paths: list[str] = []
         self._functions = functions
         self._seen: dict[int, object] = {}
         for name, root in roots.items():
@@ -51,6 +55,17 @@ class Reached:
     def complete(self) -> bool:
         """Whether the walk has come to its end."""
         return len(self._seen) < _MAX_OBJECTS
+
+    def plain_attributes(self) -> dict[str, Plain]:
+        """Attributes that are whole numbers, flags, strings or None, and such items of lists and dicts, by path.
+
+        Those of torch's own objects are left out, since the compiler sets some. Functions have none here.
+        """
+        plain: dict[str, Plain] = {}
+        for path, value in zip(self._paths, self.objects, strict=True):
+            if holds_state(value) and (isinstance(value, nn.Module) or not type(value).__module__.startswith("torch.")):
+                plain.update(_plain(path, attributes(value)))
+        return plain
 
     def _walk(self, start: object, name: str) -> None:
         pending = [(start, name, "tensor")]
@@ -65,6 +80,7 @@ class Reached:
                 self._add(value, path, "parameter" if isinstance(value, nn.Parameter) else kind)
                 continue
             self.objects.append(value)
+            self._paths.append(path)
             buffers = value._buffers if isinstance(value, nn.Module) else ()
             children = [
                 (c, _joined(path, key), "buffer" if key in buffers else "tensor") for key, c in _children(value)
@@ -148,6 +164,14 @@ def attributes(value: object) -> Iterator[tuple[str, object]]:
             # Past a proxy's own __getattr__, which may do anything.
             held = object.__getattribute__(value, name)
             yield from list(held.items()) if name == "__dict__" else [(name, held)]
+
+
+def _plain(path: str, children: Iterable[tuple[str, object]], *, nested: bool = True) -> Iterator[tuple[str, Plain]]:
+    for name, child in children:
+        if child is None or isinstance(child, int | str):
+            yield _joined(path, name), child
+        elif nested and isinstance(child, dict | list) and len(child) <= _MAX_ITEMS:
+            yield from _plain(_joined(path, name), _items(child), nested=False)
 
 
 def slots(owner: type) -> list[str]:
