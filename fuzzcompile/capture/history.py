@@ -16,9 +16,10 @@ from torch.utils import _pytree as pytree
 from fuzzcompile.capture.world import World
 from fuzzcompile.case import Arguments
 from fuzzcompile.execution.building import placed_input
-from fuzzcompile.execution.holders import holders, is_model, named_arguments
+from fuzzcompile.execution.holders import is_holder, is_model, named_arguments
 from fuzzcompile.execution.reachable import Reached
 from fuzzcompile.execution.tensors import StorageCopier, storages
+from fuzzcompile.execution.trees import unwrapped
 
 _MAX_HISTORY = 8
 # What the states before earlier calls may take together; older ones are dropped.
@@ -71,12 +72,19 @@ class History:
 
 def kind_of(arguments: Arguments) -> Kind:
     """What a recompile depends on: shapes, strides and dtypes of the inputs and of what objects among them hold."""
-    plain = [
-        _form(leaf) if isinstance(leaf, torch.Tensor) else repr(leaf)[:100] for leaf in pytree.tree_leaves(arguments)
-    ]
-    held = [Reached({name: leaf}, functions=False) for name, leaf in holders(arguments).items() if not is_model(leaf)]
-    forms = [(name, _form(tensor)) for reached in held for name, tensor in reached.tensors.items()]
-    return [*plain, *forms, *(reached.plain_attributes() for reached in held)]
+    inner = (pair for name, leaf in named_arguments(arguments) for pair in unwrapped(name, leaf))
+    return [part for name, leaf in inner for part in _kinds(name, leaf)]
+
+
+def _kinds(name: str, leaf: object) -> list[object]:
+    if isinstance(leaf, torch.Tensor):
+        return [name, _form(leaf)]
+    if not is_holder(leaf):
+        return [name, repr(leaf)[:100]]
+    if is_model(leaf):
+        return [name, id(leaf)]
+    reached = Reached({name: leaf}, functions=False)
+    return [*((held, _form(tensor)) for held, tensor in reached.tensors.items()), reached.plain_attributes()]
 
 
 def _form(tensor: torch.Tensor) -> tuple[object, ...]:

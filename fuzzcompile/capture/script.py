@@ -169,6 +169,7 @@ class _Run:
             notes.append(f"not reached: torch.compile at line {text}; --call N goes on to later calls")
         changed = os.environ.keys() - self.environment
         ignored = sorted(n for n in changed if n.startswith(_READ_AT_IMPORT) and not n.endswith(_ONLY_OUTPUT))
+        notes += self._left_out()
         if ignored:
             notes.append(
                 f"the script sets {', '.join(ignored)}, which torch reads when it is imported: "
@@ -176,6 +177,16 @@ class _Run:
             )
         if self.rewritten:
             notes.append(f"the script is written for another kind of device and was run on {self.device}")
+        return notes
+
+    def _left_out(self) -> list[str]:
+        """What of the calls and their state could not be kept."""
+        assert self.captured is not None
+        notes = []
+        if self.history[self.captured.record.number].dropped:
+            notes.append("earlier calls with inputs of another kind are left out: their state takes more than 1 GiB")
+        if not all(call.world.complete for call in self.captured.calls):
+            notes.append("the callable reaches more than 200 000 objects; what lies behind them is not restored")
         return notes
 
     def explain(self) -> str:

@@ -49,7 +49,7 @@ class Program:
         return self.state.plain_attributes() if self.state is not None else self._reached().plain_attributes()
 
     def _reached(self) -> Reached:
-        return Reached(_roots(self.model, self.calls))
+        return Reached(roots_of(self.model, self.calls))
 
 
 def build(case: Case, device: torch.device, *, double: bool = False) -> Program:
@@ -66,12 +66,12 @@ def build(case: Case, device: torch.device, *, double: bool = False) -> Program:
         model, calls = _made(case)
         if case.state is not None:
             return _restored(case.state, model, calls, device, double=double)
-        named = Reached(_roots(model, calls)).tensors
+        named = Reached(roots_of(model, calls)).tensors
         dtype = _widest_float([*named.values(), *tensor_leaves(calls)])
         names = {id(tensor): name for name, tensor in named.items()}
         model, calls = _copied_objects(model, calls)
         copier = StorageCopier(double=double, device=device)
-        roots = _roots(model, calls)
+        roots = roots_of(model, calls)
         _move({name: root for name, root in roots.items() if name or isinstance(root, nn.Module)}, copier)
         own = Reached(roots).tensors
 
@@ -94,7 +94,7 @@ def _restored(
     return Program(model, tuple(_as_arguments(call) for call in placed), dtype, double, state)
 
 
-def _roots(model: object, calls: Sequence[object]) -> dict[str, object]:
+def roots_of(model: object, calls: Sequence[object]) -> dict[str, object]:
     """The model, and the objects among the inputs that hold state; those of later calls are named after the call."""
     roots = {"": model}
     for number, call in enumerate(calls):
