@@ -47,7 +47,8 @@ def _undo_attributes(value: object) -> Undo | None:
         return None
     undos: list[Undo] = [_undo_dict(vars(value))] if hasattr(value, "__dict__") else []
     if isinstance(value, nn.Module):
-        undos += [_undo_dict(vars(value)[table]) for table in MODULE_TABLES]
+        tables = (vars(value).get(table) for table in MODULE_TABLES)
+        undos += [_undo_dict(table) for table in tables if isinstance(table, dict)]  # TorchScript's are not
     names = slots(type(value))
     if names:
         undos.append(functools.partial(_restore_slots, value, names, dict(attributes(value))))

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from fuzzcompile.case import Case, State
 from fuzzcompile.errors import CaseError
@@ -86,11 +87,18 @@ def build(case: Case, device: torch.device, *, double: bool = False) -> Program:
 def _restored(
     state: State, model: Callable[..., object], calls: Sequence[object], device: torch.device, *, double: bool
 ) -> Program:
-    """A captured call, restored in place: ``make`` returns the same objects every time."""
+    """A captured call, restored in place: ``make`` returns the same objects every time, dataclasses included."""
     state.restore(device, double=double)
     dtype = _widest_float([*state.originals(), *tensor_leaves(calls)])
     copier = StorageCopier(double=double, device=device)
-    placed = map_tensors(lambda tensor: tensor if state.owns(tensor) else placed_input(tensor, copier), calls)
+    made: dict[int, torch.Tensor] = {}  # an input that is given twice stays one tensor
+
+    def place(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in made:
+            made[id(tensor)] = tensor if state.owns(tensor) else placed_input(tensor, copier)
+        return made[id(tensor)]
+
+    placed = pytree.tree_map_only(torch.Tensor, place, calls)
     return Program(model, tuple(_as_arguments(call) for call in placed), dtype, double, state)
 
 
