@@ -65,6 +65,15 @@ pytree.register_pytree_node(
 )
 
 
+class Reachable(Protocol):
+    """What a callable can reach; ``tensors`` by the name that a user knows them by."""
+
+    tensors: dict[str, torch.Tensor]
+
+    def plain_attributes(self) -> Mapping[str, object]:
+        """Attributes that are whole numbers, flags, strings or None, by path."""
+
+
 class State(Protocol):
     """The state of a captured script that its callable can reach and change, inputs that are tensors excepted.
 
@@ -78,11 +87,8 @@ class State(Protocol):
     def enter(self, call: int) -> None:
         """Restore everything to the moment before a later call, counted from 0, as ``restore`` was asked to."""
 
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """The tensors that the current call can reach, by the name that a user knows them by."""
-
-    def plain_attributes(self) -> Mapping[str, object]:
-        """Attributes that the current call can reach and that are whole numbers, flags, strings or None, by path."""
+    def reached(self) -> Reachable:
+        """What the current call can reach now."""
 
     def owns(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor is part of this state, and no input of its own."""

@@ -272,7 +272,7 @@ def _differentiable(captured: _Captured) -> bool:
     if any(_OWN_BACKWARD & set(global_names(f.__code__)) for f in functions if is_user_file(f.__code__.co_filename)):
         return False
     inputs = tensor_leaves([call.arguments for call in captured.calls])
-    return any(tensor.requires_grad for tensor in (*captured.calls[-1].world.tensors().values(), *inputs))
+    return any(tensor.requires_grad for tensor in (*captured.calls[-1].world.reached().tensors.values(), *inputs))
 
 
 def _settings(captured: _Captured) -> CompileSettings:

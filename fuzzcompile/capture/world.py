@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from fuzzcompile.capture.undo import undo_for
-from fuzzcompile.execution.reachable import Plain, Reached
+from fuzzcompile.execution.reachable import Reached
 from fuzzcompile.execution.tensors import KnownCopies, StorageCopier, storages
 
 
@@ -49,13 +49,9 @@ class World:
         self.known = {key: copied for key, copied in self.known.items() if key[0] in addresses}
         self._owned = {id(kept.tensor) for kept in self._kept}
 
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """The tensors reachable now, by name; a program may have replaced some since the capture."""
-        return Reached(self._roots).tensors
-
-    def plain_attributes(self) -> dict[str, Plain]:
-        """Attributes that are whole numbers, flags, strings or None, by path, as they are now."""
-        return Reached(self._roots).plain_attributes()
+    def reached(self) -> Reached:
+        """What is reachable now; a program may have replaced some of it since the capture."""
+        return Reached(self._roots)
 
     def owns(self, tensor: torch.Tensor) -> bool:
         """Whether this state has the tensor."""
@@ -103,13 +99,9 @@ class Worlds:
         device, double = self._where
         self._worlds[call].restore(device, double=double)
 
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """The tensors that the current call can reach now."""
-        return self._worlds[self._current].tensors()
-
-    def plain_attributes(self) -> Mapping[str, object]:
-        """The plain attributes that the current call can reach now."""
-        return self._worlds[self._current].plain_attributes()
+    def reached(self) -> Reached:
+        """What the current call can reach now."""
+        return self._worlds[self._current].reached()
 
     def owns(self, tensor: torch.Tensor) -> bool:
         """Whether the state before some call has this tensor."""

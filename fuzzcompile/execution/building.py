@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from fuzzcompile.case import Case, State
+from fuzzcompile.case import Case, Reachable, State
 from fuzzcompile.errors import CaseError
 from fuzzcompile.execution.device import seed_everything
 from fuzzcompile.execution.exhaustion import first_line, is_exhausted_memory, memory_errors
@@ -43,14 +43,11 @@ class Program:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Tensors that exist before the call and are not inputs, by the name that a user knows them by."""
-        return self.state.tensors() if self.state is not None else self._reached().tensors
+        return self.reached().tensors
 
-    def plain_attributes(self) -> Mapping[str, object]:
-        """Attributes of what the call can reach that are whole numbers, flags, strings or None, by path."""
-        return self.state.plain_attributes() if self.state is not None else self._reached().plain_attributes()
-
-    def _reached(self) -> Reached:
-        return Reached(roots_of(self.model, self.calls))
+    def reached(self) -> Reachable:
+        """All that exists before the call and is no input."""
+        return self.state.reached() if self.state is not None else Reached(roots_of(self.model, self.calls))
 
 
 def build(case: Case, device: torch.device, *, double: bool = False) -> Program:

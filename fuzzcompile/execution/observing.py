@@ -10,6 +10,7 @@ import numpy
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from fuzzcompile.case import Reachable
 from fuzzcompile.execution.building import Program
 from fuzzcompile.execution.holders import held_tensors, holders, named_arguments
 from fuzzcompile.execution.memory import aliases
@@ -36,7 +37,7 @@ class Before:
     attributes: Mapping[str, object]
 
 
-def _existing(program: Program, arguments: object) -> dict[str, torch.Tensor]:
+def _existing(program: Program, arguments: object, reached: Reachable | None = None) -> dict[str, torch.Tensor]:
     """Tensors that exist before the call, by the name that a user knows them by.
 
     Inputs are numbered in pytree's order; inputs in a dataclass (or another container that pytree does not know) are
@@ -51,14 +52,15 @@ def _existing(program: Program, arguments: object) -> dict[str, torch.Tensor]:
         elif is_wrapped(leaf) and program.state is None:  # else it is part of the state
             inner = unwrapped(name, leaf)
             named.update((name, value) for name, value in inner if isinstance(value, torch.Tensor))
-    return {**named, **program.tensors()}
+    return {**named, **(reached or program.reached()).tensors}
 
 
 def bits(program: Program, arguments: object) -> Before:
     """The state before a call, which :func:`mutations` compares with the state after it."""
-    existing = _existing(program, arguments)
+    reached = program.reached()
+    existing = _existing(program, arguments, reached)
     kept = {name: _kept(tensor) for name, tensor in existing.items()}
-    return Before(kept, aliases(existing), program.plain_attributes())
+    return Before(kept, aliases(existing), reached.plain_attributes())
 
 
 def outputs(
@@ -109,7 +111,8 @@ def _plain_value(name: str, leaf: object, precision: torch.dtype) -> Value:
 def mutations(prefix: str, before: Before, program: Program, arguments: object) -> list[Value]:
     """What is not after the call what it was before: bits of tensors, memory that they share, plain attributes."""
     changed = []
-    existing = _existing(program, arguments)
+    reached = program.reached()
+    existing = _existing(program, arguments, reached)
     now_shared = aliases(existing)
     for name, tensor in existing.items():
         old = before.bits.get(name)
@@ -118,7 +121,7 @@ def mutations(prefix: str, before: Before, program: Program, arguments: object) 
         same = old is not None and old.shape == now.shape and _same_bits(old, now)
         if not same or shared != before.aliases.get(name, ()):
             changed.append(Value(f"{prefix}{name} after the call", now, "mutation", aliases=shared))
-    for name, attribute in program.plain_attributes().items():
+    for name, attribute in reached.plain_attributes().items():
         if attribute != before.attributes.get(name, _ABSENT):
             changed.append(Value(f"{prefix}attribute {name} after the call", attribute, "mutation"))
     return changed

@@ -10,7 +10,9 @@ import functools
 import sys
 import sysconfig
 import types
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -23,6 +25,9 @@ Plain = int | str | None
 _SHARED_FOLDERS = ("site-packages", "dist-packages")
 MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, types.ModuleType)
+# By exact type, for speed: most of what a walk meets.
+_COMMON_ATOMS = frozenset((type(None), bool, int, float, str))
+_CONTAINERS = frozenset((dict, collections.OrderedDict, list, tuple, set))
 # Classes of the standard library whose instances hold what a program puts there.
 _HOLDERS = (collections.UserDict, collections.UserList, types.SimpleNamespace, argparse.Namespace)
 # Packages whose objects run a program and are no part of it.
@@ -63,7 +68,8 @@ class Reached:
         """
         plain: dict[str, Plain] = {}
         for path, value in zip(self._paths, self.objects, strict=True):
-            if holds_state(value) and (isinstance(value, nn.Module) or not type(value).__module__.startswith("torch.")):
+            of_torch = type(value).__module__.startswith("torch.") and not isinstance(value, nn.Module)
+            if type(value) not in _CONTAINERS and not of_torch and holds_state(value):
                 plain.update(_plain(path, attributes(value)))
         return plain
 
@@ -83,7 +89,9 @@ class Reached:
             self._paths.append(path)
             buffers = value._buffers if isinstance(value, nn.Module) else ()
             children = [
-                (c, _joined(path, key), "buffer" if key in buffers else "tensor") for key, c in _children(value)
+                (c, _joined(path, key), "buffer" if key in buffers else "tensor")
+                for key, c in (_items(value) if type(value) in _CONTAINERS else _children(value))
+                if type(c) not in _COMMON_ATOMS
             ]
             pending += reversed(children)
 
@@ -132,15 +140,21 @@ def _children(value: object) -> Iterator[tuple[str, object]]:
 
 def _items(value: object) -> Iterator[tuple[str, object]]:
     """What a container holds; a library's own mappings may do anything when they are read, and are left alone."""
-    if isinstance(value, dict | collections.UserDict | types.MappingProxyType) or (
-        isinstance(value, Mapping) and is_of_user(type(value))
-    ):
+    if isinstance(value, dict):
         # Past the methods of a subclass, which may convert what they return.
-        for key, child in dict.items(value) if isinstance(value, dict) else value.items():
-            yield key if isinstance(key, str) else "", child
-            yield "", key
+        yield from _entries(dict.items(value))
     elif isinstance(value, collections.deque | list | tuple | set | frozenset):
         yield from ((str(index), child) for index, child in enumerate(value))
+    elif isinstance(value, collections.UserDict | types.MappingProxyType) or (
+        is_of_user(type(value)) and isinstance(value, Mapping)
+    ):
+        yield from _entries(value.items())
+
+
+def _entries(items: Iterable[tuple[object, object]]) -> Iterator[tuple[str, object]]:
+    for key, child in items:
+        yield key if isinstance(key, str) else "", child
+        yield "", key
 
 
 def _function_children(function: types.FunctionType) -> Iterator[tuple[str, object]]:
@@ -185,20 +199,6 @@ def slots(owner: type) -> list[str]:
     return [name for name in names if name not in ("__dict__", "__weakref__")]
 
 
-def holds_state(value: object) -> bool:
-    """Whether the attributes of an instance belong to the program, whichever library defines its class.
-
-    Those of the standard library (locks, loggers) and of the compiler do not.
-    """
-    owner = type(value)
-    if isinstance(value, (nn.Module, torch.optim.Optimizer, *_HOLDERS)) or is_of_user(owner):
-        return True
-    if isinstance(value, (type, *_ATOMS)) or f"{owner.__module__}.".startswith(_MACHINERY):
-        return False
-    package = owner.__module__.partition(".")[0]
-    return dataclasses.is_dataclass(owner) or package not in sys.stdlib_module_names
-
-
 def global_names(code: types.CodeType) -> Iterator[str]:
     """The names that a function and those inside it may read as globals (names of attributes among them)."""
     yield from code.co_names
@@ -207,10 +207,40 @@ def global_names(code: types.CodeType) -> Iterator[str]:
             yield from global_names(constant)
 
 
+def holds_state(value: object) -> bool:
+    """Whether the attributes of an instance belong to the program, whichever library defines its class.
+
+    Those of the standard library (locks, loggers) and of the compiler do not.
+    """
+    return _facts_of(type(value)).holds_state
+
+
 def is_of_user(owner: type) -> bool:
     """Whether a class is defined in the user's own code."""
+    return _facts_of(owner).of_user
+
+
+class _Facts(NamedTuple):
+    of_user: bool
+    holds_state: bool
+
+
+def _facts_of(owner: type) -> _Facts:
+    facts = _KNOWN.get(owner)
+    if facts is None:
+        facts = _KNOWN[owner] = _found_out(owner)
+    return facts
+
+
+def _found_out(owner: type) -> _Facts:
     module = sys.modules.get(owner.__module__)
-    return module is not None and is_user_file(getattr(module, "__file__", None) or "")
+    of_user = module is not None and is_user_file(getattr(module, "__file__", None) or "")
+    if of_user or issubclass(owner, (nn.Module, torch.optim.Optimizer, *_HOLDERS)):
+        return _Facts(of_user, holds_state=True)
+    if issubclass(owner, (type, *_ATOMS)) or f"{owner.__module__}.".startswith(_MACHINERY):
+        return _Facts(of_user, holds_state=False)
+    library = owner.__module__.partition(".")[0] not in sys.stdlib_module_names
+    return _Facts(of_user, holds_state=library or dataclasses.is_dataclass(owner))
 
 
 def is_user_file(filename: str) -> bool:
@@ -219,5 +249,7 @@ def is_user_file(filename: str) -> bool:
     return not installed and filename.endswith(".py") and not filename.startswith((_STANDARD_LIBRARY, _OWN_FOLDER))
 
 
+# Weak, because a class keeps the globals of its module alive.
+_KNOWN: weakref.WeakKeyDictionary[type, _Facts] = weakref.WeakKeyDictionary()
 _STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"] + "/"
 _OWN_FOLDER = __file__.rsplit("/", 2)[0] + "/"
