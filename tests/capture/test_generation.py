@@ -26,7 +26,9 @@ OPERATORS = """
 import torch
 try:
     import torchvision
-except (ImportError, RuntimeError):
+except ImportError:
+    pass
+except RuntimeError:
     for name in ("nms", "qnms"):
         torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 """
