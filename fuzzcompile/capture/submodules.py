@@ -121,9 +121,6 @@ class _Watch:
 
         def call(*args: object, **kwargs: object) -> object:
             self._begun += 1
-            if self._begun > 1:  # the state before this call has been restored, the module's hooks with it
-                self._unwatch()
-                self._watch()
             return whole(*args, **kwargs)
 
         return call

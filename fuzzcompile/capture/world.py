@@ -9,12 +9,13 @@ at the moment of capture and written back.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
-from fuzzcompile.capture.undo import undo_for
+from fuzzcompile.capture.undo import Undo, undo_for
 from fuzzcompile.execution.reachable import Reached
 from fuzzcompile.execution.tensors import KnownCopies, StorageCopier, storages
 
@@ -40,8 +41,9 @@ class World:
         self._roots = dict(roots)
         reached = Reached(roots)
         self.complete = reached.complete
-        undos = (undo_for(value) for value in reached.objects)
-        self._undo = [undo for undo in undos if undo is not None]
+        hooks = {id(table) for value in reached.objects for table in _hook_tables(value)}
+        self._undo = _undos(value for value in reached.objects if id(value) not in hooks)
+        self._undo_hooks = _undos(value for value in reached.objects if id(value) in hooks)
         with torch.inference_mode(False), torch.no_grad():
             copier = StorageCopier(known=self.known)
             self._kept = [_keep(tensor, copier) for tensor in reached.tensors.values()]
@@ -61,9 +63,12 @@ class World:
         """Copies from the moment of capture."""
         return [kept.copy for kept in self._kept]
 
-    def restore(self, device: torch.device, *, double: bool) -> None:
-        """Restore the moment of capture on ``device``; with ``double``, floating tensors in float64."""
-        for undo in self._undo:
+    def restore(self, device: torch.device, *, double: bool, hooks: bool = True) -> None:
+        """Restore the moment of capture on ``device``; with ``double``, floating tensors in float64.
+
+        Without ``hooks``, the hooks of modules stay as they are.
+        """
+        for undo in (*self._undo, *(self._undo_hooks if hooks else ())):
             undo()
         copiers = {inference: StorageCopier(double=double, device=device) for inference in (False, True)}
         for kept in self._kept:
@@ -94,10 +99,10 @@ class Worlds:
         self.enter(0)
 
     def enter(self, call: int) -> None:
-        """Restore the state before a call, counted from 0."""
+        """Restore the state before a call, counted from 0; hooks that watch the modules of a run stay."""
         self._current = call
         device, double = self._where
-        self._worlds[call].restore(device, double=double)
+        self._worlds[call].restore(device, double=double, hooks=call == 0)
 
     def reached(self) -> Reached:
         """What the current call can reach now."""
@@ -110,6 +115,14 @@ class Worlds:
     def originals(self) -> list[torch.Tensor]:
         """Copies from the moment of capture."""
         return [copy for world in self._worlds for copy in world.originals()]
+
+
+def _undos(objects: Iterable[object]) -> list[Undo]:
+    return [undo for undo in map(undo_for, objects) if undo is not None]
+
+
+def _hook_tables(value: object) -> list[object]:
+    return [table for name, table in vars(value).items() if "_hooks" in name] if isinstance(value, nn.Module) else []
 
 
 def _keep(tensor: torch.Tensor, copier: StorageCopier) -> _Kept:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from fuzzcompile.capture.loading import load
+from fuzzcompile.capture.submodules import submodule_case
 from fuzzcompile.case import Case
 from fuzzcompile.errors import CaseError
 from fuzzcompile.execution.building import build
@@ -191,6 +192,38 @@ def test_entries_of_mappings_are_restored(script: Loader, made: str):
     first = run_eager(case, CPU)
     assert torch.equal(values(first)["out0"], torch.full((2,), 6.0 if "Batch" in made else 3.0))
     assert same_bits(first, run_eager(case, CPU))
+
+
+LAYERED = """
+class Layer(torch.nn.Module):
+    def forward(self, x, cache): return torch.tanh(cache.layers[0].update(x)[:, -1:])
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = Layer()
+    def forward(self, x, cache): return self.layer(x, cache)
+model = Model()
+model.forward = torch.compile(model.forward)
+loop(model, Cache())
+"""
+
+
+def test_a_submodule_of_a_method_gets_the_inputs_of_the_call_that_is_named(script: Loader):
+    whole = script(LAYERED, call=3)
+    case = submodule_case(whole, "layer", CPU)
+    name = "layers.0.keys after the call"
+    expected = run_eager(whole, CPU).named()[f"call2.tensor cache.{name}"].value
+    assert torch.equal(run_eager(case, CPU).named()[f"tensor argument1.{name}"].value, expected)
+
+
+def test_hooks_that_watch_a_run_stay_through_its_calls(script: Loader):
+    case = script(LAYERED, call=3)
+    program, seen = build(case, CPU), list[int]()
+    program.model.__self__.layer.register_forward_hook(lambda _, arguments, __: seen.append(arguments[0].shape[1]))
+    observe(case, program, program.model)
+    assert seen == [3, 1, 1]
+    run_eager(case, CPU)
+    assert len(seen) == 3
 
 
 def test_objects_among_the_inputs_of_a_case_file_are_copied_cast_and_watched(script: Loader):
