@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import copy
 import functools
 import random
@@ -22,6 +23,7 @@ from fuzzcompile.execution.reachable import (
     holds_state,
     is_of_user,
     is_user_file,
+    own_dict,
     slots,
 )
 
@@ -45,7 +47,7 @@ def _undo_attributes(value: object) -> Undo | None:
         return _undo_class(value) if is_of_user(value) else None
     if not holds_state(value):
         return None
-    undos: list[Undo] = [_undo_dict(vars(value))] if hasattr(value, "__dict__") else []
+    undos: list[Undo] = [_undo_dict(own_dict(value))]
     if isinstance(value, nn.Module):
         tables = (vars(value).get(table) for table in MODULE_TABLES)
         undos += [_undo_dict(table) for table in tables if isinstance(table, dict)]  # TorchScript's are not
@@ -57,10 +59,11 @@ def _undo_attributes(value: object) -> Undo | None:
 
 def _restore_slots(value: object, names: list[str], kept: dict[str, object]) -> None:
     for name in names:
-        if name in kept:
-            object.__setattr__(value, name, kept[name])
-        elif hasattr(value, name):
-            object.__delattr__(value, name)
+        with contextlib.suppress(AttributeError, TypeError):  # it has none to delete, or it is read-only
+            if name in kept:
+                object.__setattr__(value, name, kept[name])
+            else:
+                object.__delattr__(value, name)
 
 
 def _undo_items(value: object) -> Undo | None:

@@ -173,11 +173,19 @@ def _function_children(function: types.FunctionType) -> Iterator[tuple[str, obje
 
 def attributes(value: object) -> Iterator[tuple[str, object]]:
     """The attributes that an instance itself has, in its ``__dict__`` and its slots."""
-    for name in ("__dict__", *slots(type(value))):
+    yield from list(own_dict(value).items())
+    for name in slots(type(value)):
         with contextlib.suppress(AttributeError):
-            # Past a proxy's own __getattr__, which may do anything.
-            held = object.__getattribute__(value, name)
-            yield from list(held.items()) if name == "__dict__" else [(name, held)]
+            yield name, object.__getattribute__(value, name)
+
+
+def own_dict(value: object) -> dict[str, object]:
+    """The ``__dict__`` of an instance, past the ``__getattr__`` of a proxy, which may do anything."""
+    try:
+        held = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return {}
+    return held if isinstance(held, dict) else {}
 
 
 def _plain(path: str, children: Iterable[tuple[str, object]], *, nested: bool = True) -> Iterator[tuple[str, Plain]]:

@@ -194,6 +194,51 @@ def test_entries_of_mappings_are_restored(script: Loader, made: str):
     assert same_bits(first, run_eager(case, CPU))
 
 
+AWKWARD = """
+import threading, typing
+from dataclasses import dataclass
+
+class Proxy:
+    __slots__ = ("tensor",)
+    def __init__(self): self.tensor = torch.ones(2)
+    def __getattr__(self, name): raise RuntimeError(name)
+    def __eq__(self, other): raise RuntimeError("not comparable")
+    def __repr__(self): raise RuntimeError("not printable")
+    __hash__ = None
+
+class Node:
+    def __init__(self): self.self, self.lock, self.file, self.count = self, threading.Lock(), open("/dev/null"), 0
+
+@dataclass(slots=True)
+class Slotted:
+    tensor: torch.Tensor
+
+class Pair(typing.NamedTuple):
+    node: Node
+    slotted: Slotted
+
+def f(x, proxy, pair):
+    pair.node.count += 1
+    pair.slotted.tensor = pair.slotted.tensor * 2
+    object.__getattribute__(proxy, "tensor").add_(1)
+    f.calls = getattr(f, "calls", 0) + 1
+    return x * pair.node.count + pair.slotted.tensor + object.__getattribute__(proxy, "tensor") + f.calls
+
+step, node = torch.compile(f), Node()
+for _ in range(2):
+    step(torch.ones(2), Proxy(), pair=Pair(node, Slotted(torch.ones(2))))
+"""
+
+
+@pytest.mark.parametrize("call", [1, 2])
+def test_awkward_objects_are_restored_too(script: Loader, call: int):
+    case = script(AWKWARD, call=call)
+    first = run_eager(case, CPU)
+    name = "out0" if call == 1 else "call1.out0"
+    assert torch.equal(first.named()[name].value, torch.full((2,), 4.0 + 2 * call))
+    assert same_bits(first, run_eager(case, CPU))
+
+
 LAYERED = """
 class Layer(torch.nn.Module):
     def forward(self, x, cache): return torch.tanh(cache.layers[0].update(x)[:, -1:])
