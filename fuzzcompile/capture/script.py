@@ -28,7 +28,8 @@ from fuzzcompile.compiler.entry import changed_configs, compiler_configs, reset_
 from fuzzcompile.errors import CaseError
 from fuzzcompile.execution.building import RUN_SEED
 from fuzzcompile.execution.device import seed_everything
-from fuzzcompile.execution.reachable import Reached, global_names, is_user_file
+from fuzzcompile.execution.holders import holders, is_model
+from fuzzcompile.execution.reachable import Reached, global_names, is_user_file, own_dict
 from fuzzcompile.execution.tensors import tensor_leaves
 
 # Attributes by which a callable runs its own backward pass, which frees its graph.
@@ -169,7 +170,7 @@ class _Run:
             notes.append(f"not reached: torch.compile at line {text}; --call N goes on to later calls")
         changed = os.environ.keys() - self.environment
         ignored = sorted(n for n in changed if n.startswith(_READ_AT_IMPORT) and not n.endswith(_ONLY_OUTPUT))
-        notes += self._left_out()
+        notes += self._about_state()
         if ignored:
             notes.append(
                 f"the script sets {', '.join(ignored)}, which torch reads when it is imported: "
@@ -179,10 +180,14 @@ class _Run:
             notes.append(f"the script is written for another kind of device and was run on {self.device}")
         return notes
 
-    def _left_out(self) -> list[str]:
-        """What of the calls and their state could not be kept."""
+    def _about_state(self) -> list[str]:
+        """What a later call would begin with, and what of the calls and their state could not be kept."""
         assert self.captured is not None
         notes = []
+        given = holders(self.captured.calls[-1].arguments)
+        held = [name for name, leaf in given.items() if own_dict(leaf) and not is_model(leaf)]
+        if held and self.wanted == 1:
+            notes.append(f"{', '.join(held[:4])} may hold what each call changes: --call N judges a later call")
         if self.history[self.captured.record.number].dropped:
             notes.append("earlier calls with inputs of another kind are left out: their state takes more than 1 GiB")
         if not all(call.world.complete for call in self.captured.calls):

@@ -47,7 +47,9 @@ class Program:
 
     def reached(self) -> Reachable:
         """All that exists before the call and is no input."""
-        return self.state.reached() if self.state is not None else Reached(roots_of(self.model, self.calls))
+        if self.state is not None:
+            return self.state.reached()
+        return Reached(roots_of(self.model, self.calls), restored=False)  # a case file's globals outlive a run
 
 
 def build(case: Case, device: torch.device, *, double: bool = False) -> Program:

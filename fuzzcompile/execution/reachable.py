@@ -45,12 +45,14 @@ class Reached:
     Args:
         roots: where to begin, by name.
         functions: follow the closures of functions and the globals that they name, not just attributes and items.
+        restored: what functions and classes hold is the same at the start of every run, not just what objects hold.
     """
 
-    def __init__(self, roots: Mapping[str, object], *, functions: bool = True) -> None:
+    def __init__(self, roots: Mapping[str, object], *, functions: bool = True, restored: bool = True) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
         self.objects: list[object] = []
-        self._paths: list[str] = []
+        self._paths: list[str | None] = []  # None where plain attributes say nothing
+        self._restored = restored
         self._functions = functions
         self._seen: dict[int, object] = {}
         for name, root in roots.items():
@@ -64,19 +66,22 @@ class Reached:
     def plain_attributes(self) -> dict[str, Plain]:
         """Attributes that are whole numbers, flags, strings or None, and such items of lists and dicts, by path.
 
-        Those of torch's own objects are left out, since the compiler sets some. Functions have none here.
+        Those of torch's own objects are left out, since the compiler sets some, and so is what no run restores.
+        Functions have none here.
         """
         plain: dict[str, Plain] = {}
         for path, value in zip(self._paths, self.objects, strict=True):
+            if path is None:
+                continue
             of_torch = type(value).__module__.startswith("torch.") and not isinstance(value, nn.Module)
             if type(value) not in _CONTAINERS and not of_torch and holds_state(value):
                 plain.update(_plain(path, attributes(value)))
         return plain
 
     def _walk(self, start: object, name: str) -> None:
-        pending = [(start, name, "tensor")]
+        pending = [(start, name, "tensor", False)]
         while pending and len(self._seen) < _MAX_OBJECTS:
-            value, path, kind = pending.pop()
+            value, path, kind, shared = pending.pop()
             if isinstance(value, _ATOMS) or id(value) in self._seen:
                 continue
             if isinstance(value, types.FunctionType | type) and not self._functions:
@@ -86,10 +91,11 @@ class Reached:
                 self._add(value, path, "parameter" if isinstance(value, nn.Parameter) else kind)
                 continue
             self.objects.append(value)
-            self._paths.append(path)
+            self._paths.append(None if shared else path)
+            shared = shared or (not self._restored and isinstance(value, types.FunctionType | type))
             buffers = value._buffers if isinstance(value, nn.Module) else ()
             children = [
-                (c, _joined(path, key), "buffer" if key in buffers else "tensor")
+                (c, _joined(path, key), "buffer" if key in buffers else "tensor", shared)
                 for key, c in (_items(value) if type(value) in _CONTAINERS else _children(value))
                 if type(c) not in _COMMON_ATOMS
             ]

@@ -289,6 +289,18 @@ def test_objects_among_the_inputs_of_a_case_file_are_copied_cast_and_watched(scr
     assert made.layers[0].length == length
 
 
+def test_counters_that_outlive_a_run_of_a_case_file_are_not_compared(tmp_path: Path):
+    path = tmp_path / "case.py"
+    path.write_text(
+        "import torch\nclass Counter:\n  n = 0\nkept = Counter()\nclass Model(torch.nn.Module):\n  calls = 0\n"
+        "  def forward(self, x):\n    kept.n, self.calls = kept.n + 1, self.calls + 1\n    return x\n"
+        "def make(): return Model(), (torch.ones(1),)\n"
+    )
+    case = load(path, CPU)
+    assert set(values(run_eager(case, CPU))) == {"out0", "attribute calls after the call"}
+    assert same_bits(run_eager(case, CPU), run_eager(case, CPU))
+
+
 def test_a_refusal_says_what_differs(script: Loader):
     case = script("kept = iter([1.0, 2.0])\ntorch.compile(lambda x: x * next(kept))(torch.ones(2))")
     with pytest.raises(CannotJudge, match=r"not do the same twice in eager mode \(out0 differs\).*in an iterator"):
