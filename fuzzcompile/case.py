@@ -65,18 +65,33 @@ pytree.register_pytree_node(
 )
 
 
+class Reachable(Protocol):
+    """What a callable can reach; ``tensors`` by the name that a user knows them by."""
+
+    tensors: dict[str, torch.Tensor]
+
+    def plain_attributes(self) -> Mapping[str, object]:
+        """Attributes that are whole numbers, flags, strings or None, by path."""
+
+
 class State(Protocol):
-    """The state of a captured script that its callable can reach and change, inputs excepted.
+    """The state of a captured script that its callable can reach and change, inputs that are tensors excepted.
 
     A captured script runs in place: its closures, globals and objects stay the same, and their tensors are restored
     before every run.
     """
 
     def restore(self, device: torch.device, *, double: bool) -> None:
-        """Restore everything to the moment of capture, on ``device`` (and in float64)."""
+        """Restore everything to the moment before the first call, on ``device`` (and in float64)."""
 
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """The reachable tensors, by the name that a user knows them by."""
+    def enter(self, call: int) -> None:
+        """Restore everything to the moment before a later call, counted from 0, as ``restore`` was asked to."""
+
+    def reached(self) -> Reachable:
+        """What the current call can reach now."""
+
+    def owns(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is part of this state, and no input of its own."""
 
     def originals(self) -> Sequence[torch.Tensor]:
         """The tensors' copies from the moment of capture, in their original dtypes."""

@@ -8,7 +8,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypedDict, cast
+from typing import Any, TypedDict, cast
 
 import torch
 from torch import nn
@@ -36,7 +36,8 @@ class CompiledCallable:
     """One callable that the script gave to ``torch.compile``.
 
     ``line`` is the line of that call, 0 if unknown; ``arguments`` are those of ``torch.compile``; ``calls`` counts the
-    calls of the callable, ``number`` identifies it.
+    calls of the callable, ``number`` identifies it. ``methods`` are the methods of a compiled module that the script
+    used: they call the module itself, not its compiled form.
     """
 
     target: Callable[..., object]
@@ -44,6 +45,7 @@ class CompiledCallable:
     line: int
     calls: int = 0
     number: int = 0
+    methods: set[str] = field(default_factory=set)
 
     @property
     def name(self) -> str:
@@ -72,6 +74,10 @@ class _Call:
     def __deepcopy__(self, memo: object) -> _Call:
         return self
 
+    def uses(self, method: str) -> None:
+        """Note a method of the module that is not compiled."""
+        self._record.methods.add(method)
+
     def __call__(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         if not self._interception.active:
             return module(*args, **kwargs)
@@ -97,10 +103,15 @@ class CompiledModule(nn.Module):
         self._orig_mod.train(mode)
         return self
 
-    def __getattr__(self, name: str) -> torch.Tensor | nn.Module:
+    def __getattr__(self, name: str) -> Any:
         own = self._modules["_orig_mod"]
         assert own is not None
-        return own if name == "_orig_mod" else getattr(own, name)
+        if name == "_orig_mod":
+            return own
+        held = getattr(own, name)
+        if isinstance(held, types.MethodType) and not hasattr(nn.Module, name):
+            self.__dict__["_intercepted_call"].uses(name)
+        return held
 
     def __setattr__(self, name: str, value: torch.Tensor | nn.Module) -> None:
         if name in ("_orig_mod", "training") or "_orig_mod" not in self.__dict__.get("_modules", {}):
@@ -155,8 +166,8 @@ class Interception:
 
     def _wrapped(self, model: Callable[..., object], arguments: CompileArguments) -> object:
         target = original(model)
-        if isinstance(target, types.MethodType) and target.__func__ is nn.Module._call_impl:
-            # module.compile() compiles the module's own call.
+        if isinstance(target, types.MethodType) and target.__func__ in (nn.Module._call_impl, nn.Module.__call__):
+            # module.compile() and torch.compile(module.__call__) compile the module's own call.
             target = target.__self__ if isinstance(target.__self__, nn.Module) else target
         record = CompiledCallable(target, arguments, self._line(), number=len(self.compiled))
         self.compiled.append(record)

@@ -10,29 +10,28 @@ import os
 import sys
 import traceback
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from torch.utils import _pytree as pytree
 
 from fuzzcompile.capture.ambient import Ambient
+from fuzzcompile.capture.history import History, RecordedCall
 from fuzzcompile.capture.interception import CallReached, CompiledCallable, Interception
 from fuzzcompile.capture.process import silenced_output
 from fuzzcompile.capture.retarget import cuda_imitated, retargeted
-from fuzzcompile.capture.world import World
+from fuzzcompile.capture.world import Worlds
 from fuzzcompile.case import Arguments, Case, CompileSettings
 from fuzzcompile.compiler.configs import preserved_config
 from fuzzcompile.compiler.entry import changed_configs, compiler_configs, reset_compiler
 from fuzzcompile.errors import CaseError
-from fuzzcompile.execution.building import RUN_SEED, placed_input
+from fuzzcompile.execution.building import RUN_SEED
 from fuzzcompile.execution.device import seed_everything
-from fuzzcompile.execution.reachable import Reached, global_names, is_user_file
-from fuzzcompile.execution.tensors import StorageCopier, tensor_leaves
+from fuzzcompile.execution.holders import holders, is_model
+from fuzzcompile.execution.reachable import Reached, global_names, is_user_file, own_dict
+from fuzzcompile.execution.tensors import tensor_leaves
 
-# Earlier calls of the same callable with other shapes that belong to the case, because recompiles depend on them.
-_MAX_HISTORY = 8
 # Attributes by which a callable runs its own backward pass, which frees its graph.
 _OWN_BACKWARD = {"backward", "grad"}
 # Environment variables that change how torch compiles, and suffixes of those that only change its output.
@@ -45,8 +44,8 @@ class _Captured:
     """The call that becomes the case, and the state around it."""
 
     record: CompiledCallable
-    arguments: list[Arguments]
-    world: World
+    calls: list[RecordedCall]
+    state: Worlds
     ambient: Ambient
     configs: Mapping[str, Mapping[str, object]]
 
@@ -71,7 +70,7 @@ def load_script(path: Path, source: str, device: torch.device, *, call: int | No
     if captured is None:
         raise CaseError(run.explain())
     grad = captured.ambient.grad
-    first, *later = captured.arguments
+    first, *later = (call.arguments for call in captured.calls)
     return Case(
         name=path.stem,
         path=path,
@@ -84,7 +83,7 @@ def load_script(path: Path, source: str, device: torch.device, *, call: int | No
         run=None,
         ambient=captured.ambient.entered,
         reseed=captured.ambient.random.restore,
-        state=captured.world,
+        state=captured.state,
         notes=tuple(run.notes()),
     )
 
@@ -100,7 +99,7 @@ class _Run:
     captured: _Captured | None = None
     error: BaseException | None = None
     rewritten: bool = False
-    history: dict[int, list[tuple[object, Arguments]]] = field(default_factory=dict)
+    history: dict[int, History] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.filename = str(self.path.resolve())
@@ -148,24 +147,14 @@ class _Run:
     def _on_call(self, record: CompiledCallable, arguments: Arguments, number: int) -> None:
         if self.captured is not None:
             raise CallReached  # a bare except in the script has swallowed the first one
+        history = self.history.setdefault(record.number, History())
         if number < self.wanted:
-            self._remember(record, arguments)
+            history.add(record.target, arguments)
             return
         ambient, configs = Ambient.current(), changed_configs(self._before)
-        world = World({"": record.target, **_holders(arguments)})
-        own = {id(tensor) for tensor in world.tensors().values()}
-        kind = _kind(arguments)
-        earlier = [call for earlier_kind, call in self.history.get(record.number, []) if earlier_kind != kind]
-        kept = [*earlier, _copied(arguments, own)][-_MAX_HISTORY:]
-        self.captured = _Captured(record, kept, world, ambient, configs)
+        calls = history.until(record.target, arguments)
+        self.captured = _Captured(record, calls, Worlds([call.world for call in calls]), ambient, configs)
         raise CallReached
-
-    def _remember(self, record: CompiledCallable, arguments: Arguments) -> None:
-        """Keep the first call of each kind of input (shape, stride, dtype) of a callable."""
-        known = self.history.setdefault(record.number, [])
-        kind = _kind(arguments)
-        if all(kind != known_kind for known_kind, _ in known):
-            known.append((kind, _copied(arguments, set())))
 
     def notes(self) -> list[str]:
         """Remarks for the user: what is judged and what is not."""
@@ -181,6 +170,7 @@ class _Run:
             notes.append(f"not reached: torch.compile at line {text}; --call N goes on to later calls")
         changed = os.environ.keys() - self.environment
         ignored = sorted(n for n in changed if n.startswith(_READ_AT_IMPORT) and not n.endswith(_ONLY_OUTPUT))
+        notes += self._about_state()
         if ignored:
             notes.append(
                 f"the script sets {', '.join(ignored)}, which torch reads when it is imported: "
@@ -190,10 +180,24 @@ class _Run:
             notes.append(f"the script is written for another kind of device and was run on {self.device}")
         return notes
 
+    def _about_state(self) -> list[str]:
+        """What a later call would begin with, and what of the calls and their state could not be kept."""
+        assert self.captured is not None
+        notes = []
+        given = holders(self.captured.calls[-1].arguments)
+        held = [name for name, leaf in given.items() if own_dict(leaf) and not is_model(leaf)]
+        if held and self.wanted == 1:
+            notes.append(f"{', '.join(held[:4])} may hold what each call changes: --call N judges a later call")
+        if self.history[self.captured.record.number].dropped:
+            notes.append("earlier calls with inputs of another kind are left out: their state takes more than 1 GiB")
+        if not all(call.world.complete for call in self.captured.calls):
+            notes.append("the callable reaches more than 200 000 objects; what lies behind them is not restored")
+        return notes
+
     def explain(self) -> str:
         """Why there is no case and what to do about it, in one sentence."""
         calls, name = self.interception.calls, str(self.path)
-        if isinstance(self.error, ModuleNotFoundError):
+        if isinstance(self.error, ModuleNotFoundError) and self.error.name:
             return f"{name} needs the module {self.error.name!r}, which is not installed; install it."
         if self.error is not None and not isinstance(self.error, SystemExit):
             return f"{name} {_raises(self.error, self.filename)} before {self._missing_call()}; fix the script."
@@ -204,6 +208,13 @@ class _Run:
         if self.interception.compiled:
             listed = ", ".join(str(record) for record in self.interception.compiled)
             ending = exits if self.error is not None else "never calls"
+            methods = sorted({f"{method}()" for record in self.interception.compiled for method in record.methods})
+            if methods:
+                return (
+                    f"{name} compiles {listed} but {ending} it: {', '.join(methods[:4])} runs the module itself, not "
+                    "its compiled form; compile it in place (model.compile(), or model.forward = "
+                    "torch.compile(model.forward))."
+                )
             return f"{name} compiles {listed} but {ending} it; call it, or write a case with make()."
         if self.compile_lines and self.error is not None:
             return f"{name} {exits} torch.compile; fix the script, or write a case with make()."
@@ -213,7 +224,10 @@ class _Run:
                 f"{name} does not reach torch.compile (line {text}) in the process that runs it; "
                 "call it there, or write a case with make()."
             )
-        return f"{name} is no case: it defines no make() and never calls torch.compile; see 'Case files' in the README."
+        return (
+            f"{name} is no case: it defines no make() and never calls torch.compile; see 'Case files' in the README. "
+            "(A library that is asked to compile may do so on a GPU only; its warnings say so.)"
+        )
 
     def _status(self) -> str:
         code = getattr(self.error, "code", None)
@@ -245,34 +259,16 @@ def _lines_that_compile(tree: ast.Module) -> set[int]:
 def _raises(error: BaseException, filename: str) -> str:
     frames = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == filename]
     where = f" in line {frames[-1]}" if frames else ""
-    text = " ".join(str(error).split())[:200]
-    return f"raises {type(error).__name__}{f' ({text})' if text else ''}{where}"
+    first: BaseException = error
+    while first.__cause__ is not None:
+        first = first.__cause__
+    cause = "" if first is error else f", because of {type(first).__name__} ({_one_line(first)})"
+    text = _one_line(error)
+    return f"raises {type(error).__name__}{f' ({text})' if text else ''}{where}{cause}"
 
 
-def _holders(arguments: Arguments) -> dict[str, object]:
-    """Arguments that are not tensors: modules, optimizers, other objects that may hold tensors."""
-    leaves = enumerate(pytree.tree_leaves(arguments))
-    return {f"argument{i}": leaf for i, leaf in leaves if not isinstance(leaf, torch.Tensor)}
-
-
-def _copied(arguments: Arguments, own: set[int]) -> Arguments:
-    """The arguments as they are now; tensors that belong to the callable's state stay themselves."""
-    copier = StorageCopier()
-
-    def copy(leaf: object) -> object:
-        return placed_input(leaf, copier) if isinstance(leaf, torch.Tensor) and id(leaf) not in own else leaf
-
-    copied: Arguments = pytree.tree_map(copy, arguments)
-    return copied
-
-
-def _kind(arguments: Arguments) -> Sequence[object]:
-    return [
-        (tuple(leaf.shape), leaf.dtype, leaf.layout == torch.strided and leaf.stride())
-        if isinstance(leaf, torch.Tensor)
-        else repr(leaf)[:100]
-        for leaf in pytree.tree_leaves(arguments)
-    ]
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200]
 
 
 def _differentiable(captured: _Captured) -> bool:
@@ -280,8 +276,8 @@ def _differentiable(captured: _Captured) -> bool:
     functions = [o for o in Reached({"": captured.record.target}).objects if isinstance(o, types.FunctionType)]
     if any(_OWN_BACKWARD & set(global_names(f.__code__)) for f in functions if is_user_file(f.__code__.co_filename)):
         return False
-    tensors = [*captured.world.tensors().values(), *tensor_leaves(captured.arguments)]
-    return any(tensor.requires_grad for tensor in tensors)
+    inputs = tensor_leaves([call.arguments for call in captured.calls])
+    return any(tensor.requires_grad for tensor in (*captured.calls[-1].world.reached().tensors.values(), *inputs))
 
 
 def _settings(captured: _Captured) -> CompileSettings:

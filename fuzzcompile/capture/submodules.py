@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -31,8 +31,9 @@ _NAMES_SHOWN = 6
 def submodule_case(case: Case, path: str, device: torch.device) -> Case:
     """The submodule at ``path`` as a case: its state and inputs are those at its first call in an eager run.
 
-    Inputs of later calls are kept up to the number of calls that the case has. Settings are the case's; grad mode,
-    autocast and random state are those in force around the submodule's call.
+    Inputs of later calls are kept up to the number of calls that the case has. Inputs that hold objects, such as a
+    key-value cache, cannot be replayed one after the other: they are those of the first call in the case's last one.
+    Settings are the case's; grad mode, autocast and random state are those in force around the submodule's call.
 
     Args:
         case: the whole.
@@ -43,15 +44,16 @@ def submodule_case(case: Case, path: str, device: torch.device) -> Case:
         CaseError: the callable is no module, has no such submodule, or never calls it.
     """
     program = build(case, device)
-    if not isinstance(program.model, nn.Module):
+    whole = getattr(program.model, "__self__", program.model)  # of a bound method, such as model.forward
+    if not isinstance(whole, nn.Module):
         raise CaseError(f"{case.name} compiles a plain callable, which has no submodules; leave out --module.")
-    modules = dict(program.model.named_modules(remove_duplicate=False))
+    modules = dict(whole.named_modules(remove_duplicate=False))
     module = modules.get(path) if path else None
     if module is None:
         raise CaseError(f"{case.name} has no module {path!r}; {_closest(path, [name for name in modules if name])}")
     watch = _Watch(module, 1 + len(case.calls or ()))
     with watch.installed():
-        seen = observe(case, program, program.model)
+        seen = observe(case, program, program.model if case.run is not None else watch.counting(program.model))
     if not watch.calls:
         if seen.failure is not None:
             raise CaseError(f"{case.name} raises in eager before it calls {path} ({seen.failure}); fix the case.")
@@ -85,11 +87,6 @@ class _Call:
     arguments: Arguments
     ambient: Ambient
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether the arguments are tensors and immutable values only."""
-        return all(isinstance(leaf, _PLAIN) for leaf in pytree.tree_leaves(self.arguments))
-
     def fresh(self) -> Arguments:
         """The arguments, with objects that a call can change (a key-value cache) copied anew."""
         return copied_objects(self.arguments)
@@ -107,6 +104,7 @@ class _Watch:
         self._copier = StorageCopier()  # one for all calls: views of one buffer stay views of one buffer
         self._handle: RemovableHandle | None = None
         self._own: dict[int, torch.Tensor] = {}
+        self._begun = wanted  # calls of the whole; all of them where they are not counted
         self.copied: nn.Module = module
         self.calls: list[_Call] = []
 
@@ -119,6 +117,16 @@ class _Watch:
         finally:
             self._unwatch()
 
+    def counting(self, whole: Callable[..., object]) -> Callable[..., object]:
+        """The whole, counting its calls."""
+        self._begun = 0
+
+        def call(*args: object, **kwargs: object) -> object:
+            self._begun += 1
+            return whole(*args, **kwargs)
+
+        return call
+
     def _watch(self) -> None:
         self._handle = self._module.register_forward_pre_hook(self._called, prepend=True, with_kwargs=True)
 
@@ -127,6 +135,11 @@ class _Watch:
             self._handle.remove()
 
     def _called(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        plain = all(isinstance(leaf, _PLAIN) for leaf in pytree.tree_leaves((args, kwargs)))
+        if self.calls and not plain:
+            raise _Seen  # its objects live from call to call: no run could start from fresh ones
+        if not plain and self._begun < self._wanted:
+            return
         ambient = Ambient.current()
         # Outside of inference mode and autograd, because the copies serve runs of every kind.
         with torch.inference_mode(False), torch.no_grad(), _disable_current_modes():
@@ -137,8 +150,6 @@ class _Watch:
                 self._own = {id(tensor): own[name] for name, tensor in Reached({"": module}).tensors.items()}
                 self._watch()
             call = _Call(copied_objects(map_tensors(self._place, Arguments(args, kwargs))), ambient)
-        if self.calls and not call.is_plain:
-            raise _Seen  # its objects live from call to call: no run could start from fresh ones
         self.calls.append(call)
         if len(self.calls) >= self._wanted:
             raise _Seen

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
-from fuzzcompile.case import Case, State
+from fuzzcompile.case import Case, Reachable, State
 from fuzzcompile.errors import CaseError
 from fuzzcompile.execution.device import reapply_held, seed_everything
 from fuzzcompile.execution.exhaustion import first_line, is_exhausted_memory, memory_errors
+from fuzzcompile.execution.holders import holders, is_holder
 from fuzzcompile.execution.reachable import Reached
 from fuzzcompile.execution.tensors import LOW_FLOATS, StorageCopier, map_tensors, tensor_leaves
+from fuzzcompile.execution.trees import tree_map
+
+T = TypeVar("T")
 
 RUN_SEED = 20240229
 
@@ -24,8 +30,9 @@ RUN_SEED = 20240229
 class Program:
     """Fresh state of a case on one device: the callable and the inputs of each call.
 
-    ``dtype`` is the widest floating dtype among the tensors that ``make()`` returned (float32 if there are none),
-    ``double`` says that they were converted to float64 afterwards. ``state`` is that of a captured call.
+    Objects among the inputs that hold tensors are copied and converted like the inputs. ``dtype`` is the widest
+    floating dtype among the tensors that ``make()`` returned (float32 if there are none), ``double`` says that they
+    were converted to float64 afterwards. ``state`` is that of a captured call.
     """
 
     model: Callable[..., object]
@@ -36,7 +43,13 @@ class Program:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Tensors that exist before the call and are not inputs, by the name that a user knows them by."""
-        return self.state.tensors() if self.state is not None else Reached({"": self.model}).tensors
+        return self.reached().tensors
+
+    def reached(self) -> Reachable:
+        """All that exists before the call and is no input."""
+        if self.state is not None:
+            return self.state.reached()
+        return Reached(roots_of(self.model, self.calls), restored=False)  # a case file's globals outlive a run
 
 
 def build(case: Case, device: torch.device, *, double: bool = False) -> Program:
@@ -52,28 +65,65 @@ def build(case: Case, device: torch.device, *, double: bool = False) -> Program:
     with memory_errors():
         model, calls = _made(case)
         if case.state is not None:
-            # The state that the callable reaches is restored in place; ``make`` returns the same objects every time.
-            case.state.restore(device, double=double)
-            own = named = case.state.tensors()
-            originals: Sequence[torch.Tensor] = case.state.originals()
-        else:
-            named = Reached({"": model}).tensors
-            originals = list(named.values())
-        dtype = _widest_float([*originals, *tensor_leaves(calls)])
+            return _restored(case.state, model, calls, device, double=double)
+        named = Reached(roots_of(model, calls)).tensors
+        dtype = _widest_float([*named.values(), *tensor_leaves(calls)])
         names = {id(tensor): name for name, tensor in named.items()}
-        if case.state is None:
-            if isinstance(model, nn.Module):
-                model = _copied_module(model)
-                _move(model, StorageCopier(double=double, device=device))
-            own = Reached({"": model}).tensors
+        model, calls = _copied_objects(model, calls)
         copier = StorageCopier(double=double, device=device)
+        roots = roots_of(model, calls)
+        _move({name: root for name, root in roots.items() if name or isinstance(root, nn.Module)}, copier)
+        own = Reached(roots).tensors
 
         def place(tensor: torch.Tensor) -> torch.Tensor:
             # A parameter that is also an input stays one tensor.
             return own[names[id(tensor)]] if id(tensor) in names else placed_input(tensor, copier)
 
         placed = map_tensors(place, calls)
-    return Program(model, tuple(_as_arguments(call) for call in placed), dtype, double, case.state)
+    return Program(model, tuple(_as_arguments(call) for call in placed), dtype, double)
+
+
+def _restored(
+    state: State, model: Callable[..., object], calls: Sequence[object], device: torch.device, *, double: bool
+) -> Program:
+    """A captured call, restored in place: ``make`` returns the same objects every time, dataclasses included."""
+    state.restore(device, double=double)
+    dtype = _widest_float([*state.originals(), *tensor_leaves(calls)])
+    copier = StorageCopier(double=double, device=device)
+    made: dict[int, torch.Tensor] = {}  # an input that is given twice stays one tensor
+
+    def place(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in made:
+            made[id(tensor)] = tensor if state.owns(tensor) else placed_input(tensor, copier)
+        return made[id(tensor)]
+
+    placed = pytree.tree_map_only(torch.Tensor, place, calls)
+    return Program(model, tuple(_as_arguments(call) for call in placed), dtype, double, state)
+
+
+def roots_of(model: object, calls: Sequence[object]) -> dict[str, object]:
+    """The model, and the objects among the inputs that hold state; those of later calls are named after the call."""
+    roots = {"": model}
+    for number, call in enumerate(calls):
+        roots.update((f"call{number}.{name}" if number else name, leaf) for name, leaf in holders(call).items())
+    return roots
+
+
+def _copied_objects(model: Callable[..., object], calls: list[object]) -> tuple[Callable[..., object], list[object]]:
+    """The model if it is a module, and the objects among the inputs, copied: they may outlive a run.
+
+    What a plain function closes over stays where it is.
+    """
+    memo: dict[int, object] = {}
+    if isinstance(model, nn.Module):
+        model, closed = _copied(model, memo), set[int]()
+    else:
+        closed = {id(value) for value in Reached({"": model}).objects}
+
+    def copied(leaf: object) -> object:
+        return _copied(leaf, memo) if is_holder(leaf) and id(leaf) not in closed else leaf
+
+    return model, tree_map(lambda tensor: tensor, calls, copied)
 
 
 def placed_input(tensor: torch.Tensor, copier: StorageCopier) -> torch.Tensor:
@@ -111,18 +161,18 @@ def _made(case: Case) -> tuple[Callable[..., object], list[object]]:
     return model, [inputs, *(case.calls or ())]
 
 
-def _copied_module(module: nn.Module) -> nn.Module:
+def _copied(value: T, memo: dict[int, object]) -> T:
     try:
-        return copy.deepcopy(module)
-    except Exception as error:  # a module's own __deepcopy__ may raise anything
+        return copy.deepcopy(value, memo)
+    except Exception as error:  # a class's own __deepcopy__ may raise anything
         if is_exhausted_memory(error):
             raise
-        return module  # a module that cannot be copied (non-leaf tensors as attributes, locks) is hardly shared
+        return value  # what cannot be copied (non-leaf tensors as attributes, locks) is hardly shared
 
 
-def _move(module: nn.Module, copier: StorageCopier) -> None:
-    """Give every tensor of the module (not of globals and closures) the copier's device and dtype, in place."""
-    for tensor in Reached({"": module}, functions=False).tensors.values():
+def _move(roots: Mapping[str, object], copier: StorageCopier) -> None:
+    """Give every tensor that the roots hold (not globals and closures) the copier's device and dtype, in place."""
+    for tensor in Reached(roots, functions=False).tensors.values():
         with contextlib.suppress(RuntimeError):  # inference tensors and subclasses stay as they are
             tensor.data = copier(tensor).detach()
 

@@ -16,7 +16,7 @@ import torch
 
 from fuzzcompile.case import Case
 from fuzzcompile.errors import EnvironmentUnfit
-from fuzzcompile.execution.building import RUN_SEED
+from fuzzcompile.execution.building import RUN_SEED, roots_of
 from fuzzcompile.execution.device import seed_everything
 from fuzzcompile.execution.exhaustion import memory_errors
 from fuzzcompile.execution.reachable import Reached
@@ -106,8 +106,8 @@ def footprint_of(case: Case) -> Footprint | None:
     except BaseException:  # make() is user code and may raise anything; the first run reports it
         return None
     calls = [arguments, *(case.calls or ())]
-    named = case.state.tensors() if case.state is not None else Reached({"": model}).tensors
-    own, inputs = list(named.values()), list(tensor_leaves(calls))
+    reached = case.state.reached() if case.state is not None else Reached(roots_of(model, calls))
+    own, inputs = list(reached.tensors.values()), list(tensor_leaves(calls))
     asked = [t for t in (*own, *inputs) if case.backward and t.requires_grad and t.is_leaf]
     parameters, together = _storages(own), _storages([*own, *inputs])
     return Footprint(

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 
 import numpy
 import torch
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from fuzzcompile.case import Reachable
 from fuzzcompile.execution.building import Program
+from fuzzcompile.execution.holders import held_tensors, holders, named_arguments
 from fuzzcompile.execution.memory import aliases
 from fuzzcompile.execution.observation import Value
 from fuzzcompile.execution.tensors import dense, significant_strides
@@ -19,46 +20,55 @@ from fuzzcompile.execution.trees import is_wrapped, named_leaves, unwrapped
 
 # Seeds the cotangents of the backward pass, in our runs and in the reproducers that we write.
 COTANGENT_SEED = 7
+_ABSENT = object()
 # One form for NumPy's arrays and scalars: compiling turns scalars into arrays without dimensions, as documented.
 _NUMPY = "NumPy array"
 
 
 @dataclass(frozen=True)
 class Before:
-    """The tensors that exist before a call: copies of them, and which of them share memory, by name."""
+    """The tensors that exist before a call: copies of them, and which of them share memory, by name.
+
+    ``attributes`` are those of objects that are whole numbers, flags, strings or None (a cache's length).
+    """
 
     bits: Mapping[str, torch.Tensor]
     aliases: Mapping[str, tuple[str, ...]]
+    attributes: Mapping[str, object]
 
 
-def _existing(program: Program, arguments: object) -> dict[str, torch.Tensor]:
+def _existing(program: Program, arguments: object, reached: Reachable | None = None) -> dict[str, torch.Tensor]:
     """Tensors that exist before the call, by the name that a user knows them by.
 
     Inputs are numbered in pytree's order; inputs in a dataclass (or another container that pytree does not know) are
-    named after the position of that argument and the field.
+    named after that argument and the field.
     """
     named: dict[str, torch.Tensor] = {}
     count = 0
-    for position, leaf in enumerate(pytree.tree_leaves(arguments)):
+    for name, leaf in named_arguments(arguments):
         if isinstance(leaf, torch.Tensor):
             named[f"input{count}"] = leaf
             count += 1
-        elif is_wrapped(leaf):
-            inner = unwrapped(f"argument{position}", leaf)
+        elif is_wrapped(leaf) and program.state is None:  # else it is part of the state
+            inner = unwrapped(name, leaf)
             named.update((name, value) for name, value in inner if isinstance(value, torch.Tensor))
-    return {**named, **program.tensors()}
+    return {**named, **(reached or program.reached()).tensors}
 
 
 def bits(program: Program, arguments: object) -> Before:
     """The state before a call, which :func:`mutations` compares with the state after it."""
-    existing = _existing(program, arguments)
-    return Before({name: _kept(tensor) for name, tensor in existing.items()}, aliases(existing))
+    reached = program.reached()
+    existing = _existing(program, arguments, reached)
+    kept = {name: _kept(tensor) for name, tensor in existing.items()}
+    return Before(kept, aliases(existing), reached.plain_attributes())
 
 
 def outputs(
     prefix: str, output: object, program: Program, arguments: object, earlier: dict[str, object] | None = None
 ) -> list[Value]:
-    """The leaves of what a call returned.
+    """The leaves of what a call returned, and the tensors that objects among them hold (a new key-value cache).
+
+    An object that is an argument of the call has that argument among its aliases.
 
     Args:
         prefix: distinguishes the names of several calls.
@@ -68,12 +78,18 @@ def outputs(
         earlier: the outputs of earlier calls, to which those of this call are added: two calls may return the same
             memory.
     """
-    leaves = list(named_leaves(f"{prefix}out", output))
+    returned = list(named_leaves(f"{prefix}out", output))
+    given = {id(leaf): (name,) for name, leaf in holders(arguments).items()}
+    # What an argument holds is compared as such.
+    held = [pair for name, leaf in returned if id(leaf) not in given for pair in held_tensors(name, leaf).items()]
+    leaves: list[tuple[str, object]] = [*returned, *held]
     earlier = {} if earlier is None else earlier
     shared = aliases({**_existing(program, arguments), **earlier, **dict(leaves)})
     earlier.update((name, leaf) for name, leaf in leaves if isinstance(leaf, torch.Tensor | numpy.ndarray))
     precision = torch.float64 if program.double else program.dtype
-    return [_output(name, leaf, shared.get(name, ()), precision) for name, leaf in leaves]
+    values = [_output(name, leaf, given.get(id(leaf), shared.get(name, ())), precision) for name, leaf in leaves]
+    # The layout of what an object keeps for itself is no more observable than that of an attribute.
+    return [*values[: len(returned)], *(replace(value, stride=()) for value in values[len(returned) :])]
 
 
 def _output(name: str, leaf: object, aliases: tuple[str, ...], precision: torch.dtype) -> Value:
@@ -93,9 +109,10 @@ def _plain_value(name: str, leaf: object, precision: torch.dtype) -> Value:
 
 
 def mutations(prefix: str, before: Before, program: Program, arguments: object) -> list[Value]:
-    """The tensors that existed before the call and have other bits, or share other memory, after it."""
+    """What is not after the call what it was before: bits of tensors, memory that they share, plain attributes."""
     changed = []
-    existing = _existing(program, arguments)
+    reached = program.reached()
+    existing = _existing(program, arguments, reached)
     now_shared = aliases(existing)
     for name, tensor in existing.items():
         old = before.bits.get(name)
@@ -104,6 +121,9 @@ def mutations(prefix: str, before: Before, program: Program, arguments: object) 
         same = old is not None and old.shape == now.shape and _same_bits(old, now)
         if not same or shared != before.aliases.get(name, ()):
             changed.append(Value(f"{prefix}{name} after the call", now, "mutation", aliases=shared))
+    for name, attribute in reached.plain_attributes().items():
+        if attribute != before.attributes.get(name, _ABSENT):
+            changed.append(Value(f"{prefix}attribute {name} after the call", attribute, "mutation"))
     return changed
 
 

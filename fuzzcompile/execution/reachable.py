@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+import argparse
 import collections
 import contextlib
+import dataclasses
 import functools
 import sys
 import sysconfig
 import types
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
 # A program's state does not have more objects than this; the walk ends there.
 _MAX_OBJECTS = 200_000
+# A longer list or dict is data, not a place for a counter.
+_MAX_ITEMS = 1000
+Plain = int | str | None
 _SHARED_FOLDERS = ("site-packages", "dist-packages")
 MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, types.ModuleType)
+# By exact type, for speed: most of what a walk meets.
+_COMMON_ATOMS = frozenset((type(None), bool, int, float, str))
+_CONTAINERS = frozenset((dict, collections.OrderedDict, list, tuple, set))
+# Classes of the standard library whose instances hold what a program puts there.
+_HOLDERS = (collections.UserDict, collections.UserList, types.SimpleNamespace, argparse.Namespace)
+# Packages whose objects run a program and are no part of it.
+_MACHINERY = ("fuzzcompile.", "triton.", "torch.fx.", "torch._")
 
 
 class Reached:
@@ -25,25 +39,49 @@ class Reached:
 
     ``tensors`` are named by their path from a root: ``parameter layers.0.weight`` and ``buffer mean`` below a module
     that is a root with an empty name, ``parameter model.weight`` below a module that the root closes over, ``tensor
-    cache`` for a tensor that is neither. ``objects`` are all other objects, in the order of the walk.
+    cache`` for a tensor that is neither. ``objects`` are all other objects, in the order of the walk. ``complete`` says
+    whether that is everything: the walk ends after 200 000 objects.
 
     Args:
         roots: where to begin, by name.
         functions: follow the closures of functions and the globals that they name, not just attributes and items.
+        restored: what functions and classes hold is the same at the start of every run, not just what objects hold.
     """
 
-    def __init__(self, roots: Mapping[str, object], *, functions: bool = True) -> None:
+    def __init__(self, roots: Mapping[str, object], *, functions: bool = True, restored: bool = True) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
         self.objects: list[object] = []
+        self._paths: list[str | None] = []  # None where plain attributes say nothing
+        self._restored = restored
         self._functions = functions
         self._seen: dict[int, object] = {}
         for name, root in roots.items():
             self._walk(root, name)
 
+    @property
+    def complete(self) -> bool:
+        """Whether the walk has come to its end."""
+        return len(self._seen) < _MAX_OBJECTS
+
+    def plain_attributes(self) -> dict[str, Plain]:
+        """Attributes that are whole numbers, flags, strings or None, and such items of lists and dicts, by path.
+
+        Those of torch's own objects are left out, since the compiler sets some, and so is what no run restores.
+        Functions have none here.
+        """
+        plain: dict[str, Plain] = {}
+        for path, value in zip(self._paths, self.objects, strict=True):
+            if path is None:
+                continue
+            of_torch = type(value).__module__.startswith("torch.") and not isinstance(value, nn.Module)
+            if type(value) not in _CONTAINERS and not of_torch and holds_state(value):
+                plain.update(_plain(path, attributes(value)))
+        return plain
+
     def _walk(self, start: object, name: str) -> None:
-        pending = [(start, name, "tensor")]
+        pending = [(start, name, "tensor", False)]
         while pending and len(self._seen) < _MAX_OBJECTS:
-            value, path, kind = pending.pop()
+            value, path, kind, shared = pending.pop()
             if isinstance(value, _ATOMS) or id(value) in self._seen:
                 continue
             if isinstance(value, types.FunctionType | type) and not self._functions:
@@ -53,9 +91,13 @@ class Reached:
                 self._add(value, path, "parameter" if isinstance(value, nn.Parameter) else kind)
                 continue
             self.objects.append(value)
+            self._paths.append(None if shared else path)
+            shared = shared or (not self._restored and isinstance(value, types.FunctionType | type))
             buffers = value._buffers if isinstance(value, nn.Module) else ()
             children = [
-                (c, _joined(path, key), "buffer" if key in buffers else "tensor") for key, c in _children(value)
+                (c, _joined(path, key), "buffer" if key in buffers else "tensor", shared)
+                for key, c in (_items(value) if type(value) in _CONTAINERS else _children(value))
+                if type(c) not in _COMMON_ATOMS
             ]
             pending += reversed(children)
 
@@ -87,12 +129,6 @@ def _children(value: object) -> Iterator[tuple[str, object]]:
         yield "", value.func
         yield "", list(value.args)
         yield "", dict(value.keywords)
-    elif isinstance(value, Mapping):
-        for key, child in value.items():
-            yield key if isinstance(key, str) else "", child
-            yield "", key
-    elif isinstance(value, types.SimpleNamespace):
-        yield from vars(value).items()
     elif isinstance(value, type):
         if is_of_user(value):
             yield from ((k, v) for k, v in vars(value).items() if k == "__call__" or not k.startswith("__"))
@@ -100,11 +136,31 @@ def _children(value: object) -> Iterator[tuple[str, object]]:
     elif isinstance(value, torch.optim.Optimizer):
         yield "param_groups", value.param_groups  # first, so that parameters are named by their group
         yield from vars(value).items()
+    else:
+        yield from _items(value)
+        if holds_state(value):
+            yield from attributes(value)
+        if is_of_user(type(value)):
+            yield "", type(value)
+
+
+def _items(value: object) -> Iterator[tuple[str, object]]:
+    """What a container holds; a library's own mappings may do anything when they are read, and are left alone."""
+    if isinstance(value, dict):
+        # Past the methods of a subclass, which may convert what they return.
+        yield from _entries(dict.items(value))
     elif isinstance(value, collections.deque | list | tuple | set | frozenset):
         yield from ((str(index), child) for index, child in enumerate(value))
-    elif is_of_user(type(value)):
-        yield from _attributes(value)
-        yield "", type(value)
+    elif isinstance(value, collections.UserDict | types.MappingProxyType) or (
+        is_of_user(type(value)) and isinstance(value, Mapping)
+    ):
+        yield from _entries(value.items())
+
+
+def _entries(items: Iterable[tuple[object, object]]) -> Iterator[tuple[str, object]]:
+    for key, child in items:
+        yield key if isinstance(key, str) else "", child
+        yield "", key
 
 
 def _function_children(function: types.FunctionType) -> Iterator[tuple[str, object]]:
@@ -114,20 +170,47 @@ def _function_children(function: types.FunctionType) -> Iterator[tuple[str, obje
             yield name, cell.cell_contents
     yield "", list(function.__defaults__ or ())
     yield "", dict(function.__kwdefaults__ or {})
+    yield from vars(function).items()
     if is_user_file(function.__code__.co_filename):
         for name in global_names(function.__code__):
             if name in function.__globals__:
                 yield name, function.__globals__[name]
 
 
-def _attributes(value: object) -> Iterator[tuple[str, object]]:
-    names = list(getattr(value, "__dict__", {}))
-    for base in type(value).__mro__:
-        slots = base.__dict__.get("__slots__", ())
-        names += [slots] if isinstance(slots, str) else list(slots)
-    for name in names:
+def attributes(value: object) -> Iterator[tuple[str, object]]:
+    """The attributes that an instance itself has, in its ``__dict__`` and its slots."""
+    yield from list(own_dict(value).items())
+    for name in slots(type(value)):
         with contextlib.suppress(AttributeError):
             yield name, object.__getattribute__(value, name)
+
+
+def own_dict(value: object) -> dict[str, object]:
+    """The ``__dict__`` of an instance, past the ``__getattr__`` of a proxy, which may do anything."""
+    try:
+        held = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return {}
+    return held if isinstance(held, dict) else {}
+
+
+def _plain(path: str, children: Iterable[tuple[str, object]], *, nested: bool = True) -> Iterator[tuple[str, Plain]]:
+    for name, child in children:
+        if child is None or isinstance(child, int | str):
+            yield _joined(path, name), child
+        elif nested and isinstance(child, dict | list) and len(child) <= _MAX_ITEMS:
+            yield from _plain(_joined(path, name), _items(child), nested=False)
+
+
+def slots(owner: type) -> list[str]:
+    """The attributes that a class and its bases keep in slots."""
+    names: list[str] = []
+    for base in owner.__mro__:
+        declared = base.__dict__.get("__slots__", ())
+        for name in [declared] if isinstance(declared, str) else declared:
+            private = name.startswith("__") and not name.endswith("__")
+            names.append(f"_{base.__name__.lstrip('_')}{name}" if private else name)
+    return [name for name in names if name not in ("__dict__", "__weakref__")]
 
 
 def global_names(code: types.CodeType) -> Iterator[str]:
@@ -138,10 +221,40 @@ def global_names(code: types.CodeType) -> Iterator[str]:
             yield from global_names(constant)
 
 
+def holds_state(value: object) -> bool:
+    """Whether the attributes of an instance belong to the program, whichever library defines its class.
+
+    Those of the standard library (locks, loggers) and of the compiler do not.
+    """
+    return _facts_of(type(value)).holds_state
+
+
 def is_of_user(owner: type) -> bool:
     """Whether a class is defined in the user's own code."""
+    return _facts_of(owner).of_user
+
+
+class _Facts(NamedTuple):
+    of_user: bool
+    holds_state: bool
+
+
+def _facts_of(owner: type) -> _Facts:
+    facts = _KNOWN.get(owner)
+    if facts is None:
+        facts = _KNOWN[owner] = _found_out(owner)
+    return facts
+
+
+def _found_out(owner: type) -> _Facts:
     module = sys.modules.get(owner.__module__)
-    return module is not None and is_user_file(getattr(module, "__file__", None) or "")
+    of_user = module is not None and is_user_file(getattr(module, "__file__", None) or "")
+    if of_user or issubclass(owner, (nn.Module, torch.optim.Optimizer, *_HOLDERS)):
+        return _Facts(of_user, holds_state=True)
+    if issubclass(owner, (type, *_ATOMS)) or f"{owner.__module__}.".startswith(_MACHINERY):
+        return _Facts(of_user, holds_state=False)
+    library = owner.__module__.partition(".")[0] not in sys.stdlib_module_names
+    return _Facts(of_user, holds_state=library or dataclasses.is_dataclass(owner))
 
 
 def is_user_file(filename: str) -> bool:
@@ -150,5 +263,7 @@ def is_user_file(filename: str) -> bool:
     return not installed and filename.endswith(".py") and not filename.startswith((_STANDARD_LIBRARY, _OWN_FOLDER))
 
 
+# Weak, because a class keeps the globals of its module alive.
+_KNOWN: weakref.WeakKeyDictionary[type, _Facts] = weakref.WeakKeyDictionary()
 _STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"] + "/"
 _OWN_FOLDER = __file__.rsplit("/", 2)[0] + "/"

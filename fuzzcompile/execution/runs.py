@@ -98,6 +98,8 @@ def _observed(
     structures: list[str] = []
     earlier: dict[str, object] = {}
     for number, arguments in enumerate(program.calls):
+        if number and program.state is not None:
+            program.state.enter(number)
         prefix = f"call{number}." if len(program.calls) > 1 else ""
         before = bits(program, arguments)
         with _program_code():

@@ -75,16 +75,22 @@ def _children(leaf: object) -> list[tuple[str, object]]:
     return children
 
 
-def tree_map(function: Callable[[torch.Tensor], torch.Tensor], tree: T) -> T:
-    """The tree with ``function`` applied to each tensor; containers without tensors stay the objects they are."""
-    return _Mapping(function).tree(tree)
+def tree_map(
+    function: Callable[[torch.Tensor], torch.Tensor], tree: T, objects: Callable[[object], object] = lambda leaf: leaf
+) -> T:
+    """The tree with ``function`` applied to each tensor, and ``objects`` to each other leaf.
+
+    Containers in which nothing changes stay the objects they are.
+    """
+    return _Mapping(function, objects).tree(tree)
 
 
 class _Mapping:
     """One walk over a tree. An object met twice is mapped once, so that its two places still share one object."""
 
-    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor], objects: Callable[[object], object]) -> None:
         self._function = function
+        self._objects = objects
         # Each with the object it was made from: the id of a freed object may be given to a new one.
         self._made: dict[int, tuple[object, object]] = {}
 
@@ -99,9 +105,10 @@ class _Mapping:
             made = self._function(leaf)
             self._made[id(leaf)] = leaf, made
             return made
-        if is_wrapped(leaf) and any(isinstance(value, torch.Tensor) for _, value in unwrapped("", leaf)):
-            return self._rebuilt(leaf)
-        return leaf
+        if not is_wrapped(leaf):
+            return self._objects(leaf)
+        changes = any(self._leaf(value) is not value for _, value in unwrapped("", leaf))
+        return self._rebuilt(leaf) if changes else leaf
 
     def _rebuilt(self, leaf: object) -> object:
         """A copy made without running code of the class, which may refuse or convert what it is given."""

@@ -10,6 +10,7 @@ from fuzzcompile.compiler.breaks import headline
 from fuzzcompile.compiler.target.placing import lacks_kernel
 from fuzzcompile.compiler.target.process import assumed
 from fuzzcompile.errors import EnvironmentUnfit
+from fuzzcompile.execution.observation import Observation
 from fuzzcompile.oracle.comparison import compare
 from fuzzcompile.targets import Target
 from fuzzcompile.trials.compiles import Experiments, Trial
@@ -57,16 +58,28 @@ def refuse_lasting_state(experiments: Experiments) -> None:
     case, eager, again = experiments.case, experiments.runs.eager, experiments.again
     if case.state is None or eager.failure or experiments.runs.draws:
         return
-    moved = again.failure is not None or eager.structure != again.structure
-    if not moved:
-        pairs = zip(eager.values, again.values, strict=False)
-        compared = [compare(first, second, None, ()) for first, second in pairs if first.name == second.name]
-        moved = any(not c.within_default_tolerance or c.finding in ("integer", "shape", "dtype") for c in compared)
-    if moved:
+    what = _difference(eager, again)
+    if what is not None:
         raise CannotJudge(
-            f"{case.name} does not do the same twice in eager mode: it keeps state that cannot be set back, or depends "
-            "on something outside; write it as a case with make(), which builds its state anew."
+            f"{case.name} does not do the same twice in eager mode ({what}): it keeps state that cannot be set back "
+            "(in an iterator, a generator, a cache of a library's own), or depends on something outside; keep that "
+            "state in an argument or an attribute, or write the call as a case with make(), which builds it anew."
         )
+
+
+def _difference(eager: Observation, again: Observation) -> str | None:
+    """What the second eager run shows that the first does not; None if nothing."""
+    if again.failure is not None:
+        return f"the second run raises {again.failure}"
+    repeated = again.named()
+    for first in eager.values:
+        second = repeated.get(first.name)
+        if second is None:
+            return f"only the first run has {first.name}"
+        compared = compare(first, second, None, ())
+        if not compared.within_default_tolerance or compared.finding in ("integer", "shape", "dtype"):
+            return f"{first.name} differs"
+    return None if eager.structure == again.structure else "what it returns is nested otherwise"
 
 
 def refuse_lack_of_cpu(experiments: Experiments) -> None:
