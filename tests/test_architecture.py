@@ -23,6 +23,7 @@ ALLOWED = {
     "corpus": {"contract", "errors"},
     "facts": {"errors", "stage_names"},
     "generation": {"errors", "templating"},
+    "models": {"errors", "templating"},
     "plants": {"errors"},
     "targets": {"errors"},
     "execution": {"case", "errors", "facts", "reference"},
@@ -45,8 +46,8 @@ ALLOWED = {
     "commands": {"campaign", "capture", "case", "compiler", "contract", "corpus", "errors", "execution", "facts",
                   "generation", "judging", "oracle", "plants", "reduction", "reporting", "stage_names", "targets",
                   "templating", "trials", "worker"},
-    "cli": {"campaign", "case", "commands", "contract", "corpus", "errors", "execution", "generation", "plants",
-             "reduction", "reporting", "stage_names", "targets", "worker"},
+    "cli": {"campaign", "case", "commands", "contract", "corpus", "errors", "execution", "generation", "models",
+             "plants", "reduction", "reporting", "stage_names", "targets", "worker"},
     "__main__": {"cli"},
 }  # fmt: skip
 
