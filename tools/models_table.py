@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,7 +39,7 @@ def main() -> None:
     missing = [case for case in cases if key(*case, options.size) not in known]
     with options.state.open("a", encoding="utf-8") as state:
         for row in judged(missing, options.size, options.timeout):
-            print(" | ".join(cells(row)), flush=True)
+            sys.stderr.write(" | ".join(cells(row)) + "\n")
             state.write(json.dumps(row) + "\n")
             state.flush()
             known[row["key"]] = row
@@ -91,8 +92,8 @@ def table(rows: list[dict], size: str) -> str:
         f"# Real architectures, torch {torch.__version__}",
         "",
         f"Each architecture of `--hf-config` at `--hf-size {size}`, in eval and in training, judged by",
-        "`fuzzcompile triage`; written by `python tools/models_table.py`. Seconds are wall time of one worker on a shared",
-        "machine.",
+        "`fuzzcompile triage`; written by `python tools/models_table.py`. Seconds are wall time of one worker on a",
+        "shared machine.",
         "",
         f"| {' | '.join(COLUMNS)} |",
         f"|{'---|' * len(COLUMNS)}",

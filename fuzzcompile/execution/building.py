@@ -15,7 +15,8 @@ from fuzzcompile.errors import CaseError
 from fuzzcompile.execution.device import seed_everything
 from fuzzcompile.execution.exhaustion import first_line, is_exhausted_memory, memory_errors
 from fuzzcompile.execution.reachable import Reached
-from fuzzcompile.execution.tensors import LOW_FLOATS, StorageCopier, map_tensors, tensor_leaves
+from fuzzcompile.execution.streamed import Stream, is_unwritten, native
+from fuzzcompile.execution.tensors import LOW_FLOATS, StorageCopier, map_tensors, storages, tensor_leaves
 
 RUN_SEED = 20240229
 
@@ -35,14 +36,27 @@ class Program:
     state: State | None = None
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Tensors that exist before the call and are not inputs, by the name that a user knows them by."""
-        return self.state.tensors() if self.state is not None else Reached({"": self.model}).tensors
+        """Tensors that exist before the call and are not inputs, by the name that a user knows them by.
+
+        A streamed parameter is among them only once the program has written to it.
+        """
+        if self.state is not None:
+            return self.state.tensors()
+        reached = Reached({"": self.model}).tensors
+        return {name: native(tensor) for name, tensor in reached.items() if not is_unwritten(tensor)}
 
 
-def build(case: Case, device: torch.device, *, double: bool = False) -> Program:
+def build(case: Case, device: torch.device, *, double: bool = False, streamed: bool = False) -> Program:
     """Call the case's ``make()`` and copy what it returns to ``device`` (and to float64).
 
     Modules are copied too: ``make()`` may return a module that outlives a run.
+
+    Args:
+        case: the case.
+        device: where the copy lives.
+        double: convert every floating tensor to float64.
+        streamed: with ``double``, convert the values of large parameters when an operator reads them, if the case
+            differentiates nothing.
 
     Raises:
         CaseError: ``make()`` raises or does not return ``(callable, inputs)``.
@@ -64,7 +78,8 @@ def build(case: Case, device: torch.device, *, double: bool = False) -> Program:
         if case.state is None:
             if isinstance(model, nn.Module):
                 model = _copied_module(model)
-                _move(model, StorageCopier(double=double, device=device))
+                stream = Stream() if double and streamed and not (case.backward or case.grad == "enabled") else None
+                _move(model, originals, device, double=double, stream=stream)
             own = Reached({"": model}).tensors
         copier = StorageCopier(double=double, device=device)
 
@@ -119,9 +134,25 @@ def _copied_module(module: nn.Module) -> nn.Module:
         return module  # a module that cannot be copied (non-leaf tensors as attributes, locks) is hardly shared
 
 
-def _move(module: nn.Module, copier: StorageCopier) -> None:
-    """Give every tensor of the module (not of globals and closures) the copier's device and dtype, in place."""
+def _move(
+    module: nn.Module, originals: Sequence[torch.Tensor], device: torch.device, *, double: bool, stream: Stream | None
+) -> None:
+    """Give every tensor of the module (not of globals and closures) its device and dtype and memory of its own.
+
+    Args:
+        module: a copy of a module, which is changed in place.
+        originals: the tensors of the module that it is a copy of, and which it may share.
+        device: where the tensors are to live.
+        double: convert floating tensors to float64.
+        stream: converts what it can when that is read.
+    """
+    copier, shared = StorageCopier(double=double, device=device), storages(originals).keys()
     for tensor in Reached({"": module}, functions=False).tensors.values():
+        if tensor.device == device and stream is not None and stream.swap(tensor):
+            continue
+        held = storages([tensor]).keys()
+        if tensor.device == device and not double and held and held.isdisjoint(shared):
+            continue  # the copy is one already
         with contextlib.suppress(RuntimeError):  # inference tensors and subclasses stay as they are
             tensor.data = copier(tensor).detach()
 

@@ -31,7 +31,7 @@ def run_eager(case: Case, device: torch.device, *, noise_seed: int | None = None
     With ``double`` the program's tensors are converted to float64, while its own casts stay as they are.
     """
     mode = UlpNoise(noise_seed) if noise_seed is not None else contextlib.nullcontext()
-    program = build(case, device, double=double)
+    program = build(case, device, double=double, streamed=True)
     return observe(case, program, program.model, around=mode)
 
 
@@ -46,7 +46,7 @@ def run_float64(case: Case, device: torch.device, *, keep_casts: bool = True) ->
     Returns:
         The observation, and whether the program contains such casts.
     """
-    program = build(case, device, double=True)
+    program = build(case, device, double=True, streamed=True)
     mode = Float64Mode(keep_casts=keep_casts, native=program.dtype)
     return observe(case, program, program.model, around=mode), mode.saw_cast
 
