@@ -18,6 +18,7 @@ from fuzzcompile.compiler.target.process import assumed
 from fuzzcompile.compiler.writes import read_only
 from fuzzcompile.execution.device import seed_everything
 from fuzzcompile.execution.float64 import Float64Mode
+from fuzzcompile.execution.freeing import give_back
 from fuzzcompile.execution.noise import UlpNoise
 from fuzzcompile.execution.streamed import Stream, is_large, is_streamed, native
 from fuzzcompile.execution.tensors import copy_tree, storages
@@ -80,6 +81,8 @@ def replay(snapshot: Snapshot, inputs: Sequence[object], *, double: bool, noise_
 def _arguments(snapshot: Snapshot, inputs: Sequence[object], *, double: bool) -> list[object]:
     """Copies of ``inputs``; large ones that the graph only reads stay as they are, or are converted when read."""
     kept = _kept_in_place(snapshot, inputs)
+    if kept:
+        give_back()
     stream = Stream()
     copies = iter(copy_tree([value for value in inputs if id(value) not in kept], double=double))
     return [

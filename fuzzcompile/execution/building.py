@@ -15,7 +15,7 @@ from fuzzcompile.errors import CaseError
 from fuzzcompile.execution.device import seed_everything
 from fuzzcompile.execution.exhaustion import first_line, is_exhausted_memory, memory_errors
 from fuzzcompile.execution.reachable import Reached
-from fuzzcompile.execution.streamed import Stream, is_unwritten, native
+from fuzzcompile.execution.streamed import Stream, is_large, is_unwritten, native
 from fuzzcompile.execution.tensors import LOW_FLOATS, StorageCopier, map_tensors, storages, tensor_leaves
 
 RUN_SEED = 20240229
@@ -78,7 +78,7 @@ def build(case: Case, device: torch.device, *, double: bool = False, streamed: b
         if case.state is None:
             if isinstance(model, nn.Module):
                 model = _copied_module(model)
-                stream = Stream() if double and streamed and not (case.backward or case.grad == "enabled") else None
+                stream = Stream() if double and streamed and not case.differentiates else None
                 _move(model, originals, device, double=double, stream=stream)
             own = Reached({"": model}).tensors
         copier = StorageCopier(double=double, device=device)
@@ -148,8 +148,10 @@ def _move(
     """
     copier, shared = StorageCopier(double=double, device=device), storages(originals).keys()
     for tensor in Reached({"": module}, functions=False).tensors.values():
-        if tensor.device == device and stream is not None and stream.swap(tensor):
-            continue
+        if stream is not None and is_large(tensor):
+            tensor.data = tensor.detach().to(device)
+            if stream.swap(tensor):
+                continue
         held = storages([tensor]).keys()
         if tensor.device == device and not double and held and held.isdisjoint(shared):
             continue  # the copy is one already

@@ -15,6 +15,7 @@ from fuzzcompile.execution.building import RUN_SEED, Program, build
 from fuzzcompile.execution.device import seed_everything
 from fuzzcompile.execution.exhaustion import first_line, is_exhausted_memory, memory_errors
 from fuzzcompile.execution.float64 import Float64Mode
+from fuzzcompile.execution.freeing import give_back
 from fuzzcompile.execution.noise import UlpNoise
 from fuzzcompile.execution.observation import Failure, Observation, Value
 from fuzzcompile.execution.observing import backward, bits, gradients, mutations, outputs
@@ -76,6 +77,7 @@ def observe(
         MemoryError: memory is exhausted, however torch reports it.
         KeyboardInterrupt: the user interrupts.
     """
+    give_back()  # what was made on the way to the program
     start = time.perf_counter()
     with memory_errors(), recorded() as caught:
         try:

@@ -35,8 +35,8 @@ class Stream:
         if storage.data_ptr() not in self._values:
             count = storage.nbytes() // native.element_size()
             flat = torch.empty(0, dtype=native.dtype, device=native.device).set_(storage, 0, (count,), (1,))
-            self._values[storage.data_ptr()] = _Values(flat, self)
-        return _Streamed(self._values[storage.data_ptr()], _geometry(native))
+            self._values[storage.data_ptr()] = _Values(flat)
+        return _Streamed(self, self._values[storage.data_ptr()], _geometry(native))
 
     def swap(self, parameter: torch.Tensor) -> bool:
         """Make ``parameter`` itself a streamed tensor, wherever it is referred to; False if that is not possible."""
@@ -49,8 +49,14 @@ class Stream:
             return False
         return True
 
-    def read(self, values: _Values) -> torch.Tensor:
-        """The values in float64, as one row."""
+    def read(self, values: _Values, *, writes: bool) -> torch.Tensor:
+        """The values in float64, as one row; from a write on, it takes the place of the native ones."""
+        wide = self._wide(values) if values.written is None else values.written
+        if writes:
+            values.written = wide
+        return wide
+
+    def _wide(self, values: _Values) -> torch.Tensor:
         if id(values) in self._recent:
             self._recent.move_to_end(id(values))
             return self._recent[id(values)]
@@ -102,33 +108,26 @@ def _geometry(tensor: torch.Tensor) -> _Geometry:
 class _Values:
     """The values below a streamed tensor and its views, as one row: the native ones, or what a program wrote there."""
 
-    def __init__(self, native: torch.Tensor, stream: Stream) -> None:
+    def __init__(self, native: torch.Tensor) -> None:
         self.native = native
         self.written: torch.Tensor | None = None
-        self._stream = stream
-
-    def wide(self, *, writes: bool) -> torch.Tensor:
-        """The values in float64; from a write on, they take the place of the native ones."""
-        wide = self._stream.read(self) if self.written is None else self.written
-        if writes:
-            self.written = wide
-        return wide
 
 
 class _Streamed(torch.Tensor):
+    _stream: Stream
     _below: _Values
     _geometry: _Geometry
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
-    def __new__(cls: type[_Streamed], values: _Values, geometry: _Geometry) -> _Streamed:
+    def __new__(cls: type[_Streamed], stream: Stream, values: _Values, geometry: _Geometry) -> _Streamed:
         row = values.native
         size, stride, offset = geometry
         with torch.inference_mode(False):
             made: _Streamed = torch.Tensor._make_wrapper_subclass(
                 cls, size, strides=stride, storage_offset=offset, dtype=doubled(row.dtype), device=row.device
             )
-        made._below, made._geometry = values, geometry
+        made._stream, made._below, made._geometry = stream, values, geometry
         return made
 
     @classmethod
@@ -136,16 +135,17 @@ class _Streamed(torch.Tensor):
         cls, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> object:
         if _is_view(func) and isinstance(args[0], cls):
-            first = native(args[0])
-            views = func(first, *args[1:], **(kwargs or {}))
-            if all(view.dtype == first.dtype for view in pytree.tree_leaves(views)):
-                return pytree.tree_map(lambda view: cls(args[0]._below, _geometry(view)), views)
+            first, below = args[0], native(args[0])
+            views = func(below, *args[1:], **(kwargs or {}))
+            if all(_is_view_of(view, below) for view in pytree.tree_leaves(views)):
+                return pytree.tree_map(lambda view: cls(first._stream, first._below, _geometry(view)), views)
         given: dict[int, torch.Tensor] = {}
 
         def widened(leaf: object) -> object:
             if not isinstance(leaf, cls):
                 return leaf
-            wide = leaf._below.wide(writes=func._schema.is_mutable).as_strided(*leaf._geometry)
+            row = leaf._stream.read(leaf._below, writes=func._schema.is_mutable)
+            wide = row.as_strided(*leaf._geometry)
             given[id(wide)] = leaf
             return wide
 
@@ -154,8 +154,13 @@ class _Streamed(torch.Tensor):
         return pytree.tree_map_only(torch.Tensor, lambda out: given.get(id(out), out), result)
 
 
+def _is_view_of(value: torch.Tensor, below: torch.Tensor) -> bool:
+    """Whether ``value`` shows the same numbers: ``reshape`` copies what it cannot view."""
+    return value.dtype == below.dtype and value.untyped_storage().data_ptr() == below.untyped_storage().data_ptr()
+
+
 def _is_view(func: Any) -> bool:
-    """Whether ``func`` gives views of its first argument and writes nothing."""
+    """Whether ``func`` may give views of its first argument and writes nothing."""
     if func._schema.is_mutable or not func._schema.returns:
         return False
     return all(returned.alias_info is not None for returned in func._schema.returns)
