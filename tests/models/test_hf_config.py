@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import socket
+from pathlib import Path
 
 import click
 import pytest
@@ -95,9 +96,9 @@ def test_names_are_found_as_users_spell_them(spelling):
 
 
 def test_an_unknown_name_lists_close_ones():
-    with pytest.raises(UsageError, match=r"no 'roberta-bse': close ones are roberta-base, .*albert-base-v2"):
+    with pytest.raises(UsageError, match=r"no 'roberta-bse': close ones are roberta-base, xlm-roberta-base, "):
         architecture("roberta-bse")
-    with pytest.raises(UsageError, match="there are bert-base-uncased, .*timm/resnet18"):
+    with pytest.raises(UsageError, match=r"there are bert-base-uncased, .*timm/resnet18"):
         architecture("zzz")
 
 
@@ -120,6 +121,6 @@ def test_the_option_stands_in_for_the_case(cache):
     run = CliRunner().invoke
     assert run(shown, ["x.py"]).output == "x.py\n"
     path = run(shown, ["--hf-config", "gpt2", "--hf-train"]).output.strip()
-    assert path.endswith("gpt2-narrow-train.py") and "BACKWARD = True" in open(path).read()
+    assert path.endswith("gpt2-narrow-train.py") and "BACKWARD = True" in Path(path).read_text()
     assert "name a case" in run(shown, []).output
     assert "not both" in run(shown, ["x.py", "--hf-config", "gpt2"]).output
