@@ -126,6 +126,11 @@ class Case:
     notes: tuple[str, ...] = ()
 
     @property
+    def differentiates(self) -> bool:
+        """Whether a run records what a backward pass needs."""
+        return self.backward or self.grad == "enabled"
+
+    @property
     def sha256(self) -> str:
         """Identity of the case: the hash of its source."""
         return source_hash(self.source)

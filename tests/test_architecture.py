@@ -23,6 +23,7 @@ ALLOWED = {
     "corpus": {"contract", "errors"},
     "facts": {"errors", "stage_names"},
     "generation": {"errors", "templating"},
+    "models": {"errors", "templating"},
     "plants": {"errors"},
     "targets": {"errors"},
     "execution": {"case", "contract", "errors", "facts", "reference"},
@@ -49,8 +50,8 @@ ALLOWED = {
     "commands": {"campaign", "capture", "case", "compiler", "contract", "corpus", "errors", "execution", "facts",
                   "generation", "judging", "oracle", "plants", "profiling", "reduction", "reporting", "stage_names",
                   "targets", "templating", "trials", "worker"},
-    "cli": {"campaign", "case", "commands", "contract", "corpus", "errors", "execution", "generation", "plants",
-             "profiling", "reduction", "reporting", "stage_names", "targets", "tolerances", "worker"},
+    "cli": {"campaign", "case", "commands", "contract", "corpus", "errors", "execution", "generation", "models",
+             "plants", "profiling", "reduction", "reporting", "stage_names", "targets", "tolerances", "worker"},
     "__main__": {"cli"},
 }  # fmt: skip
 

@@ -106,7 +106,7 @@ def smallest_units(native: Replayed, exact: Replayed) -> list[float]:
     sizes = sorted(size for size in map(change.size_of, exact.outputs) if size)
     usual = sizes[(len(sizes) - 1) // 2] if sizes else 0.0
     return [
-        0.0 if _has_scale(result, wide, usual) else usual
+        0.0 if result is wide or _has_scale(result, wide, usual) else usual
         for result, wide in zip(_results(native), _results(exact), strict=True)
     ]
 

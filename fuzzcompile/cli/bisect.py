@@ -13,7 +13,8 @@ from fuzzcompile.worker.conditions import Conditions, Question
 
 
 @click.command()
-@click.argument("case", type=click.Path(path_type=Path))
+@click.argument("case", required=False, type=click.Path(path_type=Path))
+@options.model("case")
 @options.question
 @options.conditions
 @click.option(

@@ -26,7 +26,8 @@ _INTERRUPTED = 130
 
 
 @click.command()
-@click.argument("name", metavar="CASE|FINDING")
+@click.argument("name", required=False, metavar="[CASE|FINDING]")
+@options.model("name", str)
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Where to write; default repro_NAME.py.")
 @click.option("--budget", default="5m", show_default=True, metavar="90s|10m", help="Time for the search.")
 @click.option(

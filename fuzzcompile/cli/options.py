@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import click
 
+from fuzzcompile.models import SIZES, Size, case_file
 from fuzzcompile.targets import TARGETS
 from fuzzcompile.tolerances import Tolerances
 from fuzzcompile.worker.conditions import Conditions, Contract, Limits, Question, running_device
@@ -168,3 +169,54 @@ def question(command: Callable[..., int]) -> Callable[..., int]:
     for option in (math_only, tolerances, suspect, module, call, contract, against):
         gathered = option(gathered)
     return gathered
+
+
+def model(
+    argument: str, given: Callable[[Path], object] = lambda path: path, *, size: Size = "tiny"
+) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Add ``--hf-config``, which names a bundled architecture in place of a case file.
+
+    Args:
+        argument: the parameter of the command that takes the case, which becomes optional.
+        given: makes of the path what that parameter holds.
+        size: the default of ``--hf-size``.
+    """
+
+    def decorated(command: Callable[..., int]) -> Callable[..., int]:
+        @wraps(command)
+        def gathered(*, hf_config: str | None, hf_size: Size, hf_dtype: str, hf_train: bool, **rest: object) -> int:
+            if hf_config is None and not rest[argument]:
+                raise click.UsageError("Missing argument: name a case, or an architecture with --hf-config.")
+            if hf_config is not None and rest[argument]:
+                raise click.UsageError("Name a case or an architecture with --hf-config, not both.")
+            if hf_config is not None:
+                rest[argument] = given(case_file(hf_config, training=hf_train, size=hf_size, dtype=hf_dtype))
+            return command(**rest)
+
+        for option in reversed(_model_options(size)):
+            gathered = option(gathered)
+        return gathered
+
+    return decorated
+
+
+def _model_options(size: Size) -> list[Callable[[Command], Command]]:
+    return [
+        click.option(
+            "--hf-config",
+            metavar="NAME",
+            help="In place of CASE: the architecture of a model of transformers (bert-base-uncased, gpt2, ...) or timm "
+            "(timm/NAME), with random weights. Nothing is downloaded.",
+        ),
+        click.option(
+            "--hf-size",
+            type=click.Choice(SIZES),
+            default=size,
+            show_default=True,
+            help="tiny: small widths, two layers of each kind; narrow: small widths, all layers; full: as published.",
+        ),
+        click.option(
+            "--hf-dtype", type=click.Choice(("float32", "bfloat16", "float16")), default="float32", show_default=True
+        ),
+        click.option("--hf-train", is_flag=True, help="In training: train mode, labels, and a backward pass."),
+    ]

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("cases", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="CASE...")
+@click.argument("cases", nargs=-1, type=click.Path(path_type=Path), metavar="[CASE...]")
+@options.model("cases", lambda path: (path,))
 @options.question
 @options.conditions
 @click.option("--workers", default=1, show_default=True, type=click.IntRange(1, 256), help="Worker processes.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeGuard
 
@@ -14,10 +15,13 @@ from torch.utils import _pytree as pytree
 from fuzzcompile.compiler.ledger import Opaque, Snapshot, is_handler
 from fuzzcompile.compiler.target.placing import OnCpu, call_on_cpu, devices_on_cpu
 from fuzzcompile.compiler.target.process import assumed
+from fuzzcompile.compiler.writes import read_only
 from fuzzcompile.execution.device import seed_everything
 from fuzzcompile.execution.float64 import Float64Mode
+from fuzzcompile.execution.freeing import give_back
 from fuzzcompile.execution.noise import UlpNoise
-from fuzzcompile.execution.tensors import copy_tree
+from fuzzcompile.execution.streamed import Stream, is_large, is_streamed, native
+from fuzzcompile.execution.tensors import copy_tree, storages
 from fuzzcompile.facts import facts
 
 _REPLAY_SEED = 11
@@ -48,11 +52,12 @@ def replay(snapshot: Snapshot, inputs: Sequence[object], *, double: bool, noise_
 
     Args:
         snapshot: a graph at ATen level or at torch level.
-        inputs: values of its placeholders, in order; copied storage by storage before the run.
+        inputs: values of its placeholders, in order; copied storage by storage before the run, apart from large ones
+            that the graph only reads.
         double: cast inputs, constants and every named low-precision dtype to float64.
         noise_seed: move every operator's result by up to one ulp.
     """
-    arguments = copy_tree(list(inputs), double=double)
+    arguments = _arguments(snapshot, inputs, double=double)
     versions = [_version(argument) for argument in arguments]
     seed_everything(_REPLAY_SEED)
     interpreter = _Replayer(snapshot)
@@ -64,13 +69,39 @@ def replay(snapshot: Snapshot, inputs: Sequence[object], *, double: bool, noise_
     except Exception as error:  # of the graph: it is the answer
         return Replayed([], [], error)
     after = [
-        copied if _version(copied) != version else given
+        _settled(copied) if _version(copied) != version else given
         for copied, given, version in zip(arguments, inputs, versions, strict=True)
     ]
     given = _Given(
         (copied, captured) for copied, captured, left in zip(arguments, inputs, after, strict=True) if left is captured
     )
     return Replayed([given.instead_of(output) for output in pytree.tree_leaves(result)], after)
+
+
+def _arguments(snapshot: Snapshot, inputs: Sequence[object], *, double: bool) -> list[object]:
+    """Copies of ``inputs``; large ones that the graph only reads stay as they are, or are converted when read."""
+    kept = _kept_in_place(snapshot, inputs)
+    if kept:
+        give_back()
+    stream = Stream()
+    copies = iter(copy_tree([value for value in inputs if id(value) not in kept], double=double))
+    return [
+        (stream.of(kept[id(value)]) if double else value) if id(value) in kept else next(copies) for value in inputs
+    ]
+
+
+def _kept_in_place(snapshot: Snapshot, inputs: Sequence[object]) -> dict[int, torch.Tensor]:
+    """The large inputs that the graph only reads, by identity; none whose memory another input shares."""
+    reads = set(read_only(snapshot.graph))
+    owners = Counter(address for value in inputs for address in storages([value]))
+    return {
+        id(value): value
+        for position, value in enumerate(inputs)
+        if position in reads
+        and isinstance(value, torch.Tensor)
+        and is_large(value)
+        and owners[value.untyped_storage().data_ptr()] == 1
+    }
 
 
 class _Given:
@@ -85,6 +116,8 @@ class _Given:
 
     def instead_of(self, output: object) -> object:
         """The view of a captured tensor that ``output`` is, if it is one of an argument."""
+        if is_streamed(output):
+            return native(output)
         if not _is_strided(output) or not output.numel():
             return output
         captured = self._captured.get((output.untyped_storage().data_ptr(), output.dtype))
@@ -97,7 +130,7 @@ def _is_strided(value: object) -> TypeGuard[torch.Tensor]:
     """Whether ``value`` is a tensor whose elements are those of its storage, as they are."""
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.is_quantized:
         return False
-    return not value.is_nested and not value.is_conj() and not value.is_neg()
+    return not (value.is_nested or value.is_conj() or value.is_neg() or is_streamed(value))
 
 
 Values = dict[str, object]
@@ -199,6 +232,10 @@ def _argument(node: fx.Node, operator: torch._ops.OpOverload, name: str) -> obje
             given = node.args[position] if position < len(node.args) else argument.default_value
             return node.kwargs.get(name, given)
     return None
+
+
+def _settled(value: object) -> object:
+    return native(value) if isinstance(value, torch.Tensor) else value
 
 
 def _version(value: object) -> int:

@@ -18,7 +18,8 @@ from fuzzcompile.execution.device import reapply_held, seed_everything
 from fuzzcompile.execution.exhaustion import first_line, is_exhausted_memory, memory_errors
 from fuzzcompile.execution.holders import holders, is_holder
 from fuzzcompile.execution.reachable import Reached
-from fuzzcompile.execution.tensors import LOW_FLOATS, StorageCopier, map_tensors, tensor_leaves
+from fuzzcompile.execution.streamed import Stream, is_large, is_unwritten, native
+from fuzzcompile.execution.tensors import LOW_FLOATS, StorageCopier, map_tensors, storages, tensor_leaves
 from fuzzcompile.execution.trees import tree_map
 
 T = TypeVar("T")
@@ -42,8 +43,12 @@ class Program:
     state: State | None = None
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Tensors that exist before the call and are not inputs, by the name that a user knows them by."""
-        return self.reached().tensors
+        """Tensors that exist before the call and are not inputs, by the name that a user knows them by.
+
+        A streamed parameter is among them only once the program has written to it.
+        """
+        reached = self.reached().tensors
+        return {name: native(tensor) for name, tensor in reached.items() if not is_unwritten(tensor)}
 
     def reached(self) -> Reachable:
         """All that exists before the call and is no input."""
@@ -52,10 +57,17 @@ class Program:
         return Reached(roots_of(self.model, self.calls), restored=False)  # a case file's globals outlive a run
 
 
-def build(case: Case, device: torch.device, *, double: bool = False) -> Program:
+def build(case: Case, device: torch.device, *, double: bool = False, streamed: bool = False) -> Program:
     """Call the case's ``make()`` and copy what it returns to ``device`` (and to float64).
 
     Modules are copied too: ``make()`` may return a module that outlives a run.
+
+    Args:
+        case: the case.
+        device: where the copy lives.
+        double: convert every floating tensor to float64.
+        streamed: with ``double``, convert the values of large parameters when an operator reads them, if the case
+            differentiates nothing.
 
     Raises:
         CaseError: ``make()`` raises or does not return ``(callable, inputs)``.
@@ -69,10 +81,13 @@ def build(case: Case, device: torch.device, *, double: bool = False) -> Program:
         named = Reached(roots_of(model, calls)).tensors
         dtype = _widest_float([*named.values(), *tensor_leaves(calls)])
         names = {id(tensor): name for name, tensor in named.items()}
+        originals = list(named.values())
         model, calls = _copied_objects(model, calls)
         copier = StorageCopier(double=double, device=device)
         roots = roots_of(model, calls)
-        _move({name: root for name, root in roots.items() if name or isinstance(root, nn.Module)}, copier)
+        moved = {name: root for name, root in roots.items() if name or isinstance(root, nn.Module)}
+        stream = Stream() if double and streamed and not case.differentiates else None
+        _move(moved, copier, originals, device, double=double, stream=stream)
         own = Reached(roots).tensors
 
         def place(tensor: torch.Tensor) -> torch.Tensor:
@@ -170,9 +185,34 @@ def _copied(value: T, memo: dict[int, object]) -> T:
         return value  # what cannot be copied (non-leaf tensors as attributes, locks) is hardly shared
 
 
-def _move(roots: Mapping[str, object], copier: StorageCopier) -> None:
-    """Give every tensor that the roots hold (not globals and closures) the copier's device and dtype, in place."""
+def _move(
+    roots: Mapping[str, object],
+    copier: StorageCopier,
+    originals: Sequence[torch.Tensor],
+    device: torch.device,
+    *,
+    double: bool,
+    stream: Stream | None,
+) -> None:
+    """Give every tensor that the roots hold (not globals and closures) its device and dtype and memory of its own.
+
+    Args:
+        roots: copies, which are changed in place.
+        copier: copies tensors to the device, in float64 if ``double``.
+        originals: the tensors of what they are copies of, and which they may share.
+        device: where the tensors are to live.
+        double: convert floating tensors to float64.
+        stream: converts what it can when that is read.
+    """
+    shared = storages(originals).keys()
     for tensor in Reached(roots, functions=False).tensors.values():
+        if stream is not None and is_large(tensor):
+            tensor.data = tensor.detach().to(device)
+            if stream.swap(tensor):
+                continue
+        held = storages([tensor]).keys()
+        if tensor.device == device and not double and held and held.isdisjoint(shared):
+            continue  # the copy is one already
         with contextlib.suppress(RuntimeError):  # inference tensors and subclasses stay as they are
             tensor.data = copier(tensor).detach()
 

@@ -4,7 +4,8 @@ Casting parameters and inputs is not enough: a program may call ``.to(torch.bflo
 or run under autocast. :class:`Float64Mode` works below autograd, on ATen operators, so it handles every such cast in
 forward and backward, however the user spelled it.
 
-Fused attention kernels that do not support float64 are replaced by :mod:`fuzzcompile.reference.fused_attention`.
+Kernels that do not support float64 are replaced: fused attention by :mod:`fuzzcompile.reference.fused_attention`,
+grouped products by :mod:`fuzzcompile.reference.grouped_matmul`.
 
 The casts of ``torch.autocast`` do not occur: it leaves float64 alone, so a region under autocast is computed in
 float64 throughout, and ``saw_cast`` does not reflect it.
@@ -24,6 +25,7 @@ from fuzzcompile.execution.nested import Operator, run_inside, runs_functions
 from fuzzcompile.execution.tensors import LOW_FLOATS, doubled
 from fuzzcompile.facts import facts
 from fuzzcompile.reference import fused_attention
+from fuzzcompile.reference.grouped_matmul import grouped_mm
 
 _OPERATORS = facts().operators
 _COMPLEX = {torch.complex32: torch.complex128, torch.complex64: torch.complex128}
@@ -86,6 +88,8 @@ class Float64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         written_out = fused_attention.stand_in(func)
         if written_out is not None and not fused_attention.has_float64(func):
             return written_out(*args, **kwargs)
+        if func is getattr(torch.ops.aten._grouped_mm, "default", None):
+            return grouped_mm(*args, **kwargs)
         result = func(*args, **kwargs)
         if _makes_floats(func, args, kwargs, result):
             result = func(*args, **{**kwargs, "dtype": torch.float64})

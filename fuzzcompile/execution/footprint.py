@@ -1,8 +1,10 @@
 """Estimate the memory that judging a case takes, from its real tensors, and refuse a case that is too large.
 
 The estimate counts the copies of parameters, buffers and inputs that the runs, the recorder and the replays hold at
-once, and the gradients that the runs keep. Activations and the compiler's own memory come on top: the pool watches
-each worker while it runs, and ends it if it exceeds its limit.
+once, and the gradients that the runs keep. Large tensors that float64 runs convert when they are read
+(:mod:`fuzzcompile.execution.streamed`) count in their own dtype, and in float64 as far as they are kept. Activations
+and the compiler's own memory come on top: the pool watches each worker while it runs, and ends it if it exceeds its
+limit.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from fuzzcompile.execution.building import RUN_SEED, roots_of
 from fuzzcompile.execution.device import seed_everything
 from fuzzcompile.execution.exhaustion import memory_errors
 from fuzzcompile.execution.reachable import Reached
+from fuzzcompile.execution.streamed import KEPT_BYTES, is_large
 from fuzzcompile.execution.tensors import doubled, tensor_leaves
 
 # Runs whose values are kept until the end, besides the float64 reference: eager twice, perturbed, compiled.
@@ -39,7 +42,9 @@ class Footprint:
 
     ``parameters`` are all tensors that are not inputs (buffers and captured state too), ``doubled`` is one copy of the
     whole case in float64. ``gradients`` are those that a case with BACKWARD compares, ``largest_gradient`` is the
-    largest of them in float64.
+    largest of them in float64. ``streamed`` are those of the tensors that a replay in float64 converts when they are
+    read, ``streamed_doubled`` is their size in float64, and ``largest_streamed`` that of the largest of them. Of a case
+    that differentiates, only replays are streamed.
     """
 
     parameters: int
@@ -48,11 +53,31 @@ class Footprint:
     gradients: int = 0
     gradients_doubled: int = 0
     largest_gradient: int = 0
+    streamed: int = 0
+    streamed_doubled: int = 0
+    largest_streamed: int = 0
+    differentiates: bool = False
 
     @property
     def native(self) -> int:
         """One copy of the whole case in its own dtypes."""
         return self.parameters + self.inputs
+
+    @property
+    def _float64_copy(self) -> int:
+        """What one copy in float64 takes at once if it is streamed."""
+        return self.doubled - self.streamed_doubled + min(self.streamed_doubled, KEPT_BYTES + self.largest_streamed)
+
+    @property
+    def _reference(self) -> dict[str, int]:
+        """The float64 run of the program, with a copy of its state from before the call, and what it is built from."""
+        if self.differentiates:
+            return {
+                "float64 reference": 2 * self.doubled + 2 * self.gradients_doubled,
+                "gradients": 2 * self.gradients,
+            }
+        before = self.doubled - self.streamed_doubled
+        return {"copies": 2 * self.native, "float64 reference": self._float64_copy + before}
 
     @property
     def phases(self) -> tuple[dict[str, int], ...]:
@@ -62,7 +87,7 @@ class Footprint:
         # The gradients of all runs are kept for the comparison.
         kept = _KEPT_RUNS * self.gradients + self.gradients_doubled
         return (
-            {"float64 reference": 2 * self.doubled + 2 * self.gradients_doubled, "gradients": 2 * self.gradients},
+            self._reference,
             {"copies": 2 * self.native + recorded, "gradients": kept + self.gradients},
             {
                 "copies": recorded,
@@ -70,9 +95,9 @@ class Footprint:
                 "comparing the largest of them": _COMPARING * self.largest_gradient,
             },
             {
-                "copies": self.native + recorded,
+                "copies": self.native - self.streamed + recorded,
                 "gradients": kept + (1 + _REPLAYED) * self.gradients,
-                "float64 replay": self.doubled + _REPLAYED * self.gradients_doubled,
+                "float64 replay": self._float64_copy + _REPLAYED * self.gradients_doubled,
             },
         )
 
@@ -110,13 +135,18 @@ def footprint_of(case: Case) -> Footprint | None:
     own, inputs = list(reached.tensors.values()), list(tensor_leaves(calls))
     asked = [t for t in (*own, *inputs) if case.backward and t.requires_grad and t.is_leaf]
     parameters, together = _storages(own), _storages([*own, *inputs])
+    large = [tensor for tensor in (*own, *inputs) if is_large(tensor)]
     return Footprint(
         parameters=_bytes(parameters),
         inputs=_bytes(together) - _bytes(parameters),
         doubled=_bytes(together, double=True),
         gradients=_bytes(_storages(asked)),
         gradients_doubled=_bytes(_storages(asked), double=True),
-        largest_gradient=max((t.numel() * doubled(t.dtype).itemsize for t in asked), default=0),
+        largest_gradient=_largest(asked),
+        streamed=_bytes(_storages(large)),
+        streamed_doubled=_bytes(_storages(large), double=True),
+        largest_streamed=_largest(large),
+        differentiates=case.differentiates or case.state is not None,
     )
 
 
@@ -143,6 +173,11 @@ def refuse_oversized(case: Case, device: torch.device, limit: int) -> None:
         raise EnvironmentUnfit(
             f"{case.name} needs about {_gib(needed)} GiB ({footprint}{own}) and {allowed}: {advice}."
         )
+
+
+def _largest(tensors: Iterable[torch.Tensor]) -> int:
+    """Size in bytes of the largest tensor in float64."""
+    return max((tensor.numel() * doubled(tensor.dtype).itemsize for tensor in tensors), default=0)
 
 
 def _storages(tensors: Iterable[torch.Tensor]) -> dict[object, tuple[int, torch.dtype]]:

@@ -15,6 +15,7 @@ from fuzzcompile.execution.building import RUN_SEED, Program, build
 from fuzzcompile.execution.device import seed_everything
 from fuzzcompile.execution.exhaustion import first_line, is_exhausted_memory, memory_errors
 from fuzzcompile.execution.float64 import Float64Mode
+from fuzzcompile.execution.freeing import give_back
 from fuzzcompile.execution.noise import UlpNoise
 from fuzzcompile.execution.observation import Failure, Observation, Value
 from fuzzcompile.execution.observing import backward, bits, gradients, mutations, outputs
@@ -31,7 +32,7 @@ def run_eager(case: Case, device: torch.device, *, noise_seed: int | None = None
     With ``double`` the program's tensors are converted to float64, while its own casts stay as they are.
     """
     mode = UlpNoise(noise_seed) if noise_seed is not None else contextlib.nullcontext()
-    program = build(case, device, double=double)
+    program = build(case, device, double=double, streamed=True)
     return observe(case, program, program.model, around=mode)
 
 
@@ -46,7 +47,7 @@ def run_float64(case: Case, device: torch.device, *, keep_casts: bool = True) ->
     Returns:
         The observation, and whether the program contains such casts.
     """
-    program = build(case, device, double=True)
+    program = build(case, device, double=True, streamed=True)
     mode = Float64Mode(keep_casts=keep_casts, native=program.dtype)
     return observe(case, program, program.model, around=mode), mode.saw_cast
 
@@ -76,6 +77,7 @@ def observe(
         MemoryError: memory is exhausted, however torch reports it.
         KeyboardInterrupt: the user interrupts.
     """
+    give_back()  # what was made on the way to the program
     start = time.perf_counter()
     with memory_errors(), recorded() as caught:
         try:

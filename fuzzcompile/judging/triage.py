@@ -267,7 +267,13 @@ def _report(answer: _Answer, attribution: Attribution) -> Report:
         cost=Cost(experiments.compiles, answer.count.replays, seconds, experiments.screens),
         survives_float64=answer.survives,
         randomness=randomness(experiments, trial, own_stream=answer.own_stream),
-        notes=(*experiments.case.notes, *_version_note(), *shown(unseen), *trial.ledger.interpreted.notes),
+        notes=(
+            *experiments.case.notes,
+            *_version_note(),
+            *_reference_note(experiments),
+            *shown(unseen),
+            *trial.ledger.interpreted.notes,
+        ),
         target=target_notes(experiments, trial, answer.both_ways),
     )
 
@@ -276,6 +282,14 @@ def _version_note() -> tuple[str, ...]:
     """Which facts about torch stand in for those of the installed version, which has none of its own."""
     note = facts().note
     return () if note is None else (note,)
+
+
+def _reference_note(experiments: Experiments) -> tuple[str, ...]:
+    """Why there is no float64 run to compare with, where eager itself runs."""
+    failure = experiments.runs.reference.failure
+    if failure is None or experiments.runs.eager.failure is not None:
+        return ()
+    return (f"no float64 reference, compared with eager alone: it raises {failure}",)
 
 
 def _largest_step(steps: Sequence[Step], decision: Decision) -> float | None:

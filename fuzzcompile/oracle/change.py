@@ -43,6 +43,8 @@ def relative_change(before: object, after: object, *, unit: float = 0.0) -> floa
     """
     if not isinstance(before, torch.Tensor) or not isinstance(after, torch.Tensor):
         return float("inf") if isinstance(before, torch.Tensor) != isinstance(after, torch.Tensor) else 0.0
+    if _is_same_memory(before, after):
+        return 0.0
     if before.shape != after.shape:
         return float("inf")
     change = metrics.farthest(before, after)
@@ -50,6 +52,18 @@ def relative_change(before: object, after: object, *, unit: float = 0.0) -> floa
         return 0.0
     scale = max(metrics.rms(before), metrics.rms(after), unit)
     return change / scale if scale else change
+
+
+def _is_same_memory(before: torch.Tensor, after: torch.Tensor) -> bool:
+    """Whether both are the same elements: replays share the inputs that no graph wrote to."""
+    if before is after:
+        return True
+    if type(before) is not torch.Tensor or type(after) is not torch.Tensor or before.dtype != after.dtype:
+        return False
+    if before.layout != torch.strided or after.layout != torch.strided or not before.data_ptr():
+        return False
+    where = before.data_ptr(), before.shape, before.stride(), before.device
+    return where == (after.data_ptr(), after.shape, after.stride(), after.device)
 
 
 def largest_change(before: Sequence[object], after: Sequence[object], units: Sequence[float] = ()) -> float:

@@ -101,3 +101,23 @@ def test_objects_that_cannot_be_compared_are_the_same_if_their_types_are():
     assert finding(Plain(), Other()) == "integer"
     assert finding("a", "a") == "same"
     assert finding("a", "b") == "integer"
+
+
+def test_an_element_is_wrong_only_if_itself_is_beyond_rounding_and_tolerance():
+    torch.manual_seed(0)
+    # Rows of another scale, as the gradient of position embeddings has them; rounding of the last column is seen well.
+    exact = torch.randn(17, 64, dtype=torch.float64) * torch.tensor([1.0, *[1e-3] * 16]).unsqueeze(1)
+    exact[0, 0], exact[0, -1] = 0.5, 1e-4
+    eager = exact.clone()
+    noisy = exact.clone()
+    noisy[0, -1] += 1e-6
+    compiled = exact.clone()
+    compiled[0, 0] += 1e-6  # beyond what rounding was seen to do there, and within tolerance
+    compiled[0, -1] += 2e-6  # beyond tolerance, and within rounding
+    runs = [output(run.float()) for run in (eager, compiled)]
+    comparison = compare(*runs, output(exact), [output(noisy.float())])
+    assert comparison.finding == "far" and comparison.where == (0, 0)
+    assert comparison.within_scaled_tolerance
+    compiled[0, 0] += 1e-3
+    beyond = compare(runs[0], output(compiled.float()), output(exact), [output(noisy.float())])
+    assert beyond.finding == "far" and not beyond.within_scaled_tolerance
