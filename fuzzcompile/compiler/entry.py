@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
+import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -42,6 +44,11 @@ def replaced_optimize(replacement: Function) -> Iterator[None]:
 
     with installed(Interception(replacement), CAPTURE):
         yield
+
+
+def never_traced(function: types.FunctionType) -> None:
+    """Have dynamo run the frames of a function as they are; what the function calls may be compiled as ever."""
+    importlib.import_module("torch._dynamo.eval_frame").skip_code(function.__code__)
 
 
 def compiler_configs() -> dict[str, dict[str, object]]:

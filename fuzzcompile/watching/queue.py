@@ -1,0 +1,92 @@
+"""The processes beside the script: how many there may be, and what became of them."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import random
+import signal
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import torch
+
+from fuzzcompile.watching.modes import Mode
+from fuzzcompile.watching.records import JobState
+
+# Samples under way at once: each is a snapshot, which costs the memory that the script changes meanwhile.
+MOST_UNDER_WAY = 8
+_WAIT = 0.02
+
+
+class Queue:
+    """Forks of the script's process that judge samples, one after the other, in the order of the steps.
+
+    Args:
+        state: where lost samples are counted.
+        waits: whether the script waits for a place rather than skip a sample.
+    """
+
+    def __init__(self, state: JobState, *, waits: bool) -> None:
+        self._state = state
+        self._waits = waits
+        self._pids: list[int] = []
+        self._others: list[int] = []
+
+    def refusal(self) -> str | None:
+        """Why no sample can be taken now; None if it can."""
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return "the script uses CUDA, whose processes cannot be forked; steps are judged on the CPU only"
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return "the script is distributed, and its steps need the other processes"
+        self.reap()
+        while self._waits and len(self._pids) >= MOST_UNDER_WAY:
+            time.sleep(_WAIT)
+            self.reap()
+        if len(self._pids) >= MOST_UNDER_WAY:
+            return "the process beside the script is behind"
+        memory = psutil.Process().memory_info()
+        if psutil.virtual_memory().available < (len(self._pids) + 3) * (memory.rss - memory.shared):
+            return "too little memory is free for a snapshot"
+        return None
+
+    def forked(self, body: Callable[[int], Mode], lock: Path, *, counts: bool = True) -> Mode | None:
+        """Fork. The fork runs ``body`` with the descriptor of its lock, which it holds as long as it lives.
+
+        Returns:
+            None in the script; in a run beside it the mode that ``body`` returned.
+        """
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        drawn = random.getstate()
+        held = os.open(lock, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12, for processes with threads
+                pid = os.fork()
+            if pid == 0:
+                mode = body(held)
+                random.setstate(drawn)  # which Python seeds anew in every fork
+                return mode
+        finally:
+            os.close(held)
+        (self._pids if counts else self._others).append(pid)
+        return None
+
+    def reap(self) -> None:
+        """Forget the processes that have ended, and count those that were killed."""
+        self._pids = [pid for pid in self._pids if self._runs(pid)]
+        self._others = [pid for pid in self._others if self._runs(pid)]
+
+    def _runs(self, pid: int) -> bool:
+        try:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:  # the script has reaped it
+            return False
+        if ended and os.WIFSIGNALED(status):
+            name = f"killed by {signal.Signals(os.WTERMSIG(status)).name}"
+            self._state.lost[name] = self._state.lost.get(name, 0) + 1
+        return not ended

@@ -1,0 +1,342 @@
+"""Counts the steps of a script, and takes samples of them; everything that happens in the script's own process.
+
+A *step* begins with an outermost call of a watched callable and ends with the ``optimizer.step()`` after it, or with
+the call itself where no gradients are recorded, or else where the next step begins. Calls between belong to the step
+(gradient accumulation, blocks that are compiled one by one).
+
+At a sampled step the process forks. The fork, and forks of it, go on in the script's own code from the same state in
+other ways (:mod:`fuzzcompile.watching.modes`), to the end of the step; the script itself goes on, and leaves a copy of
+the step's values. Nothing of ours that fails may reach the script: it is reported, and nothing is watched any more.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+from torch.optim.optimizer import Optimizer
+
+from fuzzcompile.case import Arguments
+from fuzzcompile.compiler.entry import changed_configs, compiler_configs
+from fuzzcompile.watching.callables import Watched
+from fuzzcompile.watching.containment import guard
+from fuzzcompile.watching.modes import Mode
+from fuzzcompile.watching.queue import Queue
+from fuzzcompile.watching.records import STOP, JobState, append_loss, write_job
+from fuzzcompile.watching.runner import Runner
+from fuzzcompile.watching.settings import WatchSettings
+from fuzzcompile.watching.sidecar import StepFiles, follow, supervise
+from fuzzcompile.watching.values import StepValues, named_state
+
+_NONE: Mapping[str, object] = MappingProxyType({})
+# Entries of the compiler's configs that a watch or a worker sets.
+_OURS = ("fallback_random", "compile_threads")
+# Calls after which a step is taken to have no optimizer.step() after all.
+_MOST_CALLS = 256
+
+
+class Stopped(SystemExit):
+    """Ends the script where the user asked for it; a clean exit."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+
+@dataclass
+class _Open:
+    """The sampled step that is being recorded, and the tensors that it can change, by name."""
+
+    number: int
+    values: StepValues
+    named: Mapping[str, torch.Tensor]
+    path: Path
+    started: float = field(default_factory=time.monotonic)
+    optimized: bool = False
+
+    def names(self, optimizer: Optimizer) -> dict[str, torch.Tensor]:
+        """The parameters of an optimizer by name."""
+        known = {id(tensor): name for name, tensor in self.named.items()}
+        held = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+        return {known.get(id(tensor), f"parameter {number}"): tensor for number, tensor in enumerate(held)}
+
+
+class Watcher:
+    """Watches the callables of one process; all calls come from the thread that made it.
+
+    Args:
+        settings: how often to sample, and when to end the script.
+        announce: say on the script's standard error what a sample shows, because nobody else does.
+    """
+
+    def __init__(self, settings: WatchSettings, *, announce: bool = False) -> None:
+        self.settings = settings
+        self.state = JobState()
+        self._announce = announce
+        self._folder = Path(settings.folder)
+        self._thread = threading.get_ident()
+        self._process = os.getpid()
+        self._configs = compiler_configs()
+        self._depth = 0
+        self._optimizers = False  # whether the script calls optimizer.step()
+        self._unfinished = False  # a step is waiting for its optimizer.step()
+        self._calls = 0
+        self._open: _Open | None = None
+        self._runner: Runner | None = None
+        self._queue = Queue(self.state, waits=settings.stop_at_first)
+        self._followed: range | None = None
+        self._backward: Callable[..., object] | None = None
+
+    def __deepcopy__(self, memo: object) -> Watcher:
+        return self
+
+    # -- what happens in the script ---------------------------------------------------------------
+
+    def enter(self, watched: Watched, arguments: Arguments) -> bool:
+        """Before a call of a watched callable; whether :meth:`leave` must follow it."""
+        if self._depth or self.state.error is not None or threading.get_ident() != self._thread:
+            return False
+        if torch.compiler.is_compiling():
+            return False
+        self._depth += 1
+        try:
+            self._begin(watched, arguments)
+        except Exception as error:  # ours, of whatever kind: the script must go on
+            self._give_up(error)
+        except BaseException:
+            self._depth -= 1
+            raise
+        return True
+
+    def leave(self, watched: Watched, output: object) -> None:
+        """After such a call."""
+        self._depth -= 1
+        try:
+            self._returned(watched, output)
+        except Exception as error:  # ours, as above
+            self._give_up(error)
+
+    def failed(self, error: BaseException) -> None:
+        """Instead of :meth:`leave`, if the call raised."""
+        self._depth -= 1
+        if self._runner is not None and not isinstance(error, Stopped):
+            self._runner.fail(error)
+        self._open = None
+
+    def optimizing(self, optimizer: Optimizer, *_: object) -> None:
+        """Before an ``optimizer.step()``: gradients are complete."""
+        if torch.compiler.is_compiling() or self._open is None:
+            return
+        try:
+            self._open.values.add_gradients(self._open.names(optimizer))
+        except Exception as error:  # ours, as above
+            self._give_up(error)
+
+    def optimized(self, optimizer: Optimizer, *_: object) -> None:
+        """After an ``optimizer.step()``: the step is complete."""
+        if torch.compiler.is_compiling():
+            return
+        try:
+            if not self._optimizers:
+                self._optimizers = True
+                self.state.steps -= max(0, self._calls - 1) if self._unfinished else 0
+            self._unfinished, self._calls = False, 0
+            if self._open is not None:
+                self._open.optimized = True
+                for name, tensor in self._open.names(optimizer).items():
+                    self._open.values.add("parameters", f"{name} after the step", tensor)
+                self.finish()
+        except Exception as error:  # ours, as above
+            self._give_up(error)
+
+    def finish(self, reason: str = "") -> None:
+        """End the sampled step, if there is one: its values are complete, or as complete as ``reason`` allows."""
+        opened, self._open = self._open, None
+        if opened is None:
+            return
+        if not opened.optimized:
+            self._add_state(opened)
+        for name, tensor in opened.named.items():
+            if not isinstance(tensor, torch.nn.Parameter):
+                opened.values.add("buffers", f"{name} after the step", tensor)
+        opened.values.seconds = time.monotonic() - opened.started
+        opened.values.end(reason)
+        if self._runner is not None:
+            self._runner.finish(opened.values)
+        opened.values.save(opened.path)
+
+    def ended(self) -> None:
+        """The script has ended."""
+        if os.getpid() != self._process:
+            os._exit(0)  # a fork that reached the end of the script
+        if self.state.error is None:
+            self.finish()
+        self._queue.reap()
+        self.state.ended = True
+        self._write()
+
+    # -- steps --------------------------------------------------------------------------------------
+
+    def _begin(self, watched: Watched, arguments: Arguments) -> None:
+        self.state.calls += 1
+        if self._continues():
+            self._calls += 1
+            return
+        self.finish()
+        self.state.steps += 1
+        graded = torch.is_grad_enabled()
+        # Before the first optimizer.step(), nobody knows whether there will be one.
+        self._calls = self._calls + 1 if self._unfinished and not self._optimizers else 1
+        self._unfinished = graded
+        number, limit = self.state.steps, self.settings.steps
+        if self._runner is not None:
+            self._runner.begin(number)
+            return
+        if self._is_over(limit):
+            self._write()
+            raise Stopped
+        if number % self.settings.every == 0:
+            self._sample(number, watched, arguments)
+
+    def _continues(self) -> bool:
+        return self._optimizers and self._unfinished and self._calls < _MOST_CALLS
+
+    def _is_over(self, limit: int | None) -> bool:
+        stopped = self.settings.stop_at_first and (self._folder / STOP).exists()
+        if stopped or (limit is not None and self.state.steps > limit):
+            self.state.steps -= 1  # it does not take place
+            return True
+        return False
+
+    def _returned(self, watched: Watched, output: object) -> None:
+        opened = self._open
+        if opened is None:
+            return
+        prefix = f"call{self._calls}." if self._calls > 1 else ""
+        opened.values.add_outputs(prefix, output)
+        optimizer = watched.optimizer
+        if optimizer is not None:
+            self.optimized(optimizer)
+        elif not torch.is_grad_enabled():
+            self.finish()
+
+    def _add_state(self, opened: _Open) -> None:
+        """Gradients and parameters of a step that ends without an ``optimizer.step()`` that was seen."""
+        own = {name: tensor for name, tensor in opened.named.items() if tensor.requires_grad and tensor.is_leaf}
+        opened.values.add_gradients(own)
+        for name, tensor in own.items():
+            opened.values.add("parameters", f"{name} after the step", tensor)
+
+    # -- samples ------------------------------------------------------------------------------------
+
+    def _sample(self, number: int, watched: Watched, arguments: Arguments) -> None:
+        refusal = self._queue.refusal()
+        if refusal is not None:
+            self.state.skipped[refusal] = self.state.skipped.get(refusal, 0) + 1
+            return
+        if self._followed is None and torch.is_grad_enabled():
+            self._followed = range(number, number + self.settings.trajectory)
+            self._follow()
+        if self._runner is None:
+            files = StepFiles.of(self._folder, number)
+            opened = _Open(number, StepValues.begun(), named_state(watched.target, arguments), files.values("compiled"))
+            mode = self._queue.forked(
+                lambda keep: supervise(files, self.settings, keep, announce=self._announce), files.lock
+            )
+            if mode is not None:
+                self._run_as(mode, files.values(mode.name), self._case_settings(watched))
+            else:
+                self.state.sampled.append(number)
+                self._write()
+            self._watch_backward()
+            self._open = opened
+
+    def _follow(self) -> None:
+        """Follow eager trajectories from here on, beside the script."""
+        lock = self._folder.joinpath(".work", "followed.lock")
+        mode = self._queue.forked(lambda keep: follow(self.settings, keep), lock, counts=False)
+        if mode is not None:
+            self._run_as(mode, None)
+        self._watch_backward()
+
+    def _case_settings(self, watched: Watched) -> dict[str, object]:
+        """Module-level names of a case file by which it is compiled as the script compiles."""
+        given = {name.upper(): value for name, value in watched.settings.items() if _is_plain(value)}
+        changed = {
+            name: {key: value for key, value in entries.items() if _is_plain(value) and key not in _OURS}
+            for name, entries in changed_configs(self._configs).items()
+        }
+        config = {name: entries for name, entries in changed.items() if entries}
+        return {**given, **({"CONFIG": config} if config else {})}
+
+    def _run_as(self, mode: Mode, path: Path | None, case_settings: Mapping[str, object] = _NONE) -> None:
+        """Turn this process, a fork, into a run beside the script."""
+        self._runner = Runner(mode, path, self._folder, self.state.steps, self.settings, case_settings)
+        self._runner.start(lambda reason: self._blocked(reason))
+
+    def _blocked(self, act: str) -> None:
+        """The script's code, in a run beside it, is about to do something that others would see."""
+        self.finish(f"the script goes on with {act}")
+        assert self._runner is not None
+        self._runner.end(f"the script goes on with {act}")
+
+    # -- the loss -----------------------------------------------------------------------------------
+
+    def _watch_backward(self) -> None:
+        """Have the roots of backward passes recorded, until nothing asks for them any more."""
+        if self._backward is not None:
+            return
+        original = self._backward = torch.autograd.backward
+
+        def backward(tensors: object, *args: object, **kwargs: object) -> object:
+            if not torch.compiler.is_compiling():
+                self._differentiating(tensors)
+            try:
+                return original(tensors, *args, **kwargs)
+            except BaseException as error:
+                if self._runner is not None:
+                    self._runner.fail(error)
+                raise
+
+        torch.autograd.backward = backward  # type: ignore[assignment]
+
+    def _differentiating(self, tensors: object) -> None:
+        try:
+            roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)  # type: ignore[call-overload]
+            scalars = [root for root in roots if root.numel() == 1]
+            if self._open is not None:
+                for root in scalars:
+                    self._open.values.add("loss", "loss", root)
+            run = "compiled" if self._runner is None else self._runner.trajectory
+            if run and scalars and self._followed is not None and self.state.steps in self._followed:
+                with guard.paused():
+                    append_loss(self._folder, run, self.state.steps, float(scalars[0].detach()))
+        except Exception as error:  # ours, as above
+            self._give_up(error)
+
+    # -- our own failures ----------------------------------------------------------------------------
+
+    def _give_up(self, error: Exception) -> None:
+        if self._runner is not None:
+            self._runner.fail(error)
+        self._open = None
+        self.state.error = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        self._write()
+
+    def _write(self) -> None:
+        try:
+            write_job(self._folder, self.state)
+        except OSError as error:
+            self.state.error = f"{type(error).__name__}: {error}"
+
+
+def _is_plain(value: object) -> bool:
+    """Whether a case file can hold a value of a setting."""
+    if isinstance(value, dict):
+        return all(_is_plain(inner) for inner in value.values())
+    return value is None or isinstance(value, bool | int | float | str)
