@@ -20,6 +20,7 @@ from fuzzcompile.cli.minimize import minimize
 from fuzzcompile.cli.passes import passes
 from fuzzcompile.cli.run import run
 from fuzzcompile.cli.triage import triage
+from fuzzcompile.cli.watch import watch
 from fuzzcompile.errors import FuzzcompileError
 
 _INTERRUPTED = 130
@@ -35,7 +36,7 @@ def cli(debug: bool) -> None:
     """
 
 
-for command in (run, generate, triage, bisect, minimize, issue, corpus, coverage, passes, doctor):
+for command in (run, generate, triage, watch, bisect, minimize, issue, corpus, coverage, passes, doctor):
     cli.add_command(command)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 
@@ -46,9 +47,9 @@ def replaced_optimize(replacement: Function) -> Iterator[None]:
         yield
 
 
-def never_traced(function: types.FunctionType) -> None:
+def never_traced(function: Callable[..., object]) -> None:
     """Have dynamo run the frames of a function as they are; what the function calls may be compiled as ever."""
-    importlib.import_module("torch._dynamo.eval_frame").skip_code(function.__code__)
+    importlib.import_module("torch._dynamo.eval_frame").skip_code(cast(types.FunctionType, function).__code__)
 
 
 def compiler_configs() -> dict[str, dict[str, object]]:

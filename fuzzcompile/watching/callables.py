@@ -138,12 +138,19 @@ def observe_compiling(listener: Listener, on_compile: Callable[[Watched], None])
         compiled = original(model, **arguments)
         if arguments.get("disable") or isinstance(model, type) or not callable(compiled):
             return compiled
+        try:
+            return reported(compiled, model, arguments)
+        except Exception:  # ours, of whatever kind: the script gets what torch made
+            return compiled
+
+    def reported(compiled: object, model: object, arguments: Mapping[str, object]) -> object:
         settings = {name: arguments[name] for name in _CASE_ARGUMENTS if arguments.get(name) is not None}
         watched = Watched(innermost(model), settings)
         on_compile(watched)
         if isinstance(compiled, nn.Module):
             compiled.forward = observed(compiled.forward, watched, listener)
             return compiled
+        assert callable(compiled)
         return observed(compiled, watched, listener)
 
     namespace["compile"] = compile_

@@ -74,11 +74,15 @@ guard = _Guard()
 
 
 def contain(keep: Collection[int]) -> None:
-    """Cut this process, a fork of the script's, off from what it shares with the script, ``keep`` (descriptors) apart."""
+    """Cut this process, a fork of the script's, off from what it shares with the script.
+
+    Args:
+        keep: descriptors that stay open.
+    """
     with contextlib.suppress(OSError):
         os.setsid()  # Ctrl-C is for the script
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGALRM):
-        signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
+    for caught in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGALRM):
+        signal.signal(caught, signal.SIG_IGN if caught == signal.SIGINT else signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, 0)
     with contextlib.suppress(OSError):
         os.nice(19)

@@ -51,7 +51,7 @@ class Graphs:
 
     def capture(self) -> None:
         """From now on, have every compiled callable of this process run graph by graph and kept."""
-        torch.compiler.reset()  # type: ignore[no-untyped-call]
+        torch.compiler.reset()
         torch.compiler.set_stance("default", force_backend=self.backend)
 
     def write(self, folder: Path, settings: Mapping[str, object], state_bytes: int) -> list[Path]:

@@ -25,7 +25,7 @@ def investigate(cases: Sequence[Path], answer: Path, *, seconds: float) -> None:
     torch.set_num_threads(1)  # a fork has none of its parent's threads
     compile_in_process()
     torch.compiler.set_stance("default")
-    torch.compiler.reset()  # type: ignore[no-untyped-call]
+    torch.compiler.reset()
     for path in cases:
         try:
             said = triage(load_case(path), torch.device("cpu"), deadline=time.monotonic() + 0.6 * seconds).to_json()

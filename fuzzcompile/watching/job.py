@@ -66,9 +66,7 @@ def main(arguments: Sequence[str]) -> None:
     exec(code, module.__dict__)
 
 
-def _without_our_frames(
-    kind: type[BaseException], error: BaseException, trace: types.TracebackType | None
-) -> None:
+def _without_our_frames(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
     """Show an exception of the script as Python would show it."""
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next

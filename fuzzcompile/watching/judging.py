@@ -68,7 +68,7 @@ def reported(step: int, runs: StepRuns, judgement: Judgement) -> StepReport:
     worst = judgement.worst
     return StepReport(
         step,
-        str(judgement.verdict),
+        str(_verdict(judgement, comparisons, groups)),
         unexplained=judgement.verdict.is_bug,
         detail=judgement.detail or _detail(judgement, comparisons),
         made=_largest(comparisons, groups, "max_error_compiled"),
@@ -79,6 +79,13 @@ def reported(step: int, runs: StepRuns, judgement: Judgement) -> StepReport:
         unseen=tuple(_unseen(runs)),
         seconds=sum(run.seconds for run in (runs.eager, runs.reference, *runs.noisy) if run is not None),
     )
+
+
+def _verdict(judgement: Judgement, comparisons: Sequence[Comparison], groups: Mapping[str, str]) -> Verdict:
+    """The verdict; parameters that are wrong because their gradients are do not make it a ``miscompile``."""
+    wrong = {groups[c.name] for c in comparisons if c.finding in ("far", "integer") and not c.within_scaled_tolerance}
+    is_gradient = "gradients" in wrong and wrong <= {"gradients", "gradient_norm", "parameters"}
+    return Verdict.WRONG_GRADIENT if judgement.verdict is Verdict.MISCOMPILE and is_gradient else judgement.verdict
 
 
 def _detail(judgement: Judgement, comparisons: Sequence[Comparison]) -> str:

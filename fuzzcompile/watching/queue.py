@@ -27,12 +27,10 @@ class Queue:
 
     Args:
         state: where lost samples are counted.
-        waits: whether the script waits for a place rather than skip a sample.
     """
 
-    def __init__(self, state: JobState, *, waits: bool) -> None:
+    def __init__(self, state: JobState) -> None:
         self._state = state
-        self._waits = waits
         self._pids: list[int] = []
         self._others: list[int] = []
 
@@ -43,9 +41,6 @@ class Queue:
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             return "the script is distributed, and its steps need the other processes"
         self.reap()
-        while self._waits and len(self._pids) >= MOST_UNDER_WAY:
-            time.sleep(_WAIT)
-            self.reap()
         if len(self._pids) >= MOST_UNDER_WAY:
             return "the process beside the script is behind"
         memory = psutil.Process().memory_info()
@@ -74,7 +69,15 @@ class Queue:
         finally:
             os.close(held)
         (self._pids if counts else self._others).append(pid)
+        self._state.processes.append(pid)
         return None
+
+    def wait(self, until: Callable[[], bool]) -> None:
+        """Wait until no sample is under way, or ``until`` holds."""
+        self.reap()
+        while self._pids and not until():
+            time.sleep(_WAIT)
+            self.reap()
 
     def reap(self) -> None:
         """Forget the processes that have ended, and count those that were killed."""

@@ -75,6 +75,7 @@ class JobState:
         sampled: steps of which a sample was taken.
         skipped: samples that were not taken, by reason.
         lost: samples whose process ended without a result, by reason.
+        processes: the processes beside the script, each the leader of a session.
         ended: the script has ended.
         error: our own failure, after which nothing was watched any more.
     """
@@ -85,6 +86,7 @@ class JobState:
     sampled: list[int] = field(default_factory=list)
     skipped: dict[str, int] = field(default_factory=dict)
     lost: dict[str, int] = field(default_factory=dict)
+    processes: list[int] = field(default_factory=list)
     ended: bool = False
     error: str | None = None
 

@@ -1,4 +1,4 @@
-"""What a watch was asked for. Needs no torch: the process that runs the script reads it before the script imports it."""
+"""What a watch was asked for. Needs no torch: the script's process reads it before the script imports torch."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class WatchSettings:
         folder: where results are written; it exists.
         every: sample the steps ``every``, ``2 * every``, …
         steps: end the script after that many steps; None for as many as it makes.
-        stop_at_first: end the script at the first step that rounding does not explain. The script then waits for the
-            process beside it where it would otherwise skip a sample.
+        stop_at_first: end the script at the first step that rounding does not explain. The script then waits at the
+            end of each sampled step for the verdict.
         plants: files to run once the script has imported torch.
         own_random: leave the compiler's own random stream to the script: steps that draw are then not judged.
         trajectory: steps for which eager trajectories beside the script are followed.

@@ -11,6 +11,8 @@ the step's values. Nothing of ours that fails may reach the script: it is report
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
 import threading
 import time
@@ -88,7 +90,7 @@ class Watcher:
         self._calls = 0
         self._open: _Open | None = None
         self._runner: Runner | None = None
-        self._queue = Queue(self.state, waits=settings.stop_at_first)
+        self._queue = Queue(self.state)
         self._followed: range | None = None
         self._backward: Callable[..., object] | None = None
 
@@ -99,9 +101,7 @@ class Watcher:
 
     def enter(self, watched: Watched, arguments: Arguments) -> bool:
         """Before a call of a watched callable; whether :meth:`leave` must follow it."""
-        if self._depth or self.state.error is not None or threading.get_ident() != self._thread:
-            return False
-        if torch.compiler.is_compiling():
+        if self._depth or self._is_off or threading.get_ident() != self._thread or torch.compiler.is_compiling():
             return False
         self._depth += 1
         try:
@@ -130,7 +130,7 @@ class Watcher:
 
     def optimizing(self, optimizer: Optimizer, *_: object) -> None:
         """Before an ``optimizer.step()``: gradients are complete."""
-        if torch.compiler.is_compiling() or self._open is None:
+        if torch.compiler.is_compiling() or self._open is None or self._is_off:
             return
         try:
             self._open.values.add_gradients(self._open.names(optimizer))
@@ -139,7 +139,7 @@ class Watcher:
 
     def optimized(self, optimizer: Optimizer, *_: object) -> None:
         """After an ``optimizer.step()``: the step is complete."""
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or self._is_off:
             return
         try:
             if not self._optimizers:
@@ -169,16 +169,25 @@ class Watcher:
         if self._runner is not None:
             self._runner.finish(opened.values)
         opened.values.save(opened.path)
+        if self.settings.stop_at_first:
+            self._queue.wait(until=(self._folder / STOP).exists)
 
     def ended(self) -> None:
         """The script has ended."""
         if os.getpid() != self._process:
-            os._exit(0)  # a fork that reached the end of the script
-        if self.state.error is None:
+            return  # a fork of the script's own
+        try:
             self.finish()
-        self._queue.reap()
+            self._queue.reap()
+        except Exception as error:  # ours, as above
+            self._give_up(error)
         self.state.ended = True
         self._write()
+
+    @property
+    def _is_off(self) -> bool:
+        """Whether nothing is watched here: after a failure of ours, and in forks that are none of our runs."""
+        return self.state.error is not None or (os.getpid() != self._process and self._runner is None)
 
     # -- steps --------------------------------------------------------------------------------------
 
@@ -277,7 +286,8 @@ class Watcher:
     def _run_as(self, mode: Mode, path: Path | None, case_settings: Mapping[str, object] = _NONE) -> None:
         """Turn this process, a fork, into a run beside the script."""
         self._runner = Runner(mode, path, self._folder, self.state.steps, self.settings, case_settings)
-        self._runner.start(lambda reason: self._blocked(reason))
+        self._runner.start(self._blocked)
+        atexit.register(self.finish)
 
     def _blocked(self, act: str) -> None:
         """The script's code, in a run beside it, is about to do something that others would see."""
@@ -288,11 +298,13 @@ class Watcher:
     # -- the loss -----------------------------------------------------------------------------------
 
     def _watch_backward(self) -> None:
-        """Have the roots of backward passes recorded, until nothing asks for them any more."""
+        """Have the roots of backward passes recorded: losses."""
         if self._backward is not None:
             return
-        original = self._backward = torch.autograd.backward
+        namespace = vars(torch.autograd)
+        original = self._backward = namespace["backward"]
 
+        @functools.wraps(original)
         def backward(tensors: object, *args: object, **kwargs: object) -> object:
             if not torch.compiler.is_compiling():
                 self._differentiating(tensors)
@@ -303,7 +315,7 @@ class Watcher:
                     self._runner.fail(error)
                 raise
 
-        torch.autograd.backward = backward  # type: ignore[assignment]
+        namespace["backward"] = backward
 
     def _differentiating(self, tensors: object) -> None:
         try:
