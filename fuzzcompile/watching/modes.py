@@ -41,6 +41,7 @@ class Mode:
 def enter(mode: Mode) -> TorchDispatchMode | None:
     """Have the rest of this process run in the mode; returns the dispatch mode that it entered, if any."""
     torch.set_num_threads(1)  # a fork has none of its parent's threads
+    _leave_shared_memory()
     if mode.kind != "graphs":
         torch.compiler.set_stance("force_eager")
     if mode.kind == "followed" and mode.seed:
@@ -55,16 +56,24 @@ def enter(mode: Mode) -> TorchDispatchMode | None:
     return entered
 
 
+def _tensors() -> list[torch.Tensor]:
+    """Every plain tensor of this process that has memory."""
+    # By type, not isinstance: a weak proxy may be dead.
+    found = [value for value in gc.get_objects() if type(value) in (torch.Tensor, nn.Parameter)]
+    return [tensor for tensor in found if tensor.layout is torch.strided and tensor.device.type == "cpu"]
+
+
 def _leaves() -> list[torch.Tensor]:
-    """Every tensor of this process in whose own dtype autograd accumulates a gradient."""
-    return [
-        value
-        for value in gc.get_objects()
-        if type(value) in (torch.Tensor, nn.Parameter)  # not isinstance: a weak proxy may be dead
-        and value.is_leaf
-        and value.requires_grad
-        and not value.is_meta
-    ]
+    """Every tensor in whose own dtype autograd accumulates a gradient."""
+    return [tensor for tensor in _tensors() if tensor.is_leaf and tensor.requires_grad]
+
+
+def _leave_shared_memory() -> None:
+    """Copy what lies in memory that the script reads too, such as the batches of a loader with workers."""
+    for tensor in _tensors():
+        if tensor.is_shared():  # type: ignore[no-untyped-call]
+            with contextlib.suppress(RuntimeError):  # inference tensors are not written to
+                tensor.data = tensor.detach().clone()
 
 
 def _convert_to_float64() -> torch.dtype:

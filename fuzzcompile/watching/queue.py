@@ -8,7 +8,7 @@ import random
 import signal
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import psutil
@@ -34,12 +34,15 @@ class Queue:
         self._pids: list[int] = []
         self._others: list[int] = []
 
-    def refusal(self) -> str | None:
-        """Why no sample can be taken now; None if it can."""
+    def refusal(self, state: Iterable[torch.Tensor]) -> str | None:
+        """Why no sample can be taken now of a step that can change ``state``; None if it can."""
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return "the script uses CUDA, whose processes cannot be forked; steps are judged on the CPU only"
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             return "the script is distributed, and its steps need the other processes"
+        parameters = (tensor for tensor in state if isinstance(tensor, torch.nn.Parameter))
+        if any(parameter.is_shared() for parameter in parameters):  # type: ignore[no-untyped-call]
+            return "parameters lie in memory that other processes share, which a run beside the script would change"
         self.reap()
         if len(self._pids) >= MOST_UNDER_WAY:
             return "the process beside the script is behind"

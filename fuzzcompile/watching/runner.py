@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -60,7 +59,6 @@ class Runner:
 
     def start(self, on_act: Callable[[str], None]) -> None:
         """Enter the mode; ``on_act`` is called before the script does something that others could see."""
-        sys.excepthook = lambda kind, error, trace: self.fail(error)
         threading.excepthook = lambda arguments: None
         atexit.register(os._exit, 0)  # none of the script's own handlers
         only_writes_below(self._folder)

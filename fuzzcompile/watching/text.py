@@ -42,7 +42,8 @@ def print_summary(console: Console, summary: Summary) -> None:
 
     if summary.judged:
         console.print(table_of(summary))
-        say("  errors made in the step, against its float64 run, in units of the value's size: compiled / eager")
+        say("  errors made in the step, against its float64 run, in units of the value's size: compiled/eager;")
+        say("  same: the compiled values are eager's bit for bit, as are all groups that have no column")
         if len(summary.judged) > _ROWS:
             say(f"  and {len(summary.judged) - _ROWS} more steps (--json, or steps.jsonl, has all)")
     for line in conclusions(summary):
@@ -60,8 +61,10 @@ def table_of(summary: Summary) -> Table:
     if len(shown) > _ROWS:
         kept = {step.step for step in [*summary.unexplained, *shown][:_ROWS]}
         shown = [step for step in shown if step.step in kept]
-    groups = [group for group in GROUPS if any(group in step.made for step in shown)]
-    table = Table("step", "loss", "verdict", *(GROUPS[group] for group in groups), box=None, pad_edge=False)
+    groups = [group for group in GROUPS if any(step.made.get(group) or step.eager.get(group) for step in shown)]
+    table = Table("step", "loss", "verdict", box=None, pad_edge=False)
+    for group in groups:
+        table.add_column(GROUPS[group], no_wrap=True)
     for step in shown:
         loss = step.loss.get("compiled")
         errors = (errors_of(step, group) for group in groups)
@@ -75,7 +78,7 @@ def errors_of(step: StepReport, group: str) -> str:
     if group not in step.made:
         return "-"
     made, eager = step.made[group], step.eager.get(group, 0.0)
-    return "same" if made == eager == 0 else f"{made:.1e}\u2009/\u2009{eager:.1e}"
+    return "same" if made == eager == 0 else f"{made:.1e}/{eager:.1e}"
 
 
 def conclusions(summary: Summary) -> Iterator[str]:

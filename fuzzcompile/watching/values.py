@@ -34,8 +34,7 @@ class StepValues:
         values: group and value (a tensor on the CPU, or a plain object) by name.
         ended: why the run ended before the step did; empty if it did not.
         failure: type and message of the exception that ended the run.
-        streams: digests of the random generators' states at the end, by generator.
-        drawn: the generators that were drawn from.
+        streams: digests of the random generators' states, by generator: at the start, after each call, at the end.
         casts: the program casts to bfloat16 or float16 (of a float64 run).
         seconds: wall time of the run.
         left_out: values that were too many to keep.
@@ -45,8 +44,7 @@ class StepValues:
     values: dict[str, tuple[str, object]] = field(default_factory=dict)
     ended: str = ""
     failure: tuple[str, str] | None = None
-    streams: dict[str, str] = field(default_factory=dict)
-    drawn: tuple[str, ...] = ()
+    streams: list[dict[str, str]] = field(default_factory=list)
     casts: bool = False
     seconds: float = 0.0
     left_out: int = 0
@@ -56,7 +54,7 @@ class StepValues:
     @classmethod
     def begun(cls) -> StepValues:
         """The values of a step that begins now."""
-        return cls(streams=_streams())
+        return cls(streams=[_streams()])
 
     def add(self, group: str, name: str, value: object) -> None:
         """Keep a value: a copy of a tensor or of rows of it, or a plain object; anything else by its type."""
@@ -80,25 +78,34 @@ class StepValues:
         """Keep the leaves of what a call returned."""
         for name, leaf in named_leaves(f"{prefix}out", output):
             self.add("outputs", name, leaf)
+        self.streams.append(_streams())
 
-    def add_gradients(self, names: Mapping[str, torch.Tensor]) -> None:
-        """Keep the gradients of named parameters, and their norm."""
-        graded = {name: tensor.grad for name, tensor in names.items() if tensor.grad is not None}
+    def add_gradients(self, named: Mapping[str, torch.Tensor], when: str) -> None:
+        """Keep the gradients of named tensors, and their norm."""
+        graded = {name: tensor.grad for name, tensor in named.items() if tensor.grad is not None}
         for name, gradient in graded.items():
-            self.add("gradients", f"gradient of {name}", gradient)
-        if graded:
-            norms = [torch.linalg.vector_norm(dense(gradient)) for gradient in graded.values()]
-            self.add("gradient_norm", "gradient norm", torch.linalg.vector_norm(torch.stack(norms)))
+            self.add("gradients", f"gradient of {name}{when}", gradient)
+        self.add_norm(graded, when)
+
+    def add_norm(self, gradients: Mapping[str, torch.Tensor], when: str) -> None:
+        """Keep the norm of gradients."""
+        if gradients:
+            norms = [torch.linalg.vector_norm(dense(gradient)) for gradient in gradients.values()]
+            self.add("gradient_norm", f"gradient norm{when}", torch.linalg.vector_norm(torch.stack(norms)))
 
     def end(self, reason: str = "") -> None:
-        """Keep the state of the random generators: runs that drew other numbers cannot be compared."""
-        before, self.streams = self.streams, _streams()
+        """The step is over, or the run ends within it for a reason."""
         self.ended = reason
-        self.drawn = tuple(name for name, state in self.streams.items() if state != before.get(name))
+        if not reason:
+            self.streams.append(_streams())
 
     def draws_alike(self, other: StepValues) -> bool:
-        """Whether another run left the generators that this one draws from where this one left them."""
-        return all(self.streams[name] == other.streams.get(name) for name in self.drawn)
+        """Whether another run, as far as both went, left the generators that this one draws from where it left them."""
+        if not self.streams or not other.streams:
+            return False
+        last = min(len(self.streams), len(other.streams)) - 1
+        start, here, there = self.streams[0], self.streams[last], other.streams[last]
+        return all(there.get(name) == state for name, state in here.items() if state != start.get(name))
 
     def save(self, path: Path) -> None:
         """Write the values, whole or not at all."""

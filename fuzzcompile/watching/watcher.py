@@ -14,6 +14,7 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -25,7 +26,7 @@ import torch
 from torch.optim.optimizer import Optimizer
 
 from fuzzcompile.case import Arguments
-from fuzzcompile.compiler.entry import changed_configs, compiler_configs
+from fuzzcompile.compiler.entry import changed_configs, compiler_configs, never_traced, uncompiled
 from fuzzcompile.watching.callables import Watched
 from fuzzcompile.watching.containment import guard
 from fuzzcompile.watching.modes import Mode
@@ -59,7 +60,14 @@ class _Open:
     named: Mapping[str, torch.Tensor]
     path: Path
     started: float = field(default_factory=time.monotonic)
+    calls: int = 0
+    backwards: int = 0
     optimized: bool = False
+
+    @property
+    def leaves(self) -> dict[str, torch.Tensor]:
+        """The tensors in which gradients accumulate, by name."""
+        return {name: tensor for name, tensor in self.named.items() if tensor.requires_grad and tensor.is_leaf}
 
     def names(self, optimizer: Optimizer) -> dict[str, torch.Tensor]:
         """The parameters of an optimizer by name."""
@@ -99,6 +107,7 @@ class Watcher:
 
     # -- what happens in the script ---------------------------------------------------------------
 
+    @uncompiled
     def enter(self, watched: Watched, arguments: Arguments) -> bool:
         """Before a call of a watched callable; whether :meth:`leave` must follow it."""
         if self._depth or self._is_off or threading.get_ident() != self._thread or torch.compiler.is_compiling():
@@ -113,6 +122,7 @@ class Watcher:
             raise
         return True
 
+    @uncompiled
     def leave(self, watched: Watched, output: object) -> None:
         """After such a call."""
         self._depth -= 1
@@ -133,7 +143,7 @@ class Watcher:
         if torch.compiler.is_compiling() or self._open is None or self._is_off:
             return
         try:
-            self._open.values.add_gradients(self._open.names(optimizer))
+            self._add_accumulated(self._open, optimizer)
         except Exception as error:  # ours, as above
             self._give_up(error)
 
@@ -142,15 +152,16 @@ class Watcher:
         if torch.compiler.is_compiling() or self._is_off:
             return
         try:
-            if not self._optimizers:
-                self._optimizers = True
+            if not self._optimizers and self._runner is None:  # what looked like steps of their own was one
                 self.state.steps -= max(0, self._calls - 1) if self._unfinished else 0
+            self._optimizers = True
             self._unfinished, self._calls = False, 0
             if self._open is not None:
                 self._open.optimized = True
                 for name, tensor in self._open.names(optimizer).items():
                     self._open.values.add("parameters", f"{name} after the step", tensor)
-                self.finish()
+                if not self._depth:  # else once the call has returned its outputs
+                    self.finish()
         except Exception as error:  # ours, as above
             self._give_up(error)
 
@@ -159,11 +170,8 @@ class Watcher:
         opened, self._open = self._open, None
         if opened is None:
             return
-        if not opened.optimized:
+        if not reason:  # of a run that ends early, what would be compared belongs to another moment
             self._add_state(opened)
-        for name, tensor in opened.named.items():
-            if not isinstance(tensor, torch.nn.Parameter):
-                opened.values.add("buffers", f"{name} after the step", tensor)
         opened.values.seconds = time.monotonic() - opened.started
         opened.values.end(reason)
         if self._runner is not None:
@@ -183,6 +191,9 @@ class Watcher:
             self._give_up(error)
         self.state.ended = True
         self._write()
+        if self._announce and self.state.sampled:
+            steps = ", ".join(map(str, self.state.sampled[:8]))
+            print(f"fuzzcompile watch: sampled steps {steps}; see {self._folder}", file=sys.stderr)  # noqa: T201
 
     @property
     def _is_off(self) -> bool:
@@ -226,25 +237,39 @@ class Watcher:
         opened = self._open
         if opened is None:
             return
-        prefix = f"call{self._calls}." if self._calls > 1 else ""
-        opened.values.add_outputs(prefix, output)
+        opened.calls += 1
+        opened.values.add_outputs(f"call{opened.calls}." if opened.calls > 1 else "", output)
         optimizer = watched.optimizer
         if optimizer is not None:
             self.optimized(optimizer)
-        elif not torch.is_grad_enabled():
+        elif opened.optimized or not torch.is_grad_enabled():
             self.finish()
 
+    def _add_accumulated(self, opened: _Open, optimizer: Optimizer) -> None:
+        """The gradients that an optimizer gets, unless the last backward pass showed them; their norm in any case."""
+        named = opened.names(optimizer)
+        if opened.backwards == 1:
+            graded = {name: tensor.grad for name, tensor in named.items() if tensor.grad is not None}
+            opened.values.add_norm(graded, " before the optimizer")
+        else:
+            opened.values.add_gradients(named, " before the optimizer")
+
     def _add_state(self, opened: _Open) -> None:
-        """Gradients and parameters of a step that ends without an ``optimizer.step()`` that was seen."""
-        own = {name: tensor for name, tensor in opened.named.items() if tensor.requires_grad and tensor.is_leaf}
-        opened.values.add_gradients(own)
-        for name, tensor in own.items():
-            opened.values.add("parameters", f"{name} after the step", tensor)
+        """What a step leaves behind, beside the parameters of an optimizer."""
+        if not opened.optimized:
+            if opened.backwards != 1:
+                opened.values.add_gradients(opened.leaves, "")
+            for name, tensor in opened.leaves.items():
+                opened.values.add("parameters", f"{name} after the step", tensor)
+        for name, tensor in opened.named.items():
+            if not isinstance(tensor, torch.nn.Parameter):
+                opened.values.add("buffers", f"{name} after the step", tensor)
 
     # -- samples ------------------------------------------------------------------------------------
 
     def _sample(self, number: int, watched: Watched, arguments: Arguments) -> None:
-        refusal = self._queue.refusal()
+        named = named_state(watched.target, arguments)
+        refusal = self._queue.refusal(named.values())
         if refusal is not None:
             self.state.skipped[refusal] = self.state.skipped.get(refusal, 0) + 1
             return
@@ -253,7 +278,7 @@ class Watcher:
             self._follow()
         if self._runner is None:
             files = StepFiles.of(self._folder, number)
-            opened = _Open(number, StepValues.begun(), named_state(watched.target, arguments), files.values("compiled"))
+            opened = _Open(number, StepValues.begun(), named, files.values("compiled"))
             mode = self._queue.forked(
                 lambda keep: supervise(files, self.settings, keep, announce=self._announce), files.lock
             )
@@ -287,6 +312,7 @@ class Watcher:
         """Turn this process, a fork, into a run beside the script."""
         self._runner = Runner(mode, path, self._folder, self.state.steps, self.settings, case_settings)
         self._runner.start(self._blocked)
+        sys.excepthook = lambda kind, error, trace: self._blocked(f"raising {kind.__name__}: {error}"[:200])
         atexit.register(self.finish)
 
     def _blocked(self, act: str) -> None:
@@ -309,14 +335,31 @@ class Watcher:
             if not torch.compiler.is_compiling():
                 self._differentiating(tensors)
             try:
-                return original(tensors, *args, **kwargs)
+                result = original(tensors, *args, **kwargs)
             except BaseException as error:
                 if self._runner is not None:
                     self._runner.fail(error)
                 raise
+            if not torch.compiler.is_compiling():
+                self._differentiated()
+            return result
 
+        never_traced(backward)
         namespace["backward"] = backward
 
+    @uncompiled
+    def _differentiated(self) -> None:
+        """After a backward pass: its gradients, if it is the first of the step."""
+        if self._open is None:
+            return
+        try:
+            self._open.backwards += 1
+            if self._open.backwards == 1:
+                self._open.values.add_gradients(self._open.leaves, "")
+        except Exception as error:  # ours, as above
+            self._give_up(error)
+
+    @uncompiled
     def _differentiating(self, tensors: object) -> None:
         try:
             roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)  # type: ignore[call-overload]
