@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import click
@@ -10,6 +11,8 @@ import click
 from fuzzcompile.cli import options
 from fuzzcompile.watching.settings import DEFAULT_EVERY
 from fuzzcompile.worker.conditions import Conditions, Limits
+
+_WIDTH = 120  # where standard error is no terminal
 
 
 @click.command(context_settings={"ignore_unknown_options": False})
@@ -107,7 +110,7 @@ def watch(
         summary = run(script, arguments, settings, conditions, on_step=show, quiet=as_json)
     if as_json:
         click.echo(json.dumps(summary.to_json(), allow_nan=False))
-        print_summary(Console(stderr=True), summary)
+        print_summary(Console(stderr=True, width=None if sys.stderr.isatty() else _WIDTH), summary)
     else:
         print_summary(report_console(), summary)
     if html is not None:

@@ -15,7 +15,6 @@ from fuzzcompile.compiler.configs import CONFIGS, config_of
 from fuzzcompile.compiler.patching import Function, Intended, installed
 from fuzzcompile.compiler.unseen import Unseen
 
-
 _Function = TypeVar("_Function", bound=Callable[..., object])
 
 

@@ -1,7 +1,7 @@
 """What a process beside the script may not do: a fork goes on in the script's own code, and only the script may act.
 
-A fork shares its parent's open files, sockets and shared memory. It closes the files, runs at the lowest priority, is
-the first that the kernel kills when memory runs out, and ends at the first act that others could see: opening a file
+A fork shares its parent's open files, sockets and shared memory. It lets go of the files, runs at the lowest priority,
+is the first that the kernel kills when memory runs out, and ends at the first act that others could see: opening a file
 for writing, a connection, a process. Landlock (Linux 5.13) also stops writes that no Python code makes.
 """
 
@@ -94,7 +94,7 @@ def contain(keep: Collection[int]) -> None:
     for number in [int(name) for name in os.listdir("/proc/self/fd")]:  # noqa: PTH208
         if number > 2 and number not in keep:
             with contextlib.suppress(OSError):
-                os.close(number)
+                os.dup2(nowhere, number)  # not closed: their owners close them, and abort where that fails
     sys.dont_write_bytecode = True
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     threading.excepthook = lambda *_: None

@@ -18,6 +18,12 @@ OWN_RANDOM = (
 )
 
 
+# An error that is that many times as large as those of eager and of the perturbed runs is wrong as it stands. Below,
+# values that the judge takes for wrong are suspicious: the state of a diverging program can amplify rounding in ways
+# that a few perturbed runs do not show, and triage of the step's graphs decides.
+GROSS_RATIO = 20.0
+
+
 @dataclass(frozen=True)
 class StepRuns:
     """The values of one step: as the script computed them, and of each run beside it that ended well.
@@ -69,7 +75,7 @@ def reported(step: int, runs: StepRuns, judgement: Judgement) -> StepReport:
     return StepReport(
         step,
         str(_verdict(judgement, comparisons, groups)),
-        unexplained=judgement.verdict.is_bug,
+        unexplained=judgement.verdict.is_bug and any(map(_is_gross, comparisons)),
         detail=judgement.detail or _detail(judgement, comparisons),
         made=_largest(comparisons, groups, "max_error_compiled"),
         eager=_largest(comparisons, groups, "max_error_eager"),
@@ -79,6 +85,14 @@ def reported(step: int, runs: StepRuns, judgement: Judgement) -> StepReport:
         unseen=tuple(_unseen(runs)),
         seconds=sum(run.seconds for run in (runs.eager, runs.reference, *runs.noisy) if run is not None),
     )
+
+
+def _is_gross(comparison: Comparison) -> bool:
+    """Whether a value is wrong beyond doubt."""
+    if comparison.finding != "far":
+        return comparison.finding not in ("same", "close", "wild")
+    usual = max(comparison.max_error_eager, comparison.noise_floor)
+    return not comparison.within_scaled_tolerance and comparison.max_error_compiled > GROSS_RATIO * usual
 
 
 def _verdict(judgement: Judgement, comparisons: Sequence[Comparison], groups: Mapping[str, str]) -> Verdict:
@@ -152,7 +166,7 @@ def _unseen(runs: StepRuns) -> list[str]:
     if not runs.noisy:
         unseen.append("no perturbed run ended well: the noise floor is not known")
     if runs.eager.ended:
-        unseen.append(f"what follows in the step: {runs.eager.ended}, which a run beside the script may not do")
+        unseen.append(f"what follows in the step, where {runs.eager.ended}")
     missing = set(runs.compiled.values) ^ set(runs.eager.values)
     if missing and not runs.eager.ended and not runs.compiled.ended:
         unseen.append(f"{len(missing)} values that only one of the runs has, such as {min(missing)}")

@@ -10,13 +10,13 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fuzzcompile.oracle.judgement import Judgement
 from fuzzcompile.watching.containment import contain
 from fuzzcompile.watching.investigating import investigate
 from fuzzcompile.watching.judging import OWN_RANDOM, StepRuns, judged, reported
@@ -27,7 +27,7 @@ from fuzzcompile.watching.values import StepValues
 
 _NOISE, _MORE_NOISE = (1, 2, 3), (4, 5, 6, 7, 8)
 # Steps that are merely suspicious and attributed nevertheless: a graph may show what the step's values do not.
-_MOST_SUSPICIONS = 2
+_MOST_SUSPICIONS = 3
 _POLL = 0.01
 
 
@@ -202,28 +202,33 @@ class _Supervisor:
         report = reported(self.files.step, runs, judgement)
         if report.unexplained:
             (self.files.folder / STOP).touch()
+            return report if self._was_attributed() else self._attributed(report)
         # A parameter after the step is what the optimizer's rounding made of gradients that were looked at.
         small = any(not c.name.endswith(" after the step") for c in judgement.suspicious)
-        if report.unexplained or (small and self._suspicions() < _MOST_SUSPICIONS):
-            return self._attributed(report, judgement)
-        return report
-
-    def _attributed(self, report: StepReport, judgement: Judgement) -> StepReport:
-        """The report with case files of the step, and what triage says of them."""
-        if report.unexplained and self._was_attributed():
+        if not small or self._suspicions() >= _MOST_SUSPICIONS:
             return report
+        return self._confirmed(report)
+
+    def _confirmed(self, report: StepReport) -> StepReport:
+        """A step whose values are suspicious, and no more: wrong if triage of its graphs finds a bug."""
+        attributed = self._attributed(report)
+        answer = attributed.report
+        if answer is not None and answer.get("is_bug"):
+            (self.files.folder / STOP).touch()
+            return replace(attributed, verdict=str(answer["verdict"]), unexplained=True)
+        shutil.rmtree(self.files.cases, ignore_errors=True)
+        said = "could not judge them" if answer is None else f"says {answer['verdict']}"
+        return replace(attributed, cases=(), detail=f"{report.detail}: suspicious; triage of the step's graphs {said}")
+
+    def _attributed(self, report: StepReport) -> StepReport:
+        """The report with case files of the step, and what triage says of them."""
         _, why = self._values(Mode("graphs"))
         left_out, cases = _graphs(self.files)
         if why and not cases:
             left_out = [*left_out, f"the graphs of the step could not be captured: the run {why}"]
         answer = self._triaged(cases) if cases else None
         unseen = (*report.unseen, *left_out)
-        report = replace(report, cases=tuple(map(str, cases)), report=answer, unseen=unseen)
-        if answer is not None and answer.get("is_bug") and not report.unexplained:
-            (self.files.folder / STOP).touch()
-            detail = f"{report.detail}: small, but triage confirms it".lstrip(": ")
-            return replace(report, verdict=str(answer["verdict"]), unexplained=True, detail=detail)
-        return report
+        return replace(report, cases=tuple(map(str, cases)), report=answer, unseen=unseen)
 
     def _triaged(self, cases: Sequence[Path]) -> dict[str, object] | None:
         """What triage says of the first case that shows a bug, or else of the first, in the state of this process."""

@@ -317,9 +317,10 @@ class Watcher:
 
     def _blocked(self, act: str) -> None:
         """The script's code, in a run beside it, is about to do something that others would see."""
-        self.finish(f"the script goes on with {act}")
+        reason = f"a run beside the script ends: it goes on with {act}"
+        self.finish(reason)
         assert self._runner is not None
-        self._runner.end(f"the script goes on with {act}")
+        self._runner.end(reason)
 
     # -- the loss -----------------------------------------------------------------------------------
 
