@@ -25,7 +25,8 @@ class StepReport:
 
     Attributes:
         step: number of the step, counted from 1.
-        verdict: the judge's verdict; None if the step could not be judged.
+        verdict: the judge's verdict; None if the step could not be judged, ``suspicious`` if its values look wrong and
+            nothing confirms it.
         unexplained: rounding does not explain the step.
         detail: one sentence: what is wrong, or why there is no verdict.
         made: error of the compiled step, by group.

@@ -29,6 +29,7 @@ _NOISE, _MORE_NOISE = (1, 2, 3), (4, 5, 6, 7, 8)
 # Steps that are merely suspicious and attributed nevertheless: a graph may show what the step's values do not.
 _MOST_SUSPICIONS = 3
 _POLL = 0.01
+_SUSPICIOUS = "suspicious"
 
 
 @dataclass(frozen=True)
@@ -205,9 +206,9 @@ class _Supervisor:
             return report if self._was_attributed() else self._attributed(report)
         # A parameter after the step is what the optimizer's rounding made of gradients that were looked at.
         small = any(not c.name.endswith(" after the step") for c in judgement.suspicious)
-        if not small or self._suspicions() >= _MOST_SUSPICIONS:
-            return report
-        return self._confirmed(report)
+        if small and self._suspicions() < _MOST_SUSPICIONS:
+            return self._confirmed(report)
+        return replace(report, verdict=_SUSPICIOUS) if judgement.verdict.is_bug else report
 
     def _confirmed(self, report: StepReport) -> StepReport:
         """A step whose values are suspicious, and no more: wrong if triage of its graphs finds a bug."""
@@ -218,7 +219,9 @@ class _Supervisor:
             return replace(attributed, verdict=str(answer["verdict"]), unexplained=True)
         shutil.rmtree(self.files.cases, ignore_errors=True)
         said = "could not judge them" if answer is None else f"says {answer['verdict']}"
-        return replace(attributed, cases=(), detail=f"{report.detail}: suspicious; triage of the step's graphs {said}")
+        detail = f"{report.detail}; triage of the step's graphs {said}".lstrip("; ")
+        verdict = _SUSPICIOUS if answer is None else str(answer["verdict"])
+        return replace(attributed, verdict=verdict, cases=(), detail=detail)
 
     def _attributed(self, report: StepReport) -> StepReport:
         """The report with case files of the step, and what triage says of them."""

@@ -122,7 +122,11 @@ def _found(summary: Summary) -> Iterator[str]:
             )
             yield f"  {summary.case}: a fresh process {how}"
     elif summary.judged:
-        yield "Rounding explains every step that was judged."
+        doubtful = [str(step.step) for step in summary.judged if step.verdict == "suspicious"]
+        if doubtful:
+            yield f"Suspicious, and not confirmed: step {', '.join(doubtful)}."
+        else:
+            yield "Rounding explains every step that was judged."
 
 
 def advice(summary: Summary) -> Iterator[str]:
