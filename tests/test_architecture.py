@@ -13,7 +13,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 INTERNALS = ("torch._inductor", "torch._dynamo", "torch._functorch", "torch._subclasses", "torch._prims")
 # What each package may import of the others; a package is the folder (or module) below fuzzcompile/.
 ALLOWED = {
-    "__init__": set(),
+    "__init__": {"watching"},
     "contract": set(),
     "errors": set(),
     "reference": set(),
@@ -40,15 +40,17 @@ ALLOWED = {
     "stages": {"attribution", "codegen", "compiler", "execution", "facts", "oracle", "stage_names", "trials"},
     "judging": {"attribution", "case", "compiler", "contract", "errors", "execution", "facts", "oracle", "stage_names",
                  "stages", "trials", "targets"},
+    "watching": {"case", "compiler", "contract", "errors", "execution", "judging", "oracle", "plants", "reduction",
+                  "reporting", "templating"},
     "worker": {"capture", "case", "compiler", "contract", "errors", "execution", "generation", "judging",
                 "oracle", "plants", "reduction", "targets"},
     "campaign": {"case", "compiler", "contract", "corpus", "errors", "execution", "generation", "judging",
                   "oracle", "reporting", "stage_names", "variations", "worker"},
     "commands": {"campaign", "capture", "case", "compiler", "contract", "corpus", "errors", "execution", "facts",
                   "generation", "judging", "oracle", "plants", "reduction", "reporting", "stage_names", "targets",
-                  "templating", "trials", "worker"},
+                  "templating", "trials", "worker", "watching"},
     "cli": {"campaign", "case", "commands", "contract", "corpus", "errors", "execution", "generation", "plants",
-             "reduction", "reporting", "stage_names", "targets", "worker"},
+             "reduction", "reporting", "stage_names", "targets", "worker", "watching"},
     "__main__": {"cli"},
 }  # fmt: skip
 

@@ -10,12 +10,15 @@ from pathlib import Path
 import torch
 from torch import fx
 
+from fuzzcompile.compiler.entry import changed_configs
 from fuzzcompile.execution.tensors import copy_tree, tensor_leaves
 from fuzzcompile.reduction.program import Input, Program
 from fuzzcompile.reduction.tracing import Untranslatable, program_of
 from fuzzcompile.reduction.writing import case_source
 
 MOST_GRAPHS = 8
+# Entries of the compiler's configs that a watch or a worker sets.
+_OURS = ("fallback_random", "compile_threads")
 
 
 @dataclass
@@ -88,6 +91,29 @@ class Graphs:
         if not program.output_refs():
             return None
         return program if graph.grad else program.without_gradients()
+
+
+def case_settings(given: Mapping[str, object], before: Mapping[str, Mapping[str, object]]) -> dict[str, object]:
+    """Module-level names of a case file by which it is compiled as a script compiles.
+
+    Args:
+        given: arguments of ``torch.compile``.
+        before: the compiler's configs from before the script changed them.
+    """
+    named = {name.upper(): value for name, value in given.items() if _is_plain(value)}
+    changed = {
+        name: {key: value for key, value in entries.items() if _is_plain(value) and key not in _OURS}
+        for name, entries in changed_configs(before).items()
+    }
+    config = {name: entries for name, entries in changed.items() if entries}
+    return {**named, **({"CONFIG": config} if config else {})}
+
+
+def _is_plain(value: object) -> bool:
+    """Whether a case file can hold the value of a setting."""
+    if isinstance(value, dict):
+        return all(_is_plain(inner) for inner in value.values())
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 def write_case(program: Program, path: Path, state_bytes: int) -> Path:

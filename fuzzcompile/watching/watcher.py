@@ -16,9 +16,7 @@ import functools
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
@@ -26,20 +24,20 @@ import torch
 from torch.optim.optimizer import Optimizer
 
 from fuzzcompile.case import Arguments
-from fuzzcompile.compiler.entry import changed_configs, compiler_configs, never_traced, uncompiled
+from fuzzcompile.compiler.entry import compiler_configs, never_traced, uncompiled
 from fuzzcompile.watching.callables import Watched
 from fuzzcompile.watching.containment import guard
+from fuzzcompile.watching.graphs import case_settings
 from fuzzcompile.watching.modes import Mode
 from fuzzcompile.watching.queue import Queue
+from fuzzcompile.watching.recording import Recording
 from fuzzcompile.watching.records import STOP, JobState, append_loss, write_job
 from fuzzcompile.watching.runner import Runner
 from fuzzcompile.watching.settings import WatchSettings
 from fuzzcompile.watching.sidecar import StepFiles, follow, supervise
-from fuzzcompile.watching.values import StepValues, named_state
+from fuzzcompile.watching.values import named_state
 
 _NONE: Mapping[str, object] = MappingProxyType({})
-# Entries of the compiler's configs that a watch or a worker sets.
-_OURS = ("fallback_random", "compile_threads")
 # Calls after which a step is taken to have no optimizer.step() after all.
 _MOST_CALLS = 256
 
@@ -49,31 +47,6 @@ class Stopped(SystemExit):
 
     def __init__(self) -> None:
         super().__init__(0)
-
-
-@dataclass
-class _Open:
-    """The sampled step that is being recorded, and the tensors that it can change, by name."""
-
-    number: int
-    values: StepValues
-    named: Mapping[str, torch.Tensor]
-    path: Path
-    started: float = field(default_factory=time.monotonic)
-    calls: int = 0
-    backwards: int = 0
-    optimized: bool = False
-
-    @property
-    def leaves(self) -> dict[str, torch.Tensor]:
-        """The tensors in which gradients accumulate, by name."""
-        return {name: tensor for name, tensor in self.named.items() if tensor.requires_grad and tensor.is_leaf}
-
-    def names(self, optimizer: Optimizer) -> dict[str, torch.Tensor]:
-        """The parameters of an optimizer by name."""
-        known = {id(tensor): name for name, tensor in self.named.items()}
-        held = [tensor for group in optimizer.param_groups for tensor in group["params"]]
-        return {known.get(id(tensor), f"parameter {number}"): tensor for number, tensor in enumerate(held)}
 
 
 class Watcher:
@@ -96,7 +69,7 @@ class Watcher:
         self._optimizers = False  # whether the script calls optimizer.step()
         self._unfinished = False  # a step is waiting for its optimizer.step()
         self._calls = 0
-        self._open: _Open | None = None
+        self._open: Recording | None = None
         self._runner: Runner | None = None
         self._queue = Queue(self.state)
         self._followed: range | None = None
@@ -143,7 +116,7 @@ class Watcher:
         if torch.compiler.is_compiling() or self._open is None or self._is_off:
             return
         try:
-            self._add_accumulated(self._open, optimizer)
+            self._open.accumulated(optimizer)
         except Exception as error:  # ours, as above
             self._give_up(error)
 
@@ -157,9 +130,7 @@ class Watcher:
             self._optimizers = True
             self._unfinished, self._calls = False, 0
             if self._open is not None:
-                self._open.optimized = True
-                for name, tensor in self._open.names(optimizer).items():
-                    self._open.values.add("parameters", f"{name} after the step", tensor)
+                self._open.stepped(optimizer)
                 if not self._depth:  # else once the call has returned its outputs
                     self.finish()
         except Exception as error:  # ours, as above
@@ -170,10 +141,7 @@ class Watcher:
         opened, self._open = self._open, None
         if opened is None:
             return
-        if not reason:  # of a run that ends early, what would be compared belongs to another moment
-            self._add_state(opened)
-        opened.values.seconds = time.monotonic() - opened.started
-        opened.values.end(reason)
+        opened.end(reason)
         if self._runner is not None:
             self._runner.finish(opened.values)
         opened.values.save(opened.path)
@@ -237,33 +205,12 @@ class Watcher:
         opened = self._open
         if opened is None:
             return
-        opened.calls += 1
-        opened.values.add_outputs(f"call{opened.calls}." if opened.calls > 1 else "", output)
+        opened.returned(output)
         optimizer = watched.optimizer
         if optimizer is not None:
             self.optimized(optimizer)
         elif opened.optimized or not torch.is_grad_enabled():
             self.finish()
-
-    def _add_accumulated(self, opened: _Open, optimizer: Optimizer) -> None:
-        """The gradients that an optimizer gets, unless the last backward pass showed them; their norm in any case."""
-        named = opened.names(optimizer)
-        if opened.backwards == 1:
-            graded = {name: tensor.grad for name, tensor in named.items() if tensor.grad is not None}
-            opened.values.add_norm(graded, " before the optimizer")
-        else:
-            opened.values.add_gradients(named, " before the optimizer")
-
-    def _add_state(self, opened: _Open) -> None:
-        """What a step leaves behind, beside the parameters of an optimizer."""
-        if not opened.optimized:
-            if opened.backwards != 1:
-                opened.values.add_gradients(opened.leaves, "")
-            for name, tensor in opened.leaves.items():
-                opened.values.add("parameters", f"{name} after the step", tensor)
-        for name, tensor in opened.named.items():
-            if not isinstance(tensor, torch.nn.Parameter):
-                opened.values.add("buffers", f"{name} after the step", tensor)
 
     # -- samples ------------------------------------------------------------------------------------
 
@@ -278,12 +225,12 @@ class Watcher:
             self._follow()
         if self._runner is None:
             files = StepFiles.of(self._folder, number)
-            opened = _Open(number, StepValues.begun(), named, files.values("compiled"))
+            opened = Recording(named, files.values("compiled"))
             mode = self._queue.forked(
                 lambda keep: supervise(files, self.settings, keep, announce=self._announce), files.lock
             )
             if mode is not None:
-                self._run_as(mode, files.values(mode.name), self._case_settings(watched))
+                self._run_as(mode, files.values(mode.name), case_settings(watched.settings, self._configs))
             else:
                 self.state.sampled.append(number)
                 self._write()
@@ -297,16 +244,6 @@ class Watcher:
         if mode is not None:
             self._run_as(mode, None)
         self._watch_backward()
-
-    def _case_settings(self, watched: Watched) -> dict[str, object]:
-        """Module-level names of a case file by which it is compiled as the script compiles."""
-        given = {name.upper(): value for name, value in watched.settings.items() if _is_plain(value)}
-        changed = {
-            name: {key: value for key, value in entries.items() if _is_plain(value) and key not in _OURS}
-            for name, entries in changed_configs(self._configs).items()
-        }
-        config = {name: entries for name, entries in changed.items() if entries}
-        return {**given, **({"CONFIG": config} if config else {})}
 
     def _run_as(self, mode: Mode, path: Path | None, case_settings: Mapping[str, object] = _NONE) -> None:
         """Turn this process, a fork, into a run beside the script."""
@@ -354,9 +291,7 @@ class Watcher:
         if self._open is None:
             return
         try:
-            self._open.backwards += 1
-            if self._open.backwards == 1:
-                self._open.values.add_gradients(self._open.leaves, "")
+            self._open.differentiated()
         except Exception as error:  # ours, as above
             self._give_up(error)
 
@@ -389,10 +324,3 @@ class Watcher:
             write_job(self._folder, self.state)
         except OSError as error:
             self.state.error = f"{type(error).__name__}: {error}"
-
-
-def _is_plain(value: object) -> bool:
-    """Whether a case file can hold a value of a setting."""
-    if isinstance(value, dict):
-        return all(_is_plain(inner) for inner in value.values())
-    return value is None or isinstance(value, bool | int | float | str)
