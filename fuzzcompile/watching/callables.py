@@ -40,7 +40,7 @@ class Watched:
     def optimizer(self) -> Optimizer | None:
         """The optimizer whose ``step`` this is."""
         owner = getattr(self.target, "__self__", None)
-        return owner if isinstance(owner, Optimizer) and self.target.__name__ == "step" else None
+        return owner if isinstance(owner, Optimizer) else None
 
 
 class Listener(Protocol):

@@ -30,6 +30,7 @@ class Recording:
     _started: float = field(default_factory=time.monotonic)
     _calls: int = 0
     _backwards: int = 0
+    _accumulated: bool = False
 
     def returned(self, output: object) -> None:
         """A watched callable has returned."""
@@ -44,6 +45,9 @@ class Recording:
 
     def accumulated(self, optimizer: Optimizer) -> None:
         """An optimizer gets its gradients: kept if several backward passes made them; their norm in any case."""
+        if self._accumulated:
+            return  # seen already, by its hook or by its watched step()
+        self._accumulated = True
         named = self._held(optimizer)
         if self._backwards == 1:
             graded = {name: tensor.grad for name, tensor in named.items() if tensor.grad is not None}
@@ -53,8 +57,9 @@ class Recording:
 
     def stepped(self, optimizer: Optimizer) -> None:
         """An optimizer has changed its parameters."""
-        self.optimized = True
-        self._add("parameters", self._held(optimizer))
+        if not self.optimized:  # as above
+            self.optimized = True
+            self._add("parameters", self._held(optimizer))
 
     def end(self, reason: str) -> None:
         """The step is over, or the run ends within it for a ``reason``: then its state belongs to another moment."""

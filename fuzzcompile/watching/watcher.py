@@ -88,6 +88,8 @@ class Watcher:
         self._depth += 1
         try:
             self._begin(watched, arguments)
+            if watched.optimizer is not None:
+                self.optimizing(watched.optimizer)
         except Exception as error:  # ours, of whatever kind: the script must go on
             self._give_up(error)
         except BaseException:
@@ -203,13 +205,11 @@ class Watcher:
 
     def _returned(self, watched: Watched, output: object) -> None:
         opened = self._open
-        if opened is None:
-            return
-        opened.returned(output)
-        optimizer = watched.optimizer
-        if optimizer is not None:
-            self.optimized(optimizer)
-        elif opened.optimized or not torch.is_grad_enabled():
+        if opened is not None:
+            opened.returned(output)
+        if watched.optimizer is not None:  # compiled: its own hooks are traced, and do nothing
+            self.optimized(watched.optimizer)
+        elif opened is not None and (opened.optimized or not torch.is_grad_enabled()):
             self.finish()
 
     # -- samples ------------------------------------------------------------------------------------
