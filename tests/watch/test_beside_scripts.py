@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 
+import pytest
 from watched_scripts import TRAINING, environment, plain, watched
 
 KILLER = """
@@ -21,6 +22,7 @@ import json
 """
 
 
+@pytest.mark.slow
 def test_killed_processes_beside_the_script_cost_their_samples_and_nothing_else(tmp_path):
     path = tmp_path / "script.py"
     source = TRAINING.replace("    loss.backward()", "    if number == 5: killed(number)\n    loss.backward()")
@@ -31,6 +33,7 @@ def test_killed_processes_beside_the_script_cost_their_samples_and_nothing_else(
     assert answer.summary["lost"] == {"killed by SIGKILL": 1} and judged == [6, 9, 12], answer.said
 
 
+@pytest.mark.slow
 def test_the_runs_write_no_file_and_draw_nothing_from_the_script(tmp_path):
     path = tmp_path / "script.py"
     acts = """    if number == 5:
@@ -74,6 +77,7 @@ print(os.WEXITSTATUS(os.waitpid(pid, 0)[1]))
     assert status == 9 or (allowed / "a.pt").exists()
 
 
+@pytest.mark.slow
 def test_two_lines_in_a_users_own_code(tmp_path):
     path = tmp_path / "script.py"
     wrapped = """

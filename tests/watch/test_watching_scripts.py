@@ -34,6 +34,7 @@ def test_a_sound_script_computes_what_it_computes_alone_and_every_nth_step_is_ju
     assert [json.loads(line)["step"] for line in lines] == [4, 8, 12]
 
 
+@pytest.mark.slow
 def test_the_script_ends_at_the_first_wrong_sampled_step_which_becomes_a_case(script):
     path = script(FLIPPING)
     answer = watched(path, "--every", "5", "--stop-at", "first", "--html", str(path.parent / "page.html"))
@@ -48,6 +49,7 @@ def test_the_script_ends_at_the_first_wrong_sampled_step_which_becomes_a_case(sc
     assert "step 15 is wrong" in (path.parent / "page.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_script_that_fails_by_itself_ends_with_its_own_traceback_and_status(script):
     path = script(TRAINING + "raise SystemExit(7)\n")
     answer = watched(path, "--every", "2", arguments=("3",))
@@ -55,17 +57,20 @@ def test_a_script_that_fails_by_itself_ends_with_its_own_traceback_and_status(sc
     assert "exit status 7" in answer.said and "Traceback" not in answer.said
 
 
+@pytest.mark.slow
 def test_nothing_sampled_is_not_success(script):
     answer = watched(script(TRAINING), "--every", "50", arguments=("3",))
     assert answer.status == 3 and answer.steps == [] and "--every" in answer.said
 
 
+@pytest.mark.slow
 def test_steps_ends_the_script_after_that_many(script):
     answer = watched(script(TRAINING), "--every", "2", "--steps", "5", arguments=("100000",))
     assert (answer.status, answer.summary["steps"]) == (0, 5)
     assert "weights" not in answer.said
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_script_and_watch_with_the_summary_so_far(script):
     path = script(TRAINING)
     command = [sys.executable, "-m", "fuzzcompile", "watch", str(path), "--every", "3", "--out", "out", "--json"]
