@@ -29,6 +29,7 @@ _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _CREATE, _ADD, _RESTRICT, _NO_NEW_PRIVILEGES = 444, 445, 446, 38
 _WRITE_RIGHTS = 0x1FF2  # everything of version 1 but executing and reading
 _PATH_BENEATH = 1
+_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
 
 class _Guard:
@@ -98,6 +99,11 @@ def contain(keep: Collection[int]) -> None:
     sys.dont_write_bytecode = True
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     threading.excepthook = lambda *_: None
+
+
+def die_with_parent() -> None:
+    """End this process when its parent ends, however that ends."""
+    ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
 
 
 def only_writes_below(folder: Path) -> bool:

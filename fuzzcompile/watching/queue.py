@@ -84,15 +84,19 @@ class Queue:
 
     def reap(self) -> None:
         """Forget the processes that have ended, and count those that were killed."""
-        self._pids = [pid for pid in self._pids if self._runs(pid)]
-        self._others = [pid for pid in self._others if self._runs(pid)]
+        self._pids = [pid for pid in self._pids if self._runs(pid, counts=True)]
+        self._others = [pid for pid in self._others if self._runs(pid, counts=False)]
 
-    def _runs(self, pid: int) -> bool:
+    def _runs(self, pid: int, *, counts: bool) -> bool:
         try:
             ended, status = os.waitpid(pid, os.WNOHANG)
         except ChildProcessError:  # the script has reaped it
             return False
-        if ended and os.WIFSIGNALED(status):
-            name = f"killed by {signal.Signals(os.WTERMSIG(status)).name}"
-            self._state.lost[name] = self._state.lost.get(name, 0) + 1
+        if ended and status and counts:
+            how = (
+                f"killed by {signal.Signals(os.WTERMSIG(status)).name}"
+                if os.WIFSIGNALED(status)
+                else "ended by an error"
+            )
+            self._state.lost[how] = self._state.lost.get(how, 0) + 1
         return not ended

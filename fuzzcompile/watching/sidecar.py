@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fuzzcompile.watching.containment import contain
+from fuzzcompile.watching.containment import contain, die_with_parent
 from fuzzcompile.watching.investigating import investigate
 from fuzzcompile.watching.judging import OWN_RANDOM, StepRuns, judged, reported
 from fuzzcompile.watching.modes import Mode
@@ -118,6 +118,7 @@ def _run(mode: Mode) -> int:
     """Fork a run; returns its process id here, and unwinds to the script's code there."""
     pid = os.fork()
     if pid == 0:
+        die_with_parent()
         raise _IsRun(mode)
     return pid
 
@@ -238,6 +239,7 @@ class _Supervisor:
         answer = self.files.work / "triage.json"
         pid = os.fork()
         if pid == 0:
+            die_with_parent()
             investigate(cases, answer, seconds=self.settings.seconds)
             os._exit(0)
         _ended(pid, time.monotonic() + self.settings.seconds * len(cases))

@@ -25,7 +25,7 @@ import json
 @pytest.mark.slow
 def test_killed_processes_beside_the_script_cost_their_samples_and_nothing_else(tmp_path):
     path = tmp_path / "script.py"
-    source = TRAINING.replace("    loss.backward()", "    if number == 5: killed(number)\n    loss.backward()")
+    source = TRAINING.replace("    loss.backward()", "    if number == 4: killed(number)\n    loss.backward()")
     path.write_text(KILLER + source)
     answer = watched(path, "--every", "3", arguments=("12",))
     assert "weights" in answer.said and answer.summary["steps"] == 12
