@@ -12,11 +12,15 @@ from torch import fx
 
 from fuzzcompile.compiler.entry import changed_configs
 from fuzzcompile.execution.tensors import copy_tree, tensor_leaves
+from fuzzcompile.reduction.names import plain
 from fuzzcompile.reduction.program import Input, Program
 from fuzzcompile.reduction.tracing import Untranslatable, program_of
 from fuzzcompile.reduction.writing import case_source
 
 MOST_GRAPHS = 8
+_IN_LAYER = "  # in layer "
+# What dynamo puts before the path of a module: where it found the root.
+_ROOT = re.compile(r"^[LG]\[[^]]*\](\.__self__|\._orig_mod)*\.?")
 # Entries of the compiler's configs that a watch or a worker sets.
 _OURS = ("fallback_random", "compile_threads")
 
@@ -123,11 +127,12 @@ def write_case(program: Program, path: Path, state_bytes: int) -> Path:
     """
     from safetensors.torch import save_file
 
-    program = _bounded(program, state_bytes)
+    program = _bounded(plain(program), state_bytes)
     kept = [input_ for input_ in program.inputs if input_.fill == "recorded" and input_.values is not None]
     state = path.with_suffix(".safetensors")
     save_file({input_.name: input_.values.contiguous().clone() for input_ in kept if input_.values is not None}, state)
-    path.write_text(_reading_safetensors(case_source(program), state.name, kept), encoding="utf-8")
+    source = _naming_layers(_reading_safetensors(case_source(program), state.name, kept), program)
+    path.write_text(source, encoding="utf-8")
     return path
 
 
@@ -160,6 +165,23 @@ def _reading_safetensors(source: str, name: str, kept: Sequence[Input]) -> str:
         lines.append(f'    VALUES["{key}"] = {made}.copy_(VALUES["{key}"])')
     text = re.sub(r"^    VALUES = torch\.load\(.*\)$", lambda _: "\n".join(lines), source, flags=re.MULTILINE)
     return text.replace("import torch\n", "import torch\nfrom safetensors.torch import load_file\n", 1)
+
+
+def _naming_layers(source: str, program: Program) -> str:
+    """The text of a case with the layer behind each statement that comes from one."""
+    layers = {s.name: layer for s in program.statements if (layer := _ROOT.sub("", s.module))}
+
+    def named(match: re.Match[str]) -> str:
+        return f"{match[0]}{_IN_LAYER}{layers[match[1]]}" if match[1] in layers else match[0]
+
+    return re.sub(r"^    (\w+) = .*$", named, source, flags=re.MULTILINE)
+
+
+def layer_at(case: Path, line: int) -> str | None:
+    """The layer behind a line of a case file that :func:`write_case` wrote; None if none is named there."""
+    lines = case.read_text(encoding="utf-8").splitlines()
+    text = lines[line - 1] if 0 < line <= len(lines) else ""
+    return text.rpartition(_IN_LAYER)[2] if _IN_LAYER in text else None
 
 
 def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -37,6 +37,7 @@ class StepReport:
         unseen: what was not looked at, and why.
         cases: case files written for this step.
         report: what triage says of the step, if it was asked (``triage --json``).
+        layer: the module to which the culprit's site belongs.
         seconds: wall time of the runs beside the script.
     """
 
@@ -52,6 +53,7 @@ class StepReport:
     unseen: tuple[str, ...] = ()
     cases: tuple[str, ...] = ()
     report: dict[str, object] | None = None
+    layer: str | None = None
     seconds: float = 0.0
 
     def to_json(self) -> dict[str, object]:

@@ -10,14 +10,16 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fuzzcompile.watching.containment import contain, die_with_parent
+from fuzzcompile.watching.graphs import layer_at
 from fuzzcompile.watching.investigating import investigate
 from fuzzcompile.watching.judging import OWN_RANDOM, StepRuns, judged, reported
 from fuzzcompile.watching.modes import Mode
@@ -232,7 +234,8 @@ class _Supervisor:
             left_out = [*left_out, f"the graphs of the step could not be captured: the run {why}"]
         answer = self._triaged(cases) if cases else None
         unseen = (*report.unseen, *left_out)
-        return replace(report, cases=tuple(map(str, cases)), report=answer, unseen=unseen)
+        layer = None if answer is None else _layer(answer, cases)
+        return replace(report, cases=tuple(map(str, cases)), report=answer, layer=layer, unseen=unseen)
 
     def _triaged(self, cases: Sequence[Path]) -> dict[str, object] | None:
         """What triage says of the first case that shows a bug, or else of the first, in the state of this process."""
@@ -275,6 +278,14 @@ class _Supervisor:
                 return StepValues.load(path) if path.exists() else None
             time.sleep(_POLL)
         return StepValues.load(path)
+
+
+def _layer(report: Mapping[str, object], cases: Sequence[Path]) -> str | None:
+    """The layer at the site that a report on one of the cases blames."""
+    culprit = report.get("culprit")
+    site = re.match(r"(.+\.py):(\d+)", str(culprit.get("site"))) if isinstance(culprit, dict) else None
+    case = next((case for case in cases if site is not None and case.name == site[1]), None)
+    return None if case is None or site is None else layer_at(case, int(site[2]))
 
 
 def _graphs(files: StepFiles) -> tuple[list[str], list[Path]]:

@@ -114,6 +114,8 @@ def _found(summary: Summary) -> Iterator[str]:
             f"Step {first.step} is the first sampled step that rounding does not explain: {first.verdict}; "
             f"{first.detail}. All runs started from the state of that step, so that the error was made in it."
         )
+        if first.layer is not None:
+            yield f"  the culprit's site is in layer {first.layer}"
         if summary.alone is not None:
             how = (
                 "finds the same"

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fuzzcompile.case import load_case
-from fuzzcompile.watching.graphs import Graphs
+from fuzzcompile.watching.graphs import Graphs, layer_at
 from fuzzcompile.watching.judging import StepRuns, judged, reported
 from fuzzcompile.watching.settings import WatchSettings
 from fuzzcompile.watching.trajectory import compared
@@ -153,7 +153,10 @@ def test_a_case_holds_the_state_of_the_step(tmp_path):
     assert torch.equal(output, net(x) * 2) and case.backward
     assert x.stride() in [tensor.stride() for tensor in inputs]
     assert case.settings.inductor == {"max_autotune": False}
-    assert "fuzzcompile" not in path.read_text() and "safetensors" in path.read_text()
+    text = path.read_text()
+    assert "fuzzcompile" not in text and "safetensors" in text
+    (line,) = [number for number, line in enumerate(text.splitlines(), start=1) if "F.linear" in line]
+    assert layer_at(path, line) == "0" and layer_at(path, 1) is None
 
 
 def test_a_case_is_bounded(tmp_path):
