@@ -132,7 +132,8 @@ class _Job:
 
     def _all_judged(self) -> bool:
         """Whether no process beside the script is left: each holds its lock as long as it lives."""
-        for path in (self.settings.path / WORK).glob("*.lock"):
+        pattern = "[0-9]*.lock" if (self.settings.path / STOP).exists() else "*.lock"  # else trajectories matter too
+        for path in (self.settings.path / WORK).glob(pattern):
             with path.open() as lock:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -23,7 +23,7 @@ from fuzzcompile.watching.graphs import layer_at
 from fuzzcompile.watching.investigating import investigate
 from fuzzcompile.watching.judging import OWN_RANDOM, StepRuns, judged, reported
 from fuzzcompile.watching.modes import Mode
-from fuzzcompile.watching.records import STEPS, STOP, WORK, StepReport, append, lines
+from fuzzcompile.watching.records import STEPS, STOP, WORK, StepReport, append, append_end, lines
 from fuzzcompile.watching.settings import WatchSettings
 from fuzzcompile.watching.values import StepValues
 
@@ -92,9 +92,12 @@ def follow(settings: WatchSettings, keep: int) -> Mode:
     """Follow an eager trajectory, and one whose state is moved by one ulp, in forks of the script; returns in those."""
 
     def both(say: Callable[[str], None]) -> None:
-        pids = [_run(Mode("followed", seed)) for seed in (0, 1)]
-        for pid in pids:
-            _ended(pid, time.monotonic() + settings.seconds)
+        deadline = time.monotonic() + settings.seconds
+        pids = {run: _run(Mode("followed", seed)) for seed, run in enumerate(("eager", "perturbed"))}
+        for run, pid in pids.items():
+            why = _ended(pid, deadline)
+            if why:
+                append_end(settings.path, run, f"a run beside the script {why}")
 
     return _beside(keep, False, both)
 

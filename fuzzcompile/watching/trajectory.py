@@ -48,8 +48,9 @@ class Trajectories:
     ended: str = ""
 
     def to_json(self) -> dict[str, object]:
-        """As a JSON object."""
-        return asdict(self)
+        """As a JSON object; an infinite distance is None."""
+        infinite = {name: None for name in ("compiled", "perturbed") if math.isinf(getattr(self, name))}
+        return {**asdict(self), **infinite}
 
 
 def losses(folder: Path) -> tuple[dict[str, dict[int, float]], str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 
@@ -129,6 +130,7 @@ def test_a_loss_that_is_nan_in_one_trajectory_alone_has_parted():
     broken = {**EAGER, 49: math.nan}
     seen = compared({"compiled": broken, "eager": EAGER, "perturbed": EAGER})
     assert seen is not None and seen.parted and not seen.chaotic
+    json.dumps(seen.to_json(), allow_nan=False)
 
 
 # -- case files --------------------------------------------------------------------------------------
