@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
 
 from fuzzcompile.capture.loading import defines_make
 from fuzzcompile.case import read_source
@@ -24,6 +23,7 @@ from fuzzcompile.commands.triage import triage_files
 from fuzzcompile.contract import ReportJson
 from fuzzcompile.errors import CaseError, FuzzcompileError, UsageError
 from fuzzcompile.plants import check_plants
+from fuzzcompile.watching.judging import wrong_by_value
 from fuzzcompile.watching.records import STOP, WORK, StepReport, read_job
 from fuzzcompile.watching.settings import WatchSettings
 from fuzzcompile.watching.summary import Summary, steps_in, summarised
@@ -176,13 +176,20 @@ def _confirmed(summary: Summary, conditions: Conditions) -> Summary:
         answers = list(triage_files(files, conditions))
     except FuzzcompileError:
         return summary
-    for answer in answers:
-        if answer.report is not None and answer.report["is_bug"]:
-            report = _better(cast("ReportJson | None", summary.report), answer.report)
-            return replace(summary, report=report, case=answer.path, alone=True)
-    return replace(summary, alone=False)
+    return _with_answers(summary, [(answer.path, answer.report) for answer in answers if answer.report is not None])
 
 
-def _better(seen: ReportJson | None, again: ReportJson) -> ReportJson:
-    """Of two reports on one case, the one that names a culprit; the fresh process's if both do."""
-    return seen if seen is not None and seen.get("culprit") and not again.get("culprit") else again
+def _with_answers(summary: Summary, answers: Sequence[tuple[Path, ReportJson]]) -> Summary:
+    """The summary with what a fresh process says: confirmed by it, or attributed if nothing else did.
+
+    A step is wrong by its values. Other bugs of its graphs, such as a wrong stride, are not the one.
+    """
+    seen = summary.report
+    wrong = [(case, report) for case, report in answers if wrong_by_value(report)]
+    if seen is not None and wrong_by_value(seen):
+        again = any(report.get("signature") == seen.get("signature") for _, report in wrong)
+        return replace(summary, alone=again)
+    if not wrong:
+        return replace(summary, alone=False)
+    case, report = wrong[0]
+    return replace(summary, report=report, case=case, alone=True)

@@ -12,10 +12,11 @@ import torch
 from fuzzcompile.case import load_case
 from fuzzcompile.compiler.settings import compile_in_process
 from fuzzcompile.judging.triage import triage
+from fuzzcompile.watching.judging import wrong_by_value
 
 
 def investigate(cases: Sequence[Path], answer: Path, *, seconds: float) -> None:
-    """Triage the cases until one shows a bug, and write its report, or else the first one's.
+    """Triage the cases until one shows wrong values, and write its report, or else the first one's.
 
     Args:
         cases: case files.
@@ -31,9 +32,10 @@ def investigate(cases: Sequence[Path], answer: Path, *, seconds: float) -> None:
             said = triage(load_case(path), torch.device("cpu"), deadline=time.monotonic() + 0.6 * seconds).to_json()
         except Exception:  # a case that cannot be judged must not cost the others
             continue
-        if said["is_bug"] or not answer.exists():
+        wrong = wrong_by_value(said)
+        if wrong or not answer.exists():
             draft = answer.with_suffix(".part")
             draft.write_text(json.dumps(said, allow_nan=False), encoding="utf-8")
             draft.replace(answer)
-        if said["is_bug"]:
+        if wrong:
             return

@@ -102,6 +102,11 @@ def _verdict(judgement: Judgement, comparisons: Sequence[Comparison], groups: Ma
     return Verdict.WRONG_GRADIENT if judgement.verdict is Verdict.MISCOMPILE and is_gradient else judgement.verdict
 
 
+def wrong_by_value(report: Mapping[str, object]) -> bool:
+    """Whether triage found what can make a step wrong: wrong values, not a wrong stride or an error."""
+    return bool(report.get("is_bug")) and Verdict(str(report["verdict"])).kind == "values"
+
+
 def _detail(judgement: Judgement, comparisons: Sequence[Comparison]) -> str:
     """Which values are wrong, in the order in which the step makes them."""
     if judgement.verdict in (Verdict.EQUAL, Verdict.ROUNDING):

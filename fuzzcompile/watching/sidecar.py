@@ -21,7 +21,7 @@ from pathlib import Path
 from fuzzcompile.watching.containment import contain, die_with_parent
 from fuzzcompile.watching.graphs import layer_at
 from fuzzcompile.watching.investigating import investigate
-from fuzzcompile.watching.judging import OWN_RANDOM, StepRuns, judged, reported
+from fuzzcompile.watching.judging import OWN_RANDOM, StepRuns, judged, reported, wrong_by_value
 from fuzzcompile.watching.modes import Mode
 from fuzzcompile.watching.records import STEPS, STOP, WORK, StepReport, append, append_end, lines
 from fuzzcompile.watching.settings import WatchSettings
@@ -220,7 +220,7 @@ class _Supervisor:
         """A step whose values are suspicious, and no more: wrong if triage of its graphs finds a bug."""
         attributed = self._attributed(report)
         answer = attributed.report
-        if answer is not None and answer.get("is_bug"):
+        if answer is not None and wrong_by_value(answer):
             (self.files.folder / STOP).touch()
             return replace(attributed, verdict=str(answer["verdict"]), unexplained=True)
         shutil.rmtree(self.files.cases, ignore_errors=True)

@@ -13,6 +13,7 @@ from rich.table import Table
 from fuzzcompile.contract import ReportJson
 from fuzzcompile.reporting.proof import figure
 from fuzzcompile.reporting.verdict import print_report
+from fuzzcompile.watching.judging import wrong_by_value
 from fuzzcompile.watching.records import StepReport
 from fuzzcompile.watching.summary import Summary
 
@@ -116,13 +117,14 @@ def _found(summary: Summary) -> Iterator[str]:
         )
         if first.layer is not None:
             yield f"  the culprit's site is in layer {first.layer}"
-        if summary.alone is not None:
-            how = (
-                "finds the same"
-                if summary.alone
-                else "finds nothing, so that it takes the state of the script's process"
+        if first.report is not None and not wrong_by_value(first.report) and not summary.alone:
+            yield (
+                "  no graph of the step shows it when compiled anew: look at recompiles, dynamic shapes, other backends, "
+                "and code outside of graphs"
             )
-            yield f"  {summary.case}: a fresh process {how}"
+        elif summary.alone is not None:
+            alone = "finds the same" if summary.alone else "does not: it takes the state of the script's process"
+            yield f"  {summary.case}: a fresh process {alone}"
     elif summary.judged:
         doubtful = [str(step.step) for step in summary.judged if step.verdict == "suspicious"]
         if doubtful:
