@@ -119,8 +119,8 @@ def _found(summary: Summary) -> Iterator[str]:
             yield f"  the culprit's site is in layer {first.layer}"
         if first.report is not None and not wrong_by_value(first.report) and not summary.alone:
             yield (
-                "  no graph of the step shows it when compiled anew: look at recompiles, dynamic shapes, other backends, "
-                "and code outside of graphs"
+                "  no graph of the step shows it when compiled anew: look at recompiles, dynamic shapes, another "
+                "backend, and code outside of graphs"
             )
         elif summary.alone is not None:
             alone = "finds the same" if summary.alone else "does not: it takes the state of the script's process"
