@@ -13,7 +13,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 INTERNALS = ("torch._inductor", "torch._dynamo", "torch._functorch", "torch._subclasses", "torch._prims")
 # What each package may import of the others; a package is the folder (or module) below fuzzcompile/.
 ALLOWED = {
-    "__init__": set(),
+    "__init__": {"watching"},
     "contract": set(),
     "errors": set(),
     "reference": set(),
@@ -43,15 +43,18 @@ ALLOWED = {
                  "stages", "trials", "targets", "tolerances"},
     "contracts": {"attribution", "case", "codegen", "compiler", "contract", "execution", "facts", "judging", "oracle",
                    "stage_names", "stages"},
+    "watching": {"case", "compiler", "contract", "errors", "execution", "judging", "oracle", "plants", "reduction",
+                  "reporting", "templating"},
     "worker": {"capture", "case", "compiler", "contract", "contracts", "errors", "execution", "generation", "judging",
                 "oracle", "plants", "profiling", "reduction", "targets", "tolerances"},
     "campaign": {"case", "compiler", "contract", "corpus", "errors", "execution", "generation", "judging",
                   "oracle", "reporting", "stage_names", "variations", "worker"},
     "commands": {"campaign", "capture", "case", "compiler", "contract", "corpus", "errors", "execution", "facts",
                   "generation", "judging", "oracle", "plants", "profiling", "reduction", "reporting", "stage_names",
-                  "targets", "templating", "trials", "worker"},
+                  "targets", "templating", "trials", "watching", "worker"},
     "cli": {"campaign", "case", "commands", "contract", "corpus", "errors", "execution", "generation", "models",
-             "plants", "profiling", "reduction", "reporting", "stage_names", "targets", "tolerances", "worker"},
+             "plants", "profiling", "reduction", "reporting", "stage_names", "targets", "tolerances", "watching",
+             "worker"},
     "__main__": {"cli"},
 }  # fmt: skip
 

@@ -21,6 +21,7 @@ from fuzzcompile.cli.passes import passes
 from fuzzcompile.cli.profile import profile
 from fuzzcompile.cli.run import run
 from fuzzcompile.cli.triage import triage
+from fuzzcompile.cli.watch import watch
 from fuzzcompile.errors import FuzzcompileError
 
 _INTERRUPTED = 130
@@ -36,7 +37,7 @@ def cli(debug: bool) -> None:
     """
 
 
-for command in (run, generate, triage, bisect, profile, minimize, issue, corpus, coverage, passes, doctor):
+for command in (run, generate, triage, bisect, profile, watch, minimize, issue, corpus, coverage, passes, doctor):
     cli.add_command(command)
 
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import importlib
+import types
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeVar, cast
 
 import torch
 
 from fuzzcompile.compiler.configs import CONFIGS, config_of
 from fuzzcompile.compiler.patching import Function, Intended, installed
 from fuzzcompile.compiler.unseen import Unseen
+
+_Function = TypeVar("_Function", bound=Callable[..., object])
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,17 @@ def replaced_optimize(replacement: Function) -> Iterator[None]:
 
     with installed(Interception(replacement), CAPTURE):
         yield
+
+
+def never_traced(function: Callable[..., object]) -> None:
+    """Have dynamo run the frames of a function as they are; what the function calls may be compiled as ever."""
+    importlib.import_module("torch._dynamo.eval_frame").skip_code(cast(types.FunctionType, function).__code__)
+
+
+def uncompiled(function: _Function) -> _Function:
+    """A decorator: dynamo leaves the function, and what it calls, alone."""
+    left_alone: _Function = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+    return left_alone
 
 
 def compiler_configs() -> dict[str, dict[str, object]]:
