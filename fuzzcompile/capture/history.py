@@ -22,7 +22,7 @@ from fuzzcompile.execution.tensors import StorageCopier, storages
 from fuzzcompile.execution.trees import unwrapped
 
 _MAX_HISTORY = 8
-# What the states before earlier calls may take together; older ones are dropped.
+# What the states before earlier calls may take beyond what they share with the last; older ones are dropped.
 _MAX_BYTES = 2**30
 Kind = Sequence[object]
 
@@ -53,7 +53,7 @@ class History:
         if any(known.kind == kind and known.target == target for known in self.calls):
             return
         self.calls.append(self._recorded(target, kind, arguments))
-        while _bytes(self.calls) > _MAX_BYTES:
+        while _bytes(self.calls) - _bytes([self.calls[-1]]) > _MAX_BYTES:
             self.calls.popleft()
             self.dropped = True
 
