@@ -2,8 +2,9 @@
 
     python tools/models_table.py OUT.md [--state FILE.jsonl] [--size tiny] [--timeout 600] [NAME ...]
 
-Reports are kept in the state file as they come: a second run judges what is missing or has changed since, and writes
-the table again. Needs transformers and timm, and no network.
+Reports are kept in the state file as they come, and the table is written after each: a second run judges what is
+missing or has changed since. What stands under "Remarks" in an earlier table is kept. Needs transformers and timm, and
+no network.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from fuzzcompile.commands.triage import Answer, triage_files
 from fuzzcompile.models import SIZES, architecture, case_file, case_text, names
 from fuzzcompile.worker.conditions import Conditions, Limits
 
+REMARKS = "\n## Remarks\n"
 COLUMNS = ("architecture", "mode", "verdict", "confidence", "graphs", "culprit", "seconds", "remark")
 
 
@@ -43,7 +45,16 @@ def main() -> None:
             state.write(json.dumps(row) + "\n")
             state.flush()
             known[row["key"]] = row
-    options.out.write_text(table([known[key(*case, options.size)] for case in cases], options.size), encoding="utf-8")
+            write(options.out, known, cases, options.size)
+    write(options.out, known, cases, options.size)
+
+
+def write(out: Path, known: dict[str, dict], cases: list[tuple[str, bool]], size: str) -> None:
+    """Write the table of the cases judged so far, with the remarks of an earlier one."""
+    earlier = out.read_text(encoding="utf-8") if out.exists() else ""
+    remarks = earlier[earlier.index(REMARKS) :] if REMARKS in earlier else ""
+    rows = [known[key(*case, size)] for case in cases if key(*case, size) in known]
+    out.write_text(table(rows, size) + remarks, encoding="utf-8")
 
 
 def key(name: str, training: bool, size: str) -> str:

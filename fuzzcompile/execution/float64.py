@@ -40,7 +40,7 @@ class Float64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Random numbers are drawn in the dtype in which the program draws them, since other dtypes draw others.
     ``native`` is the original dtype of tensors that were converted to float64: the draws are right for programs of
-    one floating dtype, and for programs that name the dtype of their draws.
+    one floating dtype, and for programs that name a lower dtype for their draws.
 
     Low-precision tensors from outside (attributes that are not parameters, globals) get one float64 twin per storage
     for the life of the mode, which later reads and writes use. The tensors themselves do not change.
@@ -139,7 +139,9 @@ class Float64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._twins[key][1].as_strided(value.size(), value.stride(), value.storage_offset())
 
     def _narrow(self, value: object) -> object:
-        """A copy of an argument in the dtype that it has in the program, laid out in the same way."""
+        """A copy of an argument in the dtype that it has in the program, laid out in the same way; a dtype likewise."""
+        if value is torch.float64:  # asked of a tensor: ``rand(shape, dtype=x.dtype)``
+            return self._native
         if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
             return value
         dtype = value.dtype

@@ -231,3 +231,16 @@ def test_branches_of_a_condition_run_in_float64():
         moved = program(x)
     assert torch.equal(wide, torch.sin(x.double()) * 2 + 1)
     assert not torch.equal(moved, plain) and torch.allclose(moved, plain, rtol=1e-5)
+
+
+def test_a_draw_in_the_dtype_of_a_tensor_is_the_programs_own():
+    def drop_path(x):
+        return x + torch.rand(3, 1, dtype=x.dtype, device=x.device).add(0.5).floor()
+
+    x = torch.randn(3, 4)
+    torch.manual_seed(0)
+    expected = drop_path(x)
+    torch.manual_seed(0)
+    with Float64Mode(keep_casts=True, native=torch.float32):
+        exact = drop_path(x.double())
+    assert exact.dtype == torch.float64 and torch.equal(exact.float(), expected)
