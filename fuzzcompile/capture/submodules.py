@@ -169,12 +169,18 @@ def _copied_module(module: nn.Module) -> nn.Module:
 
 
 def copied_objects(tree: T) -> T:
-    """The tree with the objects that a call can change (a key-value cache) copied; its tensors stay themselves."""
+    """The tree with the objects that a call can change (a key-value cache) copied; its tensors stay themselves.
+
+    In training a cache holds results of operators, which torch does not copy: their values are copied, detached.
+    """
     memo: dict[int, object] = {}
 
     def copied(leaf: object) -> object:
         if isinstance(leaf, _PLAIN):
             return leaf
+        for tensor in Reached({"": leaf}, functions=False).tensors.values():
+            if not tensor.is_leaf:
+                memo.setdefault(id(tensor), tensor.detach().clone())
         try:
             return copy.deepcopy(leaf, memo)
         except Exception:  # a user's __deepcopy__ may raise anything; such an object is hardly state

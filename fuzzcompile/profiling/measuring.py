@@ -37,6 +37,7 @@ class Layer:
         reference_truth: the reference's output against float64.
         exact: what this side, computed in float64, makes newly; relative to the size of the output.
         exact_noise: what one ulp of float64 per operator makes of it, in the same units.
+        misshapen: whether the results of both sides differ in number or shape.
     """
 
     label: str
@@ -52,6 +53,7 @@ class Layer:
     reference_truth: Distance | None = None
     exact: float | None = None
     exact_noise: float = 0.0
+    misshapen: bool = False
     note: str = ""
 
     @property
@@ -132,3 +134,8 @@ def apart(kept: Sequence[KeptTensor], tensors: Sequence[torch.Tensor]) -> Distan
     if any(tensor.shape != tuple(live.shape) for tensor, live in pairs):
         return None
     return distance([tensor.values for tensor in kept], [tensor.same_elements(live) for tensor, live in pairs])
+
+
+def misshapen(kept: Sequence[KeptTensor], tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether two results differ in the number of their tensors, or in a shape."""
+    return [tensor.shape for tensor in kept] != [tuple(tensor.shape) for tensor in tensors]

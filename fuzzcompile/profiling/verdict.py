@@ -94,6 +94,8 @@ def decide(
 
 def jump_in(layer: Layer, tolerance: Tolerance) -> str | None:
     """What the layer does that rounding does not explain, as the end of a sentence; None if there is nothing."""
+    if layer.misshapen:
+        return "returns results of another number or shape than the reference's."
     if layer.changes_meaning:
         return (
             f"computes something else: with all of it in float64 it is off by {layer.exact:.1e} of its size, "
@@ -154,6 +156,8 @@ def _backward(gradients: Sequence[Layer], tolerance: Tolerance) -> Verdict | Non
 
 def _outside(layers: Sequence[Layer], whole: Layer, tolerance: Tolerance, whole_exact: float | None) -> str | None:
     """Why the output is off although no layer is; None if it is not."""
+    if whole.misshapen:
+        return "the program returns results of another number or shape than the reference."
     inherited = max((layer.exact for layer in layers if layer.exact is not None), default=0.0)
     explained = (
         max(change.SEMANTIC_STEP, change.AMPLIFIED * inherited * _gain(layers, whole))

@@ -21,7 +21,7 @@ from fuzzcompile.profiling.distance import Distance
 from fuzzcompile.profiling.kept import KeptCall
 from fuzzcompile.profiling.layers import layers_of
 from fuzzcompile.profiling.local import Alone, Entered, Mode, misfit
-from fuzzcompile.profiling.measuring import Layer, Rerun, apart
+from fuzzcompile.profiling.measuring import Layer, Rerun, apart, misshapen
 from fuzzcompile.profiling.operators import OperatorCall, operators_watched
 from fuzzcompile.profiling.runs import WHOLE, Calls, Look, refuse_failed, returned
 from fuzzcompile.profiling.sides import Side
@@ -194,6 +194,7 @@ class Walk:
             label,
             kind,
             apart=apart(call.outputs, output),
+            misshapen=misshapen(call.outputs, output),
             truth=self._against_truth(key, call),
             reference_truth=_apart(self.known.truth.get(key), output),
             rounding=_apart(self.known.rounding.get(key), output),

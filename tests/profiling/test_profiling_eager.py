@@ -42,6 +42,18 @@ def test_a_layer_that_scales_by_one_per_cent_more_is_named(tmp_path, dtype):
         assert clean["inherited"] > 10 * clean["made"]
 
 
+def test_a_result_of_another_shape_is_no_rounding(tmp_path):
+    longer = """x = scaled_dot_product_attention(q, k, v)
+        off = self.number == 1 and not torch.backends.cuda.flash_sdp_enabled()
+        return torch.cat([x, x], -2)[:, :, : x.shape[-2] + off]"""
+    text = stack(tmp_path, longer).read_text().replace(".reshape(x.shape)", ".flatten(2)")
+    text = text.replace("self.first(x + self.attention(x))", "self.first(x + self.attention(x)[:, : x.shape[1]])")
+    (tmp_path / "longer.py").write_text(text)
+    answer = profiled(tmp_path / "longer.py", "sdpa:math", "sdpa:flash", Look(depth=2))
+    assert (answer["verdict"], answer["layer"]) == ("jump", "layers.1.attention")
+    assert "another number or shape" in answer["rule"]
+
+
 def test_the_operator_is_named_where_operators_are_asked_for(tmp_path):
     answer = profiled(stack(tmp_path, ONE_LAYER_OFF), "sdpa:math", "sdpa:flash", Look(operators=True))
     assert answer["layer"] == "layers.1.attention: scaled_dot_product_attention"
