@@ -175,7 +175,8 @@ class LayerJson(TypedDict, total=False):
         made: RMS of the error newly made here: the output against the reference's module run on this side's own input.
         inherited: RMS of the error that the module passes on: the reference's module on this side's input, against
             the reference's output.
-        noise: RMS error that rounding alone may make here.
+        noise: RMS error that rounding alone makes here: the reference's module with every operator moved by an ulp.
+        rounding: RMS error that rounding alone has made up to here: the whole program with every operator so moved.
         made_in_float64: error newly made here with all of this side computed in float64, in units of ``size``.
         amplification: relative inherited error over the relative error of the inputs; null where those are equal.
         non_finite: which numbers are not finite, where one of the above is therefore null.
@@ -193,6 +194,7 @@ class LayerJson(TypedDict, total=False):
     made: float | None
     inherited: float | None
     noise: float | None
+    rounding: float | None
     made_in_float64: float | None
     amplification: float | None
     non_finite: str
@@ -208,6 +210,54 @@ class ToleranceJson(TypedDict):
     relative: float
     absolute: float
     reason: str
+
+
+class AttentionBackendJson(TypedDict):
+    """A kernel of ``scaled_dot_product_attention`` for given inputs; ``reason`` says why it is not usable."""
+
+    name: str
+    usable: bool
+    chosen: bool
+    reason: str
+
+
+class AttentionKernelsJson(TypedDict):
+    """What every kernel says to one kind of typical inputs, in ``fuzzcompile doctor --json``."""
+
+    inputs: str
+    head_dim: int
+    dtype: str
+    backends: list[AttentionBackendJson]
+
+
+class AttentionTensorJson(TypedDict):
+    """An argument of ``scaled_dot_product_attention``; shape and strides in elements."""
+
+    shape: list[int]
+    strides: list[int]
+    dtype: str
+
+
+class AttentionCallJson(TypedDict):
+    """A distinct call of ``scaled_dot_product_attention``, and how often a run made it.
+
+    ``backends`` is empty where torch could not answer for the inputs; ``note`` says why.
+    """
+
+    query: AttentionTensorJson
+    key: AttentionTensorJson
+    value: AttentionTensorJson
+    mask: AttentionTensorJson | None
+    device: str
+    dropout: float
+    causal: bool
+    scale: float | None
+    enable_gqa: bool
+    needs_grad: bool
+    switched_on: list[str]
+    calls: int
+    backends: list[AttentionBackendJson]
+    note: str
 
 
 class ProfileJson(TypedDict, total=False):
@@ -231,7 +281,7 @@ class ProfileJson(TypedDict, total=False):
     rule: str
     tolerance: ToleranceJson
     layers: list[LayerJson]
-    attention: list[dict[str, object]]
+    attention: list[AttentionCallJson]
     notes: list[str]
     environment: dict[str, object]
     triage: ReportJson | None

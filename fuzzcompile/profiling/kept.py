@@ -6,9 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch import nn
 
 # Seeds the choice of elements, so that two machines sample the same.
 _SEED = 14
+# Elements of a tensor for which there is no room.
+SAMPLE = 4096
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,31 @@ class KeptTensor:
         if self.whole:
             return tensor.detach().cpu()
         return tensor.detach().reshape(-1)[positions(tensor.numel(), self.values.numel()).to(tensor.device)].cpu()
+
+
+class Keeping:
+    """Keeps the tensors of one run: whole while ``budget`` bytes last, then :data:`SAMPLE` elements of each.
+
+    A tensor that leaves one layer and enters the next is kept once: it has the bits of the one kept last in its shape.
+    """
+
+    def __init__(self, budget: int) -> None:
+        self._left = budget
+        self._last: dict[tuple[torch.dtype, tuple[int, ...]], KeptTensor] = {}
+
+    def __call__(self, tensor: torch.Tensor) -> KeptTensor:
+        """Keep ``tensor``; a parameter on the CPU, which a run does not change, is not copied."""
+        if isinstance(tensor, nn.Parameter) and tensor.device.type == "cpu":
+            return KeptTensor(tensor.detach(), tuple(tensor.shape), tensor.dtype)
+        key = tensor.dtype, tuple(tensor.shape)
+        last = self._last.get(key)
+        if last is not None and last.whole and torch.equal(last.values, tensor.detach().to(last.values.device)):
+            return last
+        size = tensor.numel() * tensor.element_size()
+        kept = KeptTensor.of(tensor, None if size <= self._left else SAMPLE)
+        self._left -= kept.values.nbytes
+        self._last[key] = kept
+        return kept
 
 
 def positions(count: int, most: int) -> torch.Tensor:
