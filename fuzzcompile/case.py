@@ -202,6 +202,8 @@ def _execute(path: Path, source: str, rewrite: Callable[[ast.Module], ast.Module
     except KeyboardInterrupt:
         raise
     except ModuleNotFoundError as error:
+        if error.name is None:  # a library's own words for something that it cannot import
+            raise CaseError(f"{path} cannot be loaded: {_one_line(error)}") from error
         raise CaseError(f"{path} needs the module {error.name!r}, which is not installed; install it.") from error
     except BaseException as error:  # user code: whatever it raises, SystemExit too, is an error of the case
         raise CaseError(

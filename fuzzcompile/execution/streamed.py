@@ -140,11 +140,12 @@ class _Streamed(torch.Tensor):
             if all(_is_view_of(view, below) for view in pytree.tree_leaves(views)):
                 return pytree.tree_map(lambda view: cls(first._stream, first._below, _geometry(view)), views)
         given: dict[int, torch.Tensor] = {}
+        writes = func._schema.is_mutable if hasattr(func, "_schema") else True  # what runs functions may do anything
 
         def widened(leaf: object) -> object:
             if not isinstance(leaf, cls):
                 return leaf
-            row = leaf._stream.read(leaf._below, writes=func._schema.is_mutable)
+            row = leaf._stream.read(leaf._below, writes=writes)
             wide = row.as_strided(*leaf._geometry)
             given[id(wide)] = leaf
             return wide
@@ -161,6 +162,6 @@ def _is_view_of(value: torch.Tensor, below: torch.Tensor) -> bool:
 
 def _is_view(func: Any) -> bool:
     """Whether ``func`` may give views of its first argument and writes nothing."""
-    if func._schema.is_mutable or not func._schema.returns:
+    if not hasattr(func, "_schema") or func._schema.is_mutable or not func._schema.returns:
         return False
     return all(returned.alias_info is not None for returned in func._schema.returns)

@@ -120,3 +120,27 @@ def test_values_are_kept_for_the_next_reader_up_to_a_limit(monkeypatch):
     for tensor in (*made, *made, *made):
         _ = tensor + 1
     assert converted == [64] * 5
+
+
+class Branching(nn.Module):
+    """Reads a parameter inside a branch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda x: self.layer(x), lambda x: self.layer(x).sin(), (x,))
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_branch_reads_a_streamed_parameter(sign):
+    def make():
+        torch.manual_seed(0)
+        return Branching(), (sign * torch.ones(4, 4),)
+
+    exact = runs.run_float64(case(make), CPU)[0]
+    assert exact.failure is None
+    model, (x,) = make()
+    expected = model.double().layer(x.double())
+    assert torch.equal(exact.values[0].value, expected if sign > 0 else expected.sin())
