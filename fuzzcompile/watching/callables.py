@@ -154,3 +154,27 @@ def observe_compiling(listener: Listener, on_compile: Callable[[Watched], None])
         return observed(compiled, watched, listener)
 
     namespace["compile"] = compile_
+
+
+def observe_backward(
+    before: Callable[[object], None], after: Callable[[], None], failed: Callable[[BaseException], None]
+) -> None:
+    """Have every backward pass from now on reported: ``before`` gets its roots, ``failed`` what it raises."""
+    namespace = vars(torch.autograd)
+    original = namespace["backward"]
+
+    @functools.wraps(original)
+    def backward(tensors: object, *args: object, **kwargs: object) -> object:
+        if torch.compiler.is_compiling():
+            return original(tensors, *args, **kwargs)
+        before(tensors)
+        try:
+            result = original(tensors, *args, **kwargs)
+        except BaseException as error:
+            failed(error)
+            raise
+        after()
+        return result
+
+    never_traced(backward)
+    namespace["backward"] = backward

@@ -107,6 +107,12 @@ def wrong_by_value(report: Mapping[str, object]) -> bool:
     return bool(report.get("is_bug")) and Verdict(str(report["verdict"])).kind == "values"
 
 
+def confirms(report: Mapping[str, object]) -> bool:
+    """Whether triage confirms what is merely suspicious: a proved culprit, without which the values are right."""
+    culprit = report.get("culprit")
+    return wrong_by_value(report) and isinstance(culprit, Mapping) and culprit.get("necessary") is True
+
+
 def _detail(judgement: Judgement, comparisons: Sequence[Comparison]) -> str:
     """Which values are wrong, in the order in which the step makes them."""
     if judgement.verdict in (Verdict.EQUAL, Verdict.ROUNDING):

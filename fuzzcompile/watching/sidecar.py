@@ -21,7 +21,7 @@ from pathlib import Path
 from fuzzcompile.watching.containment import contain, die_with_parent
 from fuzzcompile.watching.graphs import layer_at
 from fuzzcompile.watching.investigating import investigate
-from fuzzcompile.watching.judging import OWN_RANDOM, StepRuns, judged, reported, wrong_by_value
+from fuzzcompile.watching.judging import OWN_RANDOM, StepRuns, confirms, judged, reported, wrong_by_value
 from fuzzcompile.watching.modes import Mode
 from fuzzcompile.watching.records import STEPS, STOP, WORK, StepReport, append, append_end, lines
 from fuzzcompile.watching.settings import WatchSettings
@@ -220,13 +220,15 @@ class _Supervisor:
         """A step whose values are suspicious, and no more: wrong if triage of its graphs finds a bug."""
         attributed = self._attributed(report)
         answer = attributed.report
-        if answer is not None and wrong_by_value(answer):
+        if answer is not None and confirms(answer):
             (self.files.folder / STOP).touch()
             return replace(attributed, verdict=str(answer["verdict"]), unexplained=True)
         shutil.rmtree(self.files.cases, ignore_errors=True)
         said = "could not judge them" if answer is None else f"says {answer['verdict']}"
+        if answer is not None and wrong_by_value(answer):
+            said += ", with no culprit proved"
         detail = f"{report.detail}; triage of the step's graphs {said}".lstrip("; ")
-        verdict = _SUSPICIOUS if answer is None else str(answer["verdict"])
+        verdict = _SUSPICIOUS if answer is None or wrong_by_value(answer) else str(answer["verdict"])
         return replace(attributed, verdict=verdict, cases=(), detail=detail)
 
     def _attributed(self, report: StepReport) -> StepReport:

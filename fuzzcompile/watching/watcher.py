@@ -12,11 +12,10 @@ the step's values. Nothing of ours that fails may reach the script: it is report
 from __future__ import annotations
 
 import atexit
-import functools
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
@@ -24,8 +23,8 @@ import torch
 from torch.optim.optimizer import Optimizer
 
 from fuzzcompile.case import Arguments
-from fuzzcompile.compiler.entry import compiler_configs, never_traced, uncompiled
-from fuzzcompile.watching.callables import Watched
+from fuzzcompile.compiler.entry import compiler_configs, uncompiled
+from fuzzcompile.watching.callables import Watched, observe_backward
 from fuzzcompile.watching.containment import guard
 from fuzzcompile.watching.graphs import case_settings
 from fuzzcompile.watching.modes import Mode
@@ -73,7 +72,7 @@ class Watcher:
         self._runner: Runner | None = None
         self._queue = Queue(self.state)
         self._followed: range | None = None
-        self._backward: Callable[..., object] | None = None
+        self._hears_backward = False
 
     def __deepcopy__(self, memo: object) -> Watcher:
         return self
@@ -263,27 +262,13 @@ class Watcher:
 
     def _watch_backward(self) -> None:
         """Have the roots of backward passes recorded: losses."""
-        if self._backward is not None:
-            return
-        namespace = vars(torch.autograd)
-        original = self._backward = namespace["backward"]
+        if not self._hears_backward:
+            self._hears_backward = True
+            observe_backward(self._differentiating, self._differentiated, self._not_differentiated)
 
-        @functools.wraps(original)
-        def backward(tensors: object, *args: object, **kwargs: object) -> object:
-            if not torch.compiler.is_compiling():
-                self._differentiating(tensors)
-            try:
-                result = original(tensors, *args, **kwargs)
-            except BaseException as error:
-                if self._runner is not None:
-                    self._runner.fail(error)
-                raise
-            if not torch.compiler.is_compiling():
-                self._differentiated()
-            return result
-
-        never_traced(backward)
-        namespace["backward"] = backward
+    def _not_differentiated(self, error: BaseException) -> None:
+        if self._runner is not None:
+            self._runner.fail(error)
 
     @uncompiled
     def _differentiated(self) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 
 from fuzzcompile.case import load_case
 from fuzzcompile.watching.graphs import Graphs, layer_at
-from fuzzcompile.watching.judging import StepRuns, judged, reported
+from fuzzcompile.watching.judging import StepRuns, confirms, judged, reported
 from fuzzcompile.watching.settings import WatchSettings
 from fuzzcompile.watching.trajectory import compared
 from fuzzcompile.watching.values import MOST_ELEMENTS, StepValues
@@ -46,6 +46,14 @@ def test_a_wrong_gradient_is_not_explained_by_rounding():
     report = reported(7, wrong, judged(wrong))
     assert report.unexplained and report.verdict == "wrong_gradient" and "gradient of parameter w" in report.detail
     assert report.made["gradients"] == pytest.approx(1e-3, rel=2) and report.made["outputs"] < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("verdict", "necessary", "expected"),
+    [("wrong_gradient", True, True), ("wrong_gradient", None, False), ("metadata", True, False)],
+)
+def test_what_is_suspicious_takes_wrong_values_with_a_proved_culprit(verdict, necessary, expected):
+    assert confirms({"is_bug": True, "verdict": verdict, "culprit": {"necessary": necessary}}) is expected
 
 
 def test_rounding_is():
