@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import behind_plants
 import planting
 import pytest
 import torch
@@ -62,6 +63,49 @@ def test_fullgraph_that_cannot_be_honoured_is_refused_with_the_reason(write_case
     message = str(refused.value)
     assert reason in message or "data-dependent" in message
     assert "\n" not in message and str(path.parent) not in message
+
+
+def test_every_line_that_breaks_the_graph_is_listed(write_case):
+    body = "    y = x.sin(); print(end='')\n    if y.sum() > -100: y = y * 2\n    return y * y.sum().item()"
+    with pytest.raises(CannotJudge, match=r"without FULLGRAPH, the graph breaks at: ") as refused:
+        triage(load_case(write_case(HEAD + body + MAKE + "FULLGRAPH = True\n")), CPU)
+    places = re.findall(r"case\.py:(\d+):", str(refused.value))
+    assert sorted(map(int, places)) == [8, 9, 10]
+
+
+def raising(original, *args, **kwargs):
+    raise NotImplementedError("planted")
+
+
+def test_an_error_that_fullgraph_has_no_part_in_is_a_bug(write_case):
+    body = "    y = x.sin()\n    return (y * y.sum().item()).cos()"
+    case = load_case(write_case(HEAD + body + MAKE + "FULLGRAPH = True\n"))
+    with behind_plants.lowering(torch.ops.aten.cos.default, raising):
+        report = triage(case, CPU)
+    assert (report.verdict, report.failure.message) == ("compile_error", "NotImplementedError: planted")
+
+
+def test_an_error_that_comes_with_unknown_sizes_alone_is_refused_with_their_lines(write_case):
+    body = "    n = x.abs().argmax().item()\n    y = torch.stack((x, x))\n    y[:, n] = 1.0\n    return y.cos()"
+    with pytest.raises(CannotJudge, match=r"cannot honour: .+ graph breaks at: .+case\.py:8: n = ") as refused:
+        triage(load_case(write_case(HEAD + body + MAKE + "FULLGRAPH = True\n")), CPU)
+    assert "instead of reading a number from a tensor" in str(refused.value)
+
+
+def test_a_program_that_compiles_too_often_says_what_to_pass_instead(write_case):
+    program = "import torch\n\ndef program(x, scale):\n    return x * len(scale)\n"
+    calls = "FULLGRAPH = True\nCALLS = [(torch.randn(8), 'aa')]\nCONFIG = {'dynamo': {'recompile_limit': 1}}\n"
+    case = load_case(write_case(program + MAKE.replace("(torch.randn(8),)", "(torch.randn(8), 'a')") + calls))
+    with pytest.raises(CannotJudge, match=r"recompile limit .+ pass it as a tensor.+recompile_limit\)\.$"):
+        triage(case, CPU)
+
+
+def test_a_break_in_a_loop_names_its_line(write_case):
+    body = "    for n in (1, 2):\n        x = x * x[n].item()\n    return x"
+    with pytest.raises(
+        CannotJudge, match=r"in a loop, so that all of program runs uncompiled \(case\.py:9: .+function of"
+    ):
+        triage(load_case(write_case(HEAD + body + MAKE)), CPU)
 
 
 def test_what_is_not_compiled_at_all_says_why(write_case):

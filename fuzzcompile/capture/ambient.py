@@ -13,7 +13,7 @@ import numpy
 import torch
 
 from fuzzcompile.case import GradMode
-from fuzzcompile.execution.device import Numerics, pinned
+from fuzzcompile.execution.device import Numerics, held, pinned
 
 _AUTOCAST_DEVICES = ("cpu", "cuda")
 
@@ -109,7 +109,8 @@ class Ambient:
             torch.use_deterministic_algorithms(self.deterministic[0], warn_only=self.deterministic[1])
             stack.callback(setattr, torch.backends.mkldnn, "enabled", torch.backends.mkldnn.enabled)
             torch.backends.mkldnn.enabled = self.onednn  # type: ignore[assignment] # a property made at run time
-            for group, precision in zip(_precision_groups(), self.precisions, strict=True):
+            own = () if "float32_matmul" in held() else self.precisions
+            for group, precision in zip(_precision_groups(), own, strict=bool(own)):
                 # A setting made by the older API is among the numerics, which pin and restore it in both.
                 if group.fp32_precision != precision and precision != "none":
                     group.fp32_precision = precision

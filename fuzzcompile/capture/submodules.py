@@ -7,6 +7,7 @@ import copy
 import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -23,6 +24,7 @@ from fuzzcompile.execution.reachable import Reached
 from fuzzcompile.execution.runs import observe
 from fuzzcompile.execution.tensors import StorageCopier, map_tensors
 
+T = TypeVar("T")
 _NAMES_SHOWN = 6
 
 
@@ -90,7 +92,7 @@ class _Call:
 
     def fresh(self) -> Arguments:
         """The arguments, with objects that a call can change (a key-value cache) copied anew."""
-        return _copied_objects(self.arguments)
+        return copied_objects(self.arguments)
 
 
 _PLAIN = (torch.Tensor, type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
@@ -134,7 +136,7 @@ class _Watch:
                 own = Reached({"": self.copied}).tensors
                 self._own = {id(tensor): own[name] for name, tensor in Reached({"": module}).tensors.items()}
                 self._watch()
-            call = _Call(_copied_objects(map_tensors(self._place, Arguments(args, kwargs))), ambient)
+            call = _Call(copied_objects(map_tensors(self._place, Arguments(args, kwargs))), ambient)
         if self.calls and not call.is_plain:
             raise _Seen  # its objects live from call to call: no run could start from fresh ones
         self.calls.append(call)
@@ -155,7 +157,8 @@ def _copied_module(module: nn.Module) -> nn.Module:
         return module  # the run ends after the recorded calls, so little can change it
 
 
-def _copied_objects(arguments: Arguments) -> Arguments:
+def copied_objects(tree: T) -> T:
+    """The tree with the objects that a call can change (a key-value cache) copied; its tensors stay themselves."""
     memo: dict[int, object] = {}
 
     def copied(leaf: object) -> object:
@@ -166,7 +169,7 @@ def _copied_objects(arguments: Arguments) -> Arguments:
         except Exception:  # a user's __deepcopy__ may raise anything; such an object is hardly state
             return leaf
 
-    fresh: Arguments = pytree.tree_map(copied, arguments)
+    fresh: T = pytree.tree_map(copied, tree)
     return fresh
 
 

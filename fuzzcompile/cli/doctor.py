@@ -18,8 +18,9 @@ from fuzzcompile.worker.conditions import running_device
 def doctor(device: str, target: str | None, location: str | None, as_json: bool) -> int:
     """Say whether a campaign can run here, and what to do if not.
 
-    Checks torch, devices, SDPA backends, the C++ compiler, the functions of torch that fuzzcompile hooks and the
-    corpus, and compiles a small program. With --target, also tells how each stage can be looked at for that device.
+    Checks torch, devices, which SDPA kernels take which inputs, the C++ compiler, the functions of torch that
+    fuzzcompile hooks and the corpus, and compiles a small program. With --target, also tells how each stage can be
+    looked at for that device.
     """
     from fuzzcompile.commands.doctor import examine
 
@@ -29,6 +30,8 @@ def doctor(device: str, target: str | None, location: str | None, as_json: bool)
     else:
         for check in checks:
             click.echo(f"{'ok  ' if check.fine else 'FAIL' if check.needed else 'warn'}  {check.name}: {check.found}")
+            for line in check.lines:
+                click.echo(f"      {line}")
             if not check.fine and check.advice:
                 click.echo(f"      {check.advice}")
     unfit = [check for check in checks if check.needed and not check.fine]

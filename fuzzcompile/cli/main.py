@@ -18,6 +18,7 @@ from fuzzcompile.cli.generate import generate
 from fuzzcompile.cli.issue import issue
 from fuzzcompile.cli.minimize import minimize
 from fuzzcompile.cli.passes import passes
+from fuzzcompile.cli.profile import profile
 from fuzzcompile.cli.run import run
 from fuzzcompile.cli.triage import triage
 from fuzzcompile.errors import FuzzcompileError
@@ -35,7 +36,7 @@ def cli(debug: bool) -> None:
     """
 
 
-for command in (run, generate, triage, bisect, minimize, issue, corpus, coverage, passes, doctor):
+for command in (run, generate, triage, bisect, profile, minimize, issue, corpus, coverage, passes, doctor):
     cli.add_command(command)
 
 

@@ -11,6 +11,7 @@ import click
 
 from fuzzcompile.models import SIZES, Size, case_file
 from fuzzcompile.targets import TARGETS
+from fuzzcompile.tolerances import Tolerances
 from fuzzcompile.worker.conditions import Conditions, Limits, Question, running_device
 
 Command = TypeVar("Command", bound=Callable[..., object])
@@ -89,6 +90,19 @@ suspect: Callable[[Command], Command] = click.option(
     metavar="NAME",
     help="Report on this rewrite or pass: whether it ran, changed a bit, was refused, or is switched off.",
 )
+tolerances: Callable[[Command], Command] = click.option(
+    "--tolerances",
+    default=None,
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="TOML tables such as [across_backends.bfloat16] with the limits to use in place of fuzzcompile's own.",
+)
+math_only: Callable[[Command], Command] = click.option(
+    "--math-only",
+    is_flag=True,
+    help="Run attention on the math kernel and float32 products without TF32, on both sides: for validation, not for "
+    "production.",
+)
 json_output: Callable[[Command], Command] = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON on stdout and nothing else."
 )
@@ -122,11 +136,27 @@ def question(command: Callable[..., int]) -> Callable[..., int]:
 
     @wraps(command)
     def gathered(
-        *, against: str, call: int | None, module: str | None, suspects: tuple[str, ...], **rest: object
+        *,
+        against: str,
+        call: int | None,
+        module: str | None,
+        suspects: tuple[str, ...],
+        tolerances: Path | None,
+        math_only: bool,
+        **rest: object,
     ) -> int:
-        return command(question=Question(against, call, module, thorough=True, suspects=suspects), **rest)
+        asked = Question(
+            against,
+            call,
+            module,
+            thorough=True,
+            suspects=suspects,
+            tolerances=None if tolerances is None else Tolerances.load(tolerances),
+            math_only=math_only,
+        )
+        return command(question=asked, **rest)
 
-    for option in (suspect, module, call, against):
+    for option in (math_only, tolerances, suspect, module, call, against):
         gathered = option(gathered)
     return gathered
 

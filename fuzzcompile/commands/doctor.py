@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
+from fuzzcompile.commands import attention_kernels
 from fuzzcompile.commands.checks import Check
 from fuzzcompile.commands.examined_target import examine_target
 from fuzzcompile.compiler import conformance
@@ -14,7 +15,7 @@ from fuzzcompile.compiler.patches import PATCHES
 from fuzzcompile.corpus import Store
 from fuzzcompile.errors import FuzzcompileError
 from fuzzcompile.execution.device import resolve
-from fuzzcompile.execution.environment import cxx_compiler, describe, sdpa_backends
+from fuzzcompile.execution.environment import cxx_compiler, describe
 from fuzzcompile.facts import facts_of, known_versions
 
 
@@ -35,8 +36,7 @@ def _checks(device_option: str, corpus: str | None) -> Iterator[Check]:
     yield Check("device", True, f"{device}: {facts.get('device_name') or facts.get('cpu') or device.type}")
     if device.type == "cuda":
         yield Check("driver", facts.get("driver") is not None, str(facts.get("driver")), needed=False)
-    backends = sdpa_backends(device)
-    yield Check("SDPA backends", bool(backends), ", ".join(backends) or "none", needed=False)
+    yield _attention(device)
     compiler = cxx_compiler()
     yield Check(
         "C++ compiler",
@@ -57,6 +57,19 @@ def _torch() -> Check:
     if (note := facts_of(str(torch.__version__)).note) is not None:
         found += f"; {note}"
     return Check("torch", conformance.is_known(), found, advice, needed=False)
+
+
+def _attention(device: torch.device) -> Check:
+    answered = attention_kernels.answers(device)
+    usable = dict.fromkeys(backend.name for each in answered for backend in each.backends if backend.usable)
+    return Check(
+        "SDPA backends",
+        bool(usable),
+        ", ".join(usable) or "none",
+        needed=False,
+        lines=tuple(attention_kernels.table(answered)),
+        attention=tuple(each.to_json() for each in answered),
+    )
 
 
 def _hooks() -> Check:

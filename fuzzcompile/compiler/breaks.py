@@ -16,6 +16,10 @@ import torch
 _LONGEST = 300
 _JUMP = "generic_jump"
 _BRANCH = "Data-dependent branching"
+_LOOP = "graph break in loop"
+# Exceptions by which dynamo says that it cannot capture something.
+_UNCAPTURED = ("Unsupported", "UserError", "UncapturedHigherOrderOpError", "FailOnRecompileLimitHit")
+_SYMBOLS = re.compile(r"\s*\((?:unhinted|Size-like symbols): .*")
 _EXPLANATION = re.compile(r"^\s*Explanation:\s*(.+?)(?=\n\s*(?:Hint|Developer debug context)\b|\n\n|\Z)", re.M | re.S)
 _CAUSE = re.compile(r"^Caused by:.*#\s*(\S+:\d+)", re.M)
 _ADVICE = re.compile(r"^Consider annotating your code using torch\._check\*\(\)\.\s*")
@@ -32,6 +36,7 @@ class Counted:
 
     graphs: int
     texts: dict[str, int]
+    attempts: tuple[object, ...] = ()
 
     @classmethod
     def now(cls) -> Counted:
@@ -41,7 +46,7 @@ class Counted:
         for table in ("graph_break", "unimplemented"):
             for text, count in dict(counters.get(table, {})).items():
                 texts[str(text)] = texts.get(str(text), 0) + int(count)
-        return cls(int(dict(counters.get("stats", {})).get("unique_graphs", 0)), texts)
+        return cls(int(dict(counters.get("stats", {})).get("unique_graphs", 0)), texts, _attempts())
 
 
 def graphs_since(before: Counted) -> int:
@@ -53,8 +58,8 @@ def graphs_since(before: Counted) -> int:
 def breaks_since(before: Counted) -> tuple[str, ...]:
     """The reason of every graph break since ``before``, each once.
 
-    Dynamo lists the breaks after which it went on, with the line of the user, until it is reset; what made it leave
-    a frame to Python altogether it only counts.
+    Dynamo lists the breaks after which it went on, with the line of the user, until it is reset. What made it leave
+    a frame to Python altogether stands in its record of attempts, which keeps the latest; earlier ones it only counts.
     """
     lines: dict[str, None] = {}
     headlines: set[str] = set()
@@ -65,24 +70,46 @@ def breaks_since(before: Counted) -> tuple[str, ...]:
             if (text.startswith(_JUMP))
             else text
         )
-        headlines.add(_headline(text))
+        headlines.add(headline(text))
         lines[readable(text, getattr(reason, "user_stack", None) or ())] = None
+    for text, stack in _left_to_python(before):
+        headlines.add(headline(text))
+        lines[readable(text, stack)] = None
     for text, count in Counted.now().texts.items():
-        if count > before.texts.get(text, 0) and _headline(text) not in headlines:
+        if count > before.texts.get(text, 0) and headline(text) not in headlines:
             lines[readable(text)] = None
     return tuple(lines)
+
+
+def _attempts() -> tuple[object, ...]:
+    """Dynamo's latest attempts to compile a frame; none where this torch does not record them."""
+    recorded = getattr(_dynamo("utils"), "get_compilation_metrics", list)
+    return tuple(recorded())
+
+
+def _left_to_python(before: Counted) -> Iterator[tuple[str, list[traceback.FrameSummary]]]:
+    """Why each frame since ``before`` was not captured at all, and the line at which dynamo gave up."""
+    known = set(map(id, before.attempts))
+    for attempt in _attempts():
+        reason, file = getattr(attempt, "fail_reason", None), getattr(attempt, "fail_user_frame_filename", None)
+        if id(attempt) in known or not reason or getattr(attempt, "fail_type", None) not in _UNCAPTURED:
+            continue
+        line, function = getattr(attempt, "fail_user_frame_lineno", None), str(getattr(attempt, "co_name", ""))
+        yield str(reason), [traceback.FrameSummary(file, line, function)] if file and line else []
 
 
 def readable(text: str, stack: Sequence[traceback.FrameSummary] = ()) -> str:
     """One line: what dynamo could not capture, why, and the line of the user's program."""
     explained, cause = _EXPLANATION.search(text), _CAUSE.search(text)
-    parts = [_headline(text)]
+    parts = [headline(text)]
     if explained is not None:
         parts.append(explained[1].strip().split("\n\n")[0])
     line = _clean(": ".join(part.rstrip(".:") for part in parts if part))
     if len(line) > _LONGEST:
         line = line[: _LONGEST - 1] + "…"
     frame = _users_frame(stack)
+    if _LOOP in text:
+        line = f"{line}; in a loop, so that all of {frame.name if frame else 'the function'} runs uncompiled"
     if frame is not None:
         code = " ".join((frame.line or "").split())
         return f"{line} ({Path(frame.filename).name}:{frame.lineno}{': ' + code[:120] if code else ''})"
@@ -92,11 +119,7 @@ def readable(text: str, stack: Sequence[traceback.FrameSummary] = ()) -> str:
 def why_uncaptured(error: BaseException) -> str | None:
     """The reason why ``fullgraph=True`` cannot be honoured; None for an error of another kind."""
     exceptions = _dynamo("exc")
-    kinds = tuple(
-        kind
-        for name in ("Unsupported", "UserError", "UncapturedHigherOrderOpError", "FailOnRecompileLimitHit")
-        if isinstance(kind := getattr(exceptions, name, None), type)
-    )
+    kinds = tuple(kind for name in _UNCAPTURED if isinstance(kind := getattr(exceptions, name, None), type))
     chain: BaseException | None = error
     while chain is not None:
         if isinstance(chain, kinds):
@@ -106,9 +129,10 @@ def why_uncaptured(error: BaseException) -> str | None:
     return None
 
 
-def _headline(text: str) -> str:
+def headline(text: str) -> str:
+    """The first line of a reason, without what torch adds on its own symbols."""
     text = _ADVICE.sub("", text.strip())
-    return text.splitlines()[0].strip() if text else ""
+    return _SYMBOLS.sub("", text.splitlines()[0].strip()) if text else ""
 
 
 def _users_frame(stack: Sequence[traceback.FrameSummary]) -> traceback.FrameSummary | None:

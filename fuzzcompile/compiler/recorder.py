@@ -67,6 +67,7 @@ class Recorder(Blaming):
     snapshots: bool = True
     screen: bool = False
     capturing: bool = True
+    exact: bool = False  # calls of compiled graphs interpret what would be lowered, in float64
     frame: Frame | None = None
     direction: Direction = "inference"
     _stages: list[_OpenStage] = field(default_factory=list)

@@ -193,9 +193,9 @@ def _modes(double: bool, noise_seed: int | None) -> Iterator[None]:
         yield
 
 
-def interpret(snapshot: Snapshot, inputs: Sequence[object]) -> object:
-    """Run ``snapshot`` on ``inputs`` themselves, which it may mutate, as a compiled graph would."""
-    with torch.no_grad(), _modes(False, None):
+def interpret(snapshot: Snapshot, inputs: Sequence[object], *, double: bool = False) -> object:
+    """Run ``snapshot`` on ``inputs`` themselves, as a compiled graph would: it may mutate them, unless ``double``."""
+    with torch.no_grad(), _modes(double, None):
         return _Replayer(snapshot).run(*inputs)
 
 

@@ -139,14 +139,14 @@ def _kernels_watched(how: Compilation, recorder: Recorder) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def plainly(settings: CompileSettings) -> Iterator[Session]:
-    """All that :func:`compiling` sets, and nothing watched: what the cost of watching is measured against."""
+def plainly(settings: CompileSettings, how: Compilation | None = None) -> Iterator[Session]:
+    """All that :func:`compiling` sets, and nothing watched: a compile as users run it."""
     recorder = Recorder()
     with (
         _configured(settings, {**settings.inductor, "fallback_random": True}),
         installed(recorder, patches.SPEED),
     ):
-        yield Session(settings, Compilation(), recorder)
+        yield Session(settings, how or Compilation(), recorder)
 
 
 @contextlib.contextmanager
@@ -202,6 +202,19 @@ class Session:
     def stop_capturing(self) -> None:
         """Keep no inputs of further calls: they are not those of the run that is judged."""
         self.recorder.capturing = False
+
+    @contextlib.contextmanager
+    def in_float64(self) -> Iterator[None]:
+        """Calls of what was compiled interpret each graph as it was lowered, in float64, casts dropped.
+
+        The graphs are those of the program's own dtypes, so that a change of meaning shows without the rounding that
+        hides it, and without another compile. Only a compile with a ledger (``how.record``) can be called so.
+        """
+        self.recorder.exact = True
+        try:
+            yield
+        finally:
+            self.recorder.exact = False
 
     def describe_failure(self, error: BaseException) -> Failure:
         """Tell an error of the compiler from one of the compiled program."""

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
 import torch
 from torch import fx
 
 from fuzzcompile.compiler import labels
-from fuzzcompile.compiler.ledger import Call, Direction, Frame, Label
+from fuzzcompile.compiler.ledger import Call, Direction, Frame, Label, Snapshot
 from fuzzcompile.compiler.partitioning import partitioner_in_use
 from fuzzcompile.compiler.patching import Function, contained
 from fuzzcompile.compiler.recorder import Recorder, has_tangents
+from fuzzcompile.compiler.replay import NotReplayable, interpret
 from fuzzcompile.compiler.screening import screened
 from fuzzcompile.compiler.target.process import described, moved_to_target
 from fuzzcompile.compiler.unseen import Unseen
@@ -78,13 +79,15 @@ def _watched_inner(recorder: Recorder, frame: Frame, inner: Function) -> Functio
         try:
             with recorder.blame(Label(LOWERING, None, LOWERING)):
                 compiled = attempt(module, example_inputs, **kwargs)
+            final = _final_graph(frame, recorder.direction)
         finally:
             recorder.frame, recorder.direction = before
         calls = frame.backward_calls if backward else frame.forward_calls
         if hasattr(compiled, "current_callable"):
-            compiled.current_callable = _captured(recorder, compiled.current_callable, calls)
+            exact = _exact_on_demand(recorder, final, compiled.current_callable)
+            compiled.current_callable = _captured(recorder, exact, calls)
             return compiled
-        return _captured(recorder, cast(Function, compiled), calls)
+        return _captured(recorder, _exact_on_demand(recorder, final, cast(Function, compiled)), calls)
 
     @functools.wraps(inner)
     def inner_compile(module: fx.GraphModule, example_inputs: object, **kwargs: object) -> object:
@@ -94,6 +97,27 @@ def _watched_inner(recorder: Recorder, frame: Frame, inner: Function) -> Functio
         return contained(recorder, _no_calls, run, inner, module, example_inputs, **kwargs)
 
     return inner_compile
+
+
+def _final_graph(frame: Frame, direction: Direction) -> Snapshot | None:
+    """The graph of that direction as it was lowered last; None if it was not recorded."""
+    records = [record for record in frame.records if (record.stage, record.direction) == (POST_GRAD, direction)]
+    return records[-1].snapshots[-1] if records and records[-1].snapshots else None
+
+
+def _exact_on_demand(recorder: Recorder, final: Snapshot | None, function: Function) -> Function:
+    """``function``, or ``final`` interpreted in float64 on the same arguments while ``recorder.exact`` holds."""
+
+    @functools.wraps(function)
+    def call(*args: object) -> object:
+        if not recorder.exact:
+            return function(*args)
+        if final is None:
+            raise NotReplayable("the graph was not recorded")
+        inputs = args[0] if len(args) == 1 and isinstance(args[0], list) else args
+        return list(cast(Sequence[object], interpret(final, cast(Sequence[object], inputs), double=True)))
+
+    return call
 
 
 def _no_calls(why: str) -> Unseen:

@@ -12,7 +12,7 @@ from torch import nn
 
 from fuzzcompile.case import Case, State
 from fuzzcompile.errors import CaseError
-from fuzzcompile.execution.device import seed_everything
+from fuzzcompile.execution.device import reapply_held, seed_everything
 from fuzzcompile.execution.exhaustion import first_line, is_exhausted_memory, memory_errors
 from fuzzcompile.execution.reachable import Reached
 from fuzzcompile.execution.streamed import Stream, is_large, is_unwritten, native
@@ -121,6 +121,7 @@ def _made(case: Case) -> tuple[Callable[..., object], list[object]]:
         ) from error
     if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0])):
         raise CaseError(f"make() of {case.name} must return (module_or_callable, inputs).")
+    reapply_held()
     model, inputs = made
     return model, [inputs, *(case.calls or ())]
 

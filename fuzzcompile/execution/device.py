@@ -9,8 +9,8 @@ import contextlib
 import operator
 import random
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
@@ -141,10 +141,11 @@ class Numerics:
         return cls(**{setting.name: setting.metadata["read"]() for setting in fields(cls)})
 
     def apply(self) -> None:
-        """Put these settings in force."""
+        """Put these settings in force, but for those that :func:`holding` holds."""
         _clear_new_tf32_api()
+        kept = replace(self, **held())
         for setting in fields(self):
-            setting.metadata["write"](getattr(self, setting.name))
+            setting.metadata["write"](getattr(kept, setting.name))
 
     def to_json(self) -> dict[str, bool | str]:
         """The settings by name."""
@@ -160,3 +161,30 @@ def pinned(numerics: Numerics) -> Iterator[None]:
         yield
     finally:
         before.apply()
+
+
+_held: list[Mapping[str, bool | str]] = []
+
+
+def held() -> dict[str, Any]:
+    """The fields of :class:`Numerics` that are held at a value; inner blocks win."""
+    return {name: value for settings in _held for name, value in settings.items()}
+
+
+@contextlib.contextmanager
+def holding(**settings: bool | str) -> Iterator[None]:
+    """Hold fields of :class:`Numerics` at these values in the block, whatever else is applied there."""
+    before = Numerics.current()
+    _held.append(settings)
+    try:
+        Numerics.current().apply()
+        yield
+    finally:
+        _held.pop()
+        before.apply()
+
+
+def reapply_held() -> None:
+    """Put what is held in force again, after code that may have set otherwise."""
+    if _held:
+        Numerics.current().apply()

@@ -13,25 +13,15 @@ import platform
 import re
 import shutil
 import subprocess
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention
 
 JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
 
 T = TypeVar("T")
-
-_SDPA_BACKENDS = {
-    "math": SDPBackend.MATH,
-    "flash": SDPBackend.FLASH_ATTENTION,
-    "mem_efficient": SDPBackend.EFFICIENT_ATTENTION,
-    "cudnn": SDPBackend.CUDNN_ATTENTION,
-}
 
 
 def describe(device: torch.device, target: str | None = None) -> dict[str, JSON]:
@@ -69,24 +59,6 @@ def cxx_compiler() -> Path | None:
     default = "clang++" if platform.system() == "Darwin" else "g++"
     path = shutil.which(os.environ.get("CXX") or default)
     return Path(path) if path else None
-
-
-def sdpa_backends(device: torch.device) -> list[str]:
-    """Which of math, flash, mem_efficient and cudnn run a small attention on ``device``. Never raises."""
-    return [name for name, backend in _SDPA_BACKENDS.items() if _runs(backend, device)]
-
-
-def _runs(backend: SDPBackend, device: torch.device) -> bool:
-    # Half precision on GPUs: most fused kernels take nothing else.
-    dtype = torch.float32 if device.type == "cpu" else torch.float16
-    try:
-        with warnings.catch_warnings(), sdpa_kernel(backend):
-            warnings.simplefilter("ignore")  # each refusal is explained in warnings
-            query = torch.ones(1, 2, 64, 64, dtype=dtype, device=device)
-            scaled_dot_product_attention(query, query, query).sum().item()
-    except Exception:  # torch refuses a back end with errors of many types, and a refusal is all that counts
-        return False
-    return True
 
 
 def _gpu(device: torch.device) -> dict[str, JSON]:

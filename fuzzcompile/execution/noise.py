@@ -87,7 +87,7 @@ class UlpNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return value
         moved = self._noisy(value)
         if whole:
-            moved = torch.where(value == value.round(), value, moved)
+            moved = torch.where(_wholes(value), value, moved)
         if moved.stride() == value.stride():
             return moved
         return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device).copy_(moved)
@@ -98,7 +98,7 @@ class UlpNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
             -1, 2, value.shape, generator=self._generator(value.device), device=value.device, dtype=wide.dtype
         )
         moved = (wide * (1 + torch.finfo(value.dtype).eps * draw)).to(value.dtype)
-        return torch.where(torch.isfinite(moved), moved, value)
+        return torch.where(torch.isfinite(moved.to(wide.dtype)), moved, value)
 
     def _generator(self, device: torch.device) -> torch.Generator:
         if device not in self._generators:
@@ -110,7 +110,13 @@ def _is_whole(value: object) -> bool:
     """Whether an argument has no rounding in it: whole numbers, or no floating tensor at all."""
     if not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point:
         return True
-    return value.layout is torch.strided and bool((value == value.round()).all())
+    return value.layout is torch.strided and bool(_wholes(value).all())
+
+
+def _wholes(value: torch.Tensor) -> torch.Tensor:
+    """Where whole numbers stand; the CPU rounds no float8."""
+    wide = value.float() if value.element_size() == 1 else value
+    return wide == wide.round()
 
 
 def _computes(schema: torch.FunctionSchema, args: tuple[object, ...]) -> bool:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+
 from fuzzcompile.case import Case
+from fuzzcompile.compiler.breaks import headline
 from fuzzcompile.compiler.target.placing import lacks_kernel
 from fuzzcompile.compiler.target.process import assumed
 from fuzzcompile.errors import EnvironmentUnfit
@@ -23,7 +27,21 @@ _DEVICE_MESSAGES = (
     "CUDAHooks",
     "'torch._C' has no attribute '_cuda",
 )
+# What dynamo and Inductor call numbers, branches and sizes that depend on what a tensor holds.
+_READS = ("ata-dependent", "ata dependent", "Tensor.item()", "_local_scalar_dense", "ynamic shape operator")
+_LIMIT = "recompile limit"
+_NO_READ = (
+    " (instead of reading a number from a tensor, compute with the tensor: a mask, torch.where, index_copy; or pass "
+    "the number as a Python int)"
+)
+_NO_RECOMPILE = (
+    " (what is another Python number or shape in each call is compiled anew: pass it as a tensor, mark it as dynamic, "
+    "or raise torch._dynamo.config.recompile_limit)"
+)
+_PLACE = re.compile(r"(?<=\()[^()\s]+:\d+(?=[:)])")
 _MACHINE_MESSAGES = ("No space left on device", "Cannot find a working triton installation", "out of memory")
+_IN_A_LOOP = "in a loop"
+_LOOPED = "; move the body of the loop into a function of its own, or what breaks the graph in front of the loop"
 
 
 class CannotJudge(EnvironmentUnfit):
@@ -71,18 +89,46 @@ def _not_looked_at(case: Case, target: Target, why: str) -> CannotJudge:
     return CannotJudge(f"{case.name} could not be looked at for {target.name}: {why}.")
 
 
-def refuse_unsupported(case: Case, trial: Trial) -> None:
-    """Refuse a case that asks for ``FULLGRAPH`` and cannot be captured in one graph.
+def refuse_unsupported(experiments: Experiments, trial: Trial) -> None:
+    """Refuse a case that asks for ``FULLGRAPH`` and cannot be compiled as one graph.
+
+    Dynamo keeps numbers that a program reads from tensors in the graph, as unknowns, only if it may not break the graph
+    there. An error in the rest of the compiler that does not come without ``FULLGRAPH`` is about these unknowns.
 
     Raises:
-        CannotJudge: dynamo says that it does not support a part of the program.
+        CannotJudge: with the reason, every line that breaks the graph, and what to do.
     """
-    failure = trial.observation.failure
-    if failure is not None and failure.unsupported and case.settings.fullgraph:
-        raise CannotJudge(
-            f"{case.name} asks for FULLGRAPH, which dynamo cannot honour: {failure.message}; "
-            "remove FULLGRAPH or the graph break."
-        )
+    case, failure = experiments.case, trial.observation.failure
+    if failure is None or failure.phase != "compile" or not case.settings.fullgraph:
+        return
+    without, breaks = experiments.broken("eager" if failure.unsupported else None)
+    if not failure.unsupported and (without is not None or not _reads(breaks)):
+        return
+    further = "; ".join(line for line in breaks if _place(line) not in failure.message)
+    who, why = ("dynamo", failure.message) if failure.unsupported else ("torch.compile", headline(str(failure)))
+    raise CannotJudge(
+        f"{case.name} asks for FULLGRAPH, which {who} cannot honour: {why}; "
+        f"{f'without FULLGRAPH, the graph breaks at: {further}; ' if further else ''}"
+        f"remove FULLGRAPH or the graph break{_instead((failure.message, *breaks))}."
+    )
+
+
+def _instead(reasons: Sequence[str]) -> str:
+    """What to write instead of what breaks a graph for these reasons, where that is known."""
+    if _reads(reasons):
+        return _NO_READ
+    return _NO_RECOMPILE if any(_LIMIT in reason for reason in reasons) else ""
+
+
+def _reads(reasons: Sequence[str]) -> bool:
+    """Whether a graph breaks because it depends on what a tensor holds."""
+    return any(word in reason for word in _READS for reason in reasons)
+
+
+def _place(line: str) -> str:
+    """The file and line at the end of a graph break's reason; the whole of it if it has none."""
+    place = _PLACE.search(line)
+    return line if place is None else place[0]
 
 
 def refuse_unfit(case: Case, trial: Trial) -> None:
@@ -95,7 +141,8 @@ def refuse_unfit(case: Case, trial: Trial) -> None:
     if failure is None and not trial.ledger.frames and not trial.ledger.graphs:
         why = "; ".join(trial.ledger.graph_breaks)
         raise CannotJudge(
-            f"Nothing of {case.name} is compiled: dynamo captures no graph of it{f' ({why})' if why else ''}."
+            f"Nothing of {case.name} is compiled: dynamo captures no graph of it{f' ({why})' if why else ''}"
+            f"{_LOOPED if _IN_A_LOOP in why else ''}."
         )
     if failure is None:
         return

@@ -38,6 +38,7 @@ from fuzzcompile.oracle.comparison import Comparison
 from fuzzcompile.oracle.judgement import same_bits
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.oracle.warned import changed_warnings
+from fuzzcompile.tolerances import Tolerances
 from fuzzcompile.trials.compiles import Experiments, Trial
 
 
@@ -47,6 +48,7 @@ def triage(
     device: torch.device,
     *,
     against: str = "eager",
+    tolerances: Tolerances | None = None,
     vetoes: Sequence[str] = (),
     known: Collection[tuple[str, str]] = (),
     deadline: float | None = None,
@@ -63,6 +65,7 @@ def triage(
         case: the loaded case.
         device: where to run it.
         against: what compiled is compared with (:class:`~fuzzcompile.trials.compiles.Experiments`).
+        tolerances: how far the two may be apart; by default the table that comes with fuzzcompile.
         vetoes: rewrites that are refused throughout, by name.
         known: signatures, each with the kind of its verdict, that need no further proof: a bug whose first
             suspect has one of them is a hit of it, and ``necessary`` stays None.
@@ -86,7 +89,7 @@ def triage(
     started = time.perf_counter()
     initialise_patterns(device)
     probe_unknown_torch()
-    experiments = Experiments(case, device, Compilation(vetoes=tuple(vetoes)), against=against)
+    experiments = Experiments(case, device, Compilation(vetoes=tuple(vetoes)), against=against, tolerances=tolerances)
     looking = _quick(experiments) if screen else experiments
     looking.run_eager()
     refuse_lasting_state(experiments)
@@ -98,7 +101,7 @@ def triage(
             on_verdict(report)
             return report
     trial = experiments.trial()
-    refuse_unsupported(case, trial)
+    refuse_unsupported(experiments, trial)
     refuse_unfit(case, trial)
     answer = _decided_both_ways(_decided(experiments, trial, ReplayCount(), started), deadline)
     on_verdict(answer.report())

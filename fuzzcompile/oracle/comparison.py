@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -14,7 +14,9 @@ from fuzzcompile.oracle.evidence import Comparison, Finding
 from fuzzcompile.oracle.floats import compare_floats
 from fuzzcompile.oracle.integers import compare_integers
 
-__all__ = ["Comparison", "compare"]
+__all__ = ["Comparison", "FactorOf", "compare"]
+
+FactorOf = Callable[[torch.dtype], float]
 
 _NUMBERS = (int, float, complex)
 
@@ -26,6 +28,7 @@ def compare(
     noisy: Sequence[Value],
     *,
     smallest_scale: float = 0.0,
+    factor_of: FactorOf | None = None,
 ) -> Comparison:
     """Compare one observable.
 
@@ -36,6 +39,7 @@ def compare(
         noisy: the values of the perturbed eager runs.
         smallest_scale: absolute size below which a value counts as exactly zero (a gradient that vanishes by
             symmetry consists of rounding only).
+        factor_of: what stands for :data:`metrics.ROUNDING_FACTOR`, by the dtype of the values.
     """
     if compiled is None:
         return Comparison(eager.name, eager.kind, "missing", detail="only eager has it")
@@ -47,7 +51,7 @@ def compare(
     expected, actual = eager.value, compiled.value
     if expected.shape != actual.shape:
         return _metadata(eager, "shape", f"eager {tuple(expected.shape)}, compiled {tuple(actual.shape)}")
-    comparison = _compare_tensors(eager, compiled, reference, noisy, smallest_scale)
+    comparison = _compare_tensors(eager, compiled, reference, noisy, smallest_scale, factor_of)
     if _values_agree(comparison):
         if expected.dtype != actual.dtype:
             return _metadata(eager, "dtype", f"eager {expected.dtype}, compiled {actual.dtype}")
@@ -103,7 +107,12 @@ def _equal_objects(expected: object, actual: object) -> bool:
 
 
 def _compare_tensors(
-    eager: Value, compiled: Value, reference: Value | None, noisy: Sequence[Value], smallest_scale: float
+    eager: Value,
+    compiled: Value,
+    reference: Value | None,
+    noisy: Sequence[Value],
+    smallest_scale: float,
+    factor_of: FactorOf | None,
 ) -> Comparison:
     expected, actual = eager.value, compiled.value
     if expected.dtype == actual.dtype and metrics.same_values(expected, actual):
@@ -117,7 +126,8 @@ def _compare_tensors(
         expected, samples = expected.to(actual.dtype), [sample.to(actual.dtype) for sample in samples]
     if not (expected.is_floating_point() or expected.is_complex()):
         return compare_integers(eager, expected, actual, exact, samples)
-    return compare_floats(eager, expected, actual, exact, samples, smallest_scale)
+    factor = metrics.ROUNDING_FACTOR if factor_of is None else factor_of(expected.dtype)
+    return compare_floats(eager, expected, actual, exact, samples, smallest_scale, factor)
 
 
 def _is_coarser(first: torch.Tensor, second: torch.Tensor) -> bool:

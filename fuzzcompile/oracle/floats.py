@@ -20,6 +20,7 @@ def compare_floats(
     exact: torch.Tensor,
     samples: list[torch.Tensor],
     smallest_scale: float,
+    factor: float = metrics.ROUNDING_FACTOR,
 ) -> Comparison:
     """Compare eager's values ``expected`` with the compiled values ``actual``.
 
@@ -32,10 +33,11 @@ def compare_floats(
         exact: the float64 reference.
         samples: the values of the perturbed eager runs.
         smallest_scale: absolute size below which a value counts as exactly zero.
+        factor: see :data:`metrics.ROUNDING_FACTOR`.
     """
     # In this order, because each of these needs the memory of several of its results.
     within = metrics.within_scaled_tolerance(actual, expected, smallest_scale)
-    allowed = metrics.allowance(exact, expected, samples, expected.dtype)
+    allowed = metrics.allowance(exact, expected, samples, expected.dtype, factor)
     error_eager, error_compiled = metrics.distance(expected, exact), metrics.distance(actual, exact)
     scale = max(metrics.rms(exact), smallest_scale)
     broken = _unexplained_nonfinite(expected, actual, exact, samples, scale)
@@ -53,7 +55,7 @@ def compare_floats(
     elif _is_wild(apart, error_eager, scale, (expected, actual, exact)):
         finding = "wild"
     elif smallest_scale == 0.0:  # a result that is exactly zero is rounding throughout
-        drift = norms.drift(expected, actual, exact, samples)
+        drift = norms.drift(expected, actual, exact, samples, factor)
         if drift is not None:
             finding, by_norm, within, detail = "far", True, drift.tolerable, str(drift)
             excess = error_compiled

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fuzzcompile.execution.observation import Observation, Value
 from fuzzcompile.oracle import metrics
-from fuzzcompile.oracle.comparison import Comparison, compare
+from fuzzcompile.oracle.comparison import Comparison, FactorOf, compare
 from fuzzcompile.oracle.verdicts import Verdict
 
 # A gradient this much smaller than the largest of its run, in float64, is zero by symmetry: rounding leaves some
@@ -20,13 +20,17 @@ GROSS = 0.1
 
 @dataclass(frozen=True)
 class Observations:
-    """The runs of one case that a verdict rests on; ``again`` is a second eager run."""
+    """The runs of one case that a verdict rests on; ``again`` is a second eager run.
+
+    ``factor_of`` stands for :data:`metrics.ROUNDING_FACTOR` where another way to run has eager's place.
+    """
 
     eager: Observation
     again: Observation
     reference: Observation
     noisy: Sequence[Observation]
     compiled: Observation
+    factor_of: FactorOf | None = None
 
 
 @dataclass(frozen=True)
@@ -132,6 +136,7 @@ def _compare_all(runs: Observations) -> list[Comparison]:
                 reference,
                 [run[value.name] for run in noisy if value.name in run],
                 smallest_scale=vanishing / _VANISHING if zero else 0.0,
+                factor_of=runs.factor_of,
             )
         )
     known = {value.name for value in runs.eager.values}

@@ -147,11 +147,17 @@ def rms(values: torch.Tensor) -> float:
     return math.sqrt(total / count) if count else 0.0
 
 
-def allowance(reference: torch.Tensor, eager: torch.Tensor, noisy: list[torch.Tensor], dtype: torch.dtype) -> Allowance:
+def allowance(
+    reference: torch.Tensor,
+    eager: torch.Tensor,
+    noisy: list[torch.Tensor],
+    dtype: torch.dtype,
+    factor: float = ROUNDING_FACTOR,
+) -> Allowance:
     """The distance from ``reference`` that rounding explains, element by element.
 
     The eager run's own distance and that of the perturbed runs, each widened to the largest value of the slices
-    through the element (so that rows of small numbers are held to their own scale), times :data:`ROUNDING_FACTOR`,
+    through the element (so that rows of small numbers are held to their own scale), times ``factor``,
     plus :data:`ALWAYS_ALLOWED` units in the last place of the result. Where eager or a perturbed run overflows and
     the reference does not, any distance is allowed.
 
@@ -164,6 +170,7 @@ def allowance(reference: torch.Tensor, eager: torch.Tensor, noisy: list[torch.Te
         eager: the eager run.
         noisy: the perturbed eager runs; all tensors have one shape.
         dtype: the dtype whose unit in the last place counts.
+        factor: see :data:`ROUNDING_FACTOR`.
     """
     worst = torch.empty(reference.shape, dtype=torch.float64)
     overflowed = torch.zeros(reference.shape, dtype=torch.bool)
@@ -183,7 +190,7 @@ def allowance(reference: torch.Tensor, eager: torch.Tensor, noisy: list[torch.Te
     for place, (exact,) in pieces(reference):
         ulp = eps * exact.abs().nan_to_num_(0.0, 0.0, 0.0)
         piece = bound.view(-1)[place]
-        piece.mul_(ROUNDING_FACTOR).add_(ALWAYS_ALLOWED * ulp).add_(tiny)
+        piece.mul_(factor).add_(ALWAYS_ALLOWED * ulp).add_(tiny)
         piece.masked_fill_(overflowed.view(-1)[place], math.inf)
     return Allowance(bound, floor)
 

@@ -58,9 +58,16 @@ class Drift:
 
 
 def drift(
-    eager: torch.Tensor, compiled: torch.Tensor, reference: torch.Tensor, noisy: Sequence[torch.Tensor]
+    eager: torch.Tensor,
+    compiled: torch.Tensor,
+    reference: torch.Tensor,
+    noisy: Sequence[torch.Tensor],
+    factor: float = metrics.ROUNDING_FACTOR,
 ) -> Drift | None:
-    """The norm in which the compiled run is too far from the reference; None if it is in neither."""
+    """The norm in which the compiled run is too far from the reference; None if it is in neither.
+
+    What is suspicious grows and shrinks with ``factor`` (:data:`metrics.ROUNDING_FACTOR`).
+    """
     runs = (reference, eager, compiled, *noisy)
     bulk = _bulk(runs)
     if bulk is None:
@@ -73,7 +80,7 @@ def drift(
         return None
     eps = torch.finfo(eager.dtype).eps
     rtol, _ = metrics.DEFAULT_TOLERANCE.get(eager.dtype, (0.0, 0.0))
-    return _bias(sums, eps, rtol) or _rms(sums, eps, rtol)
+    return _bias(sums, eps, rtol, factor) or _rms(sums, eps, rtol, factor)
 
 
 class _Sums:
@@ -127,21 +134,21 @@ def _bulk(runs: Sequence[torch.Tensor]) -> float | None:
     return float(ordered[last])
 
 
-def _bias(sums: _Sums, eps: float, rtol: float) -> Drift | None:
+def _bias(sums: _Sums, eps: float, rtol: float, factor: float) -> Drift | None:
     own, compiled, *noisy = (abs(product) / sums.weight for product in sums.products)
     usual = max(own, *noisy, 0.0) + _ROUNDED_BIAS * eps
-    if compiled <= _SUSPICIOUS_BIAS * usual:
+    if compiled <= _SUSPICIOUS_BIAS * factor / metrics.ROUNDING_FACTOR * usual:
         return None
-    return Drift("a common factor is off by", own, compiled, compiled <= max(rtol, metrics.ROUNDING_FACTOR * usual))
+    return Drift("a common factor is off by", own, compiled, compiled <= max(rtol, factor * usual))
 
 
-def _rms(sums: _Sums, eps: float, rtol: float) -> Drift | None:
+def _rms(sums: _Sums, eps: float, rtol: float, factor: float) -> Drift | None:
     own, compiled, *noisy = (math.sqrt(square / sums.weight) for square in sums.squares)
     perturbed = max(noisy, default=0.0)
     rounded = max(own, _ROUNDED_RMS * eps)
-    if compiled <= _SUSPICIOUS_RMS * max(rounded, _PERTURBED * perturbed):
+    if compiled <= _SUSPICIOUS_RMS * factor / metrics.ROUNDING_FACTOR * max(rounded, _PERTURBED * perturbed):
         return None
-    limit = metrics.ROUNDING_FACTOR * max(rounded, _PERTURBED_SURELY * perturbed)
+    limit = factor * max(rounded, _PERTURBED_SURELY * perturbed)
     return Drift("RMS error is", own, compiled, compiled <= max(rtol, limit))
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from markupsafe import Markup
+
 from fuzzcompile import __version__
 from fuzzcompile.contract import ReportJson
 from fuzzcompile.reporting import proof
@@ -32,39 +34,50 @@ def page_of(report: ReportJson, environment: Mapping[str, object], *, name: str)
     Returns:
         The HTML document.
     """
-    facts = IssueFacts(report, None, environment)
-    rows, left_out = error_rows(facts)
-    bars = proof.bars(report)
+    where = IssueFacts(report, None, environment).where
     threads = report.get("evidence", {}).get("threads") or environment.get("threads")
     return (
         templates()
         .get_template("reports/proof.html.j2")
         .render(
-            report=report,
-            meaning=meaning(report),
-            advice=advice(report, name),
-            outputs=rows,
-            left_out=left_out,
-            circumstances=list(circumstances(report)),
-            bars=bars[:_BARS],
-            bars_left_out=max(0, len(bars) - _BARS),
-            width=_percent,
-            tick=_percent(_FLOAT32_ULP),
-            tick_at=proof.figure(_FLOAT32_ULP),
-            least=proof.figure(_LEAST),
-            most=proof.figure(_MOST),
-            figure=proof.figure,
-            answer=as_run,
-            matched=proof.matched,
-            step_of=proof.step_of,
-            facts_of=lambda culprit: list(proof.facts_of(culprit)),
-            diff_of=proof.diff_of,
-            tried=proof.tried(report),
-            workaround=proof.workaround_with_cost(report),
-            versions=versions({**environment, **facts.where, "threads": threads}),
+            **_parts_of(report, name),
+            versions=versions({**environment, **where, "threads": threads}),
             fuzzcompile=__version__,
         )
     )
+
+
+def section_of(report: ReportJson, *, name: str) -> Markup:
+    """What the page on a report says of it, as a part of another page."""
+    return Markup(templates().get_template("reports/judged.html.j2").render(**_parts_of(report, name)))
+
+
+def _parts_of(report: ReportJson, name: str) -> dict[str, object]:
+    rows, left_out = error_rows(IssueFacts(report, None, {}))
+    bars = proof.bars(report)
+    return {
+        "report": report,
+        "meaning": meaning(report),
+        "advice": advice(report, name),
+        "outputs": rows,
+        "left_out": left_out,
+        "circumstances": list(circumstances(report)),
+        "bars": bars[:_BARS],
+        "bars_left_out": max(0, len(bars) - _BARS),
+        "width": _percent,
+        "tick": _percent(_FLOAT32_ULP),
+        "tick_at": proof.figure(_FLOAT32_ULP),
+        "least": proof.figure(_LEAST),
+        "most": proof.figure(_MOST),
+        "figure": proof.figure,
+        "answer": as_run,
+        "matched": proof.matched,
+        "step_of": proof.step_of,
+        "facts_of": lambda culprit: list(proof.facts_of(culprit)),
+        "diff_of": proof.diff_of,
+        "tried": proof.tried(report),
+        "workaround": proof.workaround_with_cost(report),
+    }
 
 
 def _percent(value: float | None) -> str:

@@ -175,12 +175,12 @@ def _about_rounding(report: ReportJson) -> str:
         apart = max((o.get("max_abs_error_eager") or 0.0) + (o.get("max_abs_error_compiled") or 0.0) for o in failing)
         text += (
             "; assert_close fails at its defaults, so compare each with a float64 run, "
-            f"or give it atol={_rounded_up(apart)}"
+            f"or give it atol={rounded_up(apart)}"
         )
     return text
 
 
-def _rounded_up(value: float) -> str:
+def rounded_up(value: float) -> str:
     """The next number of one significant digit: a tolerance to write into a test."""
     digit, _, exponent = f"{value:.0e}".partition("e")
     if float(f"{digit}e{exponent}") < value:

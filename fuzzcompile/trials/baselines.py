@@ -63,6 +63,13 @@ class Baseline:
         return replace(self._how, backend="inductor", mode=self.against, record=False, screen=False)
 
     @property
+    def pair(self) -> str:
+        """What this baseline and Inductor are, in the table of tolerances."""
+        if self.against == "cpu" and self._runs.device.type != "cpu":
+            return "across_devices"
+        return {"aot_eager": "across_backends", "float64": "across_dtypes"}.get(self.against, "same_backend")
+
+    @property
     def draws_on_this_device(self) -> bool:
         """Whether the baseline draws its random numbers on the device of the case, as eager does."""
         return not (self._runs.draws and self.against == "cpu" and self._runs.device.type != "cpu")

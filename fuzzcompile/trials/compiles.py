@@ -11,10 +11,11 @@ import torch
 from fuzzcompile.case import Case
 from fuzzcompile.compiler.session import Compilation, check_settings, compiling
 from fuzzcompile.execution.building import build
-from fuzzcompile.execution.observation import Observation
+from fuzzcompile.execution.observation import Failure, Observation
 from fuzzcompile.execution.runs import time_calls
 from fuzzcompile.execution.seeds import Kept
 from fuzzcompile.oracle.judgement import Judgement
+from fuzzcompile.tolerances import Tolerances
 from fuzzcompile.trials.baselines import BASELINES, Baseline, check_against, check_baseline
 from fuzzcompile.trials.compiled import Compiled, as_asked
 from fuzzcompile.trials.judged import Judge, judged_in_float64
@@ -34,6 +35,7 @@ class Experiments:
         how: the compile that is judged; random numbers are the compiler's own if the case asks for that itself.
         against: what compiled is compared with: ``eager``, ``float64`` (the reference itself), ``aot_eager``, ``cpu``
             (eager on the CPU), or another mode of ``torch.compile``.
+        tolerances: how far the two may be apart; by default the table that comes with fuzzcompile.
 
     Raises:
         CaseError: the case asks for settings that the installed torch does not have.
@@ -41,13 +43,20 @@ class Experiments:
     """
 
     def __init__(
-        self, case: Case, device: torch.device, how: Compilation | None = None, *, against: str = "eager"
+        self,
+        case: Case,
+        device: torch.device,
+        how: Compilation | None = None,
+        *,
+        against: str = "eager",
+        tolerances: Tolerances | None = None,
     ) -> None:
         check_settings(case.settings)
         check_baseline(case, against)
         how = as_asked(case, how or Compilation())
         runs_made, counts = Runs(case, device), Counts()
-        self._share(Judge(runs_made, Baseline(runs_made, against, how, counts)), counts, how)
+        baseline = Baseline(runs_made, against, how, counts)
+        self._share(Judge(runs_made, baseline, tolerances=tolerances or Tolerances.load()), counts, how)
 
     def _share(self, judge: Judge, counts: Counts, how: Compilation) -> None:
         self.how = how
@@ -108,6 +117,11 @@ class Experiments:
         """Whether Inductor compiles both sides: a rewrite that is wrong in both makes no difference."""
         return self.against not in BASELINES
 
+    @property
+    def pair(self) -> str:
+        """What both sides are, in the table of tolerances."""
+        return self._baseline.pair
+
     # -- compiles ---------------------------------------------------------------------------------
 
     def trial(self, how: Compilation | None = None) -> Trial:
@@ -142,6 +156,15 @@ class Experiments:
     def knows_float64(self) -> bool:
         """Whether these experiments have compiled the program in float64 already."""
         return "in_float64" in vars(self)
+
+    def broken(self, backend: str | None = None) -> tuple[Failure | None, tuple[str, ...]]:
+        """The case compiled without its ``FULLGRAPH``: how that fails, and why its graph breaks, one line each."""
+        how = self.runs.as_far_as_interpreted(replace(self.how, backend=backend, record=False))
+        with compiling(replace(self.case.settings, fullgraph=False), how) as session:
+            self._counts.add(how)
+            program = build(self.case, self.device)
+            observation = Compiled(self.case, program, session.compile(program.model), session, None).observe()
+        return observation.failure, session.ledger.graph_breaks
 
     def _prepare(self) -> None:
         """Make every run that judging needs: none may be made while a compile is watched."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import torch
+
 from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.compiler.target.process import assumed
 from fuzzcompile.execution import runs
@@ -11,6 +13,7 @@ from fuzzcompile.execution.building import build
 from fuzzcompile.execution.observation import Observation
 from fuzzcompile.oracle.judgement import Judgement, Observations, judge
 from fuzzcompile.oracle.substitution import laid_out_as
+from fuzzcompile.tolerances import Tolerances
 from fuzzcompile.trials.baselines import Baseline
 from fuzzcompile.trials.compiled import compiled_run
 from fuzzcompile.trials.runs import NOISE_RUNS, QUICK_NOISE_RUNS, Runs
@@ -23,10 +26,12 @@ class Judge:
 
     Attributes:
         quick: do with one eager run and one perturbed run.
+        tolerances: how many times the usual rounding the compiled run and its baseline may be apart.
     """
 
     runs: Runs
     baseline: Baseline
+    tolerances: Tolerances
     quick: bool = False
 
     @property
@@ -66,10 +71,13 @@ class Judge:
     def _against(self, reference: Observation, compiled: Observation) -> Judgement:
         eager, baseline = self.runs.eager, self.baseline.observation
         if baseline is eager:
-            return judge(Observations(eager, self.again, reference, self.noisy, compiled))
+            return judge(Observations(eager, self.again, reference, self.noisy, compiled, self._factor))
         # How far eager is from its substitute is noise like any other, as long as both draw the same numbers.
         noisy = (*self.noisy, eager, self.again) if self.baseline.draws_on_this_device else ()
-        return judge(Observations(baseline, baseline, reference, noisy, compiled))
+        return judge(Observations(baseline, baseline, reference, noisy, compiled, self._factor))
+
+    def _factor(self, dtype: torch.dtype) -> float:
+        return self.tolerances.for_pair(self.baseline.pair, str(dtype)).factor
 
 
 def judged_in_float64(case_runs: Runs, baseline: Baseline, how: Compilation, counts: Counts) -> Judgement | None:

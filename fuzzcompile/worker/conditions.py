@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fuzzcompile.errors import UsageError
 from fuzzcompile.targets import target_of
+from fuzzcompile.tolerances import Tolerances
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,8 @@ class Question:
         thorough: spend further compiles on evidence, for which a campaign has no time.
         dump: a folder for every graph and rewrite of the judged compile, as text.
         suspects: rewrites that the user asks about.
+        tolerances: how far compiled and ``against`` may be apart; None for the table that comes with fuzzcompile.
+        math_only: run every attention on the math kernel, and float32 products in float32.
     """
 
     against: str = "eager"
@@ -76,3 +79,5 @@ class Question:
     thorough: bool = False
     dump: str | None = None
     suspects: tuple[str, ...] = ()
+    tolerances: Tolerances | None = None
+    math_only: bool = False

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -20,6 +22,7 @@ from fuzzcompile.compiler.settings import compile_in_process, drop_broken_kernel
 from fuzzcompile.compiler.target.process import assume
 from fuzzcompile.contract import ReportJson
 from fuzzcompile.errors import EnvironmentUnfit
+from fuzzcompile.execution.attention_backends import MATH_ONLY, math_only
 from fuzzcompile.execution.device import Numerics, seed_everything
 from fuzzcompile.execution.footprint import refuse_oversized
 from fuzzcompile.execution.worker import current_device, restore_streams
@@ -132,15 +135,19 @@ def judge_file(task: JudgeTask) -> Judged:
     start = time.monotonic()
     deadline = None if task.seconds is None else start + task.seconds
     device = torch.device(current_device())
-    with isolated():
+    with isolated(), contextlib.ExitStack() as exact:
         case = load(Path(task.path), device, call=task.call, module=task.module)
         restore_streams()  # the script may have closed them, and the compiler writes to them
         if task.memory is not None:
             refuse_oversized(case, device, task.memory)
+        case = replace(case, notes=(*case.notes, *_limits_noted(task)))
+        if task.math_only:
+            exact.enter_context(math_only())
         report = triage(
             case,
             device,
             against=task.against,
+            tolerances=task.tolerances,
             vetoes=task.vetoes,
             known=task.known,
             deadline=deadline,
@@ -153,6 +160,14 @@ def judge_file(task: JudgeTask) -> Judged:
         )
     _collect_garbage(time.monotonic() - start)
     return Judged(cast(ReportJson, report.to_json()), report.coverage, report.screened)
+
+
+def _limits_noted(task: JudgeTask) -> Iterator[str]:
+    """What a reader of the report should know about how it was judged."""
+    if task.math_only:
+        yield MATH_ONLY
+    if task.tolerances is not None:
+        yield "limits: from a file of tolerances (--tolerances), not fuzzcompile's own"
 
 
 def _dump(folder: str | None, ledger: Ledger) -> None:

@@ -144,3 +144,16 @@ def test_a_cast_of_what_the_integer_type_has_not_may_give_anything():
         assert (kept, last) == (3, -2)
         seen.add(tuple(undefined))
     assert seen == {(0, 0, 0), (127, 127, 127), (-128, -128, -128)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_float8_which_the_cpu_does_not_round_passes_through(dtype: torch.dtype):
+    x = programs.tensors((4, 6))[0].to(dtype)
+
+    def program(x):
+        cache = torch.zeros(4, 8).to(dtype)
+        cache[:, 1:7] = x
+        return cache, x == x, torch.stack((x, x)).float()
+
+    for moved, exact in zip(noisy(program, x), clean(program, x), strict=True):
+        assert moved.dtype == exact.dtype and torch.equal(moved.float(), exact.float())

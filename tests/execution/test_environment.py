@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from fuzzcompile.execution import environment
-from fuzzcompile.execution.environment import cxx_compiler, describe, sdpa_backends
+from fuzzcompile.execution.environment import cxx_compiler, describe
 
 CPU = torch.device("cpu")
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -107,30 +107,9 @@ def test_no_compiler_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert describe(CPU)["cxx"] is None
 
 
-def test_sdpa_back_ends_are_those_that_run() -> None:
-    assert sdpa_backends(CPU) == ["math", "flash"]
-
-
-def test_probing_sdpa_leaves_its_switches_alone() -> None:
-    torch.backends.cuda.enable_flash_sdp(False)
-    try:
-        sdpa_backends(CPU)
-        assert not torch.backends.cuda.flash_sdp_enabled()
-        assert torch.backends.cuda.math_sdp_enabled()
-    finally:
-        torch.backends.cuda.enable_flash_sdp(True)
-
-
-def test_a_device_that_is_not_there_runs_nothing() -> None:
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
-    assert sdpa_backends(torch.device("cuda", 0)) == []
-
-
 @needs_cuda
 @pytest.mark.cuda
 def test_a_gpu_is_described() -> None:
     facts = describe(torch.device("cuda", 0))
     assert facts["device_name"] == torch.cuda.get_device_name(0)
     assert facts["driver"] is not None or torch.version.hip
-    assert "math" in sdpa_backends(torch.device("cuda", 0))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from html.parser import HTMLParser
 from typing import Any
 
+from pages import Reader
 from triage_reports import CULPRIT, output, report
 
 from fuzzcompile.reporting.page import page_of
@@ -26,29 +26,6 @@ ROUNDING = {"float64": 1e-16, "native": 2e-8}
 ROUNDS = {**CULPRIT, "rewrite": "addmm", "stage": "post_grad", "site": None, "details": ROUNDING}
 SOURCE = "void kernel() {\n  <int>;\n}"
 KERNEL = {**CULPRIT, "stage": "codegen", "rewrite": "cpp_fused_add", "details": {"source": SOURCE}}
-
-
-class Reader(HTMLParser):
-    """The text of a page, its tags, and whether they are closed in order."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.text, self.open, self.tags = "", list[str](), list[tuple[str, dict[str, str | None]]]()
-        self.feed(page)
-        self.close()
-        self.text = " ".join(self.text.split())
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attributes)))
-        if tag not in ("meta", "br"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag, self.getpos()
-
-    def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] != "style":
-            self.text += f" {data}"
 
 
 def read(of: dict[str, Any], **environment: Any) -> Reader:

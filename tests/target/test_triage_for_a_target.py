@@ -41,6 +41,7 @@ def judge(workers: Executor) -> Judge:
         "two_attentions",
         "dynamic_sizes",
         "number_as_input",
+        "sizes_from_data",
         "own_kernel",
         "frozen",
         "says_cuda_and_autocast",

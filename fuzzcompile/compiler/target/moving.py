@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
+from torch.fx.experimental.symbolic_shapes import compute_unbacked_bindings, rebind_unbacked
 from torch.utils import _pytree as pytree
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
@@ -171,6 +172,12 @@ class _Propagation(fx.Interpreter):
         if n.op.startswith("call") and isinstance(known, numbers):
             return known  # a number is the same on every device, and that of a fake tensor cannot be read
         result = super().run_node(n)
+        mode = _backend_mode()
+        if mode is not None:  # a size that depends on data is the symbol that it was before
+            rebind_unbacked(mode.shape_env, n, result)
+            bindings = compute_unbacked_bindings(mode.shape_env, result)
+            if bindings:
+                n.meta["unbacked_bindings"] = bindings
         for name in _NAMED:
             if name in n.meta:
                 n.meta[name] = result

@@ -1,0 +1,1 @@
+"""Two ways to run a model, compared layer by layer."""

@@ -1,0 +1,249 @@
+"""``profile``: two ways to run a model, compared layer by layer."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from fuzzcompile.case import Case
+from fuzzcompile.contract import AttentionCallJson, LayerJson, ProfileJson
+from fuzzcompile.errors import UsageError
+from fuzzcompile.execution.attention_backends import math_only
+from fuzzcompile.execution.attention_calls import attention_calls, refuse_unless_usable
+from fuzzcompile.execution.building import build
+from fuzzcompile.execution.environment import describe
+from fuzzcompile.execution.noise import UlpNoise
+from fuzzcompile.execution.observation import Observation
+from fuzzcompile.execution.runs import observe
+from fuzzcompile.oracle import change
+from fuzzcompile.profiling.distance import Distance, distance
+from fuzzcompile.profiling.gradients import gradient_layers
+from fuzzcompile.profiling.kept import KeptCall
+from fuzzcompile.profiling.local import Mode
+from fuzzcompile.profiling.measuring import Layer, apart
+from fuzzcompile.profiling.record import replayed
+from fuzzcompile.profiling.runs import BLOCKS, WHOLE, Look, SideRun, returned, run_eagerly, run_side, untapped
+from fuzzcompile.profiling.sides import EAGER, Side, exactly, pair_of
+from fuzzcompile.profiling.verdict import decide
+from fuzzcompile.profiling.walk import Known, Walk
+from fuzzcompile.tolerances import Tolerances
+
+_NOISE_SEED = 3
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be profiled.
+
+    Attributes:
+        against: the side that is measured.
+        reference: what it is compared with; no recording.
+        look: which modules are layers, how much of them is kept, and what is refused in compiles.
+        tolerances: a TOML file that overrides the table of tolerances.
+        math_only: attention takes its math kernel on both sides, and TF32 is off.
+    """
+
+    against: Side
+    reference: Side = EAGER
+    look: Look = BLOCKS
+    tolerances: Path | None = None
+    math_only: bool = False
+
+
+def profile(case: Case, device: torch.device, asked: Asked) -> ProfileJson:
+    """Compare two ways to run the case, layer by layer.
+
+    Raises:
+        CannotRun: the case raises in one of them.
+        EnvironmentUnfit: there is no such device or kernel here.
+        UsageError: the tolerances or the recording cannot be used, or operators of a compiled run are asked for.
+    """
+    for side in (asked.against, asked.reference):
+        if asked.look.operators and side.is_compiled:
+            raise UsageError(
+                f"{side} fuses operators, so that none of them can be looked at alone; leave out --ops, or raise "
+                "--depth: the layer of a jump is triaged down to its rewrite."
+            )
+    start = time.perf_counter()
+    table = Tolerances.load(asked.tolerances)
+    with math_only() if asked.math_only else contextlib.nullcontext():
+        measured = _Profile(case, device, asked).measured()
+    dtype = str(measured.dtype).removeprefix("torch.")
+    tolerance = table.for_pair(pair_of(asked.against, asked.reference, device), dtype)
+    *layers, whole = measured.layers
+    verdict = decide(
+        layers, whole, measured.gradients, tolerance, whole_exact=measured.whole_exact, repeats=measured.repeats
+    )
+    return {
+        "schema": SCHEMA,
+        "case": case.name,
+        "torch": torch.__version__,
+        "device": str(device),
+        "against": str(asked.against),
+        "reference": str(asked.reference),
+        "verdict": verdict.name,
+        "layer": verdict.layer,
+        "rule": verdict.rule,
+        "tolerance": tolerance.to_json(),
+        "layers": [_row(layer) for layer in (*measured.layers, *measured.gradients)],
+        "attention": measured.attention,
+        "notes": [*case.notes, *measured.notes],
+        "environment": dict(describe(device)),
+        "triage": None,
+        "triage_whole": None,
+        "cost": {"seconds": time.perf_counter() - start},
+    }
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """All that a verdict rests on; the last of ``layers`` is the whole program."""
+
+    layers: list[Layer]
+    gradients: list[Layer]
+    whole_exact: float | None
+    repeats: Distance | None
+    attention: list[AttentionCallJson]
+    notes: list[str]
+    dtype: torch.dtype
+
+
+class _Profile:
+    """The runs that a profile takes: of either side, in float64, perturbed, and layer by layer."""
+
+    def __init__(self, case: Case, device: torch.device, asked: Asked) -> None:
+        self._case, self._device = case, device
+        self._asked, self._against, self._reference = asked, asked.against, asked.reference
+        self._notes: list[str] = []
+
+    def measured(self) -> _Measured:
+        """Make all runs.
+
+        Raises:
+            CannotRun: the case raises in one of them.
+        """
+        attention, again = self._attention(), self._reference_run(self._reference)
+        against = self._run(self._against)
+        given = self._run(self._reference) if self._reference.is_compiled else None
+        truth = self._eager(self._reference, exactly, double=True)
+        rounding = self._eager(self._coarser(), lambda _: UlpNoise(_NOISE_SEED))
+        known = Known(against.calls, against.exact, truth.calls, rounding.calls, None if given is None else given.calls)
+        walk = Walk(self._case, self._device, self._reference, self._against, known)
+        observation = walk.run(self._asked.look)
+        repeats = distance(*([kept.values for kept in returned(run)] for run in (again, observation)))
+        self._notes += against.notes
+        if self._against.is_compiled:
+            self._compare_untapped(against)
+        whole_exact = _step(against.exact.get((WHOLE, 0)), truth.calls[WHOLE, 0])
+        gradients = gradient_layers(
+            [layer.label for layer in walk.layers[:-1]],
+            against.observation,
+            observation if given is None else given.observation,
+            truth=truth.observation,
+            rounding=rounding.observation,
+            exact=against.exact_observation,
+        )
+        return _Measured(
+            walk.layers,
+            gradients,
+            whole_exact,
+            repeats,
+            attention,
+            self._notes,
+            _coarsest(observation, against.observation),
+        )
+
+    def _run(self, side: Side) -> SideRun:
+        if side.kind == "recording":
+            return replayed(self._case, self._device, side)
+        return run_side(self._case, self._device, side, self._asked.look)
+
+    def _eager(self, side: Side, numerics: Callable[[torch.dtype], Mode], *, double: bool = False) -> SideRun:
+        """An eager run in the dtype of ``side``, otherwise as the reference runs."""
+        program = build(side.adapted(self._case), side.device(self._device), double=double)
+        return run_eagerly(self._case, program, self._reference, self._asked.look, numerics(program.dtype))
+
+    def _coarser(self) -> Side:
+        """The side whose rounding is the larger one, as far as that shows in their names."""
+        return self._against if self._against.kind == "dtype" else self._reference
+
+    def _attention(self) -> list[AttentionCallJson]:
+        """The calls of attention that the program makes, under the settings of a plain run."""
+        with attention_calls() as calls:
+            self._reference_run(EAGER)
+        for side in (self._against, self._reference):
+            if side.kind == "sdpa":
+                refuse_unless_usable(calls, side.argument)
+        return calls
+
+    def _reference_run(self, side: Side) -> Observation:
+        case = self._reference.adapted(self._case)
+        program = build(case, self._reference.device(self._device), double=side.is_exact)
+        with side.attention(), side.numerics(program.dtype):
+            return observe(case, program, program.model)
+
+    def _compare_untapped(self, tapped: SideRun) -> None:
+        """Say so if the taps changed what the compiled program returns."""
+        plain = untapped(self._case, self._against.device(self._device), self._against, self._asked.look)
+        if plain.failure is not None:
+            self._notes.append(f"without taps the program raises as {self._against}: {plain.failure}")
+            return
+        moved = apart(returned(plain), [kept.values for kept in tapped.calls[WHOLE, 0].outputs])
+        if moved is None or moved.largest:
+            by = "its form" if moved is None else f"{moved.largest:.1e}"
+            self._notes.append(
+                f"the taps at the layers changed what {self._against} makes of the program: its output moved by {by}"
+            )
+
+
+def _step(exact: KeptCall | None, truth: KeptCall) -> float | None:
+    if exact is None:
+        return None
+    return change.largest_change([kept.values for kept in exact.outputs], [kept.values for kept in truth.outputs])
+
+
+def _coarsest(*observations: Observation) -> torch.dtype:
+    """The coarsest floating dtype among the outputs of the runs."""
+    dtypes = {kept.dtype for observation in observations for kept in returned(observation)}
+    floating = [dtype for dtype in dtypes if dtype.is_floating_point]
+    return max(floating, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
+
+
+def _row(layer: Layer) -> LayerJson:
+    apart = layer.apart
+    row: LayerJson = {
+        "name": layer.label,
+        "kind": layer.kind,
+        "size": None if apart is None else _figure(apart.size),
+        "max_error": None if apart is None else _figure(apart.largest),
+        "rms_error": _rms(apart),
+        "cosine": None if apart is None else apart.cosine,
+        "float64_error": _rms(layer.truth),
+        "reference_float64_error": _rms(layer.reference_truth),
+        "made": _rms(layer.made),
+        "inherited": _rms(layer.inherited),
+        "noise": _rms(layer.noise),
+        "rounding": _rms(layer.rounding),
+        "made_in_float64": None if layer.exact is None else _figure(layer.exact),
+        "amplification": layer.amplification,
+    }
+    if apart is not None and not apart.finite:
+        row["non_finite"] = "a number of either side is not finite"
+    if layer.note:
+        row["note"] = layer.note
+    return row
+
+
+def _rms(distance: Distance | None) -> float | None:
+    return None if distance is None else _figure(distance.rms)
+
+
+def _figure(value: float) -> float | None:
+    return value if math.isfinite(value) else None

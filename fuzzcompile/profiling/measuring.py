@@ -1,0 +1,134 @@
+"""What is measured of one call of a layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from fuzzcompile.execution.noise import UlpNoise
+from fuzzcompile.oracle import change
+from fuzzcompile.profiling.distance import Distance, distance
+from fuzzcompile.profiling.kept import KeptCall, KeptTensor
+from fuzzcompile.profiling.local import Alone, Mode
+from fuzzcompile.profiling.sides import exactly
+
+_EXACT_NOISE_SEED = 2
+Modes = Callable[[], Sequence[Mode]]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One call of a layer, measured. What could not be measured is None, and ``note`` says why.
+
+    Attributes:
+        label: its name, and its number from the second call on.
+        kind: its class.
+        apart: this side's output against the reference's.
+        made: this side's output against the reference's layer on this side's own input.
+        inherited: the reference's layer on this side's input, against the reference's output.
+        entering: this side's input against the reference's.
+        noise: what rounding does to this layer alone, on this side's input.
+        own: the rounding error of the layer run eagerly on this side's input, in the coarser of both precisions.
+        rounding: the program with every operator moved by an ulp, up to here, against the reference.
+        truth: this side's output against float64.
+        reference_truth: the reference's output against float64.
+        exact: what this side, computed in float64, makes newly; relative to the size of the output.
+        exact_noise: what one ulp of float64 per operator makes of it, in the same units.
+    """
+
+    label: str
+    kind: str
+    apart: Distance | None = None
+    made: Distance | None = None
+    inherited: Distance | None = None
+    entering: Distance | None = None
+    noise: Distance | None = None
+    own: Distance | None = None
+    rounding: Distance | None = None
+    truth: Distance | None = None
+    reference_truth: Distance | None = None
+    exact: float | None = None
+    exact_noise: float = 0.0
+    note: str = ""
+
+    @property
+    def changes_meaning(self) -> bool:
+        """Whether float64 shows an error made here that rounding does not explain."""
+        return self.exact is not None and change.changes_meaning(self.exact, self.exact_noise)
+
+    @property
+    def amplification(self) -> float | None:
+        """Relative inherited error over the relative error of the input; None if nothing was inherited."""
+        if self.inherited is None or self.entering is None or not self.entering.relative:
+            return None
+        factor = self.inherited.relative / self.entering.relative
+        return factor if math.isfinite(factor) else None
+
+
+@dataclass(frozen=True)
+class Rerun:
+    """A layer that can be run alone, on the reference's conditions and on those of the side that is measured.
+
+    Attributes:
+        reference: the reference's layer.
+        against: the same layer in the dtype and on the device of the measured side.
+        reference_modes, against_modes: what to enter around a run, made anew for each.
+        native: the dtype of the program.
+        own_inputs: what the layer got in the reference run.
+    """
+
+    reference: Alone
+    against: Alone
+    reference_modes: Modes
+    against_modes: Modes
+    native: torch.dtype
+    own_inputs: Sequence[torch.Tensor]
+    shared: bool
+
+    def local(self, layer: Layer, call: KeptCall, output: Sequence[torch.Tensor]) -> Layer:
+        """``layer`` with all that reruns on the inputs of ``call`` show; ``output`` is the reference's."""
+        inputs = [kept.values for kept in call.inputs]
+        again = self.reference.on(self._as_given(inputs), *self.reference_modes())
+        base = again if self.shared else self.against.on(inputs, *self.against_modes())
+        noisy = self.against.perturbed(inputs, *self.against_modes())
+        exact = self.reference.on(inputs, exactly(self.native))
+        return replace(
+            layer,
+            made=apart(call.outputs, again),
+            inherited=distance(again, output),
+            entering=distance(inputs, [tensor.cpu() for tensor in self.own_inputs]),
+            noise=distance(noisy, base),
+            own=max(filter(None, (distance(base, exact), distance(again, exact))), key=lambda d: d.rms, default=None),
+        )
+
+    def in_float64(self, layer: Layer, call: KeptCall) -> Layer:
+        """``layer`` with what the measured side's float64 form makes newly."""
+        inputs = [kept.values for kept in call.inputs]
+        outputs = [kept.values for kept in call.outputs]
+        step = change.largest_change(outputs, self.reference.on(inputs, exactly(self.native)))
+        if step <= change.SEMANTIC_STEP:
+            return replace(layer, exact=step)
+        # The mode entered last sees a call first: the noise is that of the operators in float64, not of native weights.
+        noisy = self.reference.on(inputs, UlpNoise(_EXACT_NOISE_SEED), exactly(self.native))
+        again = self.reference.on(inputs, exactly(self.native))
+        return replace(layer, exact=step, exact_noise=change.largest_change(noisy, again))
+
+    def _as_given(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The other side's inputs in the dtypes that the reference's layer gets."""
+        return [
+            tensor.to(own.dtype) if own.is_floating_point() and tensor.is_floating_point() else tensor
+            for tensor, own in zip(inputs, self.own_inputs, strict=True)
+        ]
+
+
+def apart(kept: Sequence[KeptTensor], tensors: Sequence[torch.Tensor]) -> Distance | None:
+    """The distance of kept tensors from others, at the elements that were kept; None if they do not correspond."""
+    if len(kept) != len(tensors):
+        return None
+    pairs = list(zip(kept, tensors, strict=True))
+    if any(tensor.shape != tuple(live.shape) for tensor, live in pairs):
+        return None
+    return distance([tensor.values for tensor in kept], [tensor.same_elements(live) for tensor, live in pairs])

@@ -1,0 +1,147 @@
+"""The ways to run a model that a profile compares, by the names that users give them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from fuzzcompile.case import Case
+from fuzzcompile.compiler.session import Compilation, modes
+from fuzzcompile.errors import UsageError
+from fuzzcompile.execution.attention_backends import KERNELS, forced
+from fuzzcompile.execution.device import resolve
+from fuzzcompile.execution.float64 import Float64Mode
+
+_SPELLINGS = (
+    "eager, inductor[:mode], aot_eager, float64, cpu, cuda[:N], sdpa:math|flash|efficient|cudnn, dtype:bfloat16, "
+    "or a recording (a file whose name ends in .safetensors)"
+)
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class Side:
+    """One way to run a model.
+
+    Attributes:
+        kind: the name before the colon, or ``recording``.
+        argument: what stands behind it: a mode, an index, a kernel, a dtype, the path of a recording.
+    """
+
+    kind: str
+    argument: str = ""
+
+    def __str__(self) -> str:
+        """As the user spells it."""
+        if self.kind == "recording":
+            return self.argument
+        return f"{self.kind}:{self.argument}" if self.argument else self.kind
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether a compiler makes this run."""
+        return self.kind in ("inductor", "aot_eager")
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether it computes in float64 whatever the program's dtypes are."""
+        return self.kind == "float64"
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The dtype that floating tensors are converted to; None leaves them."""
+        return _DTYPES[self.argument] if self.kind == "dtype" else None
+
+    def device(self, default: torch.device) -> torch.device:
+        """Where it runs, if other sides run on ``default``.
+
+        Raises:
+            EnvironmentUnfit: the machine has no such device.
+        """
+        return resolve(str(self)) if self.kind in ("cpu", "cuda") else default
+
+    def compilation(self, vetoes: tuple[str, ...] = ()) -> Compilation:
+        """How a compiled side is compiled, with these rewrites refused."""
+        if self.kind == "inductor":
+            return Compilation(mode=self.argument or None, vetoes=vetoes)
+        return Compilation(backend="aot_eager", record=False, vetoes=vetoes)
+
+    def attention(self) -> contextlib.AbstractContextManager[object]:
+        """A context in which attention takes the kernel of this side, if it names one."""
+        return forced(self.argument) if self.kind == "sdpa" else contextlib.nullcontext()
+
+    def numerics(self, native: torch.dtype) -> contextlib.AbstractContextManager[object]:
+        """A context in which operators compute in float64, if this side is ``float64``."""
+        return exactly(native) if self.is_exact else contextlib.nullcontext()
+
+    def adapted(self, case: Case) -> Case:
+        """The case with its tensors in the dtype of this side."""
+        return case if self.dtype is None else replace(case, make=_converting(case, self.dtype))
+
+
+EAGER = Side("eager")
+
+
+def exactly(native: torch.dtype) -> Float64Mode:
+    """A mode in which every operator of a program in ``native`` precision computes in float64."""
+    return Float64Mode(keep_casts=False, native=native)
+
+
+def parse(text: str) -> Side:
+    """The side that ``text`` names.
+
+    Raises:
+        UsageError: it names none.
+    """
+    if text.endswith(".safetensors") or Path(text).is_file():
+        return Side("recording", text)
+    kind, _, argument = text.partition(":")
+    known: dict[str, tuple[str, ...] | None] = {
+        "inductor": ("", *modes()),
+        "sdpa": tuple(KERNELS),
+        "dtype": tuple(_DTYPES),
+        "cuda": None,
+    }
+    for plain in ("eager", "aot_eager", "float64", "cpu"):
+        known[plain] = ("",)
+    if kind not in known:
+        raise UsageError(f"Nothing runs as {text!r}; use {_SPELLINGS}.")
+    accepted = known[kind]
+    if accepted is None:
+        if argument and not argument.isdigit():
+            raise UsageError(f"{text!r} is not a device; use cuda or cuda:N.")
+    elif argument not in accepted:
+        choices = ", ".join(f"{kind}:{name}" if name else kind for name in accepted)
+        raise UsageError(f"Nothing runs as {text!r}; use one of {choices}.")
+    return Side(kind, argument)
+
+
+def pair_of(against: Side, reference: Side, device: torch.device) -> str:
+    """The kind of pair, by which :mod:`fuzzcompile.tolerances` lists what the sides may differ by."""
+    kinds = {against.kind, reference.kind}
+    if kinds & {"dtype", "float64"}:
+        return "across_dtypes"
+    places = {side.device(device).type for side in (against, reference) if side.kind != "recording"}
+    if len(places) > 1 or "recording" in kinds:
+        return "across_devices"
+    return "across_backends" if kinds & {"sdpa", "aot_eager"} else "same_backend"
+
+
+def _converting(case: Case, dtype: torch.dtype) -> Callable[[], tuple[Callable[..., object], object]]:
+    def make() -> tuple[Callable[..., object], object]:
+        from fuzzcompile.execution.tensors import map_tensors
+
+        model, inputs = case.make()
+        if isinstance(model, torch.nn.Module):
+            model = model.to(dtype)
+
+        def converted(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+        return model, map_tensors(converted, inputs)
+
+    return make

@@ -1,0 +1,6 @@
+"""How far two ways to run a program may be apart, by pair and dtype: one table, with the reason for each number."""
+
+from fuzzcompile.tolerances.loading import PAIRS, Tolerances
+from fuzzcompile.tolerances.tolerance import Tolerance
+
+__all__ = ["PAIRS", "Tolerance", "Tolerances"]

@@ -1,0 +1,42 @@
+"""``triage --tolerances FILE`` and ``triage --math-only``."""
+
+from __future__ import annotations
+
+from calling import CLEAN, call, sentence
+
+from fuzzcompile.tolerances import Tolerances
+from fuzzcompile.worker.judge import JudgeTask, judge_file
+
+# Runs where it must not under --math-only, whatever it sets for the process itself.
+WATCHFUL = """
+import torch
+
+class Watchful(torch.nn.Module):
+    def forward(self, x):
+        if torch.backends.cuda.flash_sdp_enabled() or torch.get_float32_matmul_precision() != "highest":
+            raise ValueError("not math alone")
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x)
+
+def make():
+    torch.manual_seed(0)
+    torch.backends.cuda.enable_flash_sdp(True)
+    torch.set_float32_matmul_precision("medium")
+    return Watchful().eval(), (torch.randn(1, 2, 8, 16),)
+"""
+
+
+def test_the_command_refuses_a_wrong_file_before_it_judges(write_case, tmp_path, capsys):
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text("[same_backend.float33]\nfactor = 2", encoding="utf-8")
+    assert call("triage", write_case(CLEAN), "--tolerances", wrong) == 2
+    assert "no dtype 'float33'" in sentence(capsys)
+
+
+def test_math_only_holds_in_eager_and_compiled_runs_and_the_report_says_what_it_is_for(write_case):
+    path = str(write_case(WATCHFUL))
+    assert judge_file(JudgeTask(path=path)).report["verdict"] == "invalid"
+    report = judge_file(JudgeTask(path=path, math_only=True, tolerances=Tolerances.load())).report
+    assert report["verdict"] in ("equal", "rounding")
+    notes = report["evidence"]["notes"]
+    assert any("math only" in note and "not for production" in note for note in notes)
+    assert any("--tolerances" in note for note in notes)
