@@ -20,7 +20,8 @@ _SECONDS = 900.0
 
 
 @click.command()
-@click.argument("case", type=click.Path(path_type=Path), metavar="CASE")
+@click.argument("case", required=False, type=click.Path(path_type=Path), metavar="[CASE]")
+@options.model("case", size="narrow")
 @click.option(
     "--against",
     default=None,
