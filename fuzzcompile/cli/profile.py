@@ -20,7 +20,8 @@ _SECONDS = 900.0
 
 
 @click.command()
-@click.argument("case", required=False, type=click.Path(path_type=Path), metavar="CASE")
+@click.argument("case", required=False, type=click.Path(path_type=Path), metavar="[CASE]")
+@options.model("case", size="narrow")
 @click.option(
     "--against",
     default=None,
@@ -53,7 +54,6 @@ _SECONDS = 900.0
 )
 @click.option("--tolerances", type=click.Path(path_type=Path), metavar="FILE", help="TOML that overrides the table.")
 @click.option("--html", "page", type=click.Path(path_type=Path), metavar="FILE", help="Also write a page with plots.")
-@options.model("case", size="narrow")
 @options.call
 @options.module
 @options.device
