@@ -14,7 +14,7 @@ import torch
 from fuzzcompile.case import Case
 from fuzzcompile.contract import AttentionCallJson, LayerJson, ProfileJson
 from fuzzcompile.errors import UsageError
-from fuzzcompile.execution.attention_backends import math_only
+from fuzzcompile.execution.attention_backends import MATH_ONLY, math_only
 from fuzzcompile.execution.attention_calls import attention_calls, refuse_unless_usable
 from fuzzcompile.execution.environment import describe
 from fuzzcompile.execution.noise import UlpNoise
@@ -107,7 +107,7 @@ def profile(case: Case, device: torch.device, asked: Asked) -> ProfileJson:
         "tolerance": tolerance.to_json(),
         "layers": [_row(layer) for layer in (*measured.layers, *measured.gradients)],
         "attention": measured.attention,
-        "notes": [*case.notes, *measured.notes],
+        "notes": [*case.notes, *([MATH_ONLY] if asked.math_only else []), *measured.notes],
         "environment": dict(describe(device)),
         "triage": None,
         "triage_whole": None,

@@ -178,6 +178,7 @@ def test_math_only_takes_the_kernels_out_of_the_comparison(tmp_path):
     answer = profiled(stack(tmp_path), "eager", "eager", math_only=True)
     (call,) = answer["attention"]
     assert [backend["name"] for backend in call["backends"] if backend["chosen"]] == ["math"]
+    assert any("not for production" in note for note in answer["notes"])
 
 
 def test_kernels_that_are_not_there_are_refused_with_the_reason(tmp_path):
