@@ -26,7 +26,8 @@ _SECONDS = 900.0
     "--against",
     default=None,
     metavar="A",
-    help="The way to run it that is measured: eager, inductor[:mode], aot_eager, float64, cpu, cuda[:N], "
+    help="The way to run it that is measured, inductor by default (with --record, eager): eager, inductor[:mode], "
+    "aot_eager, float64, cpu, cuda[:N], "
     "sdpa:math|flash|efficient|cudnn, dtype:bfloat16, or a recording (FILE.safetensors).",
 )
 @click.option("--reference", default="eager", show_default=True, metavar="B", help="What it is compared with.")

@@ -43,7 +43,7 @@ class Asked:
 
     Attributes:
         against: the side that is measured.
-        reference: what it is compared with; no recording.
+        reference: what it is compared with.
         look: which modules are layers, how much of them is kept, and what is refused in compiles.
         tolerances: a TOML file that overrides the table of tolerances.
         math_only: attention takes its math kernel on both sides, and TF32 is off.
@@ -59,14 +59,9 @@ class Asked:
         """Refuse what cannot be asked, whatever the case is.
 
         Raises:
-            UsageError: operators of a compiled run are asked for, a recording as the reference, or tolerances that
-                cannot be used.
+            UsageError: operators of a compiled run are asked for, or tolerances that cannot be used.
         """
         Tolerances.load(self.tolerances)
-        if self.reference.kind == "recording":
-            raise UsageError(
-                f"A recording is no reference, whose layers must run again; give {self.reference} to --against."
-            )
         for side in (self.against, self.reference):
             if self.look.operators and side.is_compiled:
                 raise UsageError(
@@ -144,14 +139,15 @@ class _Profile:
         """
         attention, again = self._attention(), self._reference_run(self._reference)
         against = self._run(self._against)
-        given = self._run(self._reference) if self._reference.is_compiled else None
+        elsewhere = self._reference.is_compiled or self._reference.kind == "recording"
+        given = self._run(self._reference) if elsewhere else None
         truth = self._eager(self._reference, exactly, double=True)
         rounding = self._eager(self._coarser(), lambda _: UlpNoise(_NOISE_SEED))
         known = Known(against.calls, against.exact, truth.calls, rounding.calls, None if given is None else given.calls)
         walk = Walk(self._case, self._device, self._reference, self._against, known)
         observation = walk.run(self._asked.look)
         repeats = distance(*([kept.values for kept in returned(run)] for run in (again, observation)))
-        self._notes += against.notes
+        self._notes += [*against.notes, *(() if given is None else given.notes)]
         if self._against.is_compiled:
             self._compare_untapped(against)
         whole_exact = _step(against.exact.get((WHOLE, 0)), truth.calls[WHOLE, 0])
@@ -207,7 +203,7 @@ class _Profile:
         if plain.failure is not None:
             self._notes.append(f"without taps the program raises as {self._against}: {plain.failure}")
             return
-        moved = apart(returned(plain), [kept.values for kept in tapped.calls[WHOLE, 0].outputs])
+        moved = apart(returned(plain), tapped.calls[WHOLE, 0].outputs)
         if moved is None or moved.largest:
             by = "its form" if moved is None else f"{moved.largest:.1e}"
             self._notes.append(

@@ -40,11 +40,26 @@ class KeptTensor:
         chosen = positions(count, most).to(detached.device)
         return cls(detached.reshape(-1)[chosen].cpu(), shape, detached.dtype, whole=False)
 
-    def same_elements(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The elements of another run's ``tensor`` that correspond to ``values``, on the CPU, in their shape."""
-        if self.whole:
-            return tensor.detach().cpu()
-        return tensor.detach().reshape(-1)[positions(tensor.numel(), self.values.numel()).to(tensor.device)].cpu()
+    @classmethod
+    def view(cls, tensor: torch.Tensor) -> KeptTensor:
+        """The whole of ``tensor`` without a copy, where it does not change any more."""
+        return cls(tensor.detach(), tuple(tensor.shape), tensor.dtype)
+
+    def beside(self, other: KeptTensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The elements of both that correspond, on the CPU; None if both are samples of different sizes.
+
+        Both have one shape in their runs.
+        """
+        if self.whole and other.whole:
+            return self.values.cpu(), other.values.cpu()
+        if self.whole or other.whole:
+            count = (other if self.whole else self).values.numel()
+            first, second = (kept._sample(count) if kept.whole else kept.values for kept in (self, other))
+            return first, second
+        return (self.values, other.values) if self.values.shape == other.values.shape else None
+
+    def _sample(self, count: int) -> torch.Tensor:
+        return self.values.reshape(-1)[positions(self.values.numel(), count).to(self.values.device)].cpu()
 
 
 class Keeping:

@@ -90,7 +90,7 @@ class Rerun:
     own_inputs: Sequence[torch.Tensor]
     shared: bool
 
-    def local(self, layer: Layer, call: KeptCall, output: Sequence[torch.Tensor]) -> Layer:
+    def local(self, layer: Layer, call: KeptCall, output: Sequence[KeptTensor]) -> Layer:
         """``layer`` with all that reruns on the inputs of ``call`` show; ``output`` is the reference's."""
         inputs = [kept.values for kept in call.inputs]
         again = self.reference.on(self._as_given(inputs), *self.reference_modes())
@@ -99,8 +99,8 @@ class Rerun:
         exact = self.reference.on(inputs, exactly(self.native))
         return replace(
             layer,
-            made=apart(call.outputs, again),
-            inherited=distance(again, output),
+            made=apart(call.outputs, viewed(again)),
+            inherited=apart(viewed(again), output),
             entering=distance(inputs, [tensor.cpu() for tensor in self.own_inputs]),
             noise=distance(noisy, base),
             own=max(filter(None, (distance(base, exact), distance(again, exact))), key=lambda d: d.rms, default=None),
@@ -126,16 +126,20 @@ class Rerun:
         ]
 
 
-def apart(kept: Sequence[KeptTensor], tensors: Sequence[torch.Tensor]) -> Distance | None:
-    """The distance of kept tensors from others, at the elements that were kept; None if they do not correspond."""
-    if len(kept) != len(tensors):
+def apart(first: Sequence[KeptTensor], second: Sequence[KeptTensor]) -> Distance | None:
+    """The distance of kept tensors, at the elements that both have; None if they do not correspond."""
+    if misshapen(first, second):
         return None
-    pairs = list(zip(kept, tensors, strict=True))
-    if any(tensor.shape != tuple(live.shape) for tensor, live in pairs):
-        return None
-    return distance([tensor.values for tensor in kept], [tensor.same_elements(live) for tensor, live in pairs])
+    pairs = [tensor.beside(other) for tensor, other in zip(first, second, strict=True)]
+    known = [pair for pair in pairs if pair is not None]
+    return distance([pair[0] for pair in known], [pair[1] for pair in known]) if len(known) == len(pairs) else None
 
 
-def misshapen(kept: Sequence[KeptTensor], tensors: Sequence[torch.Tensor]) -> bool:
+def misshapen(first: Sequence[KeptTensor], second: Sequence[KeptTensor]) -> bool:
     """Whether two results differ in the number of their tensors, or in a shape."""
-    return [tensor.shape for tensor in kept] != [tuple(tensor.shape) for tensor in tensors]
+    return [tensor.shape for tensor in first] != [tensor.shape for tensor in second]
+
+
+def viewed(tensors: Sequence[torch.Tensor]) -> list[KeptTensor]:
+    """Tensors that no run changes any more, in the form of kept ones."""
+    return [KeptTensor.view(tensor) for tensor in tensors]

@@ -18,10 +18,10 @@ from fuzzcompile.execution.exhaustion import first_line
 from fuzzcompile.execution.observation import Observation
 from fuzzcompile.execution.runs import observe
 from fuzzcompile.profiling.distance import Distance
-from fuzzcompile.profiling.kept import KeptCall
+from fuzzcompile.profiling.kept import KeptCall, KeptTensor
 from fuzzcompile.profiling.layers import layers_of
 from fuzzcompile.profiling.local import Alone, Entered, Mode, misfit
-from fuzzcompile.profiling.measuring import Layer, Rerun, apart, misshapen
+from fuzzcompile.profiling.measuring import Layer, Rerun, apart, misshapen, viewed
 from fuzzcompile.profiling.operators import OperatorCall, operators_watched
 from fuzzcompile.profiling.runs import WHOLE, Calls, Look, refuse_failed, returned
 from fuzzcompile.profiling.sides import Side
@@ -37,7 +37,8 @@ class Known:
         exact: that side in float64; empty if it has no such form.
         truth: the program in float64, run eagerly.
         rounding: the program with every operator moved by an ulp.
-        reference: outputs of a compiled reference, whose layers cannot be run alone; None if it is not compiled.
+        reference: outputs of a compiled or recorded reference, whose layers are run alone in eager mode; None for one
+            that is run here in eager mode.
     """
 
     calls: Calls
@@ -54,7 +55,7 @@ class Walk:
     Args:
         case: the case.
         device: where sides run that name no device of their own.
-        reference: what the other side is compared with; the layers of a compiled one are run in eager mode.
+        reference: what the other side is compared with.
         against: the side that is measured.
         known: what other runs showed.
     """
@@ -86,7 +87,7 @@ class Walk:
         ):
             observation = observe(self.case, program, called)
         refuse_failed(self.case, self.reference, observation)
-        self._measure((WHOLE, 0), "program", [kept.values for kept in returned(observation)], None)
+        self._measure((WHOLE, 0), "program", returned(observation), None)
         return observation
 
     @contextlib.contextmanager
@@ -180,12 +181,12 @@ class Walk:
             entered.tensors,
             shared=self._alike and not {"sdpa", "float64"} & {self.reference.kind, self.against.kind},
         )
-        self._measure(key, kind, [tensor.detach() for tensor in leaves(result)], rerun)
+        self._measure(key, kind, viewed(leaves(result)), rerun)
 
-    def _measure(self, key: tuple[str, int], kind: str, output: Sequence[torch.Tensor], rerun: Rerun | None) -> None:
+    def _measure(self, key: tuple[str, int], kind: str, output: Sequence[KeptTensor], rerun: Rerun | None) -> None:
         call, given = self.known.calls.get(key), self.known.reference
         if given is not None and key in given:
-            output = [kept.values for kept in given[key].outputs]
+            output = given[key].outputs
         label = KeptCall(*key, kind, [], []).label
         if call is None:
             self.layers.append(Layer(label, kind, note=f"{self.against} does not call it"))
@@ -204,7 +205,7 @@ class Walk:
         self.layers.append(layer)
 
     def _run_again(
-        self, layer: Layer, key: tuple[str, int], call: KeptCall, output: Sequence[torch.Tensor], rerun: Rerun
+        self, layer: Layer, key: tuple[str, int], call: KeptCall, output: Sequence[KeptTensor], rerun: Rerun
     ) -> Layer:
         why = misfit(call.inputs, rerun.own_inputs)
         if why is not None:
@@ -220,10 +221,10 @@ class Walk:
 
     def _against_truth(self, key: tuple[str, int], call: KeptCall) -> Distance | None:
         truth = self.known.truth.get(key)
-        return None if truth is None else apart(call.outputs, [kept.values for kept in truth.outputs])
+        return None if truth is None else apart(call.outputs, truth.outputs)
 
 
-def _apart(call: KeptCall | None, output: Sequence[torch.Tensor]) -> Distance | None:
+def _apart(call: KeptCall | None, output: Sequence[KeptTensor]) -> Distance | None:
     """How far a run is from the reference's ``output``; as distances are symmetric, but for the size, either way."""
     return None if call is None else apart(call.outputs, output)
 

@@ -11,6 +11,7 @@ from fuzzcompile.case import load_case
 from fuzzcompile.errors import CaseError, EnvironmentUnfit, UsageError
 from fuzzcompile.profiling.engine import Asked, profile
 from fuzzcompile.profiling.record import record
+from fuzzcompile.profiling.recorded import read
 from fuzzcompile.profiling.runs import WHOLE, CannotRun, Look
 from fuzzcompile.profiling.sides import pair_of, parse
 
@@ -164,6 +165,18 @@ def test_a_recording_stands_for_the_machine_that_made_it(tmp_path):
         # Products may depend on the alignment of their operands in memory.
         assert row(recorded, name)["rms_error"] == pytest.approx(row(live, name)["rms_error"], rel=1e-3)
     assert any("recorded as sdpa:flash" in note for note in recorded["notes"])
+
+
+def test_a_recording_can_be_the_reference_sampled_or_whole(tmp_path):
+    path, recording = stack(tmp_path, ONE_LAYER_OFF), tmp_path / "flash.safetensors"
+    text = path.read_text().replace("torch.randint(20, (2, 6))", "torch.randint(20, (2, 300))")
+    path.write_text(text)
+    for budget, sampled in ((2**24, False), (100_000, True)):
+        record(load_case(path), CPU, parse("sdpa:flash"), recording, look=Look(budget=budget))
+        answer = profiled(path, "sdpa:math", str(recording))
+        assert (answer["verdict"], answer["layer"]) == ("jump", "layers.1")
+        assert row(answer, "layers.1")["rms_error"] > 100 * row(answer, "layers.0")["rms_error"]
+        assert any(not call.outputs[0].whole for call in read(recording).calls().values()) == sampled
 
 
 def test_a_recording_of_other_weights_is_refused_with_what_differs(tmp_path):
