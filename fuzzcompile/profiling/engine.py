@@ -20,12 +20,10 @@ from fuzzcompile.execution.environment import describe
 from fuzzcompile.execution.noise import UlpNoise
 from fuzzcompile.execution.observation import Observation
 from fuzzcompile.execution.runs import observe
-from fuzzcompile.oracle import change
 from fuzzcompile.profiling.distance import Distance, distance
 from fuzzcompile.profiling.gradients import gradient_layers
-from fuzzcompile.profiling.kept import KeptCall
 from fuzzcompile.profiling.local import Mode
-from fuzzcompile.profiling.measuring import Layer, apart
+from fuzzcompile.profiling.measuring import Layer, apart, relative_step
 from fuzzcompile.profiling.record import replayed
 from fuzzcompile.profiling.runs import BLOCKS, WHOLE, Look, SideRun, returned, run_eagerly, run_side, untapped
 from fuzzcompile.profiling.sides import EAGER, Side, exactly, pair_of
@@ -150,7 +148,8 @@ class _Profile:
         self._notes += [*against.notes, *(() if given is None else given.notes)]
         if self._against.is_compiled:
             self._compare_untapped(against)
-        whole_exact = _step(against.exact.get((WHOLE, 0)), truth.calls[WHOLE, 0])
+        exact = against.exact.get((WHOLE, 0))
+        whole_exact = None if exact is None else relative_step(exact.outputs, truth.calls[WHOLE, 0].outputs)
         gradients = gradient_layers(
             [layer.label for layer in walk.layers[:-1]],
             against.observation,
@@ -209,12 +208,6 @@ class _Profile:
             self._notes.append(
                 f"the taps at the layers changed what {self._against} makes of the program: its output moved by {by}"
             )
-
-
-def _step(exact: KeptCall | None, truth: KeptCall) -> float | None:
-    if exact is None:
-        return None
-    return change.largest_change([kept.values for kept in exact.outputs], [kept.values for kept in truth.outputs])
 
 
 def _coarsest(*observations: Observation) -> torch.dtype:

@@ -12,7 +12,7 @@ from fuzzcompile.execution.noise import UlpNoise
 from fuzzcompile.oracle import change
 from fuzzcompile.profiling.distance import Distance, distance
 from fuzzcompile.profiling.kept import KeptCall, KeptTensor
-from fuzzcompile.profiling.local import Alone, Mode
+from fuzzcompile.profiling.local import Alone, Mode, misfit
 from fuzzcompile.profiling.sides import exactly
 
 _EXACT_NOISE_SEED = 2
@@ -107,11 +107,12 @@ class Rerun:
         )
 
     def in_float64(self, layer: Layer, call: KeptCall) -> Layer:
-        """``layer`` with what the measured side's float64 form makes newly."""
+        """``layer`` with what the measured side's float64 form makes newly; as it is where that was sampled."""
+        if misfit(call.inputs, self.own_inputs) is not None:
+            return layer
         inputs = [kept.values for kept in call.inputs]
-        outputs = [kept.values for kept in call.outputs]
-        step = change.largest_change(outputs, self.reference.on(inputs, exactly(self.native)))
-        if step <= change.SEMANTIC_STEP:
+        step = relative_step(call.outputs, viewed(self.reference.on(inputs, exactly(self.native))))
+        if step is None or step <= change.SEMANTIC_STEP:
             return replace(layer, exact=step)
         # The mode entered last sees a call first: the noise is that of the operators in float64, not of native weights.
         noisy = self.reference.on(inputs, UlpNoise(_EXACT_NOISE_SEED), exactly(self.native))
@@ -133,6 +134,16 @@ def apart(first: Sequence[KeptTensor], second: Sequence[KeptTensor]) -> Distance
     pairs = [tensor.beside(other) for tensor, other in zip(first, second, strict=True)]
     known = [pair for pair in pairs if pair is not None]
     return distance([pair[0] for pair in known], [pair[1] for pair in known]) if len(known) == len(pairs) else None
+
+
+def relative_step(first: Sequence[KeptTensor], second: Sequence[KeptTensor]) -> float | None:
+    """The largest relative change of kept tensors, by :mod:`~fuzzcompile.oracle.change`; None as for :func:`apart`."""
+    if misshapen(first, second):
+        return None
+    pairs = [tensor.beside(other) for tensor, other in zip(first, second, strict=True)]
+    if any(pair is None for pair in pairs):
+        return None
+    return max((change.relative_change(*pair) for pair in pairs if pair is not None), default=0.0)
 
 
 def misshapen(first: Sequence[KeptTensor], second: Sequence[KeptTensor]) -> bool:
