@@ -12,6 +12,7 @@ from fuzzcompile.compiler.target.process import assumed
 from fuzzcompile.errors import EnvironmentUnfit
 from fuzzcompile.execution.observation import Observation
 from fuzzcompile.oracle.comparison import compare
+from fuzzcompile.stage_names import DYNAMO
 from fuzzcompile.targets import Target
 from fuzzcompile.trials.compiles import Experiments, Trial
 
@@ -118,7 +119,7 @@ def refuse_unsupported(experiments: Experiments, trial: Trial) -> None:
     if not failure.unsupported and (without is not None or not _reads(breaks)):
         return
     further = "; ".join(line for line in breaks if _place(line) not in failure.message)
-    who, why = ("dynamo", failure.message) if failure.unsupported else ("torch.compile", headline(str(failure)))
+    who, why = (DYNAMO, failure.message) if failure.unsupported else ("torch.compile", headline(str(failure)))
     raise CannotJudge(
         f"{case.name} asks for FULLGRAPH, which {who} cannot honour: {why}; "
         f"{f'without FULLGRAPH, the graph breaks at: {further}; ' if further else ''}"

@@ -37,8 +37,9 @@ def case_file(name: str, *, training: bool = False, size: Size = "tiny", dtype: 
     """
     chosen = architecture(name)
     if importlib.util.find_spec(chosen.library) is None:
+        extra = "timm" if chosen.library == "timm" else "models"
         raise EnvironmentUnfit(
-            f"--hf-config {name} needs {chosen.library}, which is not installed: pip install 'fuzzcompile[models]'."
+            f"--hf-config {name} needs {chosen.library}, which is not installed: pip install 'fuzzcompile[{extra}]'."
         )
     text = case_text(name, training=training, size=size, dtype=dtype)
     choices = [chosen.name.rpartition("/")[2]]
