@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -196,8 +197,8 @@ def _dump(folder: str | None, ledger: Ledger) -> None:
 
 
 def _mark(path: str | None, text: str) -> None:
-    """Write the marker whole or not at all: its writer may be killed at any time."""
+    """Write the marker whole or not at all: its writer may be killed at any time, or fork and go on twice."""
     if path is not None:
-        draft = Path(f"{path}.part")
+        draft = Path(f"{path}.{os.getpid()}.part")
         draft.write_text(text, encoding="utf-8")
         draft.replace(path)
