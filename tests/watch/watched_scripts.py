@@ -84,7 +84,10 @@ def environment() -> dict[str, str]:
 def plain(script: Path, *arguments: str) -> str:
     """What a script prints by itself."""
     command = [sys.executable, str(script), *arguments]
-    return subprocess.run(command, env=environment(), capture_output=True, text=True, check=True, timeout=200).stdout
+    ran = subprocess.run(
+        command, env=environment(), capture_output=True, text=True, check=True, timeout=200, cwd=script.parent
+    )
+    return ran.stdout
 
 
 def watched(script: Path, *options: str, arguments: tuple[str, ...] = ()) -> Answer:
