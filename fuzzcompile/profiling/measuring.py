@@ -129,21 +129,23 @@ class Rerun:
 
 def apart(first: Sequence[KeptTensor], second: Sequence[KeptTensor]) -> Distance | None:
     """The distance of kept tensors, at the elements that both have; None if they do not correspond."""
-    if misshapen(first, second):
-        return None
-    pairs = [tensor.beside(other) for tensor, other in zip(first, second, strict=True)]
-    known = [pair for pair in pairs if pair is not None]
-    return distance([pair[0] for pair in known], [pair[1] for pair in known]) if len(known) == len(pairs) else None
+    pairs = _pairs(first, second)
+    return None if pairs is None else distance([a for a, _ in pairs], [b for _, b in pairs])
 
 
 def relative_step(first: Sequence[KeptTensor], second: Sequence[KeptTensor]) -> float | None:
     """The largest relative change of kept tensors, by :mod:`~fuzzcompile.oracle.change`; None as for :func:`apart`."""
+    pairs = _pairs(first, second)
+    return None if pairs is None else max((change.relative_change(a, b) for a, b in pairs), default=0.0)
+
+
+def _pairs(first: Sequence[KeptTensor], second: Sequence[KeptTensor]) -> list[tuple[torch.Tensor, torch.Tensor]] | None:
+    """The elements that both results have, tensor by tensor; None if they do not correspond."""
     if misshapen(first, second):
         return None
     pairs = [tensor.beside(other) for tensor, other in zip(first, second, strict=True)]
-    if any(pair is None for pair in pairs):
-        return None
-    return max((change.relative_change(*pair) for pair in pairs if pair is not None), default=0.0)
+    known = [pair for pair in pairs if pair is not None]
+    return known if len(known) == len(pairs) else None
 
 
 def misshapen(first: Sequence[KeptTensor], second: Sequence[KeptTensor]) -> bool:

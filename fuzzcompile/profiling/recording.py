@@ -25,11 +25,10 @@ import torch
 
 from fuzzcompile.errors import EnvironmentUnfit, UsageError
 from fuzzcompile.profiling.identity import Facts, bytes_of
-from fuzzcompile.profiling.kept import KeptCall, KeptTensor
+from fuzzcompile.profiling.kept import SAMPLE, KeptCall, KeptTensor
 
 SCHEMA = 1
 MARK = "fuzzcompile_recording"  # the key of the metadata that tells a recording from other files
-SAMPLE = 4096  # elements kept of a tensor once the budget no longer allows for all
 _SAMPLED_SHARE = 4  # one part in so many of the budget is left to samples
 _OF_LEFT = 64  # a sample takes one part in so many of what is left, at most
 _HEADER_ENTRY = 90  # bytes that a tensor takes in the header besides its name, at most

@@ -9,8 +9,7 @@ from markupsafe import Markup
 
 from fuzzcompile import __version__
 from fuzzcompile.contract import ReportJson
-from fuzzcompile.errors import EnvironmentUnfit
-from fuzzcompile.reporting.charts import Panel, Series, chart
+from fuzzcompile.reporting.charts import Panel, Series, chart_or_reason
 from fuzzcompile.reporting.page import section_of
 from fuzzcompile.templating import environment as templates
 from fuzzcompile.watching.summary import Summary
@@ -48,9 +47,10 @@ def _drawn(summary: Summary, groups: Sequence[str]) -> Markup:
     series = [Series(GROUPS[group], [step.made.get(group) for step in steps]) for group in groups]
     floor = Series("rounding (perturbed eager runs)", [max(step.floor.values(), default=None) for step in steps], True)
     first = next((index for index, step in enumerate(steps) if step.unexplained), None)
-    return _chart(
+    return chart_or_reason(
         [step.step for step in steps],
         [Panel("error made in the step / size", [*series, floor])],
+        axis="step",
         about=f"{summary.script}: errors made in sampled steps",
         highlight=None if first is None else (first, f"step {steps[first].step}"),
     )
@@ -70,15 +70,9 @@ def _losses(summary: Summary) -> Markup | None:
         if run != "eager"
     ]
     panels = [Panel("loss", curves, log=False), Panel("distance from eager / loss", apart)]
-    return _chart(steps, panels, about=f"{summary.script}: losses from the state of step {steps[0]}", highlight=None)
+    about = f"{summary.script}: losses from the state of step {steps[0]}"
+    return chart_or_reason(steps, panels, axis="step", about=about)
 
 
 def _apart(loss: float | None, eager: float) -> float | None:
     return None if loss is None else abs(loss - eager) / max(abs(eager), 1e-30)
-
-
-def _chart(steps: Sequence[int], panels: Sequence[Panel], *, about: str, highlight: tuple[int, str] | None) -> Markup:
-    try:
-        return Markup(chart(steps, panels, axis="step", about=about, highlight=highlight))  # it escapes its texts
-    except EnvironmentUnfit as error:
-        return Markup("<p>{}</p>").format(str(error))

@@ -19,9 +19,9 @@ import torch
 from fuzzcompile.errors import EnvironmentUnfit, UsageError
 from fuzzcompile.profiling import recording
 from fuzzcompile.profiling.identity import Facts, Leaf
-from fuzzcompile.profiling.kept import KeptCall, KeptTensor
+from fuzzcompile.profiling.kept import SAMPLE, KeptCall, KeptTensor
 from fuzzcompile.profiling.recorded import read
-from fuzzcompile.profiling.recording import SAMPLE, RecordingWriter
+from fuzzcompile.profiling.recording import RecordingWriter
 
 LARGE = 2**30
 FACTS = Facts(
