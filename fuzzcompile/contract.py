@@ -27,6 +27,7 @@ class OutputJson(TypedDict, total=False):
     within_default_tolerance: bool | None
     torch_same: bool | None
     cosine: float | None
+    view_raises: bool | None
     where: list[int] | None
     at: dict[str, float | int | str | None] | None
     detail: str
@@ -191,6 +192,65 @@ class CostJson(TypedDict, total=False):
     seconds: float
 
 
+class CauseJson(TypedDict, total=False):
+    """What must change for a case to pass: the nearest neighbour of the case that the compiler treats rightly.
+
+    Keys:
+        fingerprint: the cause in words that do not hang on sizes, such as ``softmax(dim)`` or ``layout``; the last part
+            of the signature.
+        kind: of the change: ``argument``, ``dtype``, ``layout``, ``sharing``, ``size``, ``value``, ``gradient``.
+        before, after: the text that the change replaces, and what replaces it, as a user writes it.
+        still: what the culprit does on the neighbour: ``fires``, ``refused`` by its check, or ``absent``.
+        computes: what the compiled case computes instead, where that is known: ``neighbour`` if it gives what eager
+            gives on the neighbour, so that what was changed is ignored; None otherwise.
+        neighbour: the source of the neighbour, a case file.
+    """
+
+    fingerprint: str
+    kind: str
+    before: str
+    after: str
+    still: str
+    computes: str | None
+    neighbour: str
+
+
+class RungJson(TypedDict):
+    """A rung of the ladder of backends: ``result`` is ``right``, ``wrong``, ``raises`` or ``not run``."""
+
+    backend: str
+    result: str
+    says: str
+
+
+class ShownJson(TypedDict, total=False):
+    """What was seen of a reproducer when it was made; each script ran alone in a clean process.
+
+    Keys:
+        plain: the script for an issue, without exit codes: ``torch.testing.assert_close`` or the one observable.
+        plain_output: what it printed on the bug, its last lines, without paths of this machine.
+        plain_shows: whether it showed the bug.
+        cuda: the same script for a CUDA device; absent where it makes no sense there. It was not run.
+        eager_only: a script that calls the operator at fault in eager mode; absent where the fault needs a compiler.
+        eager_only_output: what it printed.
+        ladder: eager, aot_eager, aot_eager_decomp_partition and inductor, in this order.
+        expression: the operation at fault in the user's words, such as ``torch.add(x, a @ b, alpha=0.5)``.
+        error_log: the whole text of an error, with that of the C++ or Triton compiler, without paths of this machine.
+        collect_env: what ``torch.utils.collect_env`` prints, without paths of this machine.
+    """
+
+    plain: str
+    plain_output: str
+    plain_shows: bool
+    cuda: str
+    eager_only: str
+    eager_only_output: str
+    ladder: list[RungJson]
+    expression: str
+    error_log: str
+    collect_env: str
+
+
 class ReportJson(TypedDict, total=False):
     """The answer on one case."""
 
@@ -208,7 +268,9 @@ class ReportJson(TypedDict, total=False):
     changed_bits: list[CulpritJson]
     ablations: list[AblationJson]
     workaround: WorkaroundJson | None
+    cause: CauseJson | None
     signature: str | None
+    severity: str | None
     rewrites: list[RewriteJson]
     suspects: list[SuspectJson]
     cost: CostJson

@@ -30,12 +30,13 @@ from fuzzcompile.campaign.jobs import Job, Jobs, Result
 from fuzzcompile.campaign.settings import CampaignSettings
 from fuzzcompile.campaign.steering import Outcome, Steering, items_of
 from fuzzcompile.contract import CulpritJson, ReportJson, told
-from fuzzcompile.corpus import Coverage, Ended, Finding, Recorded, Store, public_id, severity
+from fuzzcompile.corpus import Coverage, Ended, Finding, Recorded, Store, public_id
 from fuzzcompile.errors import FuzzcompileError
 from fuzzcompile.execution.pool import WorkerFailed, WorkerStartFailed, WorkerStopped, WorkerTimeout
 from fuzzcompile.judging.report import unjudged
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.reporting.verdict import name_of
+from fuzzcompile.severity import rank
 from fuzzcompile.worker.judge import Judged
 from fuzzcompile.worker.lost import left_behind, report_of, unlooked, unstartable, verdict_of
 from fuzzcompile.worker.minimize import Minimized
@@ -222,14 +223,14 @@ class Engine:
         if stored.is_new_finding:
             self._books.new.append(finding)
             yield FindingFound(finding, report["verdict"], name_of(report["culprit"]))
-        if finding not in self._given_up and severity(report) > self._severity_shown(finding):
+        if finding not in self._given_up and rank(report) < self._worst_shown(finding):
             self._minimize(finding, job, report)
 
-    def _severity_shown(self, finding: str) -> int:
-        """The worst severity that the finding's reproducers show, those being made included."""
+    def _worst_shown(self, finding: str) -> tuple[int, bool]:
+        """The rank of the worst that the finding's reproducers show, those being made included."""
         best = self.store.best_reproducer(finding)
-        under_way = [job.severity for job in self._jobs if job.minimizes == finding]
-        return max([severity(best.report if best is not None else None), *under_way])
+        under_way = [job.rank for job in self._jobs if job.minimizes == finding and job.rank is not None]
+        return min([rank(best.report if best is not None else None), *under_way])
 
     def _minimized(self, result: Minimized, job: Job) -> Iterator[Event]:
         finding = job.minimizes or ""

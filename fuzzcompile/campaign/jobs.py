@@ -13,8 +13,8 @@ from typing import Self, TypeVar
 from fuzzcompile.campaign.drawing import Drawn
 from fuzzcompile.campaign.settings import CampaignSettings
 from fuzzcompile.contract import ReportJson
-from fuzzcompile.corpus import severity
 from fuzzcompile.execution.pool import WorkerPool
+from fuzzcompile.severity import rank
 from fuzzcompile.worker.judge import Judged, JudgeTask, judge_file
 from fuzzcompile.worker.minimize import Minimized, MinimizeTask, minimize
 from fuzzcompile.worker.pool import ATTRIBUTION_SHARE
@@ -30,7 +30,8 @@ _CONFIRMING_SECONDS = 240.0
 class Job:
     """A case that is judged, or with ``minimizes`` the finding whose case is minimized.
 
-    ``index`` is the place in the stream (None for a secondary candidate), ``severity`` that of the minimized report.
+    ``index`` is the place in the stream (None for a secondary candidate), ``rank`` that of the minimized report
+    (`fuzzcompile.severity.rank`).
     """
 
     case: Drawn
@@ -40,7 +41,7 @@ class Job:
     started: float = field(default_factory=time.monotonic)
     retry: bool = False
     minimizes: str | None = None
-    severity: int = 0
+    rank: tuple[int, bool] | None = None
     screen: bool = False
 
     @property
@@ -105,7 +106,7 @@ class Jobs:
             seconds,
             vetoes=self.settings.vetoes,
         )
-        minimizing = Job(job.case, job.index, job.path, job.marker, minimizes=finding, severity=severity(report))
+        minimizing = Job(job.case, job.index, job.path, job.marker, minimizes=finding, rank=rank(report))
         self._submit(minimize, task, f"minimize {finding}", minimizing, limit=seconds + _CONFIRMING_SECONDS)
 
     def ended(self, timeout: float) -> list[tuple[Future[Result], Job]]:

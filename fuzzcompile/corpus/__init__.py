@@ -10,15 +10,19 @@ from fuzzcompile.corpus.records import (
     Ended,
     Finding,
     Recorded,
+    Related,
+    Replay,
     Reproducer,
     Seed,
+    Status,
     StoredCampaign,
     StoredCoverage,
+    StoredReplay,
     StreamRun,
+    Umbrella,
     compiler_of,
     public_id,
 )
-from fuzzcompile.corpus.severity import severity
 from fuzzcompile.corpus.store import Store
 
 __all__ = [
@@ -31,16 +35,20 @@ __all__ = [
     "Finding",
     "FolderTakenError",
     "Recorded",
+    "Related",
+    "Replay",
     "Reproducer",
     "Seed",
+    "Status",
     "Store",
     "StoredCampaign",
     "StoredCoverage",
+    "StoredReplay",
     "StreamRun",
+    "Umbrella",
     "UnknownFindingError",
     "campaign_seconds",
     "compiler_of",
     "moment_at",
     "public_id",
-    "severity",
 ]

@@ -126,6 +126,15 @@ class FindingRow(Base):
     confidence: Mapped[str | None] = mapped_column(String(16))
     culprit: Mapped[dict[str, object] | None]
     evidence: Mapped[dict[str, object] | None]
+    # Of the best run; a word of `fuzzcompile.severity.Severity`.
+    severity: Mapped[str | None] = mapped_column(String(32), index=True)
+    umbrella: Mapped[str | None] = mapped_column(String(64), index=True)
+    # What a person said of it (`fuzzcompile mark`), with ``status``.
+    issue: Mapped[str | None]
+    note: Mapped[str | None]
+    duplicate_of_id: Mapped[int | None] = mapped_column(ForeignKey("findings.id"))
+    # When reports on it were last searched for (RelatedRow).
+    searched: Mapped[datetime | None]
     hits: Mapped[int]
     first_seen: Mapped[datetime]
     last_seen: Mapped[datetime]
@@ -159,7 +168,11 @@ class RunRow(Base):
 
 
 class ReproducerRow(Base):
-    """A script that shows a finding without fuzzcompile."""
+    """A script that shows a finding without fuzzcompile.
+
+    ``program`` identifies the reduced program up to names; ``shown`` is what was seen when the script was made
+    (`fuzzcompile.contract.ShownJson`).
+    """
 
     __tablename__ = "reproducers"
     __table_args__ = (UniqueConstraint("finding_id", "sha256"),)
@@ -174,7 +187,53 @@ class ReproducerRow(Base):
     torch: Mapped[str]
     report: Mapped[dict[str, object] | None]
     neighbour: Mapped[str | None]
+    program: Mapped[str | None] = mapped_column(String(64), index=True)
+    shown: Mapped[dict[str, object] | None]
     created: Mapped[datetime]
+
+
+class ReplayRow(Base):
+    """A reproducer run again under one torch; ``status`` is the judgement on all ``runs`` of it."""
+
+    __tablename__ = "replays"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    finding_id: Mapped[int] = mapped_column(ForeignKey("findings.id"), index=True)
+    reproducer_sha256: Mapped[str] = mapped_column(String(64))
+    torch: Mapped[str]
+    torch_git: Mapped[str | None]
+    status: Mapped[str] = mapped_column(String(32))
+    runs: Mapped[list[str]]
+    output: Mapped[str]
+    seconds: Mapped[float]
+    created: Mapped[datetime]
+
+
+class RelatedRow(Base):
+    """A public issue or pull request that may be about a finding, as a search found it."""
+
+    __tablename__ = "related"
+    __table_args__ = (UniqueConstraint("finding_id", "url"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    finding_id: Mapped[int] = mapped_column(ForeignKey("findings.id"))
+    url: Mapped[str]
+    kind: Mapped[str] = mapped_column(String(16))
+    title: Mapped[str]
+    state: Mapped[str] = mapped_column(String(16))
+    score: Mapped[float]
+    why: Mapped[str]
+
+
+class UmbrellaRow(Base):
+    """What a person said of a group of findings with one cause (`fuzzcompile mark`)."""
+
+    __tablename__ = "umbrellas"
+
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    status: Mapped[str] = mapped_column(String(32))
+    issue: Mapped[str | None]
+    note: Mapped[str | None]
 
 
 class CoverageRow(Base):

@@ -23,29 +23,37 @@ from fuzzcompile.corpus.models import (
     CoverageRow,
     EnvironmentRow,
     FindingRow,
+    RelatedRow,
+    ReplayRow,
     ReproducerRow,
     RunRow,
+    UmbrellaRow,
 )
 from fuzzcompile.corpus.records import (
     CaseRecord,
     Counters,
     Finding,
+    Related,
     Reproducer,
     Seed,
     StoredCampaign,
     StoredCoverage,
+    StoredReplay,
     StreamRun,
+    Umbrella,
     compiler_of,
     public_id,
 )
-from fuzzcompile.corpus.severity import severity
+from fuzzcompile.severity import rank
 
 if TYPE_CHECKING:
     from fuzzcompile.contract import ReportJson
 
 _FINDINGS_NAMED = 10
 # The records whose fields are columns of one row, but for those that are given beside it.
-Stored = TypeVar("Stored", CaseRecord, Finding, Reproducer, StoredCampaign, StoredCoverage)
+Stored = TypeVar(
+    "Stored", CaseRecord, Finding, Related, Reproducer, StoredCampaign, StoredCoverage, StoredReplay, Umbrella
+)
 
 
 class Reader:
@@ -199,12 +207,32 @@ class Reader:
                 rows,
                 key=lambda row: (
                     not row.confirmed,
-                    -severity(cast("ReportJson | None", row.report)),
+                    rank(cast("ReportJson | None", row.report)),
                     row.lines,
                     row.id,
                 ),
             )
             return _of(Reproducer, ranked[0]) if ranked else None
+
+    def replays(self, finding: str | int | None = None) -> list[StoredReplay]:
+        """The replays of one finding or (None) of all, oldest first."""
+        query = select(ReplayRow).order_by(ReplayRow.id)
+        with self._read() as session:
+            if finding is not None:
+                query = query.where(ReplayRow.finding_id == finding_id(session, finding))
+            return [_of(StoredReplay, row, runs=tuple(row.runs)) for row in session.scalars(query)]
+
+    def related(self, finding: str | int) -> list[Related]:
+        """The public reports that a search found for a finding, the likeliest first."""
+        with self._read() as session:
+            key = finding_id(session, finding)
+            query = select(RelatedRow).where(RelatedRow.finding_id == key).order_by(RelatedRow.score.desc())
+            return [_of(Related, row) for row in session.scalars(query)]
+
+    def umbrellas(self) -> list[Umbrella]:
+        """The groups of which a person said something, by name."""
+        with self._read() as session:
+            return [_of(Umbrella, row) for row in session.scalars(select(UmbrellaRow).order_by(UmbrellaRow.name))]
 
     def _environments(self, compiler: str) -> list[int]:
         """The environments of one compiler."""
@@ -266,6 +294,7 @@ def _findings(session: Session, *conditions: ColumnElement[bool]) -> list[Findin
         _of(
             Finding,
             row,
+            duplicate_of=None if row.duplicate_of_id is None else public_id(row.duplicate_of_id),
             torch_versions=tuple(dict.fromkeys(str(details["torch"]) for details in seen[row.id])),
             devices=tuple(dict.fromkeys(map(_compiled_for, seen[row.id]))),
             report=report,

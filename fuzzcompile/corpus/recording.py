@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-from sqlalchemy import select
+from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
 from fuzzcompile.corpus.models import (
@@ -20,17 +20,19 @@ from fuzzcompile.corpus.models import (
     CoverageRow,
     EnvironmentRow,
     FindingRow,
+    RelatedRow,
+    ReplayRow,
     ReproducerRow,
     RunRow,
 )
-from fuzzcompile.corpus.records import CaseRecord, Coverage, Recorded, Reproducer, compiler_of
-from fuzzcompile.corpus.severity import severity
+from fuzzcompile.corpus.records import CaseRecord, Coverage, Recorded, Related, Replay, Reproducer, compiler_of
+from fuzzcompile.severity import rank, severity
 
 if TYPE_CHECKING:
     from fuzzcompile.contract import ReportJson
 
 # How well a run shows its finding; the greatest is the best.
-Rank: TypeAlias = tuple[int, bool, bool, bool, int]
+Rank: TypeAlias = tuple[int, bool, bool, bool, bool, int]
 
 ENVIRONMENT_COLUMNS = ("torch", "device", "driver", "compiler", "cpu")
 
@@ -145,8 +147,22 @@ def put_reproducer(session: Session, finding_id: int, reproducer: Reproducer) ->
     row.source, row.lines, row.kind = reproducer.source, reproducer.lines, reproducer.kind
     row.confirmed, row.torch, row.neighbour = reproducer.confirmed, reproducer.torch, reproducer.neighbour
     row.report = None if reproducer.report is None else plain(reproducer.report)
+    row.program = reproducer.program
+    row.shown = None if reproducer.shown is None else plain(reproducer.shown)
     session.flush()
     return row.id
+
+
+def put_replay(session: Session, finding_id: int, replay: Replay) -> None:
+    """Store that a reproducer was run again."""
+    session.add(ReplayRow(finding_id=finding_id, created=now(), **{**vars(replay), "runs": list(replay.runs)}))
+
+
+def put_related(session: Session, finding_id: int, related: Sequence[Related]) -> None:
+    """Store what a search found, in place of what an earlier one did."""
+    session.execute(delete(RelatedRow).where(RelatedRow.finding_id == finding_id))
+    session.add_all(RelatedRow(finding_id=finding_id, **vars(found)) for found in related)
+    session.execute(update(FindingRow).where(FindingRow.id == finding_id).values(searched=now()))
 
 
 def _count_finding(session: Session, run: RunRow, report: ReportJson, source: str) -> bool:
@@ -164,7 +180,7 @@ def _count_finding(session: Session, run: RunRow, report: ReportJson, source: st
     run.finding_id = row.id
     if is_new or _rank(report, source) > _rank_of_best(session, row):
         row.best_run_id = run.id
-        row.verdict, row.confidence = run.verdict, report.get("confidence")
+        row.verdict, row.confidence, row.severity = run.verdict, report.get("confidence"), severity(report)
         row.culprit, row.evidence = (_nested(run.report, key) for key in ("culprit", "evidence"))
     session.flush()
     return is_new
@@ -178,8 +194,10 @@ def _nested(report: dict[str, object], key: str) -> dict[str, object] | None:
 def _rank(report: ReportJson, source: str) -> Rank:
     """How well a run shows its finding: the worst symptom first, then proof, then the shorter program."""
     culprit = report.get("culprit") or {}
+    place, told = rank(report)
     return (
-        severity(report),
+        -place,
+        not told,
         report.get("confidence") == "high",
         culprit.get("necessary") is True,
         culprit.get("sufficient") is True,

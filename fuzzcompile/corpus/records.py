@@ -12,10 +12,12 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from fuzzcompile.contract import CulpritJson, EvidenceJson, ReportJson
+    from fuzzcompile.contract import CulpritJson, EvidenceJson, ReportJson, ShownJson
 
 Ended = Literal["budget", "interrupted", "max-findings", "exhausted", "failed"]
 Outcome = Literal["fired", "refused", "fallback"]
+# What a person says of a finding (`fuzzcompile mark`); "open" until then.
+Status = Literal["open", "known", "dup", "fixed", "invalid", "wontfix"]
 
 
 def compiler_of(environment: Mapping[str, object]) -> str:
@@ -136,7 +138,10 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Reproducer:
-    """A script that shows a finding on its own; ``neighbour`` is the source of the nearest case that passes."""
+    """A script that shows a finding on its own; ``neighbour`` is the source of the nearest case that passes.
+
+    ``program`` identifies the reduced program up to names; ``shown`` is what was seen when the script was made.
+    """
 
     source: str
     sha256: str
@@ -146,6 +151,59 @@ class Reproducer:
     torch: str
     report: ReportJson | None = None
     neighbour: str | None = None
+    program: str | None = None
+    shown: ShownJson | None = None
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A reproducer run again under one torch.
+
+    ``status`` is "failing", "fixed", "fails differently", "errored" or "flaky"; ``runs`` are the single runs' in the
+    same words. ``output`` is the last run's that decided, without paths of this machine.
+    """
+
+    reproducer_sha256: str
+    torch: str
+    torch_git: str | None
+    status: str
+    runs: Sequence[str]
+    output: str
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredReplay(Replay):
+    """A replay of a finding (its row's id), and when it was made."""
+
+    finding_id: int
+    created: datetime
+
+
+@dataclass(frozen=True)
+class Related:
+    """A public issue or pull request that may be about a finding.
+
+    ``kind`` is "issue" or "pull request", ``state`` "open", "closed" or "merged". A greater ``score`` is likelier;
+    ``why`` says which terms led to it.
+    """
+
+    url: str
+    kind: str
+    title: str
+    state: str
+    score: float
+    why: str
+
+
+@dataclass(frozen=True)
+class Umbrella:
+    """A group of findings with one cause, and what a person said of it."""
+
+    name: str
+    status: str = "open"
+    issue: str | None = None
+    note: str | None = None
 
 
 @dataclass(frozen=True)
@@ -153,11 +211,19 @@ class Finding:
     """One root cause. ``report`` and ``source`` are those of its best run; all runs count as hits.
 
     ``devices`` are the kinds of device for which programs that hit it were compiled: ``cpu``, ``cuda`` or a target.
+    ``severity`` is that of the best run (`fuzzcompile.severity.Severity`). ``status``, ``issue``, ``note`` and
+    ``duplicate_of`` (a public id) are what a person said; ``searched`` is when reports on it were last searched for.
     """
 
     id: int
     signature: str
     status: str
+    issue: str | None
+    note: str | None
+    duplicate_of: str | None
+    umbrella: str | None
+    searched: datetime | None
+    severity: str | None
     verdict: str
     confidence: str | None
     culprit: CulpritJson | None

@@ -16,7 +16,7 @@ from fuzzcompile.corpus.connection import connect, explained_errors, writing
 from fuzzcompile.corpus.location import file_of, require_file, resolve
 from fuzzcompile.corpus.models import CampaignRow
 from fuzzcompile.corpus.reader import Reader, finding_id
-from fuzzcompile.corpus.records import Campaign, CaseRecord, Coverage, Ended, Recorded, Reproducer
+from fuzzcompile.corpus.records import Campaign, CaseRecord, Coverage, Ended, Recorded, Related, Replay, Reproducer
 from fuzzcompile.corpus.schema import bring_up_to_date
 
 if TYPE_CHECKING:
@@ -118,6 +118,16 @@ class Store(Reader):
         """Store a reproducer of a finding; a script that is already stored is updated. Return its row's id."""
         with self._write() as session:
             return recording.put_reproducer(session, finding_id(session, finding), reproducer)
+
+    def add_replay(self, finding: str | int, replay: Replay) -> None:
+        """Store that a finding's reproducer was run again."""
+        with self._write() as session:
+            recording.put_replay(session, finding_id(session, finding), replay)
+
+    def keep_related(self, finding: str | int, related: Sequence[Related]) -> None:
+        """Store what a search for public reports on a finding found, in place of what an earlier one did."""
+        with self._write() as session:
+            recording.put_related(session, finding_id(session, finding), related)
 
     def export(self, finding: str | int, folder: str | os.PathLike[str]) -> list[Path]:
         """Write ``case.py``, ``repro.py``, ``neighbour.py`` (as far as there are such) and ``finding.json``.

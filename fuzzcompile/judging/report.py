@@ -6,14 +6,15 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from fuzzcompile.attribution.culprit import Attribution, Culprit
-from fuzzcompile.contract import ContractJson, TargetJson
+from fuzzcompile.contract import CauseJson, ContractJson, ReportJson, TargetJson
 from fuzzcompile.execution.observation import Failure
 from fuzzcompile.judging.asked import Asked
 from fuzzcompile.oracle.comparison import Comparison
 from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.severity import severity
 from fuzzcompile.stage_names import GRAPH_STAGES, PARTITION
 from fuzzcompile.stages.table import stage_named
 
@@ -85,6 +86,7 @@ class Report:
     asked: tuple[Asked, ...] = ()
     target: TargetJson | None = None
     contract: ContractJson | None = None
+    cause: CauseJson | None = None
 
     @property
     def is_bug(self) -> bool:
@@ -125,6 +127,7 @@ class Report:
                 "changed_bits": [culprit.to_json() for culprit in attribution.changed_bits],
                 "ablations": [ablation.to_json() for ablation in attribution.ablations],
                 "workaround": workaround.to_json() if workaround is not None else None,
+                "cause": self.cause,
                 "signature": self.signature,
                 "rewrites": self._rewrites(),
                 "suspects": [asdict(asked) for asked in self.asked],
@@ -132,7 +135,9 @@ class Report:
                 "cost": {**asdict(self.cost), "seconds": round(self.cost.seconds, 3)},
             }
         )
-        return contract if self.contract is None else {**contract, "contract": finite(self.contract)}
+        if self.contract is not None:
+            contract["contract"] = finite(self.contract)
+        return {**contract, "severity": severity(cast("ReportJson", contract))}
 
     def _rewrites(self) -> list[dict[str, Any]]:
         """The rules that matched anything in the judged compile, and what became of it."""

@@ -59,8 +59,19 @@ def compare(
             return _metadata(eager, "dtype", f"eager {eager.form or 'Tensor'}, compiled {compiled.form or 'Tensor'}")
         comparison = _with_aliases(comparison, eager, compiled)
         if comparison.finding != "alias" and eager.kind == "output" and eager.stride != compiled.stride:
-            return _metadata(eager, "stride", f"eager {eager.stride}, compiled {compiled.stride}")
+            raises = _is_contiguous(expected.shape, eager.stride) and not _is_contiguous(actual.shape, compiled.stride)
+            detail = f"eager {eager.stride}, compiled {compiled.stride}"
+            return replace(_metadata(eager, "stride", detail), view_raises=raises)
     return comparison
+
+
+def _is_contiguous(shape: Sequence[int], significant: Sequence[int]) -> bool:
+    """Whether elements lie one behind the other, by the strides of the dimensions of more than one element."""
+    expected, following = list[int](), 1
+    for size in reversed([size for size in shape if size != 1]):
+        expected.insert(0, following)
+        following *= size
+    return list(significant) == expected
 
 
 def _values_agree(comparison: Comparison) -> bool:

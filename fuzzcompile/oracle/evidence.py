@@ -28,6 +28,8 @@ class Comparison:
             ``by_norm``) in units of the output's own size.
         cosine: cosine similarity of compiled and reference; None if undefined.
         torch_same: the answer of ``torch._dynamo.utils.same``; None if it was not asked.
+        view_raises: of other strides, whether eager's result is contiguous and the compiled one is not, so that
+            ``.view()`` raises; None where strides agree or were not compared.
         where: index of the worst element; ``at`` holds the values there, by run.
     """
 
@@ -47,6 +49,7 @@ class Comparison:
     by_norm: bool = False
     cosine: float | None = None
     torch_same: bool | None = None
+    view_raises: bool | None = None
     where: tuple[int, ...] | None = None
     at: dict[str, float | int | None] = field(default_factory=dict)
     detail: str = ""

@@ -20,7 +20,10 @@ from fuzzcompile.corpus.connection import connect
 from fuzzcompile.corpus.models import Base
 from fuzzcompile.corpus.schema import VERSION_TABLE, configuration
 
-TABLES = {"campaigns", "environments", "cases", "runs", "findings", "reproducers", "rewrite_coverage"}
+TABLES = {
+    "campaigns", "environments", "cases", "runs", "findings", "reproducers", "rewrite_coverage", "replays", "related",
+    "umbrellas",
+}  # fmt: skip
 
 
 def test_the_migrations_make_what_the_models_describe(tmp_path: Path) -> None:
