@@ -20,6 +20,7 @@ ALLOWED = {
     "stage_names": set(),
     "templating": set(),
     "severity": {"contract"},
+    "signatures": set(),
     "case": {"errors"},
     "corpus": {"contract", "errors", "severity"},
     "facts": {"errors", "stage_names"},
