@@ -36,6 +36,7 @@ ALLOWED = {
     "codegen": {"compiler"},
     "reduction": {"case", "contract", "errors", "execution", "generation", "oracle", "templating"},
     "profiling": {"capture", "case", "compiler", "contract", "errors", "execution", "oracle", "tolerances"},
+    "replaying": {"corpus"},
     "reporting": {"contract", "errors", "oracle", "stage_names", "templating"},
     "trials": {"case", "compiler", "errors", "execution", "oracle", "tolerances"},
     "attribution": {"compiler", "execution", "oracle", "stage_names", "trials"},
