@@ -34,7 +34,7 @@ ALLOWED = {
     "oracle": {"execution"},
     "capture": {"case", "compiler", "errors", "execution"},
     "codegen": {"compiler"},
-    "reduction": {"case", "contract", "errors", "execution", "generation", "oracle", "templating"},
+    "reduction": {"case", "contract", "errors", "execution", "generation", "oracle", "reporting", "templating"},
     "profiling": {"capture", "case", "compiler", "contract", "errors", "execution", "oracle", "tolerances"},
     "replaying": {"corpus"},
     "reporting": {"contract", "errors", "oracle", "stage_names", "templating"},
