@@ -212,7 +212,8 @@ class Finding:
 
     ``devices`` are the kinds of device for which programs that hit it were compiled: ``cpu``, ``cuda`` or a target.
     ``severity`` is that of the best run (`fuzzcompile.severity.Severity`). ``status``, ``issue``, ``note`` and
-    ``duplicate_of`` (a public id) are what a person said; ``searched`` is when reports on it were last searched for.
+    ``duplicate_of`` (a public id) are what a person said; ``searched`` is when reports on it were last searched for,
+    with which ``queries``.
     """
 
     id: int
@@ -223,6 +224,7 @@ class Finding:
     duplicate_of: str | None
     umbrella: str | None
     searched: datetime | None
+    queries: list[str] | None
     severity: str | None
     verdict: str
     confidence: str | None

@@ -65,6 +65,7 @@ def upgrade() -> None:
         batch_op.add_column(sa.Column("note", sa.Text(), nullable=True))
         batch_op.add_column(sa.Column("duplicate_of_id", sa.Integer(), nullable=True))
         batch_op.add_column(sa.Column("searched", UtcDateTime(), nullable=True))
+        batch_op.add_column(sa.Column("queries", sa.JSON(none_as_null=True), nullable=True))
         batch_op.create_index(batch_op.f("ix_findings_severity"), ["severity"], unique=False)
         batch_op.create_index(batch_op.f("ix_findings_umbrella"), ["umbrella"], unique=False)
         batch_op.create_foreign_key(
@@ -89,6 +90,7 @@ def downgrade() -> None:
         batch_op.drop_constraint(batch_op.f("fk_findings_duplicate_of_id_findings"), type_="foreignkey")
         batch_op.drop_index(batch_op.f("ix_findings_umbrella"))
         batch_op.drop_index(batch_op.f("ix_findings_severity"))
+        batch_op.drop_column("queries")
         batch_op.drop_column("searched")
         batch_op.drop_column("duplicate_of_id")
         batch_op.drop_column("note")
