@@ -150,6 +150,7 @@ def test_a_campaign_finds_explains_shrinks_and_drafts_a_real_bug(campaign):
     assert alone.returncode == 1
 
 
+@pytest.mark.slow
 def test_a_second_run_goes_on_and_repeats_no_case(campaign):
     second = run(campaign.folder, "--budget", "2c", "--workers", "1", "--from", str(campaign.case))
     assert second["cases"] >= 2

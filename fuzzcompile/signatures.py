@@ -1,0 +1,60 @@
+"""What makes two findings the same bug, taken apart (ARCHITECTURE.md, "Contracts"). Needs no torch.
+
+A signature is ``stage:source:family`` (coarse) or ``stage:source:family:fingerprint`` (refined: what must change for
+the case to pass is known). An error without a culprit is ``stage:ErrorType:message``, and what gives wrong results
+without a proved culprit ``stage:-:program-KEY``: neither is ever refined. Neither stage, nor source, nor family holds a
+colon; what comes last may.
+"""
+
+from __future__ import annotations
+
+PROGRAM = "program-"
+UNKNOWN = "-"
+_PARTS = 4
+
+
+def stage(signature: str) -> str:
+    """The stage at fault, ``unattributed`` where none could be named."""
+    return signature.partition(":")[0]
+
+
+def coarse(signature: str) -> str:
+    """The signature without its fingerprint: the place in the compiler."""
+    parts = signature.split(":", _PARTS - 1)
+    return ":".join(parts[: _PARTS - 1]) if _names_a_place(parts) else signature
+
+
+def fingerprint(signature: str) -> str | None:
+    """What must change for the case to pass; None where the signature does not say."""
+    parts = signature.split(":", _PARTS - 1)
+    return parts[-1] if len(parts) == _PARTS and _names_a_place(parts) else None
+
+
+def refined(signature: str, cause: str | None) -> str:
+    """The signature of a place with a fingerprint, or as it is where there is none or it names no place."""
+    place = coarse(signature)
+    return f"{place}:{cause}" if cause and _names_a_place(place.split(":")) else place
+
+
+def same_place(left: str, right: str) -> bool:
+    """Whether both name the same place in the compiler, or are the same."""
+    return coarse(left) == coarse(right)
+
+
+def may_be_one(left: str, right: str) -> bool:
+    """Whether nothing shows that they are two bugs: the same place, and not two fingerprints."""
+    fingerprints = {fingerprint(left), fingerprint(right)} - {None}
+    return same_place(left, right) and len(fingerprints) < 2
+
+
+def is_by_program(signature: str) -> bool:
+    """Whether it rests on the program, because no culprit was proved: a smaller program, or a proof, replaces it."""
+    return signature.partition(":")[2].startswith(f"{UNKNOWN}:{PROGRAM}")
+
+
+def _names_a_place(parts: list[str]) -> bool:
+    """Whether the second part is a file or unknown, not the type of an error, and the third no program."""
+    if len(parts) < _PARTS - 1:
+        return False
+    source, family = parts[1:3]
+    return not source.isidentifier() and not family.startswith(PROGRAM)
