@@ -38,7 +38,7 @@ ALLOWED = {
     "reduction": {"case", "contract", "errors", "execution", "generation", "oracle", "templating"},
     "profiling": {"capture", "case", "compiler", "contract", "errors", "execution", "oracle", "tolerances"},
     "replaying": {"corpus"},
-    "reporting": {"contract", "errors", "oracle", "stage_names", "templating"},
+    "reporting": {"contract", "errors", "oracle", "severity", "stage_names", "templating"},
     "trials": {"case", "compiler", "errors", "execution", "oracle", "tolerances"},
     "attribution": {"compiler", "execution", "oracle", "stage_names", "trials"},
     "variations": {"capture", "case", "compiler", "errors", "execution", "generation", "templating"},
