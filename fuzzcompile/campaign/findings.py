@@ -37,6 +37,8 @@ def keep_reproducer(
             torch=minimized.report["torch"],
             report=minimized.report,
             neighbour=minimized.neighbour,
+            program=minimized.program_key,
+            shown=minimized.shown,
             case_sha256=source_hash(minimized.original) if minimized.original else None,
             environment=environment,
         ),

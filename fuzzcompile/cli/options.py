@@ -118,6 +118,20 @@ fail_on: Callable[[Command], Command] = click.option(
     type=click.Choice([str(severity) for severity in Severity]),
     help="Exit with 1 only for a bug that is at least this severe; the worst stands first here.",
 )
+log: Callable[[Command], Command] = click.option(
+    "--log",
+    default=None,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Also append each event to this file, as a line of JSON, when it happens.",
+)
+sarif: Callable[[Command], Command] = click.option(
+    "--sarif",
+    default=None,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Also write the bugs as SARIF 2.1.0, for code scanning.",
+)
 json_output: Callable[[Command], Command] = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON on stdout and nothing else."
 )

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 )
 @click.option("--junit", type=click.Path(path_type=Path), metavar="FILE", help="Also write JUnit XML for CI.")
 @options.fail_on
+@options.sarif
+@options.log
 @options.json_output
 def triage(
     cases: tuple[Path, ...],
@@ -40,6 +42,8 @@ def triage(
     baseline: Path | None,
     junit: Path | None,
     fail_on: str | None,
+    sarif: Path | None,
+    log: Path | None,
     question: Question,
     conditions: Conditions,
     as_json: bool,
@@ -51,7 +55,16 @@ def triage(
     """
     least = None if fail_on is None else Severity(fail_on)
     return triage_and_print(
-        cases, question, conditions, as_json=as_json, workers=workers, baseline=baseline, junit=junit, least=least
+        cases,
+        question,
+        conditions,
+        as_json=as_json,
+        workers=workers,
+        baseline=baseline,
+        junit=junit,
+        sarif=sarif,
+        log=log,
+        least=least,
     )
 
 
@@ -65,6 +78,8 @@ def triage_and_print(
     workers: int = 1,
     baseline: Path | None = None,
     junit: Path | None = None,
+    sarif: Path | None = None,
+    log: Path | None = None,
     page: Path | None = None,
     least: Severity | None = None,
 ) -> int:
@@ -75,28 +90,31 @@ def triage_and_print(
     """
     from rich.console import Console
 
+    from fuzzcompile import __version__
     from fuzzcompile.campaign.interrupts import sigterm_interrupts
     from fuzzcompile.commands.triage import Answer, case_files, overall_status, triage_files
+    from fuzzcompile.commands.triage_log import TriageLog
     from fuzzcompile.reporting import files as outputs
     from fuzzcompile.reporting.baseline import Baseline
     from fuzzcompile.reporting.junit import junit_xml
+    from fuzzcompile.reporting.sarif import sarif as sarif_log
     from fuzzcompile.reporting.verdict import print_report, report_console
 
     files = case_files(cases)
     known = Baseline.read(baseline) if baseline is not None else None
-    if junit is not None:
-        outputs.check_writable(junit, "--junit")
-    if page is not None:
-        outputs.check_writable(page, "--html")
+    for file, option in ((junit, "--junit"), (sarif, "--sarif"), (page, "--html")):
+        if file is not None:
+            outputs.check_writable(file, option)
     if question.dump is not None:
         outputs.make_empty_folder(Path(question.dump), "--dump-ledger")
     out, answers = report_console(), list[Answer]()
     results = triage_files(files, conditions, question, workers=min(workers, len(files)), baseline=known)
     waiting = Console(stderr=True).status(f"Judging {files[0]} ...")
     # On Ctrl-C the generator is closed at once, and its workers and files with it.
-    with sigterm_interrupts(), contextlib.closing(results), waiting as status:
+    with sigterm_interrupts(), contextlib.closing(results), TriageLog(log, files) as events, waiting as status:
         for answer in results:
             answers.append(answer)
+            events.judged(answer)
             status.update(f"Judged {len(answers)} of {len(files)} ...")
             if answer.error is not None:
                 click.echo(f"fuzzcompile: {answer.error}", err=True)
@@ -110,6 +128,8 @@ def triage_and_print(
         _list_bugs([answer for answer in answers if answer.report is not None and answer.report["is_bug"]])
     if junit is not None:
         outputs.write_whole(junit, junit_xml([answer.to_junit() for answer in answers]), "--junit")
+    if sarif is not None:
+        outputs.write_whole(sarif, sarif_log([answer.to_sarif() for answer in answers], __version__), "--sarif")
     return overall_status(answers, least)
 
 

@@ -30,6 +30,7 @@ from fuzzcompile.judging.report import SCHEMA
 from fuzzcompile.plants import check_plants
 from fuzzcompile.reporting.baseline import Baseline
 from fuzzcompile.reporting.junit import Entry
+from fuzzcompile.reporting.sarif import Scanned
 from fuzzcompile.severity import Severity, severity
 from fuzzcompile.trials.compiles import check_against
 from fuzzcompile.worker.conditions import Conditions, Question
@@ -79,6 +80,10 @@ class Answer:
         return (
             0 if self.status == 1 and least is not None and own is not None and not own.reaches(least) else self.status
         )
+
+    def to_sarif(self) -> Scanned:
+        """The answer as what SARIF is written of."""
+        return Scanned(self.path, self.report, self.error, bool(self.known))
 
     def compared_with(self, baseline: Baseline | None) -> Answer:
         """The answer with ``known`` set; a bug that the baseline lists does not change the exit status."""
