@@ -58,10 +58,11 @@ ALLOWED = {
                   "oracle", "reporting", "severity", "stage_names", "variations", "worker"},
     "commands": {"campaign", "capture", "case", "compiler", "contract", "corpus", "errors", "execution", "facts",
                   "generation", "judging", "oracle", "plants", "profiling", "reduction", "reporting", "searching",
+                  "severity",
                   "stage_names", "targets", "templating", "trials", "watching", "worker"},
     "cli": {"campaign", "case", "commands", "contract", "corpus", "errors", "execution", "generation", "models",
-             "plants", "profiling", "reduction", "reporting", "stage_names", "targets", "tolerances", "watching",
-             "worker"},
+             "plants", "profiling", "reduction", "reporting", "severity", "stage_names", "targets", "tolerances",
+             "watching", "worker"},
     "__main__": {"cli"},
 }  # fmt: skip
 

@@ -16,6 +16,7 @@ from fuzzcompile.cli.coverage import coverage
 from fuzzcompile.cli.doctor import doctor
 from fuzzcompile.cli.generate import generate
 from fuzzcompile.cli.issue import issue
+from fuzzcompile.cli.mark import mark
 from fuzzcompile.cli.minimize import minimize
 from fuzzcompile.cli.passes import passes
 from fuzzcompile.cli.profile import profile
@@ -37,7 +38,7 @@ def cli(debug: bool) -> None:
     """
 
 
-for command in (run, generate, triage, bisect, profile, watch, minimize, issue, corpus, coverage, passes, doctor):
+for command in (run, generate, triage, bisect, profile, watch, minimize, issue, mark, corpus, coverage, passes, doctor):
     cli.add_command(command)
 
 
