@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -10,21 +12,57 @@ from fuzzcompile.cli import options
 from fuzzcompile.cli.subjects import existing_corpus, needed
 from fuzzcompile.worker.conditions import Conditions, running_device
 
+if TYPE_CHECKING:
+    from fuzzcompile.reporting.facts import IssueFacts
+
 
 @click.command()
 @click.argument("name", metavar="FINDING|CASE")
+@click.option("--anyway", is_flag=True, help="Print the draft of a bug that is not to be filed, the reason on top.")
 @options.device
 @options.target
 @options.corpus
-def issue(name: str, device: str, target: str | None, location: str | None) -> int:
-    """Print the draft of a GitHub issue, in Markdown, for a finding or a case file."""
-    from fuzzcompile.campaign.findings import draft_of
-    from fuzzcompile.commands.issue import draft_of_file
+@options.json_output
+def issue(name: str, anyway: bool, device: str, target: str | None, location: str | None, as_json: bool) -> int:
+    """Print the draft of a GitHub issue, in Markdown, for a finding or a case file.
+
+    What is not to be filed gets the reason instead, on stderr: no bug, a suspect without proof, fixed in the newest
+    torch that was tried, known already, or a rule of PyTorch's for fuzzers that is not met.
+    """
+    facts = _facts(name, Conditions(running_device(device, target), target=target), location)
+    return _printed(name, facts, anyway=anyway, as_json=as_json)
+
+
+def _facts(name: str, conditions: Conditions, location: str | None) -> IssueFacts:
+    from fuzzcompile.campaign.findings import facts_of
+    from fuzzcompile.commands.issue import facts_of_file
 
     with existing_corpus(location) as store:
         if not Path(name).is_file():
-            click.echo(draft_of(needed(store, name), name))
-            return 0
-    draft = draft_of_file(Path(name), Conditions(running_device(device, target), target=target))
-    click.echo(draft or f"{name} shows no bug: there is nothing to report. `fuzzcompile triage` says why.")
+            return facts_of(needed(store, name), name)
+    return facts_of_file(Path(name), conditions)
+
+
+def _printed(name: str, facts: IssueFacts, *, anyway: bool, as_json: bool) -> int:
+    from fuzzcompile.reporting.filing import refusal_of
+    from fuzzcompile.reporting.issue import draft_issue
+
+    refusal = refusal_of(facts)
+    draft = draft_issue(facts, refusal) if refusal is None or (anyway and facts.is_bug) else None
+    if as_json:
+        answer = {
+            "finding": name,
+            "fileable": refusal is None,
+            "reason": refusal and refusal.reason,
+            "remedy": refusal and refusal.remedy,
+            "draft": draft,
+        }
+        click.echo(json.dumps(answer))
+        return 0
+    if draft is not None:
+        click.echo(draft, nl=False)
+    elif refusal is not None:
+        hint = " `--anyway` prints the draft." if facts.is_bug else ""
+        click.echo(f"{name} is not to be filed: {refusal.reason}.", err=True)
+        click.echo(f"What would change that: {refusal.remedy}.{hint}", err=True)
     return 0
