@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from fuzzcompile.contract import ReportJson
+from fuzzcompile.contract import ReportJson, ShownJson
 from fuzzcompile.generation import GeneratedCase, Profile
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.reduction.program import Program
@@ -57,7 +57,8 @@ class Outcome:
     ``how`` is "recipe", "graph", "text" or "as found"; ``changed`` is false if nothing smaller was found. ``note`` is
     one sentence for the user. ``operators_before`` and ``operators`` count calls of torch functions in the captured
     graphs (None: not captured). ``others`` are generated cases that show other bugs; ``tally`` has all such sources.
-    The result of an ``interrupted`` search is neither judged again nor confirmed.
+    The result of an ``interrupted`` search is neither judged again nor confirmed. ``shown`` is the script for an issue
+    and what it showed, ``program_key`` identifies the program of ``source`` up to names; None where they were not made.
     """
 
     source: str
@@ -77,6 +78,8 @@ class Outcome:
     case: GeneratedCase | None = None
     others: tuple[GeneratedCase, ...] = ()
     interrupted: bool = False
+    shown: ShownJson | None = None
+    program_key: str | None = None
 
 
 def same_bug(wanted: ReportJson, reached: ReportJson, keeps: str = "culprit") -> bool:
