@@ -125,6 +125,11 @@ class IssueFacts:
         return severity(self.report) if self.is_bug else None
 
     @property
+    def plain(self) -> str | None:
+        """The script for an issue, if it showed the bug."""
+        return self.shown.get("plain") if self.shown.get("plain_shows", True) else None
+
+    @property
     def kernel(self) -> str | None:
         """The operator whose own kernel is wrong, such as ``aten.cat.default``; None for any other culprit."""
         kernel = (self.culprit or {}).get("details", {}).get("aten_kernel")

@@ -101,8 +101,8 @@ def _script(facts: IssueFacts) -> tuple[str, str]:
     shown = facts.shown
     if facts.without_compiler:
         return shown["eager_only"].strip(), shown.get("eager_only_output") or ""
-    if shown.get("plain"):
-        return shown["plain"].strip(), shown.get("plain_output") or ""
+    if facts.plain:
+        return facts.plain.strip(), shown.get("plain_output") or ""
     return (facts.reproducer or "").strip(), ""
 
 
@@ -116,7 +116,7 @@ def _shortened(output: str, log: str, limit: int) -> list[str]:
 
 def _ladder(facts: IssueFacts) -> Iterator[tuple[str, str]]:
     for rung in facts.shown.get("ladder") or ():
-        says = one_line(rung.get("says") or "", 60) if rung["result"] in ("wrong", "raises") else ""
+        says = one_line(rung.get("says") or "", 60) if rung["result"] == "raises" else ""
         result = _RESULTS.get(rung["result"], rung["result"])
         yield rung["backend"], (f"{result}: {says}" if says else result).replace("|", "\\|")
 

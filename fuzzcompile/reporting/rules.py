@@ -122,7 +122,7 @@ def _always(facts: IssueFacts) -> Iterator[Rule]:
 
 
 def _random_state(facts: IssueFacts) -> Rule:
-    text = facts.shown.get("plain") or facts.reproducer or ""
+    text = facts.plain or facts.reproducer or ""
     seeded, draws = "manual_seed" in text, "rand" in text or "dropout" in text
     met = None if not text else seeded or not draws
     note = "the reproducer seeds itself" if seeded else "it draws no random numbers" if met else "not shown"

@@ -71,9 +71,18 @@ _NEWEST: dict[str, str] = {
 
 
 def _where(facts: IssueFacts, setting: Setting) -> str:
-    mode = "in training" if setting.backward else _MODES.get(setting.grad or "", "under `torch.no_grad()`")
     calls = ", called with several inputs in a row" if setting.calls else ""
-    return f"on {_device(facts)} {mode}{calls}"
+    return f"on {_device(facts)} {_mode(facts, setting)}{calls}"
+
+
+def _mode(facts: IssueFacts, setting: Setting) -> str:
+    """Training or inference: what the script for the issue needs, else what the case was judged under."""
+    if setting.backward:
+        return "in training"
+    mode = _MODES.get(setting.grad or "", "under `torch.no_grad()`")
+    if facts.plain and not any(word in facts.plain for word in ("no_grad", "inference_mode", "requires_grad")):
+        return "in inference"
+    return mode
 
 
 def _device(facts: IssueFacts) -> str:
