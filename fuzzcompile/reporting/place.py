@@ -78,11 +78,16 @@ def culprit_line(facts: IssueFacts) -> str:
         return ""
     kernel = facts.kernel
     name = kernel or culprit.get("rewrite") or culprit.get("pass") or culprit.get("family") or "?"
-    component = "an ATen kernel" if kernel else _COMPONENTS.get(str(culprit.get("stage")), (culprit.get("stage"),))[0]
+    stage = str(culprit.get("stage"))
+    component = "an ATen kernel" if kernel else _COMPONENTS.get(stage, (stage,))[0]
     within = culprit.get("pass")
-    inside = f" of `{within}`" if within and not kernel and within != name else ""
+    inside = f" in `{within}`" if within and not kernel and within != name else ""
     place = "" if kernel else source_link(facts)
-    return f"`{scrub(str(name))}`{inside}, {component}" + (f": {place}" if place else "")
+    # "an Inductor lowering" is one of many: of which operator says more.
+    article, _, kind = component.partition(" ")
+    named = f"`{scrub(str(name))}`{inside}"
+    what = f"the {kind} of {named}" if article in ("a", "an") else f"{named}, {component}"
+    return what + (f": {place}" if place else "")
 
 
 def source_link(facts: IssueFacts) -> str:

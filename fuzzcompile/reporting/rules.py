@@ -60,6 +60,7 @@ def _numeric(facts: IssueFacts) -> Iterator[Rule]:
     met = None if within is None else not within
     yield Rule("Default tolerances", met, f"{where} `torch.testing.assert_close` defaults", _LARGER)
     yield from _indices(facts)
+    yield _random_state(facts)
     yield from _higher_precision(facts)
 
 
@@ -96,7 +97,6 @@ def _higher_precision(facts: IssueFacts) -> Iterator[Rule]:
 
 
 def _always(facts: IssueFacts) -> Iterator[Rule]:
-    yield _random_state(facts)
     stated = bool(facts.torch and facts.device)
     yield Rule("Device and version stated", stated, "below" if stated else "not recorded", "judge the case again")
     if facts.target is not None:

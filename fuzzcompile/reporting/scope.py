@@ -15,28 +15,22 @@ if TYPE_CHECKING:
     from fuzzcompile.replaying.history import History
 
 _MODES = {"enabled": "with gradients enabled", "inference_mode": "under `torch.inference_mode()`"}
-_NOTICED = {
-    Severity.SILENT: " and silent",
-    Severity.ALIASING: " and silent",
-    Severity.RAISING_LAYOUT: "; the values are right",
-    Severity.LAYOUT: "; the values are right",
-}
 
 
 def reach(facts: IssueFacts) -> str:
     """Whether it is on by default, and which programs it hits: one or two sentences."""
-    setting = setting_of(facts.reproducer)
     if facts.without_compiler:
         return "No compiler is involved: the operator itself is wrong, on inputs that compiled programs give it."
-    noticed = _NOTICED.get(facts.severity, "") if facts.severity is not None else ""
+    setting, silent = setting_of(facts.reproducer), facts.severity in (Severity.SILENT, Severity.ALIASING)
+    right = "; the values are right" if facts.severity in (Severity.RAISING_LAYOUT, Severity.LAYOUT) else ""
     if setting is None:
-        where = "in the settings of its own script" if facts.is_script else "on " + _device(facts)
-        return f"It was seen {where}{noticed.replace(' and', ',')}."
+        where = "with the settings of its own script" if facts.is_script else f"on {_device(facts)}"
+        return f"It was seen {where}{' and is silent' if silent else right}."
+    hits = f"hits programs {_where(facts, setting)}{right}."
     if setting.opt_ins:
-        return (
-            f"It is off by default and takes `{'`, `'.join(setting.opt_ins)}`{noticed}; seen {_where(facts, setting)}."
-        )
-    return f"It is on by default{noticed}; it hits programs {_where(facts, setting)}."
+        takes = f"It is off by default: it takes `{'`, `'.join(setting.opt_ins)}`."
+        return f"{takes} It {'is silent and ' if silent else ''}{hits}"
+    return f"It is on by default and {'silent, and ' if silent else ''}{hits}"
 
 
 def since(facts: IssueFacts) -> str:
@@ -81,8 +75,8 @@ def _mode(facts: IssueFacts, setting: Setting) -> str:
         return "in training"
     mode = _MODES.get(setting.grad or "", "under `torch.no_grad()`")
     if facts.plain and not any(word in facts.plain for word in ("no_grad", "inference_mode", "requires_grad")):
-        return "in inference"
-    return mode
+        mode = "in inference"
+    return f"{mode} (training was not tried)"
 
 
 def _device(facts: IssueFacts) -> str:

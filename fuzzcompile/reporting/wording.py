@@ -104,11 +104,21 @@ def _measured(facts: IssueFacts, entry: OutputJson) -> str:
 
 def _differs(facts: IssueFacts, entry: OutputJson) -> str:
     if facts.shares_wrongly:
-        return f"The values are the same; {one_line(str(entry.get('detail')), 160)}"
+        return _shared(facts, entry)
     values = pair(entry)
     if entry.get("finding") == "stride" and values:
         return f"Its strides are {values[0]} in eager and {values[1]} compiled"
     return f"{_name(facts, entry)}: {one_line(str(entry.get('detail') or entry.get('finding')), 160)}"
+
+
+def _shared(facts: IssueFacts, entry: OutputJson) -> str:
+    eager, _, compiled = one_line(str(entry.get("detail")), 160).removeprefix("eager: ").partition("; compiled: ")
+    if not compiled:
+        return "The values are the same"
+    is_or = "is " if compiled.startswith("a copy") else ""
+    subject = _name(facts, entry)
+    what = eager.removeprefix(f"{entry.get('name')} ")
+    return f"{subject} {what} in eager, and {is_or}{compiled} when compiled; the values are the same"
 
 
 def _name(facts: IssueFacts, entry: OutputJson) -> str:

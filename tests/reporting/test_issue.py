@@ -33,13 +33,13 @@ def test_the_page_before_the_folded_details_holds_all_that_a_triager_asks_for():
         "`torch.add(x, a @ b, alpha=0.5)` ignores `alpha` under `torch.compile`. ",
         "The result at [1, 1] is 0.6037 in eager and 1.504 compiled (at worst 0.9 away from float64, eager 1.75e-07).",
         "With `alpha=1` instead of `alpha=0.5` it is right.",
-        "It is on by default and silent; it hits programs on the CPU in inference.",
+        "It is on by default and silent, and hits programs on the CPU in inference (training was not tried).",
         "Seen in torch 2.13.0; other versions were not tried.",
         f"```python\n{PLAIN}\n```\n",
         "Mismatched elements: 4 / 4 (100.0%)",
         "| eager | aot_eager | aot_eager_decomp_partition | inductor |\n|---|---|---|---|\n",
         "| right | right | right | **wrong** |",
-        "- **Culprit:** `addmm` of `pass_pattern_2`, Inductor's post-grad passes: "
+        "- **Culprit:** `addmm` in `pass_pattern_2`, Inductor's post-grad passes: "
         "[torch/_inductor/fx_passes/post_grad.py:1800]"
         f"(https://github.com/pytorch/pytorch/blob/{COMMIT}/torch/_inductor/fx_passes/post_grad.py#L1800)",
         "- **Proof:** switching off this alone repairs it (`addmm` off); "
@@ -118,7 +118,7 @@ def test_an_operator_that_is_wrong_without_a_compiler_comes_first():
     page = visible(text)
     assert text.startswith("# `torch.ops.aten.tril_backwards` gives wrong gradients\n")
     assert f"```python\n{eager}\n```\n```\noff by 3.0\n```" in page and PLAIN not in page
-    assert "No compiler is involved" in page and "`aten.tril_backwards.default`, an ATen kernel" in page
+    assert "No compiler is involved" in page and "**Culprit:** the ATen kernel of `aten.tril_backwards.default`" in page
     assert "The same through torch.compile" in text and PLAIN in text
     assert "`module:" not in text
 
@@ -190,14 +190,20 @@ def test_a_draft_says_since_when_as_far_as_it_was_tried(history, says):
 @pytest.mark.parametrize(
     ("lines", "says"),
     [
-        ("OPTIONS = {'freezing': True}", "off by default and takes `options={'freezing': True}` and silent; seen on"),
-        ("CONFIG = {'inductor': {'b2b_gemm_pass': True}}", "takes `torch._inductor.config.b2b_gemm_pass = True`"),
-        ("MODE = 'max-autotune'\nDYNAMIC = True", "takes `mode='max-autotune'`, `dynamic=True`"),
+        (
+            "OPTIONS = {'freezing': True}",
+            "off by default: it takes `options={'freezing': True}`. It is silent and hits",
+        ),
+        ("CONFIG = {'inductor': {'b2b_gemm_pass': True}}", "it takes `torch._inductor.config.b2b_gemm_pass = True`"),
+        ("MODE = 'max-autotune'\nDYNAMIC = True", "it takes `mode='max-autotune'`, `dynamic=True`"),
         ("OPTIONS = {'fallback_random': True}", "It is on by default"),
-        ("BACKWARD = True", "on by default and silent; it hits programs on the CPU in training."),
-        ("GRAD = 'enabled'", "programs on the CPU with gradients enabled."),
-        ("GRAD = 'inference_mode'", "programs on the CPU under `torch.inference_mode()`."),
-        ("CALLS = [(torch.ones(2),)]", "under `torch.no_grad()`, called with several inputs in a row."),
+        ("BACKWARD = True", "on by default and silent, and hits programs on the CPU in training."),
+        ("GRAD = 'enabled'", "programs on the CPU with gradients enabled (training was not tried)."),
+        ("GRAD = 'inference_mode'", "programs on the CPU under `torch.inference_mode()` (training"),
+        (
+            "CALLS = [(torch.ones(2),)]",
+            "under `torch.no_grad()` (training was not tried), called with several inputs in a row.",
+        ),
     ],
 )
 def test_a_draft_says_whom_it_hits(lines, says):
@@ -206,8 +212,8 @@ def test_a_draft_says_whom_it_hits(lines, says):
 
 def test_the_script_for_the_issue_says_whether_it_needs_no_grad():
     plain = PLAIN.replace("torch.testing", "with torch.no_grad():\n    torch.testing")
-    assert "on the CPU under `torch.no_grad()`." in visible(draft(shown={**SHOWN, "plain": plain}))
-    assert "on the CPU in inference." in visible(draft())
+    assert "on the CPU under `torch.no_grad()` (training" in visible(draft(shown={**SHOWN, "plain": plain}))
+    assert "on the CPU in inference (training" in visible(draft())
 
 
 def test_a_plain_script_that_did_not_show_the_bug_is_not_shown():
@@ -215,9 +221,32 @@ def test_a_plain_script_that_did_not_show_the_bug_is_not_shown():
     assert "assert_close(torch.compile(f)" not in text and "SystemExit" in visible(text)
 
 
+def test_memory_that_is_shared_wrongly_is_said_of_both_runs():
+    gained = output(finding="alias", detail="eager: out0 is a copy; compiled: shares memory with input0")
+    text = draft("aliasing", gained, cause=None)
+    assert "The result is a copy in eager, and shares memory with input0 when compiled; the values" in visible(text)
+    assert "Default tolerances" not in text and "Equal random state" not in text
+    lost = output(finding="alias", detail="eager: out0 shares memory with input0; compiled: a copy")
+    said = visible(draft("aliasing", lost, output("out1"), cause=None))
+    assert "`out0` shares memory with input0 in eager, and is a copy when compiled" in said
+
+
+def test_a_layout_is_said_with_the_strides_of_both_runs():
+    entry = output(finding="stride", detail="eager (4, 2, 1), compiled (4, 1, 2)", view_raises=True)
+    said = visible(draft("metadata", entry, cause=None))
+    assert "Its strides are (4, 2, 1) in eager and (4, 1, 2) compiled." in said and "the values are right" in said
+
+
+def test_a_decomposition_is_one_of_an_operator():
+    culprit = {**CULPRIT, "stage": "decomposition", "pass": None, "rewrite": "aten.trace.default"}
+    text = draft(culprit=culprit, ablations=[{"toggle": "decomposition of aten.trace.default off", "repairs": True}])
+    assert "**Culprit:** the decomposition of `aten.trace.default`: [torch/" in text
+    assert "repairs it (`aten.trace.default` not decomposed)" in text
+
+
 def test_a_users_script_keeps_its_settings_to_itself():
     text = draft(reproducer="import torch\ntorch.manual_seed(0)\nprint(torch.compile(f)(x))", shown={})
-    assert "It was seen in the settings of its own script, silent." in visible(text)
+    assert "It was seen with the settings of its own script and is silent." in visible(text)
 
 
 RELATED = (
