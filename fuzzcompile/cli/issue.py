@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ import click
 
 from fuzzcompile.cli import options
 from fuzzcompile.cli.subjects import existing_corpus, needed
+from fuzzcompile.errors import UsageError
 from fuzzcompile.worker.conditions import Conditions, running_device
 
 if TYPE_CHECKING:
@@ -22,15 +24,37 @@ if TYPE_CHECKING:
 @options.device
 @options.target
 @options.corpus
+@click.option(
+    "--search", is_flag=True, help="First search PyTorch's issues and pull requests for reports on the finding."
+)
 @options.json_output
-def issue(name: str, anyway: bool, device: str, target: str | None, location: str | None, as_json: bool) -> int:
+def issue(
+    name: str, anyway: bool, device: str, target: str | None, location: str | None, search: bool, as_json: bool
+) -> int:
     """Print the draft of a GitHub issue, in Markdown, for a finding or a case file.
 
     What is not to be filed gets the reason instead, on stderr: no bug, a suspect without proof, fixed in the newest
     torch that was tried, known already, or a rule of PyTorch's for fuzzers that is not met.
+
+    --search asks GitHub's search API, with the token of GITHUB_TOKEN or GH_TOKEN if there is one. What it finds is kept
+    in the corpus and stands in the draft.
     """
+    if search and Path(name).is_file():
+        raise UsageError(f"--search is for findings of a corpus, and {name} is a file.")
+    found = _search(name, location, as_json=as_json) if search else {}
     facts = _facts(name, Conditions(running_device(device, target), target=target), location)
-    return _printed(name, facts, anyway=anyway, as_json=as_json)
+    return _printed(name, facts, found, anyway=anyway, as_json=as_json)
+
+
+def _search(name: str, location: str | None, *, as_json: bool) -> dict[str, object]:
+    """What a search finds, for machines; for people it is printed."""
+    from fuzzcompile.commands.search import search_reports
+
+    with existing_corpus(location) as store:
+        found = search_reports(needed(store, name), name, lambda sentence: click.echo(sentence, err=True))
+    if not as_json:
+        click.echo(found.to_text(), err=True)  # the draft has stdout for itself
+    return found.to_json()
 
 
 def _facts(name: str, conditions: Conditions, location: str | None) -> IssueFacts:
@@ -43,7 +67,7 @@ def _facts(name: str, conditions: Conditions, location: str | None) -> IssueFact
     return facts_of_file(Path(name), conditions)
 
 
-def _printed(name: str, facts: IssueFacts, *, anyway: bool, as_json: bool) -> int:
+def _printed(name: str, facts: IssueFacts, found: Mapping[str, object], *, anyway: bool, as_json: bool) -> int:
     from fuzzcompile.reporting.filing import refusal_of
     from fuzzcompile.reporting.issue import draft_issue
 
@@ -56,10 +80,10 @@ def _printed(name: str, facts: IssueFacts, *, anyway: bool, as_json: bool) -> in
             "reason": refusal and refusal.reason,
             "remedy": refusal and refusal.remedy,
             "draft": draft,
+            **found,
         }
-        click.echo(json.dumps(answer))
-        return 0
-    if draft is not None:
+        click.echo(json.dumps(answer, allow_nan=False))
+    elif draft is not None:
         click.echo(draft, nl=False)
     elif refusal is not None:
         hint = " `--anyway` prints the draft." if facts.is_bug else ""

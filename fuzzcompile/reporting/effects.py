@@ -16,6 +16,7 @@ VALUES = (Verdict.MISCOMPILE, Verdict.WRONG_GRADIENT, Verdict.NONFINITE, Verdict
 _ERROR = 90  # characters of an error's message in a title
 _REFUSED = re.compile(r"eager raises (?P<kind>[\w.]+)(?:: (?P<message>.*))?; compiled runs$", re.DOTALL)
 _PAIR = re.compile(r"eager (?P<eager>.+?)[,;] compiled (?P<compiled>.+)$")
+_DTYPE = re.compile(r"\b(?:b?float|u?int|complex)\d+\w*|\bbool\b")
 # What a change of an input's layout takes away, as an adjective; the first that the text calls.
 _LAYOUTS = {
     "transpose": "transposed",
@@ -70,14 +71,17 @@ _PLAIN: dict[str, Effect] = {
 def condition_of(facts: IssueFacts) -> str:
     """On which inputs, as far as a title can say it; begins with a space, or is empty."""
     cause = facts.cause or {}
-    if cause.get("kind") == "layout":
-        before = str(cause.get("before") or "")
+    kind, before = cause.get("kind"), str(cause.get("before") or "")
+    if kind == "layout":
         form = next((word for text, word in _LAYOUTS.items() if text in before), "non-contiguous")
         return f" for {'an' if form[0] in 'aeiou' else 'a'} {form} input"
-    if cause.get("kind") == "sharing":
+    if kind == "sharing":
         return " when two arguments are the same tensor"
-    dtype = re.search(r"torch\.(\w*(?:float|int|bool|complex)\w*)", str(cause.get("before") or ""))
-    return f" for {dtype[1]}" if cause.get("kind") == "dtype" and dtype else ""
+    if kind == "dtype" and (names := _DTYPE.findall(before)):
+        return f" for {' and '.join(dict.fromkeys(names))}"
+    if kind == "size" and str(cause.get("fingerprint")).startswith("size of "):
+        return f" for a {cause['fingerprint']}"
+    return ""
 
 
 def refusal(facts: IssueFacts) -> tuple[str, str]:
@@ -99,7 +103,7 @@ def pair(entry: OutputJson) -> tuple[str, str] | None:
 
 def _computes_its_neighbour(cause: CauseJson | None, facts: IssueFacts) -> str | None:
     """What is ignored, if the compiled program computes what eager computes on the nearest case that passes."""
-    if cause is None or cause.get("computes") != "neighbour":
+    if cause is None or cause.get("computes") != "neighbour" or cause.get("kind") not in ("argument", "value"):
         return None
     before, after = str(cause.get("before") or ""), str(cause.get("after") or "")
     argument = re.search(r"\((\w+)\)$", str(cause.get("fingerprint") or ""))

@@ -45,6 +45,7 @@ class IssueFacts:
         history: the versions of torch on which it was run again; None if on none.
         related: public reports that a search found, the likeliest first.
         searched: the date of that search; None if there was none.
+        queries: what it asked for.
         mark: what a person said of the finding.
         umbrella: the group that it belongs to, and what a person said of that.
     """
@@ -59,6 +60,7 @@ class IssueFacts:
     history: History | None = None
     related: Sequence[Related] = ()
     searched: str | None = None
+    queries: Sequence[str] = ()
     mark: Mark = Mark()
     umbrella: Umbrella | None = None
 

@@ -21,6 +21,7 @@ MOST_LINES = 40  # before the folded details
 _MAX_DIFF = 60
 _MAX_KERNEL = 120
 _RELATED = 3  # links in the line on related reports
+_QUERIES = 4  # of a search that found nothing
 _RESULTS = {"right": "right", "wrong": "**wrong**", "raises": "**raises**"}
 # The compilers' own messages in the log of an error: g++, clang++, Triton, and the last line of a traceback.
 _MESSAGE = re.compile(r"(?:\berror: |^[\w.]*(?:Error|Exception|Failure)\b: ).+")
@@ -142,7 +143,9 @@ def _related(facts: IssueFacts) -> str:
     if links or known:
         return "; ".join([*([known] if known else []), *links])
     if facts.searched:
-        return f"a search of issues and pull requests on {facts.searched} found no report."
+        asked = ", ".join(f"`{query}`" for query in facts.queries[:_QUERIES])
+        words = f" for {asked}" if asked else ""
+        return f"a search of issues and pull requests{words} on {facts.searched} found no report."
     return "not searched."
 
 

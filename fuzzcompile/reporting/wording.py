@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
 from fuzzcompile.contract import OutputJson
@@ -74,7 +75,17 @@ def _right_with(facts: IssueFacts) -> str:
     before, after = str(cause.get("before") or ""), str(cause.get("after") or "")
     if not before or not after:
         return ""
-    return f"With `{one_line(after, 80)}` instead of `{one_line(before, 80)}` it is right."
+    return f"With {_quoted(after)} instead of {_quoted(before)} it is right."
+
+
+def _quoted(text: str) -> str:
+    """Code in backticks, words as they are."""
+    flat = one_line(text, 80)
+    try:
+        ast.parse(f"call({flat})")
+    except (SyntaxError, ValueError):
+        return flat
+    return f"`{flat}`"
 
 
 def _observed(facts: IssueFacts) -> str:

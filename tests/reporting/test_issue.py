@@ -52,6 +52,18 @@ def test_the_page_before_the_folded_details_holds_all_that_a_triager_asks_for():
     assert len(page.splitlines()) <= 40
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        ("k with strides (1, 4)", "contiguous k", "With contiguous k instead of k with strides (1, 4) it is right."),
+        ("scores.softmax(-2)", "scores.softmax(-1)", "With `scores.softmax(-1)` instead of `scores.softmax(-2)` it"),
+        ("bfloat16", "float32", "With `float32` instead of `bfloat16` it is right."),
+    ],
+)
+def test_the_nearest_case_that_passes_is_named(before, after, says):
+    assert says in visible(draft(cause={**CAUSE, "computes": None, "before": before, "after": after}))
+
+
 def test_what_is_folded():
     text = draft()
     folded = re.findall(r"<details><summary>(.+?)</summary>\n\n(.*?)\n\n</details>", text, re.DOTALL)
@@ -260,6 +272,8 @@ def test_related_reports_are_linked():
     assert "[addmm is wrong](https://github.com/pytorch/pytorch/issues/1) (issue, open); [Fix addmm]" in visible(text)
     assert "Read the related reports" in text and "Search issues" not in text
     assert "a search of issues and pull requests on 2026-11-22 found no report." in draft(searched="2026-11-22")
+    said = draft(searched="2026-11-22", queries=("addmm alpha", "addmm wrong"))
+    assert "requests for `addmm alpha`, `addmm wrong` on 2026-11-22 found no report." in said
 
 
 def test_a_draft_that_is_printed_anyway_begins_with_the_reason():

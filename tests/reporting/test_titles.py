@@ -102,12 +102,15 @@ def test_what_is_ignored_is_named(expression, fingerprint, before, after, effect
         ("layout", "torch.randn(4)[::2]", " for a sliced input"),
         ("layout", "torch.as_strided(x, s, t)", " for a non-contiguous input"),
         ("sharing", "f(x, x)", " when two arguments are the same tensor"),
-        ("dtype", "torch.randn(2, dtype=torch.bfloat16)", " for bfloat16"),
-        ("size", "torch.randn(1, 2)", ""),
+        ("layout", "k with strides (1, 4)", " for a non-contiguous input"),
+        ("dtype", "bfloat16 and float16", " for bfloat16 and float16"),
+        ("dtype", "mask of bool", " for bool"),
+        ("size of 1", "x of shape (1, 2)", " for a size of 1"),
+        ("size", "size of 3", ""),
     ],
 )
 def test_on_which_inputs(kind, before, condition):
-    cause = {"fingerprint": kind, "kind": kind, "before": before, "after": "x", "computes": None}
+    cause = {"fingerprint": kind, "kind": kind.split()[0], "before": before, "after": "x", "computes": "neighbour"}
     assert title(facts(cause=cause)).endswith(f"gives wrong values under torch.compile{condition}")
 
 
