@@ -6,11 +6,11 @@ from itertools import islice
 
 from fuzzcompile.contract import ReportJson, ShownJson
 from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.privacy import scrub
 from fuzzcompile.reduction.plain.devices import makes_sense_on_cuda
 from fuzzcompile.reduction.plain.ladder import Seen, climbed, said
 from fuzzcompile.reduction.plain.script import plain_scripts
 from fuzzcompile.reduction.scripts.comparing import Script
-from fuzzcompile.reporting.privacy import scrub
 
 # Most scripts to try: each takes a compile or two.
 _MOST_TRIED = 5
