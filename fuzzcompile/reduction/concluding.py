@@ -82,7 +82,7 @@ def show(source: str, report: ReportJson, neighbour: str | None) -> Shown:
         confirmation = run()
         first = Shown(reproducer, confirmation.confirmed, confirmation.output)
         if confirmation.confirmed:
-            return replace(first, plain=_plain(script, report))
+            return replace(first, plain=_plain(source, script, report))
         again = [run() for _ in range(_FURTHER_RUNS)]
     except KeyboardInterrupt:
         return Shown(reproducer, False, "the confirmation was interrupted")
@@ -90,13 +90,13 @@ def show(source: str, report: ReportJson, neighbour: str | None) -> Shown:
     if not shown:
         return replace(first, note=f"the reproducer does not show the bug alone in {len(again) + 1} runs")
     note = f"the bug comes and goes: the reproducer showed it in {len(shown)} of {len(again) + 1} runs"
-    return Shown(reproducer, True, shown[0].output, note, _plain(script, report))
+    return Shown(reproducer, True, shown[0].output, note, _plain(source, script, report))
 
 
-def _plain(script: Script, report: ReportJson) -> ShownJson | None:
+def _plain(source: str, script: Script, report: ReportJson) -> ShownJson | None:
     """The script for an issue; an interrupt leaves it out."""
     try:
-        return shown_as_issue(script, report)
+        return shown_as_issue(source, script, report)
     except KeyboardInterrupt:
         return None
 

@@ -11,14 +11,14 @@ from dataclasses import replace
 from fuzzcompile.reduction.plain.pieces import Pieces, defined, names_in
 
 # Longest line that inlining may make, and longest for a value whose name says something.
-_WIDTH = 72
+_WIDTH = 92
 _NAMED_WIDTH = 48
 # Names that users give to values and inputs.
 USUAL = frozenset({
     "a", "attention", "attn", "b", "batch", "beta", "bias", "c", "cache", "cond", "freqs", "gamma", "grad", "h",
     "head", "hidden", "idx", "image", "index", "indices", "input", "k", "key", "keys", "labels", "length", "logits",
-    "loss", "mask", "mean", "model", "n", "out", "output", "p", "q", "query", "s", "scale", "score", "scores", "seq",
-    "src", "std", "t", "target", "tensor", "tgt", "tokens", "u", "v", "value", "values", "var", "w", "weight",
+    "loss", "mask", "mean", "model", "p", "q", "query", "s", "scale", "score", "scores", "seq",
+    "src", "std", "t", "target", "tgt", "tokens", "u", "v", "value", "var", "w", "weight",
     "weights", "x", "y", "z",
 })  # fmt: skip
 _LETTERS = "xyzwuvabcdefgh"
@@ -91,19 +91,24 @@ def unwrapped(pieces: Pieces) -> Pieces:
     )
 
 
-def renamed(pieces: Pieces) -> Pieces:
-    """The same with the function called ``f``, and its arguments by names that users give."""
+def renamed(pieces: Pieces, kinds: Sequence[str] = ()) -> Pieces:
+    """The same with the function called ``f``, and its arguments by names that users give.
+
+    ``kinds`` are names for arguments that are called nothing usual; "" for any letter.
+    """
     function = pieces.function
     if function is None:
         return pieces
     taken = names_in([*pieces.imports, *pieces.definitions, *pieces.setup, pieces.arguments]) | {"torch", "nn", "F"}
     names: dict[str, str] = {}
-    for name in pieces.parameters:
-        names[name] = _usual_name(name, taken - {name} | set(names.values()))
+    for place, name in enumerate(pieces.parameters):
+        kind = kinds[place] if place < len(kinds) else ""
+        names[name] = _usual_name(name, kind, taken - {name} | set(names.values()))
     inner = copy.deepcopy(function)
+    gone = set(names) - set(names.values())
     for name in sorted(_locals(function)):
         plain = name.rstrip("0123456789_")
-        if plain and plain not in taken | set(names.values()) and plain != function.name:
+        if plain and plain not in (taken - gone) | set(names.values()) and plain != function.name:
             names[name] = plain
     inner = _Renaming(names).visit(inner)
     inner.name = "f" if "f" not in taken or function.name == "f" else function.name
@@ -224,11 +229,13 @@ def _locals(function: ast.FunctionDef) -> set[str]:
     return {node.id for node in names if isinstance(node.ctx, ast.Store)}
 
 
-def _usual_name(name: str, taken: set[str]) -> str:
-    """A name as a user writes it: itself, its last usual words, or a letter."""
+def _usual_name(name: str, kind: str, taken: set[str]) -> str:
+    """A name as a user writes it: itself, its last usual words, its kind, or a letter."""
     words = name.rstrip("0123456789_").split("_")
     for start in range(len(words)):
         wanted = "_".join(words[start:])
         if (wanted in USUAL or wanted in ("running_mean", "running_var")) and wanted not in taken:
             return wanted
+    if kind and kind not in taken:
+        return kind
     return next((letter for letter in _LETTERS if letter not in taken), name)

@@ -137,4 +137,5 @@ def _line(output: str) -> str:
     if not first:
         printed = [line for line in output.splitlines() if line.strip()]
         first = printed[0] if printed and not printed[0].startswith("Traceback") else "the assertion fails"
-    return " ".join(part for part in (first, re.sub(r" \(up to.*", "", apart)) if part)[:_MOST_CHARACTERS]
+    text = " ".join(part for part in (first, re.sub(r" \(up to.*", "", apart)) if part)
+    return re.sub(r"\d+\.\d{4,}(e[-+]\d+)?", lambda number: f"{float(number[0]):.3g}", text)[:_MOST_CHARACTERS]

@@ -110,7 +110,8 @@ class Plain:
 def plain_scripts(chosen: Script) -> Iterator[Plain]:
     """The plain scripts of a case, the shortest first: not every one of them shows the bug."""
     pieces = pieces_of(chosen.drive.source)
-    shapes = [folded(renamed(unwrapped(pieces))), renamed(unwrapped(pieces)), pieces]
+    kinds = _kinds(chosen)
+    shapes = [folded(renamed(unwrapped(pieces), kinds)), renamed(unwrapped(pieces), kinds), pieces]
     made = set()
     for number, shape in enumerate(shapes):
         calls, shaped = _calls(chosen, shape, pieces)
@@ -154,9 +155,27 @@ def _calls(chosen: Script, pieces: Pieces, original: Pieces) -> tuple[Calls, Pie
         name = pieces.parameters[place] if place < len(pieces.parameters) else next(fresh)
         names.append(name)
         new.append((name, value))
-    line = f"{', '.join(name for name, _ in new)} = {', '.join(ast.unparse(value) for _, value in new)}"
-    setup += ast.parse(line).body if len(new) > 1 and len(line) <= _ASSIGNED_WIDTH else [_assign(*pair) for pair in new]
+    setup += _assigned(new)
     return Calls(callee, names, "", runs, held), replace(pieces, setup=setup)
+
+
+def _assigned(new: Sequence[tuple[str, ast.expr]]) -> list[ast.stmt]:
+    """Assignments of some inputs: on one line if that is short."""
+    names, values = ", ".join(name for name, _ in new), [ast.unparse(value) for _, value in new]
+    line = f"{names} = {', '.join(values)}"
+    if len(line) > _ASSIGNED_WIDTH and len(set(values)) == 1:
+        line = f"{names} = ({values[0]} for _ in range({len(new)}))"
+    if len(new) > 1 and len(line) <= _ASSIGNED_WIDTH:
+        return ast.parse(line).body
+    return [_assign(*pair) for pair in new]
+
+
+def _kinds(chosen: Script) -> list[str]:
+    """What to call inputs without a name of their own: "" for any letter."""
+    first = chosen.drive.probe.inputs[0]
+    values = first if isinstance(first, tuple) else ()
+    dtypes = [value.dtype if isinstance(value, torch.Tensor) else None for value in values]
+    return ["mask" if d is torch.bool else "index" if d in (torch.int64, torch.int32) else "" for d in dtypes]
 
 
 def _setup(plain: Plain, pieces: Pieces) -> list[str]:
@@ -174,13 +193,16 @@ def _setup(plain: Plain, pieces: Pieces) -> list[str]:
 def _unparsed(node: ast.AST) -> list[str]:
     """A tree as lines, with double quotes."""
     text = re.sub(r"^([\w, ]+) = \((.*, .*)\)$", _without_parentheses, ast.unparse(node))
+    returned = node.body[-1] if isinstance(node, ast.FunctionDef) else None
+    if isinstance(returned, ast.Return) and isinstance(returned.value, ast.Tuple) and len(returned.value.elts) > 1:
+        text = f"{text.rpartition('return ')[0]}return {ast.unparse(returned.value)[1:-1]}"
     return re.sub(r"'([^'\"\\\n]*)'", r'"\1"', text).splitlines()
 
 
 def _without_parentheses(assignment: re.Match[str]) -> str:
     """``a, b = (1, 2)`` as users write it."""
     names, values = assignment.groups()
-    return f"{names} = {values}" if "," in names else assignment.group()
+    return f"{names} = {values}" if "," in names and " for _ in " not in values else assignment.group()
 
 
 def _assign(name: str, value: ast.expr) -> ast.stmt:
