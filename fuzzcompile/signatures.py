@@ -10,6 +10,7 @@ from __future__ import annotations
 
 PROGRAM = "program-"
 UNKNOWN = "-"
+UNATTRIBUTED = "unattributed"
 _PARTS = 4
 
 
@@ -47,9 +48,10 @@ def may_be_one(left: str, right: str) -> bool:
     return same_place(left, right) and len(fingerprints) < 2
 
 
-def is_by_program(signature: str) -> bool:
-    """Whether it rests on the program, because no culprit was proved: a smaller program, or a proof, replaces it."""
-    return signature.partition(":")[2].startswith(f"{UNKNOWN}:{PROGRAM}")
+def is_unproved(signature: str) -> bool:
+    """Whether it rests on the program or on nothing, because no culprit was proved: what is known later replaces it."""
+    own_stage, _, rest = signature.partition(":")
+    return rest.startswith(f"{UNKNOWN}:{PROGRAM}") or (own_stage == UNATTRIBUTED and rest.startswith(f"{UNKNOWN}:"))
 
 
 def _names_a_place(parts: list[str]) -> bool:

@@ -22,7 +22,7 @@ ALLOWED = {
     "severity": {"contract"},
     "signatures": set(),
     "case": {"errors"},
-    "corpus": {"contract", "errors", "severity"},
+    "corpus": {"contract", "errors", "severity", "signatures"},
     "facts": {"errors", "stage_names"},
     "generation": {"errors", "templating"},
     "models": {"errors", "templating"},

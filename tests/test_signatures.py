@@ -31,7 +31,8 @@ def test_place_and_fingerprint(signature, coarse, fingerprint):
 def test_only_a_place_is_refined():
     assert signatures.refined(f"{SDPA}:layout", "dtype") == f"{SDPA}:dtype"
     assert signatures.refined(ERROR, "dtype") == ERROR and signatures.refined(PROGRAM, "dtype") == PROGRAM
-    assert signatures.is_by_program(PROGRAM) and not signatures.is_by_program(SDPA)
+    assert signatures.is_unproved(PROGRAM) and signatures.is_unproved("unattributed:-:miscompile")
+    assert not any(signatures.is_unproved(proved) for proved in (SDPA, ERROR, "functionalization:-:to"))
 
 
 def test_two_fingerprints_are_two_bugs_of_one_place():

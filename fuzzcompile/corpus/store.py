@@ -15,8 +15,19 @@ from fuzzcompile.corpus import exporting, recording
 from fuzzcompile.corpus.connection import connect, explained_errors, writing
 from fuzzcompile.corpus.location import file_of, require_file, resolve
 from fuzzcompile.corpus.models import CampaignRow
-from fuzzcompile.corpus.reader import Reader, finding_id
-from fuzzcompile.corpus.records import Campaign, CaseRecord, Coverage, Ended, Recorded, Related, Replay, Reproducer
+from fuzzcompile.corpus.querying import finding_id
+from fuzzcompile.corpus.reader import Reader
+from fuzzcompile.corpus.records import (
+    Campaign,
+    CaseRecord,
+    Coverage,
+    Ended,
+    Kept,
+    Recorded,
+    Related,
+    Replay,
+    Reproducer,
+)
 from fuzzcompile.corpus.schema import bring_up_to_date
 
 if TYPE_CHECKING:
@@ -114,8 +125,12 @@ class Store(Reader):
         with self._write() as session:
             return recording.put_run(session, campaign_id, case, environment, report, coverage, screened=screened)
 
-    def add_reproducer(self, finding: str | int, reproducer: Reproducer) -> int:
-        """Store a reproducer of a finding; a script that is already stored is updated. Return its row's id."""
+    def add_reproducer(self, finding: str | int, reproducer: Reproducer) -> Kept:
+        """Store a reproducer of a finding; a script that is already stored is updated.
+
+        A confirmed one settles what the finding is: a coarse signature becomes the refined one of its report, and
+        findings that are thereby seen to be the same bug are merged. The answer says which finding is left.
+        """
         with self._write() as session:
             return recording.put_reproducer(session, finding_id(session, finding), reproducer)
 

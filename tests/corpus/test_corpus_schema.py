@@ -23,7 +23,7 @@ from fuzzcompile.corpus.schema import HEAD, VERSION_TABLE, configuration
 ROOT = Path(__file__).parents[2]
 TABLES = {
     "campaigns", "environments", "cases", "runs", "findings", "reproducers", "rewrite_coverage", "replays", "related",
-    "umbrellas",
+    "umbrellas", "former_names",
 }  # fmt: skip
 
 
