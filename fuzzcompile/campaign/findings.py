@@ -24,6 +24,8 @@ def keep_reproducer(store: Store, finding: str, minimized: Minimized) -> None:
             torch=minimized.report["torch"],
             report=minimized.report,
             neighbour=minimized.neighbour,
+            program=minimized.program_key,
+            shown=minimized.shown,
         ),
     )
 

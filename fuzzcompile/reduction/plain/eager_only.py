@@ -19,8 +19,9 @@ _LIMIT = 120.0
 def eager_only(source: str, report: ReportJson, ladder: Sequence[RungJson]) -> Ran | None:
     """A script that shows the fault of a kernel in eager mode, and what it printed; None if no kernel is at fault.
 
-    It is looked for where a backend that only runs ATen operators is wrong already, or where the culprit of ``report``
-    says that a kernel is at fault.
+    It is looked for where a backend that only runs ATen operators differs from eager already, or where the culprit of
+    ``report`` says that a kernel is at fault. The kernel may be the one that eager mode calls: then the compiled
+    program is right.
 
     Args:
         source: the case.
@@ -29,13 +30,13 @@ def eager_only(source: str, report: ReportJson, ladder: Sequence[RungJson]) -> R
     """
     kernel = ((report.get("culprit") or {}).get("details") or {}).get("aten_kernel")
     named = str(kernel.get("operator")) if isinstance(kernel, dict) else None
-    backend = next((rung["backend"] for rung in ladder[1:3] if rung["result"] in ("wrong", "raises")), None)
-    if report.get("verdict") not in _VALUES or (backend is None and named is None):
+    early = any(rung["result"] in ("wrong", "raises") for rung in ladder[1:3])
+    if report.get("verdict") not in _VALUES or not (early or named):
         return None
+    named_too = [named] if named else []
     package = {"PYTHONPATH": str(Path(fuzzcompile.__file__).parents[1])}
-    arguments = [backend or "aot_eager_decomp_partition", *([named] if named else [])]
     command = ("-m", "fuzzcompile.reduction.plain.kernels")
-    ran = run_alone(source, command=command, arguments=arguments, environment=package, timeout=_LIMIT)
+    ran = run_alone(source, command=command, arguments=named_too, environment=package, timeout=_LIMIT)
     line = next((line for line in ran.output.splitlines() if line.startswith('{"operator"')), None)
     for script in json.loads(line)["scripts"] if line is not None else ():
         alone = run_alone(script, timeout=_LIMIT)

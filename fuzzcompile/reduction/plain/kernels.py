@@ -1,6 +1,6 @@
 """Looks for an ATen kernel that is wrong by itself on the inputs that a compiled program gives it.
 
-``python -m fuzzcompile.reduction.plain.kernels repro.py BACKEND [OPERATOR]`` runs a case in a process of its own,
+``python -m fuzzcompile.reduction.plain.kernels repro.py [OPERATOR]`` runs a case in a process of its own,
 because such a kernel may crash; it prints one JSON object, or nothing if no kernel is at fault.
 """
 
@@ -25,14 +25,18 @@ from fuzzcompile.reduction.writing import literal
 _SHARE = 1e-3
 
 
-def main(path: str, backend: str, operator: str | None = None) -> None:
-    """Print the operator at fault and a script that calls it, as JSON."""
-    calls = operator_calls(load_case(Path(path)), torch.device("cpu"), decomposed=backend != "aot_eager")
-    for call in calls:
-        if (operator is None or str(call.operator) == operator) and _depends_on_layout(call):
-            scripts = list(_scripts(call))
-            sys.stdout.write(f"{json.dumps({'operator': str(call.operator), 'scripts': scripts})}\n")
-            return
+def main(path: str, operator: str | None = None) -> None:
+    """Print the operator at fault and scripts that call it, as JSON.
+
+    Operators are called as eager mode does it first, and then as they are decomposed for Inductor: a program may be
+    wrong in eager mode, where the kernel is, and right once it is compiled.
+    """
+    for decomposed in (False, True):
+        for call in operator_calls(load_case(Path(path)), torch.device("cpu"), decomposed=decomposed):
+            if (operator is None or str(call.operator) == operator) and _depends_on_layout(call):
+                answer = {"operator": str(call.operator), "scripts": list(_scripts(call))}
+                sys.stdout.write(f"{json.dumps(answer)}\n")
+                return
 
 
 def _depends_on_layout(call: OperatorCall) -> bool:
@@ -105,7 +109,7 @@ def _script(call: OperatorCall, *, drawn: bool) -> str:
 
 
 def _expression(name: str, tensor: torch.Tensor, *, drawn: bool) -> str:
-    input_ = Input.of(name, tensor)
+    input_ = Input.of(name, tensor.detach())
     small = tensor.numel() <= MOST_LITERALS
     fill: Fill = "randn" if tensor.is_floating_point() or tensor.is_complex() else "zeros"
     if small and not (drawn and fill == "randn"):
