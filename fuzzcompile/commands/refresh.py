@@ -113,7 +113,8 @@ def _refresh(store: Store, finding: Finding, conditions: Conditions) -> Refreshe
     if not made.confirmed:
         return _left(finding, "not confirmed", "its reproducer shows nothing when run alone")
     environment = describe(resolve(conditions.device), conditions.target)
-    kept = store.add_reproducer(finding.public_id, replace(made, environment=environment))
+    made = replace(made, environment=environment)
+    kept = store.add_reproducer(finding.public_id, made, replaces=source_hash(source))
     return Refreshed(finding.public_id, "refreshed", kept.public_id, kept.signature)
 
 
@@ -142,7 +143,6 @@ def _shown(source: str, report: ReportJson, best: Reproducer | None) -> Reproduc
         neighbour=neighbour,
         program=program_key(shown.reproducer),
         shown=shown.plain,
-        replaces=source_hash(source),
     )
 
 

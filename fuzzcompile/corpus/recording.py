@@ -133,12 +133,15 @@ def put_run(
     return Recorded(case_row.id, run.id, run.finding_id, is_new)
 
 
-def put_reproducer(session: Session, finding_id: int, reproducer: Reproducer) -> Kept:
-    """Store a reproducer; a script that is already stored is updated. The finding takes from it what it shows."""
+def put_reproducer(session: Session, finding_id: int, reproducer: Reproducer, replaces: str | None = None) -> Kept:
+    """Store a reproducer; a script that is already stored is updated. The finding takes from it what it shows.
+
+    ``replaces`` is the hash of the finding's script or case that was judged anew to make this one.
+    """
     finding = session.get_one(FindingRow, finding_id)
     row = _reproducer(session, finding_id, reproducer.sha256)
-    if row is None and reproducer.replaces is not None:
-        row = _reproducer(session, finding_id, reproducer.replaces)
+    if row is None and replaces is not None:
+        row = _reproducer(session, finding_id, replaces)
     if row is None:
         row = ReproducerRow(finding_id=finding_id, created=now())
         session.add(row)
@@ -151,7 +154,7 @@ def put_reproducer(session: Session, finding_id: int, reproducer: Reproducer) ->
     if reproducer.environment is not None:
         row.environment_id = put_environment(session, reproducer.environment)
     session.flush()
-    is_new, anew = False, reproducer.replaces is not None
+    is_new, anew = False, replaces is not None
     if merging.belongs_apart(finding, row) and not anew:
         finding, is_new = merging.move_apart(session, finding, row)
     finding, merged = merging.settle(session, finding, row, anew=anew)

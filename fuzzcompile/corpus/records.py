@@ -144,8 +144,6 @@ class Reproducer:
 
     ``program`` identifies the reduced program up to names; ``shown`` is what was seen when the script was made.
     ``case_sha256`` is the case that was reduced and ``environment`` where ``report`` was made, as far as that is known.
-    ``replaces`` is the hash of the script or case of the finding that was judged anew to make this one: what it shows
-    now is what the finding shows.
     """
 
     source: str
@@ -160,7 +158,6 @@ class Reproducer:
     shown: ShownJson | None = None
     case_sha256: str | None = None
     environment: Mapping[str, object] | None = None
-    replaces: str | None = None
 
 
 @dataclass(frozen=True)

@@ -9,26 +9,28 @@ from collections.abc import Iterator
 from fuzzcompile.contract import ReportJson
 from fuzzcompile.reduction.plain.folding import inlined, renamed, unwrapped
 from fuzzcompile.reduction.plain.pieces import Pieces, pieces_of
+from fuzzcompile.reduction.plain.script import kinds_of
+from fuzzcompile.reduction.scripts.comparing import Script
 
-_WIDTH = 70
+_WIDTH = 76
 _LINE = re.compile(r":(\d+)")
 
 
-def expression_at_fault(source: str, case: str, report: ReportJson) -> str | None:
-    """The expression at the culprit's site (else the one that is returned), at most some 70 characters long.
+def expression_at_fault(source: str, chosen: Script, report: ReportJson) -> str | None:
+    """The expression at the culprit's site (else the one that is returned), at most some 76 characters long.
 
     Args:
         source: the text that was judged; the culprit's site is a line of it.
-        case: the case in it.
+        chosen: how its case is run.
         report: the report.
     """
-    pieces = pieces_of(case)
+    pieces = pieces_of(chosen.drive.source)
     number = _statement_of(pieces, source, str((report.get("culprit") or {}).get("site") or ""))
-    function = renamed(unwrapped(pieces)).function
+    function = renamed(unwrapped(pieces), kinds_of(chosen)).function
     if function is None:
         return None
     body = list(function.body)
-    place = number if number is not None and number < len(body) else len(body) - 1
+    place = number if number is not None and _computes(body[number]) else len(body) - 1
     return next((text for text in _expressions(body, place) if len(text) <= _WIDTH), None)
 
 
@@ -44,6 +46,10 @@ def _expressions(body: list[ast.stmt], place: int) -> Iterator[str]:
     if calls:
         yield f"{ast.unparse(calls[0].func)}(...)"
     yield f"{plain[: _WIDTH - 3]}..."
+
+
+def _computes(statement: ast.stmt) -> bool:
+    return any(isinstance(node, ast.Call | ast.BinOp | ast.AugAssign) for node in ast.walk(statement))
 
 
 def _value(statement: ast.stmt) -> str:

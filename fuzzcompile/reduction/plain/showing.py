@@ -30,7 +30,7 @@ def shown_as_issue(source: str, chosen: Script, report: ReportJson) -> ShownJson
         report: the report on it.
     """
     made = ShownJson(collect_env=collected_environment())
-    expression = expression_at_fault(source, chosen.drive.source, report)
+    expression = expression_at_fault(source, chosen, report)
     if expression is not None:
         made["expression"] = expression
     candidates = list(islice(plain_scripts(chosen), _MOST_TRIED))
