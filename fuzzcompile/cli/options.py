@@ -111,6 +111,20 @@ contract: Callable[[Command], Command] = click.option(
     help="What is promised: right values, or also equal bits under torch's strict settings (compiled and eager, a row "
     "alone and in a batch, run to run).",
 )
+log: Callable[[Command], Command] = click.option(
+    "--log",
+    default=None,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Also append each event to this file, as a line of JSON, when it happens.",
+)
+sarif: Callable[[Command], Command] = click.option(
+    "--sarif",
+    default=None,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Also write the bugs as SARIF 2.1.0, for code scanning.",
+)
 json_output: Callable[[Command], Command] = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON on stdout and nothing else."
 )

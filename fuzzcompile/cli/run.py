@@ -40,6 +40,16 @@ from fuzzcompile.worker.conditions import Conditions
     type=click.Path(path_type=Path, file_okay=False),
     help="Folder for issue drafts.",
 )
+@click.option(
+    "--summary",
+    "summary_file",
+    default=None,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Also write the summary as JSON, that of an interrupted campaign too.",
+)
+@options.sarif
+@options.log
 @options.json_output
 def run(
     budget: str,
@@ -55,6 +65,9 @@ def run(
     no_steering: bool,
     fail_on_finding: bool,
     drafts: Path,
+    summary_file: Path | None,
+    sarif: Path | None,
+    log: Path | None,
     as_json: bool,
 ) -> int:
     """Run a campaign: generate, judge, attribute, minimize, store and draft.
@@ -69,6 +82,7 @@ def run(
 
     from fuzzcompile.campaign.budget import Budget
     from fuzzcompile.campaign.local import run_campaign, survey_case
+    from fuzzcompile.campaign.outputs import CampaignOutputs
     from fuzzcompile.campaign.profiles import for_this_torch
     from fuzzcompile.campaign.settings import CampaignSettings
     from fuzzcompile.campaign.steering import UNIFORM, Strategy
@@ -111,15 +125,16 @@ def run(
         source=survey_case(origin, conditions) if origin is not None else None,
         target=conditions.target,
     )
-    log = Console(stderr=True)
-    with progress_handler(log) as handler:
+    outputs = CampaignOutputs(log, sarif, summary_file, location)
+    with outputs, progress_handler(Console(stderr=True)) as handler:
         summary = run_campaign(
             settings,
             conditions,
             location=location,
             command=shlex.join(["fuzzcompile", *sys.argv[1:]]),
-            on_event=handler.handle,
+            on_event=outputs.before(handler.handle),
         )
+        outputs.finish(summary)
     if as_json:
         click.echo(json.dumps(summary.to_json(), allow_nan=False))
     else:

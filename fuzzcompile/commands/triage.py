@@ -30,6 +30,7 @@ from fuzzcompile.judging.report import SCHEMA
 from fuzzcompile.plants import check_plants
 from fuzzcompile.reporting.baseline import Baseline
 from fuzzcompile.reporting.junit import Entry
+from fuzzcompile.reporting.sarif import Scanned
 from fuzzcompile.trials.compiles import check_against
 from fuzzcompile.worker.conditions import Conditions, Question
 from fuzzcompile.worker.judge import Judged, JudgeTask, judge_file
@@ -71,6 +72,10 @@ class Answer:
     def to_junit(self) -> Entry:
         """The answer as a JUnit test case."""
         return Entry(self.path, self.report, self.error, bool(self.known), self.seconds)
+
+    def to_sarif(self) -> Scanned:
+        """The answer as what SARIF is written of."""
+        return Scanned(self.path, self.report, self.error, bool(self.known))
 
     def compared_with(self, baseline: Baseline | None) -> Answer:
         """The answer with ``known`` set; a bug that the baseline lists does not change the exit status."""

@@ -280,6 +280,7 @@ def _absorb(session: Session, survivor: FindingRow, vanishing: FindingRow) -> No
     survivor.first_seen = min(survivor.first_seen, vanishing.first_seen)
     survivor.last_seen = max(survivor.last_seen, vanishing.last_seen)
     survivor.searched = max(filter(None, (survivor.searched, vanishing.searched)), default=None)
+    survivor.queries = list(dict.fromkeys([*(survivor.queries or ()), *(vanishing.queries or ())])) or None
     session.delete(vanishing)
     session.flush()
     take_if_better(session, survivor, better, session.get_one(CaseRow, better.case_id).source)

@@ -137,8 +137,9 @@ class FindingRow(Base):
     issue: Mapped[str | None]
     note: Mapped[str | None]
     duplicate_of_id: Mapped[int | None] = mapped_column(ForeignKey("findings.id"))
-    # When reports on it were last searched for (RelatedRow).
+    # When reports on it were last searched for (RelatedRow), and with which queries.
     searched: Mapped[datetime | None]
+    queries: Mapped[list[str] | None]
     hits: Mapped[int]
     first_seen: Mapped[datetime]
     last_seen: Mapped[datetime]

@@ -172,11 +172,11 @@ def put_replay(session: Session, finding_id: int, replay: Replay) -> None:
     session.add(ReplayRow(finding_id=finding_id, created=now(), **{**vars(replay), "runs": list(replay.runs)}))
 
 
-def put_related(session: Session, finding_id: int, related: Sequence[Related]) -> None:
+def put_related(session: Session, finding_id: int, related: Sequence[Related], queries: Sequence[str]) -> None:
     """Store what a search found, in place of what an earlier one did."""
     session.execute(delete(RelatedRow).where(RelatedRow.finding_id == finding_id))
     session.add_all(RelatedRow(finding_id=finding_id, **vars(found)) for found in related)
-    session.execute(update(FindingRow).where(FindingRow.id == finding_id).values(searched=now()))
+    session.execute(update(FindingRow).where(FindingRow.id == finding_id).values(searched=now(), queries=list(queries)))
 
 
 def _count_finding(session: Session, run: RunRow, signature: str, source: str) -> bool:

@@ -236,8 +236,8 @@ class FindingSummary:
 
     ``devices`` are the kinds of device for which programs that hit it were compiled: ``cpu``, ``cuda`` or a target.
     ``severity`` is a word of `fuzzcompile.severity.Severity`. ``status``, ``issue``, ``note`` and ``duplicate_of`` (a
-    public id) are what a person said; ``searched`` is when reports on it were last searched for. ``reproducer_lines``
-    and ``confirmed`` tell of the best reproducer; None where there is none.
+    public id) are what a person said; ``searched`` is when reports on it were last searched for, with which
+    ``queries``. ``reproducer_lines`` and ``confirmed`` tell of the best reproducer; None where there is none.
     """
 
     id: int
@@ -248,6 +248,7 @@ class FindingSummary:
     duplicate_of: str | None
     umbrella: str | None
     searched: datetime | None
+    queries: list[str] | None
     severity: str | None
     verdict: str
     confidence: str | None

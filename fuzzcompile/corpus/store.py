@@ -145,10 +145,10 @@ class Store(Reader):
         with self._write() as session:
             recording.put_replay(session, finding_id(session, finding), replay)
 
-    def keep_related(self, finding: str | int, related: Sequence[Related]) -> None:
-        """Store what a search for public reports on a finding found, in place of what an earlier one did."""
+    def keep_related(self, finding: str | int, related: Sequence[Related], queries: Sequence[str]) -> None:
+        """Store the public reports on a finding that ``queries`` led to, in place of those of an earlier search."""
         with self._write() as session:
-            recording.put_related(session, finding_id(session, finding), related)
+            recording.put_related(session, finding_id(session, finding), related, queries)
 
     def export(self, finding: str | int, folder: str | os.PathLike[str]) -> list[Path]:
         """Write ``case.py``, ``repro.py``, ``neighbour.py`` (as far as there are such) and ``finding.json``.

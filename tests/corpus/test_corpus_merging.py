@@ -45,11 +45,12 @@ def test_what_gets_the_same_signature_is_one_finding(store: Store, coarse: str) 
     for signature, source in zip((PLACE, AXIS) if coarse == "F3" else (AXIS, PLACE), ("a\n", "bb\n"), strict=True):
         found(store, signature, source)
     store.add_replay("F4", Replay("0" * 64, TORCH, None, "failing", ["failing"] * 3, "BUG", 1.0))
-    store.keep_related("F4", [Related("https://example.org/1", "issue", "t", "open", 1.0, "w")])
+    store.keep_related("F4", [Related("https://example.org/1", "issue", "t", "open", 1.0, "w")], ["stride"])
     assert reduced(store, coarse, AXIS) == Kept(3, AXIS, merged=(4,))
     survivor = store.finding("F4")
     assert (survivor.public_id, survivor.hits, survivor.signature) == ("F3", 2, AXIS)
     assert store.replays("F3")[0].status == "failing" and store.related("F3")[0].url.endswith("/1")
+    assert survivor.queries == ["stride"]
     assert store.best_reproducer("F4") is not None and survivor.first_seen < survivor.last_seen
     assert [f.public_id for f in store.findings()] == ["F1", "F2", "F3"] and store.integrity() == "ok"
 

@@ -68,6 +68,7 @@ def upgrade() -> None:
         batch_op.add_column(sa.Column("searched", UtcDateTime(), nullable=True))
         batch_op.add_column(sa.Column("best_reproducer_id", sa.Integer(), nullable=True))
         batch_op.add_column(sa.Column("case_id", sa.Integer(), nullable=True))
+        batch_op.add_column(sa.Column("queries", sa.JSON(none_as_null=True), nullable=True))
         batch_op.create_index(batch_op.f("ix_findings_severity"), ["severity"], unique=False)
         batch_op.create_index(batch_op.f("ix_findings_umbrella"), ["umbrella"], unique=False)
         batch_op.create_foreign_key(
@@ -135,6 +136,7 @@ def downgrade() -> None:
         batch_op.drop_index(batch_op.f("ix_findings_severity"))
         batch_op.drop_column("case_id")
         batch_op.drop_column("best_reproducer_id")
+        batch_op.drop_column("queries")
         batch_op.drop_column("searched")
         batch_op.drop_column("duplicate_of_id")
         batch_op.drop_column("note")
