@@ -31,8 +31,8 @@ _SCREENABLE = (*GRAPH_STAGES, *AROUND_CAPTURE)
 _NEEDS_CODE = (Verdict.CRASH, Verdict.TIMEOUT, Verdict.NONDETERMINISTIC)
 # The part of an error's message that says which error it is: sizes and names come later.
 _MESSAGE = 60
-# What is found of a value that is right, strides apart.
-_IN_ORDER = ("same", "close", "stride")
+# What is found of a value whose elements are right.
+_RIGHT_VALUES = ("same", "close", "stride", "alias")
 # How long the operators of a candidate are compared, which is small most of the time.
 _SECONDS = 10.0
 
@@ -43,8 +43,8 @@ class Probe:
 
     ``suspects`` are the suspects of the stages that were asked, most telling first. ``error`` is the type and message
     of what was raised, without what changes from case to case. ``outcomes`` are the stage and family of whatever
-    matched, each with what became of it, ``only_strides`` whether nothing but strides is wrong, and ``outputs`` what
-    the compiled program returned.
+    matched, each with what became of it, ``right_values`` whether nothing but strides and aliases can be wrong, and
+    ``outputs`` what the compiled program returned.
     """
 
     verdict: Verdict
@@ -54,7 +54,7 @@ class Probe:
     compiles: int = 1
     screens: int = 0
     outcomes: frozenset[tuple[str, str, str]] = frozenset()
-    only_strides: bool = False
+    right_values: bool = False
     outputs: tuple[torch.Tensor, ...] = field(default=(), compare=False, repr=False)
 
     @property
@@ -180,7 +180,7 @@ def probe(
         experiments.compiles,
         experiments.screens,
         frozenset((rule.stage, family_of(rule.rewrite), outcome) for rule, outcome in trial.ledger.coverage),
-        verdict is Verdict.METADATA and all(c.finding in _IN_ORDER for c in trial.judgement.comparisons),
+        failure is None and all(c.finding in _RIGHT_VALUES for c in trial.judgement.comparisons),
         tuple(value.value for value in trial.observation.values if value.kind == "output" and value.is_tensor),
     )
 
