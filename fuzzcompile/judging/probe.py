@@ -19,6 +19,7 @@ from fuzzcompile.judging.decision import confirmed, decide
 from fuzzcompile.judging.report import normalised
 from fuzzcompile.oracle.judgement import wrong_values
 from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.signatures import fingerprint_of
 from fuzzcompile.stage_names import AROUND_CAPTURE, BEHIND_GRAPHS, GRAPH_STAGES
 from fuzzcompile.stages.base import Suspect
 from fuzzcompile.stages.rewriting import rewrites_visible
@@ -68,7 +69,8 @@ class Target:
     """The signature that a reduction is locked to.
 
     ``named`` says that a culprit has a name; otherwise ``error`` distinguishes one error from another, and all else is
-    held by stage.
+    held by stage. ``causes`` holds the fingerprint of the cause, if it is known: no probe looks for it, but a full
+    judgement tries it first.
     """
 
     verdict: str
@@ -78,6 +80,7 @@ class Target:
     keep: Keep = "culprit"
     named: bool = True
     error: str | None = None
+    causes: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, report: Mapping[str, Any], keep: Keep = "culprit") -> Target:
@@ -90,7 +93,9 @@ class Target:
         error = None
         if not named and Verdict(report["verdict"]).kind == "error" and len(parts) == 3 and parts[1] != "-":
             error = f"{parts[1]}: {parts[2]}"[:_MESSAGE]
-        return cls(report["verdict"], stage, culprit.get("source"), families, keep, named, error)
+        cause = fingerprint_of(str(report.get("signature") or ""))
+        causes = () if cause is None or keep == "verdict" else (cause,)
+        return cls(report["verdict"], stage, culprit.get("source"), families, keep, named, error, causes)
 
     @property
     def screens(self) -> bool:

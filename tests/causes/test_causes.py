@@ -50,7 +50,7 @@ def make():
 def looked_for(report: dict[str, Any], path: Path, **given: Any) -> Any:
     """The cause of the bug of ``report`` in the case at ``path``, which need not be the case it was made of."""
     programs = programs_of(load_case(path), CPU)
-    return cause_of(report, programs, Screens(Target.of(report), CPU, ()), **given)
+    return cause_of(report, programs, Screens(Target.of(report), CPU), **given)
 
 
 def attention(folder: Path, **given: str) -> Path:
