@@ -31,6 +31,11 @@ def fingerprint(signature: str) -> str | None:
     return parts[-1] if len(parts) == _PARTS and _names_a_place(parts) else None
 
 
+def is_provisional(signature: str) -> bool:
+    """Whether its fingerprint is a program's, in place of a cause that nobody has looked for yet."""
+    return (fingerprint(signature) or "").startswith(PROGRAM)
+
+
 def refined(signature: str, cause: str | None) -> str:
     """The signature of a place with a fingerprint, or as it is where there is none or it names no place."""
     place = coarse(signature)
@@ -43,8 +48,8 @@ def same_place(left: str, right: str) -> bool:
 
 
 def may_be_one(left: str, right: str) -> bool:
-    """Whether nothing shows that they are two bugs: the same place, and not two fingerprints."""
-    fingerprints = {fingerprint(left), fingerprint(right)} - {None}
+    """Whether nothing shows that they are two bugs: the same place, and not two causes."""
+    fingerprints = {fingerprint(name) for name in (left, right) if not is_provisional(name)} - {None}
     return same_place(left, right) and len(fingerprints) < 2
 
 

@@ -40,3 +40,9 @@ def test_two_fingerprints_are_two_bugs_of_one_place():
     assert signatures.same_place(dim, layout) and not signatures.may_be_one(dim, layout)
     assert signatures.may_be_one(dim, SDPA) and signatures.may_be_one(SDPA, SDPA)
     assert not signatures.may_be_one(SDPA, ERROR)
+
+
+def test_a_program_in_place_of_a_cause_is_provisional():
+    provisional = signatures.refined(SDPA, f"{signatures.PROGRAM}0123456789ab")
+    assert signatures.is_provisional(provisional) and not signatures.is_provisional(PROGRAM)
+    assert signatures.may_be_one(provisional, f"{SDPA}:dtype") and not signatures.is_unproved(provisional)

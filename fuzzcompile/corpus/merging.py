@@ -27,7 +27,7 @@ from fuzzcompile.corpus.querying import shown_reproducer, starts_with
 from fuzzcompile.corpus.records import public_id
 from fuzzcompile.corpus.umbrellas import umbrella_of
 from fuzzcompile.severity import Severity, rank, severity
-from fuzzcompile.signatures import coarse, fingerprint, is_unproved, may_be_one, same_place
+from fuzzcompile.signatures import coarse, fingerprint, is_provisional, is_unproved, may_be_one, same_place
 
 if TYPE_CHECKING:
     from fuzzcompile.contract import ReportJson
@@ -203,7 +203,9 @@ def _says_more(signature: str, known: str) -> bool:
     """Whether a signature says more of a bug than the one that is known."""
     if is_unproved(known):
         return not is_unproved(signature)
-    return same_place(signature, known) and fingerprint(signature) is not None and fingerprint(known) is None
+    known_cause = fingerprint(known) is not None and not is_provisional(known)
+    own_cause = fingerprint(signature) is not None and not is_provisional(signature)
+    return same_place(signature, known) and own_cause and not known_cause
 
 
 def _is_all_there_is(session: Session, finding: FindingRow, reproducer: ReproducerRow) -> bool:

@@ -19,6 +19,7 @@ from fuzzcompile.corpus.models import (
     CoverageRow,
     EnvironmentRow,
     FindingRow,
+    FormerNameRow,
     RelatedRow,
     ReplayRow,
     ReproducerRow,
@@ -199,6 +200,15 @@ class Reader:
         with self._read() as session:
             row = finding_of(session, signature)
             return None if row is None else public_id(row.id)
+
+    def names_of(self, finding: str | int) -> list[str]:
+        """The signatures of a finding: its own, then those that it had, and those of findings merged into it."""
+        with self._read() as session:
+            row = session.get_one(FindingRow, finding_id(session, finding))
+            former = (
+                select(FormerNameRow.signature).where(FormerNameRow.finding_id == row.id).order_by(FormerNameRow.id)
+            )
+            return list(dict.fromkeys([row.signature, *session.scalars(former)]))
 
     def environment_of(self, finding: str | int) -> dict[str, object]:
         """The environment in which a finding's report was made; what is known of it, if it was not stored."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 
 from fuzzcompile.corpus import exporting, recording
 from fuzzcompile.corpus.connection import connect, explained_errors, writing
+from fuzzcompile.corpus.importing import Arrived, Export, put_export, settle_duplicates
 from fuzzcompile.corpus.location import file_of, require_file, resolve
 from fuzzcompile.corpus.marking import Mark, put_mark
 from fuzzcompile.corpus.models import CampaignRow
@@ -161,7 +162,35 @@ class Store(Reader):
             FolderTakenError: the folder holds files that are not of this finding.
         """
         stored = self.finding(finding)
-        return exporting.export(stored, self.best_reproducer(stored.id), Path(folder))
+        exported = exporting.Exported(
+            stored,
+            self.names_of(stored.id),
+            self.best_reproducer(stored.id),
+            self.environment_of(stored.id),
+            self.related(stored.id),
+            self.replays(stored.id),
+            self.umbrella(stored.umbrella),
+            None if stored.duplicate_of is None else self.finding(stored.duplicate_of),
+        )
+        return exporting.export(exported, Path(folder))
+
+    def take(self, exports: Iterable[Export]) -> Iterator[Arrived]:
+        """Store exported findings, each in a transaction of its own, and say what became of it.
+
+        One that cannot be imported is refused, with the reason; the others go on.
+        """
+        taken: list[Export] = []
+        for export in exports:
+            try:
+                with self._write() as session:
+                    arrived = put_export(session, export)
+            except ValueError as error:
+                arrived = Arrived(export.name, "refused", why=str(error))
+            else:
+                taken.append(export)
+            yield arrived
+        with self._write() as session:
+            settle_duplicates(session, taken)
 
     @contextmanager
     def _write(self) -> Iterator[Session]:
