@@ -55,7 +55,7 @@ def draft_of(store: Store, finding: str | int) -> str:
     reproducer = store.best_reproducer(finding)
     return draft_issue(
         IssueFacts(
-            reproducer.report if reproducer is not None and reproducer.report else stored.report,
+            stored.report,
             reproducer.source if reproducer is not None else None,
             store.environment_of(finding),
             stored.first_seen.date().isoformat(),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -23,6 +24,7 @@ from fuzzcompile.corpus.exporting import REPORT_FILE, SOURCE_FILES
 from fuzzcompile.corpus.marking import Mark, status_of
 from fuzzcompile.corpus.models import CaseRow, FindingRow, FormerNameRow, RelatedRow, ReplayRow, RunRow, UmbrellaRow
 from fuzzcompile.corpus.records import CaseRecord, Related, Replay, Reproducer, Umbrella, public_id
+from fuzzcompile.errors import UsageError
 from fuzzcompile.severity import severity
 from fuzzcompile.signatures import PROGRAM, coarse, may_be_one, refined
 
@@ -73,7 +75,10 @@ def exports_in_folder(folder: Path) -> Iterator[Export]:
     """Every export in a folder or below it, in the order of their paths."""
     for path in sorted(folder.rglob(REPORT_FILE)):
         beside = {name: path.with_name(name) for name in (REPORT_FILE, *SOURCE_FILES)}
-        files = {name: file.read_bytes() for name, file in beside.items() if file.is_file()}
+        try:
+            files = {name: file.read_bytes() for name, file in beside.items() if file.is_file()}
+        except OSError:
+            files = {}
         yield Export(str(path.parent), files)
 
 
@@ -85,7 +90,16 @@ def exports_in_zip(archive: zipfile.ZipFile) -> Iterator[Export]:
         if path.name != REPORT_FILE:
             continue
         beside = {file: members.get(str(path.with_name(file))) for file in (REPORT_FILE, *SOURCE_FILES)}
-        yield Export(str(path.parent), {file: archive.read(info) for file, info in beside.items() if info is not None})
+        try:
+            files = {file: archive.read(info) for file, info in beside.items() if info is not None}
+        except (
+            zipfile.BadZipFile,
+            zlib.error,
+            RuntimeError,
+            NotImplementedError,
+        ):  # damaged, encrypted, or packed anew
+            files = {}
+        yield Export(str(path.parent), files)
 
 
 def put_export(session: Session, export: Export) -> Arrived:
@@ -94,6 +108,8 @@ def put_export(session: Session, export: Export) -> Arrived:
     Raises:
         ValueError: it is none, or lacks what a finding needs; the message says what.
     """
+    if not export.files:
+        raise ValueError("its files cannot be read")
     try:
         told: dict[str, Any] = json.loads(export.files[REPORT_FILE])
         sources = {
@@ -112,17 +128,24 @@ def put_export(session: Session, export: Export) -> Arrived:
             finding_id, gone = kept.finding_id, kept.merged
     except KeyError as error:
         raise ValueError(f"it has no {error.args[0]}") from error
+    except UsageError as error:
+        raise ValueError(str(error)) from error
     except (TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"its {REPORT_FILE} is not one that fuzzcompile wrote ({error})") from error
     how: Literal["new", "known"] = "new" if known is None else "known"
     return Arrived(export.name, how, public_id(finding_id), _changed(told, export), tuple(map(public_id, gone)))
 
 
-def settle_duplicates(session: Session, exports: Iterable[Export]) -> None:
-    """Link imported duplicates to their originals, which may have come after them."""
-    for export in exports:
-        told: dict[str, Any] = json.loads(export.files[REPORT_FILE])
-        original, row = told.get("duplicate_of"), merging.finding_of(session, told["signature"])
+def original_in(export: Export) -> tuple[str, str | None]:
+    """The signature of an export that was stored, and that of the finding of which it is a duplicate."""
+    told: dict[str, Any] = json.loads(export.files[REPORT_FILE])
+    return told["signature"], told.get("duplicate_of")
+
+
+def settle_duplicates(session: Session, originals: Iterable[tuple[str, str | None]]) -> None:
+    """Link imported duplicates to their originals, which may have come after them; both are named by signature."""
+    for signature, original in originals:
+        row = merging.finding_of(session, signature)
         if original and row is not None and row.status == "dup" and row.duplicate_of_id is None:
             found = merging.finding_of(session, original)
             row.duplicate_of_id = None if found is None or found.id == row.id else found.id

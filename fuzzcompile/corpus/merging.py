@@ -23,8 +23,9 @@ from fuzzcompile.corpus.models import (
     ReproducerRow,
     RunRow,
 )
-from fuzzcompile.corpus.querying import shown_reproducer, starts_with
+from fuzzcompile.corpus.querying import starts_with
 from fuzzcompile.corpus.records import public_id
+from fuzzcompile.corpus.speaking import speaks_for
 from fuzzcompile.corpus.umbrellas import umbrella_of
 from fuzzcompile.severity import Severity, rank, severity
 from fuzzcompile.signatures import coarse, fingerprint, is_provisional, is_unproved, may_be_one, same_place
@@ -135,7 +136,10 @@ def choose(session: Session, finding: FindingRow) -> None:
     best = min(rows, key=lambda row: _place_of_reproducer(finding, row), default=None)
     finding.best_reproducer_id = None if best is None else best.id
     run = session.get_one(RunRow, finding.best_run_id)
-    shown = shown_reproducer(session, finding)
+    finding.speaks_by_reproducer = (
+        best is not None and best.confirmed and speaks_for(finding.signature, best.report or {}, run.report)
+    )
+    shown = best if finding.speaks_by_reproducer else None
     if shown is None:
         report, finding.case_id = run.report, run.case_id
     else:

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, cast
 from sqlalchemy import Engine, func, select
 from sqlalchemy.orm import Session
 
+from fuzzcompile.corpus import keeping
 from fuzzcompile.corpus.connection import explained_errors, integrity
+from fuzzcompile.corpus.keeping import Stats
 from fuzzcompile.corpus.location import describe
 from fuzzcompile.corpus.merging import finding_of
 from fuzzcompile.corpus.models import (
@@ -270,6 +272,11 @@ class Reader:
         with self._read() as session:
             rows = session.execute(select(EnvironmentRow.id, EnvironmentRow.details))
             return [key for key, details in rows if compiler_of(details) == compiler]
+
+    def stats(self) -> Stats:
+        """What the corpus holds."""
+        with self._read() as session:
+            return keeping.stats(session)
 
     def integrity(self) -> str:
         """``ok``, or what is wrong with the database."""

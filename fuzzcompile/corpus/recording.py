@@ -90,6 +90,7 @@ def put_case(session: Session, case: CaseRecord) -> CaseRow:
         row.spec = plain(case.spec)
     if row.choices is None:
         row.choices = case.choices
+    row.source = row.source or case.source  # it had been dropped (`fuzzcompile.corpus.keeping`)
     session.flush()
     return row
 
