@@ -74,7 +74,7 @@ def runs_after(other: Session, last: int) -> Sequence[tuple[RunRow, CaseRow, str
         .order_by(RunRow.id)
         .limit(CHUNK)
     )
-    return [row.tuple() for row in other.execute(query)]
+    return [(run, case, signature) for run, case, signature in other.execute(query)]
 
 
 def put_copy(session: Session, run: RunRow, case: CaseRow, signature: str | None, copied: Copied) -> None:

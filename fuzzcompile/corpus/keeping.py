@@ -70,7 +70,7 @@ def stats(session: Session) -> Stats:
     verdicts = select(RunRow.verdict, func.count()).group_by(RunRow.verdict).order_by(func.count().desc())
     rows = session.execute(select(FindingRow.severity, FindingRow.status, FindingRow.signature)).all()
     severities = Counter(row.severity or "unknown" for row in rows)
-    counted = dict(session.execute(verdicts).tuples().all())
+    counted = dict(session.execute(verdicts).all())
     return Stats(
         cases=_number(session, CaseRow.id),
         runs=sum(counted.values()),

@@ -109,22 +109,15 @@ def test_an_older_corpus_is_read_and_left_as_it_is(store: Store, tmp_path: Path)
     path = tmp_path / "older.db"
     with sqlite3.connect(path) as older:
         older.executescript(Path(__file__).with_name("schema_0002.sql").read_text())
-        older.execute(
-            "insert into environments values (1, 'e', '2.13.0', 'cpu', null, null, null, ?)", ['{"torch": "2.13.0"}']
-        )
-        older.execute(
-            "insert into cases values (1, ?, 'a', 'generated', null, null, '[]', '[]', '[]', '2026-01-01 00:00:00')",
-            [case("a").sha256],
-        )
-        older.execute(
-            "insert into findings values (1, ?, 'open', 'miscompile', 'high', null, null, 1, '2026-01-01 00:00:00', '2026-01-01 00:00:00', null)",
-            [FOLD],
-        )
-        judged = json.dumps(bug(FOLD))
-        older.execute(
-            "insert into runs values (1, 1, 1, null, 1, null, null, 'miscompile', 1, 0, 1.0, 1, ?, '2026-01-01 00:00:00')",
-            [judged],
-        )
+        then, details = "2026-01-01 00:00:00", '{"torch": "2.13.0"}'
+        rows = {
+            "environments": (1, "e", "2.13.0", "cpu", None, None, None, details),
+            "cases": (1, case("a").sha256, "a", "generated", None, None, "[]", "[]", "[]", then),
+            "findings": (1, FOLD, "open", "miscompile", "high", None, None, 1, then, then, None),
+            "runs": (1, 1, 1, None, 1, None, None, "miscompile", 1, 0, 1.0, 1, json.dumps(bug(FOLD)), then),
+        }
+        for table, values in rows.items():
+            older.execute(f"insert into {table} values ({', '.join('?' * len(values))})", values)
         older.execute("update findings set best_run_id = 1")
     older.close()
     before = path.read_bytes()
