@@ -44,6 +44,11 @@ def fingerprint(signature: str) -> str | None:
     return match[2] if match is not None else None
 
 
+def is_provisional(signature: str) -> bool:
+    """Whether its fingerprint is a program's, in place of a cause that nobody has looked for yet."""
+    return (fingerprint(signature) or "").startswith(PROGRAM)
+
+
 def refined(signature: str, cause: str | None) -> str:
     """The signature with another fingerprint, or with none; as it is where none belongs there."""
     match = _PARTS.fullmatch(signature)
@@ -68,8 +73,15 @@ def same_place(left: str, right: str) -> bool:
     return coarse(left) == coarse(right)
 
 
+<<<<<<< HEAD
 def agree(wanted: str, reached: str) -> bool:
     """Whether two signatures may mean the same bug.
+=======
+def may_be_one(left: str, right: str) -> bool:
+    """Whether nothing shows that they are two bugs: the same place, and not two causes."""
+    fingerprints = {fingerprint(name) for name in (left, right) if not is_provisional(name)} - {None}
+    return same_place(left, right) and len(fingerprints) < 2
+>>>>>>> corpus
 
     They name the same stage and file and a family in common (a smaller case may show fewer of a culprit's siblings),
     and the same cause, where both know it.
