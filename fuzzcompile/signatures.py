@@ -14,12 +14,12 @@ import re
 from fuzzcompile.stage_names import DECOMPOSITION, FAKE_TENSOR, FUNCTIONALIZATION, GRAPH_STAGES
 
 UNATTRIBUTED = "unattributed"
-_PROGRAM = "program-"
+PROGRAM = "program-"
 # Hexadecimal digits of a program's key that a signature shows.
 _DIGITS = 12
 _FINGERPRINTED = (*GRAPH_STAGES, DECOMPOSITION, FAKE_TENSOR, FUNCTIONALIZATION)
 # An error's signature has its type in the place of the file, and its message may hold anything.
-_PARTS = re.compile(rf"((?:{'|'.join(_FINGERPRINTED)}):(?:-|[^:]*\.py):(?!{_PROGRAM})[^:]+)(?::(.+))?")
+_PARTS = re.compile(rf"((?:{'|'.join(_FINGERPRINTED)}):(?:-|[^:]*\.py):(?!{PROGRAM})[^:]+)(?::(.+))?")
 
 
 def has_fingerprints(stage: str | None) -> bool:
@@ -59,13 +59,13 @@ def refined(signature: str, cause: str | None) -> str:
 
 def of_program(stage_at_fault: str, key: str) -> str:
     """The signature of wrong values without a proved culprit, by the key of the program that shows them."""
-    return f"{stage_at_fault}:-:{_PROGRAM}{key[:_DIGITS]}"
+    return f"{stage_at_fault}:-:{PROGRAM}{key[:_DIGITS]}"
 
 
 def is_unproved(signature: str) -> bool:
     """Whether it rests on the program or on nothing, because no culprit was proved: what is known later replaces it."""
     own_stage, _, rest = signature.partition(":")
-    return rest.startswith(f"-:{_PROGRAM}") or (own_stage == UNATTRIBUTED and rest.startswith("-:"))
+    return rest.startswith(f"-:{PROGRAM}") or (own_stage == UNATTRIBUTED and rest.startswith("-:"))
 
 
 def same_place(left: str, right: str) -> bool:
@@ -73,21 +73,14 @@ def same_place(left: str, right: str) -> bool:
     return coarse(left) == coarse(right)
 
 
-<<<<<<< HEAD
 def agree(wanted: str, reached: str) -> bool:
     """Whether two signatures may mean the same bug.
-=======
-def may_be_one(left: str, right: str) -> bool:
-    """Whether nothing shows that they are two bugs: the same place, and not two causes."""
-    fingerprints = {fingerprint(name) for name in (left, right) if not is_provisional(name)} - {None}
-    return same_place(left, right) and len(fingerprints) < 2
->>>>>>> corpus
 
     They name the same stage and file and a family in common (a smaller case may show fewer of a culprit's siblings),
     and the same cause, where both know it.
     """
     *place, families = coarse(wanted).rsplit(":", 1)
     *reached_place, reached_families = coarse(reached).rsplit(":", 1)
-    causes = {cause for signature in (wanted, reached) if (cause := fingerprint(signature)) is not None}
+    causes = {fingerprint(signature) for signature in (wanted, reached) if not is_provisional(signature)} - {None}
     common = set(families.split("+")) & set(reached_families.split("+"))
     return wanted == reached or (place == reached_place and bool(common) and len(causes) < 2)

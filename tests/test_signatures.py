@@ -41,7 +41,6 @@ def test_only_a_place_is_refined():
 
 def test_two_fingerprints_are_two_bugs_of_one_place():
     dim, layout = f"{SDPA}:softmax(dim)", f"{SDPA}:layout"
-<<<<<<< HEAD
     assert signatures.same_place(dim, layout) and not signatures.agree(dim, layout)
     assert signatures.agree(dim, SDPA) and signatures.agree(SDPA, SDPA)
     assert not signatures.agree(SDPA, ERROR)
@@ -102,14 +101,9 @@ def test_a_baseline_tells_causes_apart_where_both_are_known(known, met, is_known
     path = tmp_path / "known.txt"
     path.write_text(known + "\n")
     assert Baseline.read(path).knows({"is_bug": True, "signature": refined(SDPA, met)}) is is_known
-=======
-    assert signatures.same_place(dim, layout) and not signatures.may_be_one(dim, layout)
-    assert signatures.may_be_one(dim, SDPA) and signatures.may_be_one(SDPA, SDPA)
-    assert not signatures.may_be_one(SDPA, ERROR)
 
 
 def test_a_program_in_place_of_a_cause_is_provisional():
     provisional = signatures.refined(SDPA, f"{signatures.PROGRAM}0123456789ab")
     assert signatures.is_provisional(provisional) and not signatures.is_provisional(PROGRAM)
-    assert signatures.may_be_one(provisional, f"{SDPA}:dtype") and not signatures.is_unproved(provisional)
->>>>>>> corpus
+    assert signatures.agree(provisional, f"{SDPA}:dtype") and not signatures.is_unproved(provisional)

@@ -56,10 +56,9 @@ def facts_of(store: Store, finding: str | int) -> IssueFacts:
     """
     stored = store.finding(finding)
     reproducer = store.best_reproducer(finding)
-<<<<<<< HEAD
     umbrellas = {umbrella.name: umbrella for umbrella in store.umbrellas()}
     return IssueFacts(
-        reproducer.report if reproducer is not None and reproducer.report else stored.report,
+        stored.report,
         reproducer.source if reproducer is not None else None,
         store.environment_of(finding),
         stored.first_seen.date().isoformat(),
@@ -72,17 +71,6 @@ def facts_of(store: Store, finding: str | int) -> IssueFacts:
         queries=stored.queries or (),
         mark=Mark(stored.status, stored.issue, stored.note, stored.duplicate_of),
         umbrella=umbrellas.get(stored.umbrella or ""),
-=======
-    return draft_issue(
-        IssueFacts(
-            stored.report,
-            reproducer.source if reproducer is not None else None,
-            store.environment_of(finding),
-            stored.first_seen.date().isoformat(),
-            stored.hits,
-            confirmed=reproducer is not None and reproducer.confirmed,
-        )
->>>>>>> corpus
     )
 
 

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-<<<<<<< HEAD
 from collections import Counter
-from collections.abc import Mapping, Sequence
-=======
 from collections.abc import Iterable, Iterator, Mapping
->>>>>>> corpus
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,16 +15,10 @@ from fuzzcompile.cli.findings import finding_as_json, print_finding, print_findi
 from fuzzcompile.errors import UsageError
 
 if TYPE_CHECKING:
-<<<<<<< HEAD
-    from rich.table import Table
-
     from fuzzcompile.commands.refresh import Refreshed
-    from fuzzcompile.corpus import Finding, FindingSummary, Reproducer, Umbrella
-    from fuzzcompile.worker.conditions import Conditions
-=======
     from fuzzcompile.corpus import Store
     from fuzzcompile.corpus.importing import Arrived, Export
->>>>>>> corpus
+    from fuzzcompile.worker.conditions import Conditions
 
 
 @click.group()
@@ -102,7 +92,6 @@ def export(finding: str, folder: Path, location: str | None) -> int:
     return 0
 
 
-<<<<<<< HEAD
 @corpus.command()
 @click.argument("findings", nargs=-1, metavar="[FINDING]...")
 @click.option(
@@ -148,17 +137,12 @@ def _became(refreshed: Refreshed) -> str:
     return f"{refreshed.finding}: {refreshed.result}{where}, {refreshed.signature}{note}"
 
 
-def _print_findings(findings: Sequence[FindingSummary], groups: Mapping[str, Umbrella], *, every: bool) -> None:
-    from fuzzcompile.reporting.lists import counted_line, divided
-    from fuzzcompile.reporting.verdict import report_console
-=======
 @corpus.command("import")
 @click.argument("source", metavar="DIR|FILE|URL")
 @options.corpus
 @options.json_output
 def import_findings(source: str, location: str | None, as_json: bool) -> int:
     """Take findings into the corpus: exports in DIR or below it, a zip of them, or another corpus, here or at a URL.
->>>>>>> corpus
 
     What is there already is recognised. A person's marks in this corpus stand. Nothing that is imported is run.
     """

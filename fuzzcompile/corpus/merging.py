@@ -28,11 +28,7 @@ from fuzzcompile.corpus.records import public_id
 from fuzzcompile.corpus.speaking import speaks_for
 from fuzzcompile.corpus.umbrellas import umbrella_of
 from fuzzcompile.severity import Severity, rank, severity
-<<<<<<< HEAD
-from fuzzcompile.signatures import agree, coarse, fingerprint, is_unproved, same_place
-=======
-from fuzzcompile.signatures import coarse, fingerprint, is_provisional, is_unproved, may_be_one, same_place
->>>>>>> corpus
+from fuzzcompile.signatures import agree, coarse, fingerprint, is_provisional, is_unproved, same_place
 
 if TYPE_CHECKING:
     from fuzzcompile.contract import ReportJson
