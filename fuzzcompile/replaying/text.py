@@ -17,7 +17,7 @@ from fuzzcompile.replaying.versions import public
 def line(result: Result) -> str:
     """One result: ``F3 on 2.15.0: fixed (3 runs, 12 s): compiled is as exact as eager``."""
     replay = result.replay
-    agree = f"{len(replay.runs)} runs" if replay.status != Status.FLAKY else _disagreement(replay.runs)
+    agree = _runs(replay.runs) if replay.status != Status.FLAKY else _disagreement(replay.runs)
     finding = result.subject.finding.public_id
     return f"{finding} on {public(replay.torch)}: {replay.status} ({agree}, {replay.seconds:.0f} s): {result.why}"
 
@@ -67,6 +67,10 @@ def _counted(records: Records) -> str:
     interrupted = "Interrupted; what is shown is stored. " if records.interrupted else ""
     back = sum(bool(record.regressions) for record in records.all)
     return f"{interrupted}{len(records.all)} findings on torch {torches}: {counts}; regressions: {back}."
+
+
+def _runs(runs: Sequence[str]) -> str:
+    return "1 run" if len(runs) == 1 else f"{len(runs)} runs"
 
 
 def _disagreement(runs: Sequence[str]) -> str:
