@@ -16,6 +16,7 @@ from fuzzcompile.cli.coverage import coverage
 from fuzzcompile.cli.doctor import doctor
 from fuzzcompile.cli.generate import generate
 from fuzzcompile.cli.issue import issue
+from fuzzcompile.cli.mark import mark
 from fuzzcompile.cli.minimize import minimize
 from fuzzcompile.cli.passes import passes
 from fuzzcompile.cli.profile import profile
@@ -39,7 +40,7 @@ def cli(debug: bool) -> None:
 
 
 _INVESTIGATING = (triage, bisect, profile, watch, minimize)
-_FINDINGS = (replay, issue, corpus)
+_FINDINGS = (replay, issue, mark, corpus)
 for command in (run, generate, *_INVESTIGATING, *_FINDINGS, coverage, passes, doctor):
     cli.add_command(command)
 

@@ -33,6 +33,7 @@ from fuzzcompile.worker.conditions import Conditions
 @click.option("--full-only", is_flag=True, help="Generate code for every case.")
 @click.option("--no-steering", is_flag=True, help="Draw cases uniformly, whatever earlier cases found.")
 @click.option("--fail-on-finding", is_flag=True, help="Exit with 1 if there is a finding.")
+@options.fail_on
 @click.option(
     "--drafts",
     default=Path("reports/drafts"),
@@ -40,6 +41,16 @@ from fuzzcompile.worker.conditions import Conditions
     type=click.Path(path_type=Path, file_okay=False),
     help="Folder for issue drafts.",
 )
+@click.option(
+    "--summary",
+    "summary_file",
+    default=None,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Also write the summary as JSON, that of an interrupted campaign too.",
+)
+@options.sarif
+@options.log
 @options.json_output
 def run(
     budget: str,
@@ -54,7 +65,11 @@ def run(
     full_only: bool,
     no_steering: bool,
     fail_on_finding: bool,
+    fail_on: str | None,
     drafts: Path,
+    summary_file: Path | None,
+    sarif: Path | None,
+    log: Path | None,
     as_json: bool,
 ) -> int:
     """Run a campaign: generate, judge, attribute, minimize, store and draft.
@@ -69,6 +84,7 @@ def run(
 
     from fuzzcompile.campaign.budget import Budget
     from fuzzcompile.campaign.local import run_campaign, survey_case
+    from fuzzcompile.campaign.outputs import CampaignOutputs
     from fuzzcompile.campaign.profiles import for_this_torch
     from fuzzcompile.campaign.settings import CampaignSettings
     from fuzzcompile.campaign.steering import UNIFORM, Strategy
@@ -79,6 +95,7 @@ def run(
     from fuzzcompile.execution.environment import cxx_compiler
     from fuzzcompile.generation import Profile
     from fuzzcompile.plants import check_plants
+    from fuzzcompile.severity import Severity
     from fuzzcompile.worker.pool import default_workers
 
     if screen_only and full_only:
@@ -111,19 +128,21 @@ def run(
         source=survey_case(origin, conditions) if origin is not None else None,
         target=conditions.target,
     )
-    log = Console(stderr=True)
-    with progress_handler(log) as handler:
+    outputs = CampaignOutputs(log, sarif, summary_file, location)
+    with outputs, progress_handler(Console(stderr=True)) as handler:
         summary = run_campaign(
             settings,
             conditions,
             location=location,
             command=shlex.join(["fuzzcompile", *sys.argv[1:]]),
-            on_event=handler.handle,
+            on_event=outputs.before(handler.handle),
         )
+        outputs.finish(summary)
     if as_json:
         click.echo(json.dumps(summary.to_json(), allow_nan=False))
     else:
         print_summary(Console(), summary)
     if summary.tally.cases and set(summary.tally.verdicts) == {"unjudged"}:
         raise EnvironmentUnfit("Not one case could be judged; run `fuzzcompile doctor`.")
-    return 1 if fail_on_finding and summary.findings else 0
+    fails = fail_on_finding and bool(summary.findings)
+    return 1 if fails or (fail_on is not None and summary.has_one_of(Severity(fail_on))) else 0

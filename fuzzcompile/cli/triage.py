@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 import click
 
 from fuzzcompile.cli import options
+from fuzzcompile.severity import Severity
 from fuzzcompile.worker.conditions import Conditions, Question
 
 if TYPE_CHECKING:
+    from fuzzcompile.commands.triage import Answer
     from fuzzcompile.contract import ReportJson
 
 
@@ -30,12 +32,18 @@ if TYPE_CHECKING:
     help="Known bugs: earlier --json output, or one signature a line. They do not make the exit status 1.",
 )
 @click.option("--junit", type=click.Path(path_type=Path), metavar="FILE", help="Also write JUnit XML for CI.")
+@options.fail_on
+@options.sarif
+@options.log
 @options.json_output
 def triage(
     cases: tuple[Path, ...],
     workers: int,
     baseline: Path | None,
     junit: Path | None,
+    fail_on: str | None,
+    sarif: Path | None,
+    log: Path | None,
     question: Question,
     conditions: Conditions,
     as_json: bool,
@@ -45,8 +53,18 @@ def triage(
     CASE is a case file, a script that calls torch.compile, a folder of them, or a glob. With several, --json
     prints one object a line, in the order given.
     """
+    least = None if fail_on is None else Severity(fail_on)
     return triage_and_print(
-        cases, question, conditions, as_json=as_json, workers=workers, baseline=baseline, junit=junit
+        cases,
+        question,
+        conditions,
+        as_json=as_json,
+        workers=workers,
+        baseline=baseline,
+        junit=junit,
+        sarif=sarif,
+        log=log,
+        least=least,
     )
 
 
@@ -60,33 +78,43 @@ def triage_and_print(
     workers: int = 1,
     baseline: Path | None = None,
     junit: Path | None = None,
+    sarif: Path | None = None,
+    log: Path | None = None,
     page: Path | None = None,
+    least: Severity | None = None,
 ) -> int:
-    """Judge files and print the answers as they come; the exit status of ``triage`` and ``bisect``."""
+    """Judge files and print the answers as they come; the exit status of ``triage`` and ``bisect``.
+
+    The bugs of several files are listed at the end, the worst first. With ``least``, only a bug that is at least as bad
+    gives the status 1.
+    """
     from rich.console import Console
 
+    from fuzzcompile import __version__
     from fuzzcompile.campaign.interrupts import sigterm_interrupts
     from fuzzcompile.commands.triage import Answer, case_files, overall_status, triage_files
+    from fuzzcompile.commands.triage_log import TriageLog
     from fuzzcompile.reporting import files as outputs
     from fuzzcompile.reporting.baseline import Baseline
     from fuzzcompile.reporting.junit import junit_xml
+    from fuzzcompile.reporting.sarif import sarif as sarif_log
     from fuzzcompile.reporting.verdict import print_report, report_console
 
     files = case_files(cases)
     known = Baseline.read(baseline) if baseline is not None else None
-    if junit is not None:
-        outputs.check_writable(junit, "--junit")
-    if page is not None:
-        outputs.check_writable(page, "--html")
+    for file, option in ((junit, "--junit"), (sarif, "--sarif"), (page, "--html")):
+        if file is not None:
+            outputs.check_writable(file, option)
     if question.dump is not None:
         outputs.make_empty_folder(Path(question.dump), "--dump-ledger")
     out, answers = report_console(), list[Answer]()
     results = triage_files(files, conditions, question, workers=min(workers, len(files)), baseline=known)
     waiting = Console(stderr=True).status(f"Judging {files[0]} ...")
     # On Ctrl-C the generator is closed at once, and its workers and files with it.
-    with sigterm_interrupts(), contextlib.closing(results), waiting as status:
+    with sigterm_interrupts(), contextlib.closing(results), TriageLog(log, files) as events, waiting as status:
         for answer in results:
             answers.append(answer)
+            events.judged(answer)
             status.update(f"Judged {len(answers)} of {len(files)} ...")
             if answer.error is not None:
                 click.echo(f"fuzzcompile: {answer.error}", err=True)
@@ -96,9 +124,26 @@ def triage_and_print(
                 print_report(out, answer.report, proof=proof, name=str(answer.path), known=bool(answer.known))
             if page is not None and answer.report is not None:
                 _write_page(page, answer.report, str(answer.path))
+    if not as_json and len(answers) > 1:
+        _list_bugs([answer for answer in answers if answer.report is not None and answer.report["is_bug"]])
     if junit is not None:
         outputs.write_whole(junit, junit_xml([answer.to_junit() for answer in answers]), "--junit")
-    return overall_status(answers)
+    if sarif is not None:
+        outputs.write_whole(sarif, sarif_log([answer.to_sarif() for answer in answers], __version__), "--sarif")
+    return overall_status(answers, least)
+
+
+def _list_bugs(bugs: Sequence[Answer]) -> None:
+    """One line for each bug, the worst first; those of equal severity in the order given."""
+    from fuzzcompile.reporting.verdict import name_of
+    from fuzzcompile.severity import rank
+
+    click.echo(f"\n{len(bugs)} {'bug' if len(bugs) == 1 else 'bugs'}{', the worst first:' if len(bugs) > 1 else ''}")
+    for answer in sorted(bugs, key=lambda answer: rank(answer.report)):
+        report = answer.report or {}
+        known = "  (known)" if answer.known else ""
+        said = (report.get("severity"), report.get("verdict"), name_of(report.get("culprit")))
+        click.echo(f"  {answer.path}  {'  '.join(map(str, said))}{known}")
 
 
 def _write_page(page: Path, report: ReportJson, name: str) -> None:

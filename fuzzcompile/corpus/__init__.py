@@ -2,6 +2,7 @@
 
 from fuzzcompile.corpus.clock import campaign_seconds, moment_at
 from fuzzcompile.corpus.failures import CorpusError, FolderTakenError, UnknownFindingError
+from fuzzcompile.corpus.marking import Mark
 from fuzzcompile.corpus.records import (
     Campaign,
     CaseRecord,
@@ -9,6 +10,8 @@ from fuzzcompile.corpus.records import (
     Coverage,
     Ended,
     Finding,
+    FindingSummary,
+    Kept,
     Recorded,
     Related,
     Replay,
@@ -33,7 +36,10 @@ __all__ = [
     "Coverage",
     "Ended",
     "Finding",
+    "FindingSummary",
     "FolderTakenError",
+    "Kept",
+    "Mark",
     "Recorded",
     "Related",
     "Replay",

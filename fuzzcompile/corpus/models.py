@@ -115,7 +115,11 @@ class CaseRow(Base):
 
 
 class FindingRow(Base):
-    """One root cause; verdict, confidence, culprit and evidence are those of its best run."""
+    """One root cause; verdict, severity, confidence, culprit and evidence are those of the report that is shown.
+
+    That is the report on its best reproducer where a confirmed one shows the bug, and else that on its best run.
+    ``case_id`` is the case which that report is about or was reduced from; null where that is not known any more.
+    """
 
     __tablename__ = "findings"
 
@@ -126,20 +130,34 @@ class FindingRow(Base):
     confidence: Mapped[str | None] = mapped_column(String(16))
     culprit: Mapped[dict[str, object] | None]
     evidence: Mapped[dict[str, object] | None]
-    # Of the best run; a word of `fuzzcompile.severity.Severity`.
+    # A word of `fuzzcompile.severity.Severity`.
     severity: Mapped[str | None] = mapped_column(String(32), index=True)
     umbrella: Mapped[str | None] = mapped_column(String(64), index=True)
     # What a person said of it (`fuzzcompile mark`), with ``status``.
     issue: Mapped[str | None]
     note: Mapped[str | None]
     duplicate_of_id: Mapped[int | None] = mapped_column(ForeignKey("findings.id"))
-    # When reports on it were last searched for (RelatedRow).
+    # When reports on it were last searched for (RelatedRow), and with which queries.
     searched: Mapped[datetime | None]
+    queries: Mapped[list[str] | None]
     hits: Mapped[int]
     first_seen: Mapped[datetime]
     last_seen: Mapped[datetime]
     # Null only inside the transaction that stores the first hit: runs refer to findings too.
     best_run_id: Mapped[int | None] = mapped_column(ForeignKey("runs.id", use_alter=True))
+    best_reproducer_id: Mapped[int | None] = mapped_column(ForeignKey("reproducers.id", use_alter=True))
+    case_id: Mapped[int | None] = mapped_column(ForeignKey("cases.id"))
+
+
+class FormerNameRow(Base):
+    """What a finding was called before: its signature then, and the id of one that was merged into it."""
+
+    __tablename__ = "former_names"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    finding_id: Mapped[int] = mapped_column(ForeignKey("findings.id"), index=True)
+    signature: Mapped[str] = mapped_column(index=True)
+    merged_id: Mapped[int | None] = mapped_column(unique=True)
 
 
 class RunRow(Base):
@@ -149,13 +167,14 @@ class RunRow(Base):
     """
 
     __tablename__ = "runs"
-    __table_args__ = (Index(None, "stream", "stream_index"),)
+    # The second index alone answers which findings were hit in which environments.
+    __table_args__ = (Index(None, "stream", "stream_index"), Index(None, "finding_id", "environment_id"))
 
     id: Mapped[int] = mapped_column(primary_key=True)
     case_id: Mapped[int] = mapped_column(ForeignKey("cases.id"), index=True)
     environment_id: Mapped[int] = mapped_column(ForeignKey("environments.id"))
     campaign_id: Mapped[int | None] = mapped_column(ForeignKey("campaigns.id"), index=True)
-    finding_id: Mapped[int | None] = mapped_column(ForeignKey("findings.id"), index=True)
+    finding_id: Mapped[int | None] = mapped_column(ForeignKey("findings.id"))
     stream: Mapped[str | None]
     stream_index: Mapped[int | None] = mapped_column(BigInteger)
     verdict: Mapped[str] = mapped_column(String(32), index=True)
@@ -171,7 +190,8 @@ class ReproducerRow(Base):
     """A script that shows a finding without fuzzcompile.
 
     ``program`` identifies the reduced program up to names; ``shown`` is what was seen when the script was made
-    (`fuzzcompile.contract.ShownJson`).
+    (`fuzzcompile.contract.ShownJson`). ``case_id`` is the case that was reduced, ``environment_id`` where its report
+    was made.
     """
 
     __tablename__ = "reproducers"
@@ -179,6 +199,8 @@ class ReproducerRow(Base):
 
     id: Mapped[int] = mapped_column(primary_key=True)
     finding_id: Mapped[int] = mapped_column(ForeignKey("findings.id"))
+    case_id: Mapped[int | None] = mapped_column(ForeignKey("cases.id"), index=True)
+    environment_id: Mapped[int | None] = mapped_column(ForeignKey("environments.id"))
     sha256: Mapped[str] = mapped_column(String(64))
     source: Mapped[str]
     lines: Mapped[int]

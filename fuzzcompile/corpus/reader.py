@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import re
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, cast
 
-from sqlalchemy import ColumnElement, Engine, distinct, func, select
-from sqlalchemy.orm import QueryableAttribute, Session
+from sqlalchemy import Engine, func, select
+from sqlalchemy.orm import Session
 
 from fuzzcompile.corpus.connection import explained_errors, integrity
-from fuzzcompile.corpus.failures import UnknownFindingError
 from fuzzcompile.corpus.location import describe
+from fuzzcompile.corpus.merging import finding_of
 from fuzzcompile.corpus.models import (
-    Base,
     CampaignRow,
     CaseRow,
     CoverageRow,
@@ -29,10 +25,24 @@ from fuzzcompile.corpus.models import (
     RunRow,
     UmbrellaRow,
 )
+from fuzzcompile.corpus.querying import (
+    conditions_of,
+    count_distinct,
+    details_of,
+    environment_of_runs,
+    finding_id,
+    finding_records,
+    first_reached,
+    record_of,
+    reproducer_record,
+    shown_reproducer,
+    summary_records,
+)
 from fuzzcompile.corpus.records import (
     CaseRecord,
     Counters,
     Finding,
+    FindingSummary,
     Related,
     Reproducer,
     Seed,
@@ -44,16 +54,9 @@ from fuzzcompile.corpus.records import (
     compiler_of,
     public_id,
 )
-from fuzzcompile.severity import rank
 
 if TYPE_CHECKING:
     from fuzzcompile.contract import ReportJson
-
-_FINDINGS_NAMED = 10
-# The records whose fields are columns of one row, but for those that are given beside it.
-Stored = TypeVar(
-    "Stored", CaseRecord, Finding, Related, Reproducer, StoredCampaign, StoredCoverage, StoredReplay, Umbrella
-)
 
 
 class Reader:
@@ -75,7 +78,7 @@ class Reader:
             .order_by(CampaignRow.id)
         )
         with self._read() as session:
-            return [_of(StoredCampaign, row, environment=details) for row, details in session.execute(query)]
+            return [record_of(StoredCampaign, row, environment=details) for row, details in session.execute(query)]
 
     def recorded_indices(self, stream: str) -> set[int]:
         """The places of a stream that were judged, by this campaign or an earlier one."""
@@ -98,7 +101,7 @@ class Reader:
             if row is None:
                 return None
             tuples = {name: tuple(getattr(row, name)) for name in ("idioms", "near_misses", "features")}
-            return _of(CaseRecord, row, stream=None, index=None, **tuples)
+            return record_of(CaseRecord, row, stream=None, index=None, **tuples)
 
     def stream_runs(self, stream: str, compiler: str) -> list[StreamRun]:
         """The judged cases of a stream in its order, each once, and what each was the first to reach."""
@@ -110,7 +113,7 @@ class Reader:
         )
         opening = select(func.min(RunRow.id)).where(RunRow.is_bug).group_by(RunRow.finding_id)
         with self._read() as session:
-            firsts, opened = _firsts(session, compiler), set(session.scalars(opening))
+            firsts, opened = first_reached(session, compiler), set(session.scalars(opening))
             runs: dict[int, StreamRun] = {}
             for index, run, features in session.execute(query):
                 if index is None:  # for the type checker: the query leaves these out
@@ -128,7 +131,7 @@ class Reader:
             .order_by(CaseRow.id, RunRow.id)
         )
         with self._read() as session:
-            firsts = _firsts(session, compiler)
+            firsts = first_reached(session, compiler)
             seeds: dict[int, Seed] = {}
             for key, sha256, choices, spec, report in session.execute(query.where(CaseRow.id.in_(firsts))):
                 if choices is not None and (spec or {}).get("profile") == profile:
@@ -151,7 +154,7 @@ class Reader:
             query = query.where(CoverageRow.first_case_id.in_(judged.having(func.max(RunRow.created) <= until)))
         with self._read() as session:
             rows = session.execute(query.order_by(CoverageRow.torch, *identity))
-            return [_of(StoredCoverage, row, first_case_sha256=sha256) for row, sha256 in rows]
+            return [record_of(StoredCoverage, row, first_case_sha256=sha256) for row, sha256 in rows]
 
     def counters(
         self, stream: str | None = None, *, compiler: str | None = None, until: datetime | None = None
@@ -167,52 +170,59 @@ class Reader:
         )
         with self._read() as session:
             verdicts = dict(session.execute(by_verdict).all())
-            cases = _count_distinct(session, RunRow.case_id, chosen)
-            findings = _count_distinct(session, RunRow.finding_id, chosen)
+            cases = count_distinct(session, RunRow.case_id, chosen)
+            findings = count_distinct(session, RunRow.finding_id, chosen)
         return Counters(cases, sum(verdicts.values()), verdicts, findings)
 
     def findings(self, status: str | None = None, *, campaign_id: int | None = None) -> list[Finding]:
         """All findings, or those of a status or hit by a campaign; oldest first."""
-        conditions = [] if status is None else [FindingRow.status == status]
-        if campaign_id is not None:
-            conditions.append(FindingRow.id.in_(select(RunRow.finding_id).where(RunRow.campaign_id == campaign_id)))
         with self._read() as session:
-            return _findings(session, *conditions)
+            return finding_records(session, *conditions_of(status, campaign_id))
+
+    def summaries(self, status: str | None = None, *, campaign_id: int | None = None) -> list[FindingSummary]:
+        """The same findings without reports and sources, which take long to read; the worst first."""
+        with self._read() as session:
+            found = summary_records(session, *conditions_of(status, campaign_id))
+        return sorted(found, key=lambda finding: finding.place)
 
     def finding(self, name: str | int) -> Finding:
-        """The finding called ``name``.
+        """The finding called ``name``; a finding that was merged into another is that other one.
 
         Raises:
             UnknownFindingError: there is none, or more than one; the message lists what there is.
         """
         with self._read() as session:
-            return _findings(session, FindingRow.id == finding_id(session, name))[0]
+            return finding_records(session, FindingRow.id == finding_id(session, name))[0]
+
+    def finding_of(self, signature: str) -> str | None:
+        """The public id of the finding that a report of this signature would be a hit of, if there is one."""
+        with self._read() as session:
+            row = finding_of(session, signature)
+            return None if row is None else public_id(row.id)
 
     def environment_of(self, finding: str | int) -> dict[str, object]:
-        """The environment in which a finding's best run was made."""
-        query = (
-            select(EnvironmentRow.details)
-            .join(RunRow, RunRow.environment_id == EnvironmentRow.id)
-            .join(FindingRow, FindingRow.best_run_id == RunRow.id)
-        )
+        """The environment in which a finding's report was made; what is known of it, if it was not stored."""
         with self._read() as session:
-            return dict(session.scalar(query.where(FindingRow.id == finding_id(session, finding))) or {})
+            row = session.get_one(FindingRow, finding_id(session, finding))
+            best = shown_reproducer(session, row)
+            key = best.environment_id if best is not None else None
+            return details_of(session, key) or environment_of_runs(session, row, best)
 
     def best_reproducer(self, finding: str | int) -> Reproducer | None:
         """A confirmed one before others, then one of the worst severity, then the shortest."""
         with self._read() as session:
+            row = session.get_one(FindingRow, finding_id(session, finding))
+            best = None if row.best_reproducer_id is None else session.get_one(ReproducerRow, row.best_reproducer_id)
+            return None if best is None else reproducer_record(session, best)
+
+    def reproducers(self, finding: str | int) -> list[Reproducer]:
+        """Every reproducer of a finding, oldest first."""
+        with self._read() as session:
             key = finding_id(session, finding)
-            rows = session.scalars(select(ReproducerRow).where(ReproducerRow.finding_id == key)).all()
-            ranked = sorted(
-                rows,
-                key=lambda row: (
-                    not row.confirmed,
-                    rank(cast("ReportJson | None", row.report)),
-                    row.lines,
-                    row.id,
-                ),
+            rows = session.scalars(
+                select(ReproducerRow).where(ReproducerRow.finding_id == key).order_by(ReproducerRow.id)
             )
-            return _of(Reproducer, ranked[0]) if ranked else None
+            return [reproducer_record(session, row) for row in rows]
 
     def replays(self, finding: str | int | None = None) -> list[StoredReplay]:
         """The replays of one finding or (None) of all, oldest first."""
@@ -220,19 +230,30 @@ class Reader:
         with self._read() as session:
             if finding is not None:
                 query = query.where(ReplayRow.finding_id == finding_id(session, finding))
-            return [_of(StoredReplay, row, runs=tuple(row.runs)) for row in session.scalars(query)]
+            return [record_of(StoredReplay, row, runs=tuple(row.runs)) for row in session.scalars(query)]
 
     def related(self, finding: str | int) -> list[Related]:
         """The public reports that a search found for a finding, the likeliest first."""
         with self._read() as session:
             key = finding_id(session, finding)
             query = select(RelatedRow).where(RelatedRow.finding_id == key).order_by(RelatedRow.score.desc())
-            return [_of(Related, row) for row in session.scalars(query)]
+            return [record_of(Related, row) for row in session.scalars(query)]
 
     def umbrellas(self) -> list[Umbrella]:
-        """The groups of which a person said something, by name."""
+        """The groups that findings are in or of which a person said something, by name."""
+        names = select(FindingRow.umbrella).where(FindingRow.umbrella.is_not(None)).distinct()
         with self._read() as session:
-            return [_of(Umbrella, row) for row in session.scalars(select(UmbrellaRow).order_by(UmbrellaRow.name))]
+            marked = {row.name: record_of(Umbrella, row) for row in session.scalars(select(UmbrellaRow))}
+            known = sorted({*filter(None, session.scalars(names)), *marked})
+            return [marked.get(name) or Umbrella(name) for name in known]
+
+    def umbrella(self, name: str | None) -> Umbrella | None:
+        """The group of that name, and what a person said of it; None for no name."""
+        if name is None:
+            return None
+        with self._read() as session:
+            row = session.get(UmbrellaRow, name)
+            return Umbrella(name) if row is None else record_of(Umbrella, row)
 
     def _environments(self, compiler: str) -> list[int]:
         """The environments of one compiler."""
@@ -248,104 +269,3 @@ class Reader:
     def _read(self) -> Iterator[Session]:
         with explained_errors(self._engine.url), Session(self._engine) as session:
             yield session
-
-
-def finding_id(session: Session, name: str | int) -> int:
-    """Resolve a signature, an id (3, "3", "F3") or the beginning of a signature, in that order.
-
-    Raises:
-        UnknownFindingError: there is no such finding, or more than one.
-    """
-    signatures = dict(session.execute(select(FindingRow.id, FindingRow.signature).order_by(FindingRow.id)).all())
-    by_signature = {signature: key for key, signature in signatures.items()}
-    if name in by_signature:
-        return by_signature[str(name)]
-    number = re.fullmatch(r"[fF]?(\d+)", str(name).strip())
-    if number and int(number[1]) in signatures:
-        return int(number[1])
-    matches = [key for key, signature in signatures.items() if name and signature.startswith(str(name))]
-    if len(matches) == 1:
-        return matches[0]
-    raise UnknownFindingError(_no_match(name, matches, signatures))
-
-
-def _of(kind: type[Stored], row: Base, **given: object) -> Stored:
-    """The record of a row: its fields are columns, except for those that are ``given``."""
-    # Each record spells its columns' types once more; what mypy cannot compare, the tests of the corpus do.
-    columns: dict[str, Any] = {name: getattr(row, name) for name in _names(kind) - given.keys()}
-    return kind(**columns | given)
-
-
-def _names(kind: type[Stored]) -> set[str]:
-    return {field.name for field in fields(kind)}
-
-
-def _findings(session: Session, *conditions: ColumnElement[bool]) -> list[Finding]:
-    """The findings that fulfil all conditions, oldest first."""
-    query = (
-        select(FindingRow, RunRow.report, CaseRow.source, CaseRow.sha256)
-        .join(RunRow, FindingRow.best_run_id == RunRow.id)
-        .join(CaseRow, RunRow.case_id == CaseRow.id)
-        .where(*conditions)
-        .order_by(FindingRow.id)
-    )
-    seen = _environments_by_finding(session)
-    return [
-        _of(
-            Finding,
-            row,
-            duplicate_of=None if row.duplicate_of_id is None else public_id(row.duplicate_of_id),
-            torch_versions=tuple(dict.fromkeys(str(details["torch"]) for details in seen[row.id])),
-            devices=tuple(dict.fromkeys(map(_compiled_for, seen[row.id]))),
-            report=report,
-            source=source,
-            source_sha256=sha256,
-        )
-        for row, report, source, sha256 in session.execute(query)
-    ]
-
-
-def _firsts(session: Session, compiler: str) -> dict[int, int]:
-    """How much each case was the first to reach with a compiler, by the case's id."""
-    first = CoverageRow.first_case_id
-    return dict(session.execute(select(first, func.count()).where(CoverageRow.torch == compiler).group_by(first)).all())
-
-
-def _environments_by_finding(session: Session) -> dict[int, list[dict[str, object]]]:
-    """The environments in which each finding was hit, in the order in which they did."""
-    by_finding: dict[int, list[dict[str, object]]] = defaultdict(list)
-    details = dict(session.execute(select(EnvironmentRow.id, EnvironmentRow.details)).all())
-    rows = session.execute(
-        select(RunRow.finding_id, RunRow.environment_id)
-        .where(RunRow.finding_id.is_not(None))
-        .group_by(RunRow.finding_id, RunRow.environment_id)
-        .order_by(func.min(RunRow.id))
-    )
-    for key, environment in rows:
-        if key is not None:  # for the type checker: the query leaves these out
-            by_finding[key].append(details[environment])
-    return by_finding
-
-
-def _compiled_for(environment: Mapping[str, object]) -> str:
-    """The target that the compiler was told, or the type of the device that ran."""
-    return str(environment.get("target") or str(environment.get("device") or "unknown").partition(":")[0])
-
-
-def _count_distinct(
-    session: Session,
-    column: QueryableAttribute[int] | QueryableAttribute[int | None],
-    chosen: list[ColumnElement[bool]],
-) -> int:
-    return session.scalar(select(func.count(distinct(column))).where(*chosen)) or 0
-
-
-def _no_match(name: str | int, matches: list[int], signatures: dict[int, str]) -> str:
-    named = matches or list(signatures)
-    listed = ", ".join(f"{public_id(key)} ({signatures[key]})" for key in named[:_FINDINGS_NAMED])
-    more = f" and {len(named) - _FINDINGS_NAMED} more" if len(named) > _FINDINGS_NAMED else ""
-    if matches:
-        return f"{str(name)!r} could be {listed}{more}: give the id of one."
-    if not signatures:
-        return f"There is no finding {str(name)!r}: the corpus holds none yet."
-    return f"There is no finding {str(name)!r}: the corpus holds {listed}{more}."

@@ -10,11 +10,12 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, cast
 
 from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
+from fuzzcompile.corpus import merging
 from fuzzcompile.corpus.models import (
     CaseRow,
     CoverageRow,
@@ -25,14 +26,10 @@ from fuzzcompile.corpus.models import (
     ReproducerRow,
     RunRow,
 )
-from fuzzcompile.corpus.records import CaseRecord, Coverage, Recorded, Related, Replay, Reproducer, compiler_of
-from fuzzcompile.severity import rank, severity
+from fuzzcompile.corpus.records import CaseRecord, Coverage, Kept, Recorded, Related, Replay, Reproducer, compiler_of
 
 if TYPE_CHECKING:
     from fuzzcompile.contract import ReportJson
-
-# How well a run shows its finding; the greatest is the best.
-Rank: TypeAlias = tuple[int, bool, bool, bool, bool, int]
 
 ENVIRONMENT_COLUMNS = ("torch", "device", "driver", "compiler", "cpu")
 
@@ -131,26 +128,34 @@ def put_run(
     )
     session.add(run)
     session.flush()
-    is_new = run.is_bug and _count_finding(session, run, report, case_row.source)
+    is_new = run.is_bug and _count_finding(session, run, str(report["signature"]), case_row.source)
     _count_coverage(session, compiler_of(environment), case_row.id, coverage)
     return Recorded(case_row.id, run.id, run.finding_id, is_new)
 
 
-def put_reproducer(session: Session, finding_id: int, reproducer: Reproducer) -> int:
-    """Store a reproducer; a script that is already stored is updated."""
-    row = session.scalar(
-        select(ReproducerRow).where(ReproducerRow.finding_id == finding_id, ReproducerRow.sha256 == reproducer.sha256)
-    )
+def put_reproducer(session: Session, finding_id: int, reproducer: Reproducer) -> Kept:
+    """Store a reproducer; a script that is already stored is updated. The finding takes from it what it shows."""
+    finding = session.get_one(FindingRow, finding_id)
+    of_script = (ReproducerRow.finding_id == finding_id, ReproducerRow.sha256 == reproducer.sha256)
+    row = session.scalar(select(ReproducerRow).where(*of_script))
     if row is None:
         row = ReproducerRow(finding_id=finding_id, sha256=reproducer.sha256, created=now())
         session.add(row)
-    row.source, row.lines, row.kind = reproducer.source, reproducer.lines, reproducer.kind
-    row.confirmed, row.torch, row.neighbour = reproducer.confirmed, reproducer.torch, reproducer.neighbour
+    for name in ("source", "lines", "kind", "confirmed", "torch", "neighbour", "program"):
+        setattr(row, name, getattr(reproducer, name))
     row.report = None if reproducer.report is None else plain(reproducer.report)
-    row.program = reproducer.program
     row.shown = None if reproducer.shown is None else plain(reproducer.shown)
+    if reproducer.case_sha256 is not None:
+        row.case_id = session.scalar(select(CaseRow.id).where(CaseRow.sha256 == reproducer.case_sha256))
+    if reproducer.environment is not None:
+        row.environment_id = put_environment(session, reproducer.environment)
     session.flush()
-    return row.id
+    is_new = False
+    if merging.belongs_apart(finding, row):
+        finding, is_new = merging.move_apart(session, finding, row)
+    finding, merged = merging.settle(session, finding, row)
+    merging.choose(session, finding)
+    return Kept(finding.id, finding.signature, merged, is_new)
 
 
 def put_replay(session: Session, finding_id: int, replay: Replay) -> None:
@@ -158,60 +163,26 @@ def put_replay(session: Session, finding_id: int, replay: Replay) -> None:
     session.add(ReplayRow(finding_id=finding_id, created=now(), **{**vars(replay), "runs": list(replay.runs)}))
 
 
-def put_related(session: Session, finding_id: int, related: Sequence[Related]) -> None:
+def put_related(session: Session, finding_id: int, related: Sequence[Related], queries: Sequence[str]) -> None:
     """Store what a search found, in place of what an earlier one did."""
     session.execute(delete(RelatedRow).where(RelatedRow.finding_id == finding_id))
     session.add_all(RelatedRow(finding_id=finding_id, **vars(found)) for found in related)
-    session.execute(update(FindingRow).where(FindingRow.id == finding_id).values(searched=now()))
+    session.execute(update(FindingRow).where(FindingRow.id == finding_id).values(searched=now(), queries=list(queries)))
 
 
-def _count_finding(session: Session, run: RunRow, report: ReportJson, source: str) -> bool:
+def _count_finding(session: Session, run: RunRow, signature: str, source: str) -> bool:
     """Count the run as a hit of its finding; whether the finding is new."""
-    signature = report["signature"]
-    row = session.scalar(select(FindingRow).where(FindingRow.signature == signature))
+    row = merging.finding_of(session, signature)
     is_new = row is None
     if row is None:
-        row = FindingRow(signature=signature, status="open", verdict=run.verdict, hits=0, first_seen=run.created)
-        row.last_seen = run.created
-        session.add(row)
-        session.flush()
+        row = merging.new_finding(session, signature, run)
     row.hits += 1
     row.last_seen = run.created
     run.finding_id = row.id
-    if is_new or _rank(report, source) > _rank_of_best(session, row):
-        row.best_run_id = run.id
-        row.verdict, row.confidence, row.severity = run.verdict, report.get("confidence"), severity(report)
-        row.culprit, row.evidence = (_nested(run.report, key) for key in ("culprit", "evidence"))
+    if merging.take_if_better(session, row, run, source):
+        merging.choose(session, row)
     session.flush()
     return is_new
-
-
-def _nested(report: dict[str, object], key: str) -> dict[str, object] | None:
-    value = report.get(key)
-    return value if isinstance(value, dict) else None
-
-
-def _rank(report: ReportJson, source: str) -> Rank:
-    """How well a run shows its finding: the worst symptom first, then proof, then the shorter program."""
-    culprit = report.get("culprit") or {}
-    place, told = rank(report)
-    return (
-        -place,
-        not told,
-        report.get("confidence") == "high",
-        culprit.get("necessary") is True,
-        culprit.get("sufficient") is True,
-        -len(source),
-    )
-
-
-def _rank_of_best(session: Session, finding: FindingRow) -> Rank:
-    report, source = session.execute(
-        select(RunRow.report, CaseRow.source)
-        .join(CaseRow, RunRow.case_id == CaseRow.id)
-        .where(RunRow.id == finding.best_run_id)
-    ).one()
-    return _rank(cast("ReportJson", report), source)
 
 
 def _count_coverage(session: Session, compiler: str, case_id: int, coverage: Sequence[Coverage]) -> None:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal
 
+from fuzzcompile.severity import Severity
+
 if TYPE_CHECKING:
     from fuzzcompile.contract import CulpritJson, EvidenceJson, ReportJson, ShownJson
 
@@ -141,6 +143,7 @@ class Reproducer:
     """A script that shows a finding on its own; ``neighbour`` is the source of the nearest case that passes.
 
     ``program`` identifies the reduced program up to names; ``shown`` is what was seen when the script was made.
+    ``case_sha256`` is the case that was reduced and ``environment`` where ``report`` was made, as far as that is known.
     """
 
     source: str
@@ -153,6 +156,27 @@ class Reproducer:
     neighbour: str | None = None
     program: str | None = None
     shown: ShownJson | None = None
+    case_sha256: str | None = None
+    environment: Mapping[str, object] | None = None
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Where a reproducer was stored: in the finding that it was added to, or in the one that this became.
+
+    ``merged`` are the ids of findings that vanished into it; their names go on meaning it. ``is_new_finding`` tells
+    that the reproducer shows another bug than the finding it was meant for, and that the corpus lacked this one.
+    """
+
+    finding_id: int
+    signature: str
+    merged: tuple[int, ...] = ()
+    is_new_finding: bool = False
+
+    @property
+    def public_id(self) -> str:
+        """The finding's short name."""
+        return public_id(self.finding_id)
 
 
 @dataclass(frozen=True)
@@ -206,13 +230,14 @@ class Umbrella:
     note: str | None = None
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One root cause. ``report`` and ``source`` are those of its best run; all runs count as hits.
+@dataclass(frozen=True, kw_only=True)
+class FindingSummary:
+    """One root cause, as lists show it; what it says is that of one report (`Finding`).
 
     ``devices`` are the kinds of device for which programs that hit it were compiled: ``cpu``, ``cuda`` or a target.
-    ``severity`` is that of the best run (`fuzzcompile.severity.Severity`). ``status``, ``issue``, ``note`` and
-    ``duplicate_of`` (a public id) are what a person said; ``searched`` is when reports on it were last searched for.
+    ``severity`` is a word of `fuzzcompile.severity.Severity`. ``status``, ``issue``, ``note`` and ``duplicate_of`` (a
+    public id) are what a person said; ``searched`` is when reports on it were last searched for, with which
+    ``queries``. ``reproducer_lines`` and ``confirmed`` tell of the best reproducer; None where there is none.
     """
 
     id: int
@@ -223,24 +248,54 @@ class Finding:
     duplicate_of: str | None
     umbrella: str | None
     searched: datetime | None
+    queries: list[str] | None
     severity: str | None
     verdict: str
     confidence: str | None
     culprit: CulpritJson | None
-    evidence: EvidenceJson | None
     hits: int
     first_seen: datetime
     last_seen: datetime
     torch_versions: tuple[str, ...]
     devices: tuple[str, ...]
-    report: ReportJson
-    source: str
-    source_sha256: str
+    reproducer_lines: int | None
+    confirmed: bool | None
 
     @property
     def public_id(self) -> str:
         """F1, F2, …: what a user types."""
         return public_id(self.id)
+
+    @property
+    def is_proved(self) -> bool:
+        """Whether the culprit was shown to be necessary."""
+        return self.culprit is not None and self.culprit.get("necessary") is True
+
+    @property
+    def is_minor(self) -> bool:
+        """Whether lists count it in one line instead of showing it."""
+        return self.severity is not None and Severity(self.severity).is_minor
+
+    @property
+    def place(self) -> tuple[int, bool, int, int]:
+        """Sorts what comes first in lists: the worst, then what is proved, then what is hit most, then the oldest."""
+        worst = len(Severity) if self.severity is None else Severity(self.severity).rank
+        return (worst, not self.is_proved, -self.hits, self.id)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding(FindingSummary):
+    """One root cause, in whole.
+
+    ``report`` is that on its best reproducer where a confirmed one shows the bug, and else that on its best run;
+    severity, verdict, confidence, culprit and evidence are that report's. ``source`` is the case that it is about, or
+    from which the reproducer was reduced; where that is not known, the reproducer itself. All runs count as hits.
+    """
+
+    evidence: EvidenceJson | None
+    report: ReportJson
+    source: str
+    source_sha256: str
 
 
 @dataclass(frozen=True)

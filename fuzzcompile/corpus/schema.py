@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from sqlalchemy import URL, Connection, Engine, inspect
+from typing import TYPE_CHECKING
+
+from sqlalchemy import URL, Connection, Engine, column, inspect, select, table
 
 from fuzzcompile import __version__
 from fuzzcompile.corpus.connection import connect, writing
@@ -14,6 +12,12 @@ from fuzzcompile.corpus.failures import CorpusError
 from fuzzcompile.corpus.location import describe
 from fuzzcompile.corpus.models import Base
 
+# Alembic takes as long to import as a list of findings takes to print: only what changes a schema imports it.
+if TYPE_CHECKING:
+    from alembic.config import Config
+
+# The newest revision in migrations/versions.
+HEAD = "0003"
 # Not Alembic's default name, to distinguish a corpus from another program's database.
 VERSION_TABLE = "fuzzcompile_schema"
 
@@ -24,13 +28,12 @@ def bring_up_to_date(engine: Engine, *, create: bool) -> None:
     Raises:
         CorpusError: it is not a corpus, or one that this version can neither read nor upgrade.
     """
-    scripts = ScriptDirectory.from_config(configuration())
     with engine.connect() as connection:
+        tables = set(inspect(connection).get_table_names())
         revision = revision_of(connection)
-        tables = set(inspect(connection).get_table_names()) - {VERSION_TABLE}
-    if revision == scripts.get_current_head():
+    if revision == HEAD:
         return
-    _refuse_unusable(engine.url, scripts, revision, bool(tables), create)
+    _refuse_unusable(engine.url, revision, bool(tables - {VERSION_TABLE}), create)
     upgrade(engine.url)
 
 
@@ -39,6 +42,8 @@ def upgrade(url: URL) -> None:
 
     Two processes may get here together: the second waits, then finds nothing left to do.
     """
+    from alembic import command
+
     engine = connect(url, migrating=True)
     try:
         with writing(engine).begin() as connection:
@@ -54,6 +59,8 @@ def upgrade(url: URL) -> None:
 
 def configuration(connection: Connection | None = None) -> Config:
     """Alembic's configuration, without a file: the migrations are found inside the package."""
+    from alembic.config import Config
+
     config = Config()
     config.set_main_option("script_location", "fuzzcompile.corpus:migrations")
     config.set_main_option("file_template", "r%%(rev)s_%%(slug)s")
@@ -63,12 +70,16 @@ def configuration(connection: Connection | None = None) -> Config:
 
 def revision_of(connection: Connection) -> str | None:
     """The schema's revision, or None where there is none yet."""
-    context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
-    return context.get_current_revision()
+    if not inspect(connection).has_table(VERSION_TABLE):
+        return None
+    stamped: str | None = connection.scalar(select(column("version_num")).select_from(table(VERSION_TABLE)))
+    return stamped
 
 
-def _refuse_unusable(url: URL, scripts: ScriptDirectory, revision: str | None, has_tables: bool, create: bool) -> None:
-    corpus = describe(url)
+def _refuse_unusable(url: URL, revision: str | None, has_tables: bool, create: bool) -> None:
+    from alembic.script import ScriptDirectory
+
+    corpus, scripts = describe(url), ScriptDirectory.from_config(configuration())
     if revision is None and has_tables:
         raise CorpusError(f"{corpus} is another program's database: name another file with --corpus.")
     if revision is None and not create:

@@ -14,9 +14,21 @@ from sqlalchemy.orm import Session
 from fuzzcompile.corpus import exporting, recording
 from fuzzcompile.corpus.connection import connect, explained_errors, writing
 from fuzzcompile.corpus.location import file_of, require_file, resolve
+from fuzzcompile.corpus.marking import Mark, put_mark
 from fuzzcompile.corpus.models import CampaignRow
-from fuzzcompile.corpus.reader import Reader, finding_id
-from fuzzcompile.corpus.records import Campaign, CaseRecord, Coverage, Ended, Recorded, Related, Replay, Reproducer
+from fuzzcompile.corpus.querying import finding_id
+from fuzzcompile.corpus.reader import Reader
+from fuzzcompile.corpus.records import (
+    Campaign,
+    CaseRecord,
+    Coverage,
+    Ended,
+    Kept,
+    Recorded,
+    Related,
+    Replay,
+    Reproducer,
+)
 from fuzzcompile.corpus.schema import bring_up_to_date
 
 if TYPE_CHECKING:
@@ -114,20 +126,33 @@ class Store(Reader):
         with self._write() as session:
             return recording.put_run(session, campaign_id, case, environment, report, coverage, screened=screened)
 
-    def add_reproducer(self, finding: str | int, reproducer: Reproducer) -> int:
-        """Store a reproducer of a finding; a script that is already stored is updated. Return its row's id."""
+    def add_reproducer(self, finding: str | int, reproducer: Reproducer) -> Kept:
+        """Store a reproducer of a finding; a script that is already stored is updated.
+
+        A confirmed one settles what the finding is: a coarse signature becomes the refined one of its report, and
+        findings that are thereby seen to be the same bug are merged. The answer says which finding is left.
+        """
         with self._write() as session:
             return recording.put_reproducer(session, finding_id(session, finding), reproducer)
+
+    def mark(self, name: str, mark: Mark) -> tuple[str, Mark]:
+        """Store what a person says of a finding or a group of them; return its name, and all that is said of it now.
+
+        Raises:
+            UsageError: there is no such finding or group, or a finding would be a duplicate of itself.
+        """
+        with self._write() as session:
+            return put_mark(session, name, mark)
 
     def add_replay(self, finding: str | int, replay: Replay) -> None:
         """Store that a finding's reproducer was run again."""
         with self._write() as session:
             recording.put_replay(session, finding_id(session, finding), replay)
 
-    def keep_related(self, finding: str | int, related: Sequence[Related]) -> None:
-        """Store what a search for public reports on a finding found, in place of what an earlier one did."""
+    def keep_related(self, finding: str | int, related: Sequence[Related], queries: Sequence[str]) -> None:
+        """Store the public reports on a finding that ``queries`` led to, in place of those of an earlier search."""
         with self._write() as session:
-            recording.put_related(session, finding_id(session, finding), related)
+            recording.put_related(session, finding_id(session, finding), related, queries)
 
     def export(self, finding: str | int, folder: str | os.PathLike[str]) -> list[Path]:
         """Write ``case.py``, ``repro.py``, ``neighbour.py`` (as far as there are such) and ``finding.json``.

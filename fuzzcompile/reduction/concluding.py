@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fuzzcompile.contract import ReportJson, told
+from fuzzcompile.contract import ReportJson, ShownJson, told
 from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.reduction.plain.showing import shown_as_issue
 from fuzzcompile.reduction.program import Program
 from fuzzcompile.reduction.reducers.neighbours import passing_neighbour
 from fuzzcompile.reduction.reproducer import (
@@ -13,7 +14,10 @@ from fuzzcompile.reduction.reproducer import (
     build_reproducer,
     confirm_for_target,
     confirm_reproducer,
+    reproducer_of,
+    script_of,
 )
+from fuzzcompile.reduction.scripts.comparing import Script
 from fuzzcompile.reduction.search import Budget, OutOfBudget, Prober, Tally
 from fuzzcompile.reduction.writing import written
 
@@ -23,12 +27,16 @@ _FURTHER_RUNS = 2
 
 @dataclass(frozen=True)
 class Shown:
-    """A reproducer, whether it showed the bug when run alone, and its output; ``note`` is for the user."""
+    """A reproducer, whether it showed the bug when run alone, and its output; ``note`` is for the user.
+
+    ``plain`` is the script for an issue with what it showed; None if none was made.
+    """
 
     reproducer: str
     confirmed: bool
     said: str
     note: str = ""
+    plain: ShownJson | None = None
 
 
 def find_neighbour(program: Program, prober: Prober, tally: Tally, budget: Budget, *, screen: bool) -> str | None:
@@ -64,7 +72,8 @@ def show(source: str, report: ReportJson, neighbour: str | None) -> Shown:
     Raises:
         CaseError, UsageError: no reproducer can be built.
     """
-    reproducer = build_reproducer(source, report, neighbour=neighbour)
+    script = script_of(source, report, neighbour=neighbour)
+    reproducer = reproducer_of(script, report)
 
     def run() -> Confirmation:
         return confirm_reproducer(reproducer) if told(report) is None else confirm_for_target(reproducer, report)
@@ -73,7 +82,7 @@ def show(source: str, report: ReportJson, neighbour: str | None) -> Shown:
         confirmation = run()
         first = Shown(reproducer, confirmation.confirmed, confirmation.output)
         if confirmation.confirmed:
-            return first
+            return replace(first, plain=_plain(script, report))
         again = [run() for _ in range(_FURTHER_RUNS)]
     except KeyboardInterrupt:
         return Shown(reproducer, False, "the confirmation was interrupted")
@@ -81,7 +90,15 @@ def show(source: str, report: ReportJson, neighbour: str | None) -> Shown:
     if not shown:
         return replace(first, note=f"the reproducer does not show the bug alone in {len(again) + 1} runs")
     note = f"the bug comes and goes: the reproducer showed it in {len(shown)} of {len(again) + 1} runs"
-    return Shown(reproducer, True, shown[0].output, note)
+    return Shown(reproducer, True, shown[0].output, note, _plain(script, report))
+
+
+def _plain(script: Script, report: ReportJson) -> ShownJson | None:
+    """The script for an issue; an interrupt leaves it out."""
+    try:
+        return shown_as_issue(script, report)
+    except KeyboardInterrupt:
+        return None
 
 
 def can_be_shown(source: str, report: ReportJson) -> bool:

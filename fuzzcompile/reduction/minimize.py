@@ -284,6 +284,7 @@ class _Minimiser:
             self.case,
             tuple(self.drawn[digest] for digest in self.questions.tally.others if digest in self.drawn),
             self.interrupted,
+            shown.plain,
         )
 
     def _shown(self, neighbour: str | None) -> Shown:

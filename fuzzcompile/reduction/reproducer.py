@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
-import tempfile
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 import torch
 
@@ -21,6 +13,7 @@ import fuzzcompile
 from fuzzcompile.contract import ReportJson, told
 from fuzzcompile.errors import CaseError, UsageError
 from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.reduction.alone import run_alone
 from fuzzcompile.reduction.jobs import same_bug
 from fuzzcompile.reduction.scripts import choice, sharing
 from fuzzcompile.reduction.scripts.comparing import Script
@@ -74,6 +67,14 @@ def build_reproducer(source: str, report: ReportJson, *, neighbour: str | None =
         CaseError: the source is no case.
         UsageError: the verdict is not a bug of the compiler.
     """
+    return reproducer_of(script_of(source, report, neighbour=neighbour), report)
+
+
+def script_of(source: str, report: ReportJson, *, neighbour: str | None = None) -> Script:
+    """What a script must run and compare to show the bug of ``report``, chosen by eager runs in this process.
+
+    Args and errors are those of :func:`build_reproducer`.
+    """
     if report.get("verdict") in _NOTHING_TO_SHOW:
         raise UsageError(f"There is no bug to reproduce: the verdict is {report['verdict']}.")
     try:
@@ -84,8 +85,12 @@ def build_reproducer(source: str, report: ReportJson, *, neighbour: str | None =
     device = str(report.get("device") or "cpu") if target is None else "cuda"
     seen = probe(kept, _available(device))
     drive = Driving(seen, kept, device, with_backward=seen.case.backward, told=target is not None)
-    script = choice.choose(drive, report, _remark(kept, neighbour))
-    return f'"""{_summary(report, script)}"""\n{kept}\n{_main_part(script)}'
+    return choice.choose(drive, report, _remark(kept, neighbour))
+
+
+def reproducer_of(script: Script, report: ReportJson) -> str:
+    """The text of the reproducer for a script that was chosen for ``report``."""
+    return f'"""{_summary(report, script)}"""\n{script.drive.source}\n{_main_part(script)}'
 
 
 def confirm_reproducer(source: str, *, timeout: float = 180) -> Confirmation:
@@ -94,9 +99,9 @@ def confirm_reproducer(source: str, *, timeout: float = 180) -> Confirmation:
     It must print its own verdict line, because a traceback ends Python with status 1 too. A bug planted into this
     process is not confirmed: the other process does not have it.
     """
-    status, output = _alone(source, (), {}, timeout)
-    said = any(line.startswith(_BUG) for line in output.splitlines())
-    return Confirmation(status, output, status == 1 and said)
+    ran = run_alone(source, timeout=timeout)
+    said = any(line.startswith(_BUG) for line in ran.output.splitlines())
+    return Confirmation(ran.status, ran.output, ran.status == 1 and said)
 
 
 def confirm_for_target(source: str, report: ReportJson, *, timeout: float = 240) -> Confirmation:
@@ -106,49 +111,14 @@ def confirm_for_target(source: str, report: ReportJson, *, timeout: float = 240)
     """
     command = ("-m", "fuzzcompile", "triage", "--json", "--target", told(report) or "")
     package = {"PYTHONPATH": str(Path(fuzzcompile.__file__).parents[1])}
-    status, output = _alone(source, command, package, timeout)
+    ran = run_alone(source, command=command, environment=package, timeout=timeout)
     try:
-        reached = json.loads(next((line for line in output.splitlines() if line.startswith("{")), "{}"))
+        reached = json.loads(next((line for line in ran.output.splitlines() if line.startswith("{")), "{}"))
     except json.JSONDecodeError:
         reached = {}
-    name = reached.get("signature") or reached.get("verdict") or output
-    return Confirmation(status, f"triage for {told(report)} says {name}\n", status == 1 and same_bug(report, reached))
-
-
-def _alone(source: str, command: Sequence[str], environment: Mapping[str, str], timeout: float) -> tuple[int, str]:
-    """Exit status and output of ``python COMMAND repro.py``; the status is -1 if it was ended after ``timeout``."""
-    with tempfile.TemporaryDirectory(prefix="fuzzcompile-") as folder:
-        Path(folder, "repro.py").write_text(source, encoding="utf-8")
-        # A file, not a pipe: the compiler's own workers may outlive the script and hold a pipe open.
-        with Path(folder, "output.txt").open("w+b") as out:
-            status = _run_alone([sys.executable, *command, "repro.py"], folder, environment, out, timeout)
-            out.seek(0)
-            output = out.read().decode(errors="replace")
-    return (-1, f"{output}still running after {timeout:g} s\n") if status is None else (status, output)
-
-
-def _run_alone(
-    command: Sequence[str], folder: str, environment: Mapping[str, str], out: IO[bytes], timeout: float
-) -> int | None:
-    """Exit status of a command in ``folder``; None if it was ended after ``timeout`` seconds."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
-    process = subprocess.Popen(
-        command,
-        cwd=folder,
-        env={**kept, **environment},
-        stdin=subprocess.DEVNULL,
-        stdout=out,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    try:
-        return process.wait(timeout)
-    except subprocess.TimeoutExpired:
-        return None
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    name = reached.get("signature") or reached.get("verdict") or ran.output
+    shows = ran.status == 1 and same_bug(report, reached)
+    return Confirmation(ran.status, f"triage for {told(report)} says {name}\n", shows)
 
 
 def _main_part(script: Script) -> str:

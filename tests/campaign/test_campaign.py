@@ -122,7 +122,9 @@ class Campaign:
 def campaign(request, tmp_path_factory) -> Campaign:
     issue, signature = request.param
     folder, case = tmp_path_factory.mktemp("campaign"), KNOWN / f"{issue}.py"
-    return Campaign(folder, case, signature, run(folder, "--budget", "3c", "--workers", "1", "--from", str(case)))
+    files = ("--log", "log.jsonl", "--sarif", "findings.sarif", "--summary", "summary.json")
+    summary = run(folder, "--budget", "3c", "--workers", "1", "--from", str(case), *files)
+    return Campaign(folder, case, signature, summary)
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +152,25 @@ def test_a_campaign_finds_explains_shrinks_and_drafts_a_real_bug(campaign):
     assert alone.returncode == 1
 
 
+def test_a_campaign_writes_its_events_its_summary_and_its_findings(campaign):
+    lines = [json.loads(line) for line in Path(campaign.folder, "log.jsonl").read_text().splitlines()]
+    events = [line["event"] for line in lines]
+    assert (events[0], events[-1]) == ("campaign_started", "campaign_finished")
+    assert [line["time"] for line in lines] == sorted(line["time"] for line in lines)
+    judged = [line for line in lines if line["event"] == "case_judged"]
+    assert len(judged) >= campaign.summary["cases"] and judged[0]["finding"] == campaign.finding["finding"]
+    (reduced,) = [line for line in lines if line["event"] == "finding_reduced"]
+    assert reduced["confirmed"] and reduced["lines"] == campaign.finding["reproducer_lines"]
+    assert json.loads(Path(campaign.folder, "summary.json").read_text()) == campaign.summary
+    (sarif,) = json.loads(Path(campaign.folder, "findings.sarif").read_text())["runs"]
+    (result,) = sarif["results"]
+    assert result["partialFingerprints"]["signature/v1"].startswith(campaign.signature)
+    place, artifact = result["locations"][0]["physicalLocation"], sarif["artifacts"][0]
+    assert place["artifactLocation"]["uri"] == artifact["location"]["uri"]
+    assert place["region"]["startLine"] <= len(artifact["contents"]["text"].splitlines())
+
+
+@pytest.mark.slow
 def test_a_second_run_goes_on_and_repeats_no_case(campaign):
     second = run(campaign.folder, "--budget", "2c", "--workers", "1", "--from", str(campaign.case))
     assert second["cases"] >= 2
@@ -194,6 +215,9 @@ def test_the_same_seed_gives_the_same_cases(generated, tmp_path):
     [
         (["--screen-only", "--full-only"], "not both"),
         (["--from", "nothing.py"], "Cannot read the case nothing.py"),
+        (["--log", "."], "Cannot write .: Is a directory"),
+        (["--sarif", "no/such/folder.sarif"], "name another file for --sarif"),
+        (["--summary", "no/such/folder.json"], "name another file for --summary"),
         (["--from", "script.py"], "defines no make()"),
     ],
 )
@@ -255,7 +279,7 @@ def test_a_killed_worker_costs_its_case_only_and_a_killed_campaign_nothing_store
 def test_a_killed_campaign_goes_on_and_ctrl_c_ends_it_with_the_summary(killed):
     folder, _ = killed
     stored = judged(folder)
-    process = start(folder, *ENDLESS)
+    process = start(folder, *ENDLESS, "--log", "log.jsonl", "--summary", "summary.json")
     wait_for(lambda: judged(folder) > stored)
     process.send_signal(signal.SIGINT)
     try:
@@ -264,5 +288,8 @@ def test_a_killed_campaign_goes_on_and_ctrl_c_ends_it_with_the_summary(killed):
         process.kill()
     assert process.returncode == 0 and "Traceback" not in err
     assert "Campaign interrupted" in out and "Verdicts:" in out
+    assert json.loads(Path(folder, "summary.json").read_text())["ended"] == "interrupted"
+    last = json.loads(Path(folder, "log.jsonl").read_text().splitlines()[-1])
+    assert (last["event"], last["ended"]) == ("campaign_finished", "interrupted")
     with Store.open(folder / "corpus" / "fuzzcompile.db") as store:
         assert store.campaigns()[-1].ended == "interrupted"

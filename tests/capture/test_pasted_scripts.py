@@ -20,12 +20,12 @@ SCRIPTS = Path(__file__).parent / "scripts"
 ROUNDED = ("equal", "rounding")
 # Judged in every run of the tests, by one command.
 QUICK: dict[str, Sequence[str]] = {
-    "attention_eval": ROUNDED,
     "exit_status": ("accepts_invalid",),
     "keyword_arguments_on_cuda": ROUNDED,
-    "lost_mutation": ("aliasing", "miscompile"),
 }
 STYLES: dict[str, Sequence[str]] = {
+    "attention_eval": ROUNDED,
+    "lost_mutation": ("aliasing", "miscompile"),
     "asserts_on_numpy": ("nonfinite",),
     "decorated_function": ("equal",),
     "decorated_method": ("equal",),

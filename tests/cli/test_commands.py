@@ -28,8 +28,8 @@ MALFORMED = {
 
 
 @pytest.fixture(scope="module")
-def triaged_files(tmp_path_factory: pytest.TempPathFactory, kept_pools) -> tuple[int, list[dict[str, Any]]]:
-    """The status and the JSON lines of one call: a bug, a clean case, a bug, and a folder of files that are no case."""
+def triaged_files(tmp_path_factory: pytest.TempPathFactory, kept_pools) -> tuple[Path, int, list[dict[str, Any]]]:
+    """Folder, status and JSON lines of one call: a bug, a clean case, a bug, and a folder of files that are no case."""
     folder = tmp_path_factory.mktemp("triaged")
     clean, malformed = folder / "clean.py", folder / "malformed"
     clean.write_text(CLEAN, encoding="utf-8")
@@ -39,12 +39,15 @@ def triaged_files(tmp_path_factory: pytest.TempPathFactory, kept_pools) -> tuple
     out = io.StringIO()
     with contextlib.redirect_stdout(out), pytest.MonkeyPatch.context() as patch:
         patch.setattr("fuzzcompile.commands.triage.open_pool", kept_pools)
-        status = call("triage", KNOWN / "issue_195320.py", clean, KNOWN / "issue_193265.py", malformed, "--json")
-    return status, [json.loads(line) for line in out.getvalue().splitlines()]
+        files = ("--log", folder / "log.jsonl", "--sarif", folder / "out.sarif")
+        status = call(
+            "triage", KNOWN / "issue_195320.py", clean, KNOWN / "issue_193265.py", malformed, "--json", *files
+        )
+    return folder, status, [json.loads(line) for line in out.getvalue().splitlines()]
 
 
 def test_triage_prints_one_json_object_a_line_in_order(triaged_files):
-    _, lines = triaged_files
+    _, _, lines = triaged_files
     assert [line["case"] for line in lines] == ["issue_195320", "clean", "issue_193265", *sorted(MALFORMED)]
     reports = lines[:3]
     assert [r["verdict"] for r in reports][::2] == ["miscompile", "compile_error"]
@@ -57,9 +60,22 @@ def test_triage_prints_one_json_object_a_line_in_order(triaged_files):
             "within_default_tolerance", "torch_same", "cosine"} <= set(output)  # fmt: skip
 
 
+def test_triage_logs_each_case_and_writes_the_bugs_as_sarif(triaged_files):
+    folder, status, lines = triaged_files
+    log = [json.loads(line) for line in Path(folder, "log.jsonl").read_text().splitlines()]
+    assert [line["event"] for line in log] == ["triage_started", *["case_judged"] * len(lines), "triage_finished"]
+    assert [(line["verdict"], line["error"]) for line in log[1:-1]] == [(r["verdict"], r.get("error")) for r in lines]
+    assert (log[-1]["ended"], log[-1]["exit_status"], log[-1]["judged"]) == ("finished", status, len(lines))
+    (sarif,) = json.loads(Path(folder, "out.sarif").read_text())["runs"]
+    assert [r["partialFingerprints"]["signature/v1"] for r in sarif["results"]] == [r["signature"] for r in lines[:3:2]]
+    source = (KNOWN / "issue_195320.py").read_text().splitlines()
+    assert "matmul(w, v)" in source[sarif["results"][0]["locations"][0]["physicalLocation"]["region"]["startLine"] - 1]
+    assert len(sarif["invocations"][0]["toolExecutionNotifications"]) == len(MALFORMED)
+
+
 @pytest.mark.parametrize("name", MALFORMED)
 def test_a_file_that_is_no_case_has_its_line_and_decides_the_status(name, triaged_files):
-    status, lines = triaged_files
+    _, status, lines = triaged_files
     (line,) = [line for line in lines if line["case"] == name]
     assert status == 2
     assert line["verdict"] is None and not line["is_bug"]

@@ -153,6 +153,8 @@ def test_an_interrupted_triage_leaves_nothing_behind(number, write_case, tmp_pat
         "--json",
         "--junit",
         tmp_path / "out.xml",
+        "--log",
+        tmp_path / "log.jsonl",
     ]
     with subprocess.Popen(
         command,
@@ -172,3 +174,6 @@ def test_an_interrupted_triage_leaves_nothing_behind(number, write_case, tmp_pat
     assert below and not psutil.wait_procs(below, timeout=10)[1]
     assert not [path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor_")]
     assert not (tmp_path / "out.xml").exists()
+    log = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [line["event"] for line in log] == ["triage_started", "triage_finished"]
+    assert log[-1]["ended"] == "interrupted"

@@ -78,8 +78,8 @@ HARMLESS = {
     "changes_numbers": "import torch\ntorch.set_default_dtype(torch.float64); torch.set_num_threads(1)",
     "changes_the_path": "import sys\nsys.path.clear(); sys.argv.clear()",
 }  # fmt: skip
-# What burns the processor until its time is up, and what costs a worker and says what `test_commands.py` shows.
-SLOW = ("spins", "no_case")
+# What costs a worker (seconds to start another) in a way that is shown already, or says what `test_commands.py` shows.
+SLOW = ("spins", "no_case", "kills_itself", "aborts", "hangs_deaf", "allocates")
 # Unusual seconds, by which a process of ours is told from any other.
 SECONDS = 98765
 

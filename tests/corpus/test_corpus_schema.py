@@ -18,21 +18,35 @@ from sqlalchemy.schema import CreateTable
 from fuzzcompile.corpus import CorpusError, Store
 from fuzzcompile.corpus.connection import connect
 from fuzzcompile.corpus.models import Base
-from fuzzcompile.corpus.schema import VERSION_TABLE, configuration
+from fuzzcompile.corpus.schema import HEAD, VERSION_TABLE, configuration
 
+ROOT = Path(__file__).parents[2]
 TABLES = {
     "campaigns", "environments", "cases", "runs", "findings", "reproducers", "rewrite_coverage", "replays", "related",
-    "umbrellas",
+    "umbrellas", "former_names",
 }  # fmt: skip
 
 
-def test_the_migrations_make_what_the_models_describe(tmp_path: Path) -> None:
-    """From the first released schema; a change of the models needs a revision."""
-    path = tmp_path / "corpus.db"
+def migrated(path: Path) -> Path:
+    """A corpus of the first released schema, brought up to date."""
     with sqlite3.connect(path) as first:
         first.executescript(Path(__file__).with_name("schema_0002.sql").read_text())
     first.close()
     Store.open(path).close()
+    return path
+
+
+def names_in(path: Path) -> set[str]:
+    """The names of the constraints and indices of a corpus."""
+    with sqlite3.connect(path) as connection:
+        rows = connection.execute("select sql from sqlite_master where sql is not null").fetchall()
+    sql = " ".join(sql for (sql,) in rows).replace("(", " ").replace('"', "")
+    return {word for word in sql.split() if word.startswith(("ix_", "pk_", "uq_", "fk_"))}
+
+
+def test_the_migrations_make_what_the_models_describe(tmp_path: Path) -> None:
+    """From the first released schema; a change of the models needs a revision."""
+    path = migrated(tmp_path / "corpus.db")
     options = {"version_table": VERSION_TABLE, "compare_type": True, "compare_server_default": True}
     with create_engine(f"sqlite:///{path}").connect() as connection:
         context = MigrationContext.configure(connection, opts=options)
@@ -41,13 +55,8 @@ def test_the_migrations_make_what_the_models_describe(tmp_path: Path) -> None:
 
 
 def test_the_names_of_a_new_corpus_are_those_of_a_migrated_one(tmp_path: Path, store: Store) -> None:
-    def named(sql: str) -> set[str]:
-        return {word for word in sql.replace("(", " ").split() if word.startswith(("ix_", "pk_", "uq_", "fk_"))}
-
-    with sqlite3.connect(tmp_path / "corpus.db") as connection:
-        rows = connection.execute("select sql from sqlite_master where sql is not null").fetchall()
-    made = named(" ".join(sql for (sql,) in rows))
-    assert made == named(Path(__file__).with_name("schema_0002.sql").read_text())
+    made = names_in(tmp_path / "corpus.db")
+    assert made == names_in(migrated(tmp_path / "older.db"))
     assert made and all(len(name) <= 63 for name in made), "PostgreSQL cuts longer names"
 
 
@@ -102,11 +111,15 @@ def test_a_schema_from_before_the_first_release_is_refused_and_left_alone(tmp_pa
 
 
 def test_a_corpus_of_the_newest_revision_opens(tmp_path: Path) -> None:
-    """Corpora from before the two revisions became one are stamped 0002."""
+    """Without Alembic, which takes long to import: the code knows its own revision."""
     path = tmp_path / "c.db"
     Store.open(path).close()
     with sqlite3.connect(path) as stamped:
-        assert stamped.execute(f"select version_num from {VERSION_TABLE}").fetchall() == [("0002",)]
+        assert stamped.execute(f"select version_num from {VERSION_TABLE}").fetchall() == [(HEAD,)]
+    assert ScriptDirectory.from_config(configuration()).get_current_head() == HEAD
+    program = f"import sys; from fuzzcompile.corpus import Store; Store.open({str(path)!r}); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "sqlalchemy" in done.stdout.split() and "alembic" not in done.stdout.split()
 
 
 def test_opening_again_keeps_everything(tmp_path: Path) -> None:
@@ -133,13 +146,12 @@ def test_pragmas(store: Store) -> None:
 
 
 def test_the_package_is_light() -> None:
-    """Neither torch nor another part of fuzzcompile comes with it, but the types of the JSON contract."""
+    """Neither torch nor another part of fuzzcompile comes with it, but for what reads the JSON contract."""
     program = (
         "import sys, fuzzcompile.corpus;"
         "print(*sorted(m for m in sys.modules if m == 'torch' or m.startswith('fuzzcompile.')))"
     )
-    root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     loaded = done.stdout.split()
-    light = ("fuzzcompile.errors", "fuzzcompile.contract")
+    light = ("fuzzcompile.errors", "fuzzcompile.contract", "fuzzcompile.severity", "fuzzcompile.signatures")
     assert all(name in light or name.startswith("fuzzcompile.corpus") for name in loaded)

@@ -7,7 +7,7 @@ import difflib
 
 _MAIN = "__main__"
 # Functions of torch that make a tensor on the default device, unless they are told another.
-_MAKE = frozenset({
+MAKES = frozenset({
     "arange", "empty", "empty_permuted", "empty_strided", "eye", "full", "linspace", "logspace", "ones", "rand",
     "randint", "randn", "randperm", "scalar_tensor", "tensor", "tril_indices", "triu_indices", "zeros",
 })  # fmt: skip
@@ -71,7 +71,7 @@ def makes_tensors(source: str) -> bool:
     calls = (node for part in program for node in ast.walk(part) if isinstance(node, ast.Call))
     return any(
         isinstance(call.func, ast.Attribute)
-        and call.func.attr in _MAKE
+        and call.func.attr in MAKES
         and "device" not in {keyword.arg for keyword in call.keywords}
         for call in calls
     )

@@ -1,4 +1,4 @@
-"""Severity, marks and umbrellas of findings, what was seen of reproducers, replays, related reports.
+"""Severity, marks, umbrellas and former names of findings, what was seen of reproducers, replays, related reports.
 
 The signatures of old findings stay as they are: their cause, which is a part of one now, takes compiles to find
 (``fuzzcompile corpus refresh``).
@@ -8,7 +8,8 @@ import sqlalchemy as sa
 from alembic import op
 
 from fuzzcompile.corpus.models import UtcDateTime
-from fuzzcompile.severity import severity
+from fuzzcompile.corpus.umbrellas import umbrella_of
+from fuzzcompile.severity import rank, severity
 
 revision = "0003"
 down_revision = "0002"
@@ -65,30 +66,77 @@ def upgrade() -> None:
         batch_op.add_column(sa.Column("note", sa.Text(), nullable=True))
         batch_op.add_column(sa.Column("duplicate_of_id", sa.Integer(), nullable=True))
         batch_op.add_column(sa.Column("searched", UtcDateTime(), nullable=True))
+        batch_op.add_column(sa.Column("best_reproducer_id", sa.Integer(), nullable=True))
+        batch_op.add_column(sa.Column("case_id", sa.Integer(), nullable=True))
+        batch_op.add_column(sa.Column("queries", sa.JSON(none_as_null=True), nullable=True))
         batch_op.create_index(batch_op.f("ix_findings_severity"), ["severity"], unique=False)
         batch_op.create_index(batch_op.f("ix_findings_umbrella"), ["umbrella"], unique=False)
         batch_op.create_foreign_key(
             batch_op.f("fk_findings_duplicate_of_id_findings"), "findings", ["duplicate_of_id"], ["id"]
         )
+        batch_op.create_foreign_key(
+            batch_op.f("fk_findings_best_reproducer_id_reproducers"), "reproducers", ["best_reproducer_id"], ["id"]
+        )
+        batch_op.create_foreign_key(batch_op.f("fk_findings_case_id_cases"), "cases", ["case_id"], ["id"])
 
     with op.batch_alter_table("reproducers", schema=None) as batch_op:
+        batch_op.add_column(sa.Column("case_id", sa.Integer(), nullable=True))
+        batch_op.add_column(sa.Column("environment_id", sa.Integer(), nullable=True))
+        batch_op.create_index(batch_op.f("ix_reproducers_case_id"), ["case_id"], unique=False)
+        batch_op.create_foreign_key(batch_op.f("fk_reproducers_case_id_cases"), "cases", ["case_id"], ["id"])
+        batch_op.create_foreign_key(
+            batch_op.f("fk_reproducers_environment_id_environments"), "environments", ["environment_id"], ["id"]
+        )
         batch_op.add_column(sa.Column("program", sa.String(length=64), nullable=True))
         batch_op.add_column(sa.Column("shown", sa.JSON(none_as_null=True), nullable=True))
         batch_op.create_index(batch_op.f("ix_reproducers_program"), ["program"], unique=False)
-    _rank_findings()
+    with op.batch_alter_table("runs", schema=None) as batch_op:
+        batch_op.drop_index(batch_op.f("ix_runs_finding_id"))
+        batch_op.create_index(
+            batch_op.f("ix_runs_finding_id_environment_id"), ["finding_id", "environment_id"], unique=False
+        )
+    op.create_table(
+        "former_names",
+        sa.Column("id", sa.Integer(), nullable=False),
+        sa.Column("finding_id", sa.Integer(), nullable=False),
+        sa.Column("signature", sa.Text(), nullable=False),
+        sa.Column("merged_id", sa.Integer(), nullable=True),
+        sa.ForeignKeyConstraint(["finding_id"], ["findings.id"], name=op.f("fk_former_names_finding_id_findings")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_former_names")),
+        sa.UniqueConstraint("merged_id", name=op.f("uq_former_names_merged_id")),
+    )
+    with op.batch_alter_table("former_names", schema=None) as batch_op:
+        batch_op.create_index(batch_op.f("ix_former_names_finding_id"), ["finding_id"], unique=False)
+        batch_op.create_index(batch_op.f("ix_former_names_signature"), ["signature"], unique=False)
+    _choose_what_is_shown()
 
 
 def downgrade() -> None:
     """Change it back."""
+    op.drop_table("former_names")
+    with op.batch_alter_table("runs", schema=None) as batch_op:
+        batch_op.drop_index(batch_op.f("ix_runs_finding_id_environment_id"))
+        batch_op.create_index(batch_op.f("ix_runs_finding_id"), ["finding_id"], unique=False)
+
     with op.batch_alter_table("reproducers", schema=None) as batch_op:
+        batch_op.drop_constraint(batch_op.f("fk_reproducers_environment_id_environments"), type_="foreignkey")
+        batch_op.drop_constraint(batch_op.f("fk_reproducers_case_id_cases"), type_="foreignkey")
+        batch_op.drop_index(batch_op.f("ix_reproducers_case_id"))
+        batch_op.drop_column("environment_id")
+        batch_op.drop_column("case_id")
         batch_op.drop_index(batch_op.f("ix_reproducers_program"))
         batch_op.drop_column("shown")
         batch_op.drop_column("program")
 
     with op.batch_alter_table("findings", schema=None) as batch_op:
         batch_op.drop_constraint(batch_op.f("fk_findings_duplicate_of_id_findings"), type_="foreignkey")
+        batch_op.drop_constraint(batch_op.f("fk_findings_case_id_cases"), type_="foreignkey")
+        batch_op.drop_constraint(batch_op.f("fk_findings_best_reproducer_id_reproducers"), type_="foreignkey")
         batch_op.drop_index(batch_op.f("ix_findings_umbrella"))
         batch_op.drop_index(batch_op.f("ix_findings_severity"))
+        batch_op.drop_column("case_id")
+        batch_op.drop_column("best_reproducer_id")
+        batch_op.drop_column("queries")
         batch_op.drop_column("searched")
         batch_op.drop_column("duplicate_of_id")
         batch_op.drop_column("note")
@@ -104,11 +152,32 @@ def downgrade() -> None:
     op.drop_table("umbrellas")
 
 
-def _rank_findings() -> None:
-    """Give each finding the severity of its best run."""
-    findings = sa.table("findings", sa.column("id"), sa.column("best_run_id"), sa.column("severity"))
-    runs = sa.table("runs", sa.column("id"), sa.column("report", sa.JSON()))
+def _choose_what_is_shown() -> None:
+    """Let each finding speak of its best confirmed reproducer, or else of its best run, and rank it."""
     connection = op.get_bind()
-    best = sa.select(findings.c.id, runs.c.report).join(runs, findings.c.best_run_id == runs.c.id)
-    for key, report in connection.execute(best).all():
-        connection.execute(sa.update(findings).where(findings.c.id == key).values(severity=severity(report)))
+    for key, signature, run_id in connection.execute(_OF_FINDINGS).all():
+        run = connection.execute(sa.select(_RUNS).where(_RUNS.c.id == run_id)).first()
+        rows = connection.execute(sa.select(_REPRODUCERS).where(_REPRODUCERS.c.finding_id == key)).all()
+        best = min(rows, key=lambda row: (not row.confirmed, rank(row.report), row.lines, row.id), default=None)
+        shown, case_id = run.report if run else None, run.case_id if run else None
+        if best is not None and best.confirmed and (best.report or {}).get("is_bug"):
+            case_id = case_id if run and run.report["verdict"] == best.report["verdict"] else None
+            shown = best.report
+        own = severity(shown)
+        values = {name: (shown or {}).get(name) for name in ("verdict", "confidence", "culprit", "evidence")}
+        values |= {"severity": own, "umbrella": umbrella_of(own, signature), "case_id": case_id}
+        values["best_reproducer_id"] = None if best is None else best.id
+        connection.execute(sa.update(_FINDINGS).where(_FINDINGS.c.id == key).values(values))
+
+
+_FINDINGS = sa.table(
+    "findings",
+    *map(sa.column, ("id", "signature", "best_run_id", "best_reproducer_id", "case_id")),
+    *map(sa.column, ("verdict", "confidence", "severity", "umbrella")),
+    *(sa.column(name, sa.JSON(none_as_null=True)) for name in ("culprit", "evidence")),
+)
+_OF_FINDINGS = sa.select(_FINDINGS.c.id, _FINDINGS.c.signature, _FINDINGS.c.best_run_id)
+_RUNS = sa.table("runs", sa.column("id"), sa.column("case_id"), sa.column("report", sa.JSON()))
+_REPRODUCERS = sa.table(
+    "reproducers", *map(sa.column, ("id", "finding_id", "confirmed", "lines")), sa.column("report", sa.JSON())
+)

@@ -1,0 +1,319 @@
+"""Which finding a report belongs to, what a finding shows, and how two of them become one.
+
+Three rules (ARCHITECTURE.md, "Contracts"). A signature that was refined replaces a coarse one of the same place. Two
+findings that get the same signature are one, and so are two whose confirmed reproducers are the same program up to
+names, unless one raises where the other runs. And a reproducer that shows another cause than its finding is no
+reproducer of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeAlias, cast
+
+from sqlalchemy import delete, func, select, update
+from sqlalchemy.orm import Session
+
+from fuzzcompile.corpus.models import (
+    CaseRow,
+    FindingRow,
+    FormerNameRow,
+    RelatedRow,
+    ReplayRow,
+    ReproducerRow,
+    RunRow,
+)
+from fuzzcompile.corpus.querying import shown_reproducer, starts_with
+from fuzzcompile.corpus.records import public_id
+from fuzzcompile.corpus.umbrellas import umbrella_of
+from fuzzcompile.severity import Severity, rank, severity
+from fuzzcompile.signatures import agree, coarse, fingerprint, is_unproved, same_place
+
+if TYPE_CHECKING:
+    from fuzzcompile.contract import ReportJson
+
+# How well a run shows its finding; the least is the best.
+Rank: TypeAlias = tuple[tuple[int, bool], bool, bool, bool, int]
+
+OPEN = "open"
+
+
+# -- which finding ----------------------------------------------------------------------------------
+
+
+def finding_of(session: Session, signature: str) -> FindingRow | None:
+    """The finding that a report of this signature is a hit of; None if it is a new one.
+
+    A coarse signature is a hit of the only refined one of its place. Where there are several, nobody can say which
+    until the case has been minimized.
+    """
+    exact = session.scalar(select(FindingRow).where(FindingRow.signature == signature))
+    if exact is not None:
+        return exact
+    place = coarse(signature)
+    if place == signature:
+        refined = session.scalars(select(FindingRow).where(starts_with(f"{place}:"))).all()
+        refined = [row for row in refined if same_place(row.signature, signature)]
+        if refined:
+            return refined[0] if len(refined) == 1 else None
+    former = select(FormerNameRow.finding_id).where(FormerNameRow.signature == signature).distinct()
+    names = session.scalars(former.limit(2)).all()
+    return session.get_one(FindingRow, names[0]) if len(names) == 1 else None
+
+
+def new_finding(session: Session, signature: str, run: RunRow) -> FindingRow:
+    """A finding without hits, under an id that none had before: reports and drafts out in the world name it."""
+    highest = (session.scalar(select(func.max(column))) or 0 for column in (FindingRow.id, FormerNameRow.merged_id))
+    row = FindingRow(id=max(highest) + 1, signature=signature, status=OPEN, verdict=run.verdict, hits=0)
+    row.first_seen = row.last_seen = run.created
+    session.add(row)
+    session.flush()
+    return row
+
+
+def settle(session: Session, finding: FindingRow, reproducer: ReproducerRow) -> tuple[FindingRow, tuple[int, ...]]:
+    """Refine the finding by what its confirmed reproducer showed, and merge it with those that are the same bug.
+
+    Returns:
+        The finding that is left, and the ids of those that vanished into it.
+    """
+    if not reproducer.confirmed:
+        return finding, ()
+    merged: list[int] = []
+    signature = _signature(reproducer)
+    if signature is not None and _replaces(session, signature, finding, reproducer):
+        namesake = session.scalar(select(FindingRow).where(FindingRow.signature == signature))
+        _remember(session, finding)
+        if namesake is not None:
+            finding = _merge(session, [finding, namesake], merged)
+        finding.signature = signature
+        session.flush()
+    twins = _of_the_same_program(session, finding, reproducer)
+    if twins:
+        finding = _merge(session, [finding, *twins], merged)
+    return finding, tuple(merged)
+
+
+def belongs_apart(finding: FindingRow, reproducer: ReproducerRow) -> bool:
+    """Whether the reproducer shows another cause than the finding it was made for, at the same place."""
+    signature = _signature(reproducer) or finding.signature
+    return same_place(signature, finding.signature) and not agree(signature, finding.signature)
+
+
+def move_apart(session: Session, finding: FindingRow, reproducer: ReproducerRow) -> tuple[FindingRow, bool]:
+    """Give a reproducer of another cause, and the runs of its case, to the finding of that cause.
+
+    It stays, and is never the best, where neither that finding nor the case is known.
+
+    Returns:
+        The finding of the reproducer, and whether it is new.
+    """
+    signature = _signature(reproducer) or finding.signature
+    target = session.scalar(select(FindingRow).where(FindingRow.signature == signature))
+    of_case = (RunRow.finding_id == finding.id, RunRow.case_id == reproducer.case_id)
+    runs = session.scalars(select(RunRow).where(*of_case)).all()
+    if _is_all_there_is(session, finding, reproducer) or (target is None and not runs):
+        return finding, False
+    is_new = target is None
+    target = target or new_finding(session, signature, runs[0])
+    reproducer.finding_id = target.id
+    for run in runs:
+        run.finding_id = target.id
+    target.hits, finding.hits = target.hits + len(runs), finding.hits - len(runs)
+    session.flush()
+    for row in (finding, target):
+        _recount(session, row)
+    return target, is_new
+
+
+# -- what a finding shows ---------------------------------------------------------------------------
+
+
+def choose(session: Session, finding: FindingRow) -> None:
+    """Let the finding speak of its best reproducer, or of its best run if no confirmed one shows it."""
+    rows = session.scalars(select(ReproducerRow).where(ReproducerRow.finding_id == finding.id)).all()
+    best = min(rows, key=lambda row: _place_of_reproducer(finding, row), default=None)
+    finding.best_reproducer_id = None if best is None else best.id
+    run = session.get_one(RunRow, finding.best_run_id)
+    shown = shown_reproducer(session, finding)
+    if shown is None:
+        report, finding.case_id = run.report, run.case_id
+    else:
+        report = shown.report or {}
+        alike = run.verdict == report["verdict"] and agree(*(str(r.get("signature")) for r in (run.report, report)))
+        finding.case_id = shown.case_id or (run.case_id if alike else None)
+    finding.verdict, finding.confidence = str(report["verdict"]), cast("str | None", report.get("confidence"))
+    finding.culprit, finding.evidence = (_nested(report, key) for key in ("culprit", "evidence"))
+    finding.severity = severity(cast("ReportJson", report))
+    finding.umbrella = umbrella_of(finding.severity, finding.signature)
+    session.flush()
+
+
+def take_if_better(session: Session, finding: FindingRow, run: RunRow, source: str) -> bool:
+    """Make the run the finding's best if it shows the bug better than what is the best so far."""
+    if finding.best_run_id is not None:
+        report, other = session.execute(
+            select(RunRow.report, CaseRow.source)
+            .join(CaseRow, RunRow.case_id == CaseRow.id)
+            .where(RunRow.id == finding.best_run_id)
+        ).one()
+        if run_rank(cast("ReportJson", run.report), source) >= run_rank(cast("ReportJson", report), other):
+            return False
+    finding.best_run_id = run.id
+    return True
+
+
+def run_rank(report: ReportJson, source: str) -> Rank:
+    """How well a run shows its finding: the worst symptom first, then proof, then the shorter program."""
+    culprit = report.get("culprit") or {}
+    return (
+        rank(report),
+        report.get("confidence") != "high",
+        culprit.get("necessary") is not True,
+        culprit.get("sufficient") is not True,
+        len(source),
+    )
+
+
+def _place_of_reproducer(finding: FindingRow, row: ReproducerRow) -> tuple[bool, bool, tuple[int, bool], int, int]:
+    return (
+        belongs_apart(finding, row),
+        not row.confirmed,
+        rank(cast("ReportJson | None", row.report)),
+        row.lines,
+        row.id,
+    )
+
+
+# -- two become one ---------------------------------------------------------------------------------
+
+
+def _replaces(session: Session, signature: str, finding: FindingRow, reproducer: ReproducerRow) -> bool:
+    """Whether the signature of a finding's reproducer becomes that of the finding."""
+    if signature == finding.signature:
+        return False
+    if is_unproved(finding.signature) or _says_more(signature, finding.signature):
+        return True
+    return belongs_apart(finding, reproducer) and _is_all_there_is(session, finding, reproducer)
+
+
+def _says_more(signature: str, known: str) -> bool:
+    """Whether a signature says more of a bug than the one that is known."""
+    if is_unproved(known):
+        return not is_unproved(signature)
+    return same_place(signature, known) and fingerprint(signature) is not None and fingerprint(known) is None
+
+
+def _is_all_there_is(session: Session, finding: FindingRow, reproducer: ReproducerRow) -> bool:
+    """Whether nothing else is known to show what the finding was named for: no other reproducer, no other case."""
+    others = select(ReproducerRow.id).where(
+        ReproducerRow.finding_id == finding.id, ReproducerRow.id != reproducer.id, ReproducerRow.confirmed
+    )
+    if session.scalar(others.limit(1)) is not None:
+        return False
+    if reproducer.case_id is None:
+        return True
+    elsewhere = select(RunRow.id).where(RunRow.finding_id == finding.id, RunRow.case_id != reproducer.case_id)
+    return session.scalar(elsewhere.limit(1)) is None
+
+
+def _of_the_same_program(session: Session, finding: FindingRow, reproducer: ReproducerRow) -> list[FindingRow]:
+    if reproducer.program is None:
+        return []
+    alike = select(ReproducerRow.finding_id).where(
+        ReproducerRow.program == reproducer.program,
+        ReproducerRow.confirmed,
+        ReproducerRow.finding_id != finding.id,
+    )
+    rows = session.scalars(select(FindingRow).where(FindingRow.id.in_(alike)).order_by(FindingRow.id)).all()
+    own = _nature(severity(cast("ReportJson | None", reproducer.report)))
+    return [row for row in rows if _nature(row.severity) == own]
+
+
+def _nature(own: str | None) -> str | None:
+    """What keeps two findings of one program apart: that one raises, or accepts what eager refuses."""
+    return own if own in (Severity.ERROR, Severity.ACCEPTS_INVALID) else None
+
+
+def _merge(session: Session, findings: Sequence[FindingRow], merged: list[int]) -> FindingRow:
+    """Make one of several findings: the oldest, under its signature unless another's says more."""
+    survivor, *others = sorted(findings, key=lambda row: row.id)
+    for row in others:
+        said = row.signature
+        merged.append(row.id)
+        _absorb(session, survivor, row)
+        if _says_more(said, survivor.signature):
+            _remember(session, survivor)
+            survivor.signature = said
+            session.flush()
+    return survivor
+
+
+def _absorb(session: Session, survivor: FindingRow, vanishing: FindingRow) -> None:
+    """Give everything of one finding to an older one, and remember what it was called."""
+    key, old = survivor.id, vanishing.id
+    _keep_marks(survivor, vanishing)
+    own_scripts = select(ReproducerRow.sha256).where(ReproducerRow.finding_id == key)
+    own_links = select(RelatedRow.url).where(RelatedRow.finding_id == key)
+    better = session.get_one(RunRow, vanishing.best_run_id)
+    vanishing.best_reproducer_id = vanishing.best_run_id = None
+    session.flush()
+    of_old = ReproducerRow.finding_id == old
+    session.execute(delete(ReproducerRow).where(of_old, ReproducerRow.sha256.in_(own_scripts)))
+    session.execute(delete(RelatedRow).where(RelatedRow.finding_id == old, RelatedRow.url.in_(own_links)))
+    for kind in (ReproducerRow, RunRow, ReplayRow, RelatedRow, FormerNameRow):
+        session.execute(update(kind).where(kind.finding_id == old).values(finding_id=key))
+    session.execute(update(FindingRow).where(FindingRow.duplicate_of_id == old).values(duplicate_of_id=key))
+    session.add(FormerNameRow(finding_id=key, signature=vanishing.signature, merged_id=old))
+    survivor.hits += vanishing.hits
+    survivor.first_seen = min(survivor.first_seen, vanishing.first_seen)
+    survivor.last_seen = max(survivor.last_seen, vanishing.last_seen)
+    survivor.searched = max(filter(None, (survivor.searched, vanishing.searched)), default=None)
+    survivor.queries = list(dict.fromkeys([*(survivor.queries or ()), *(vanishing.queries or ())])) or None
+    session.delete(vanishing)
+    session.flush()
+    take_if_better(session, survivor, better, session.get_one(CaseRow, better.case_id).source)
+    if survivor.duplicate_of_id == key:
+        survivor.duplicate_of_id, survivor.status = None, OPEN
+
+
+def _keep_marks(survivor: FindingRow, vanishing: FindingRow) -> None:
+    """What a person said of either is kept: the older finding's mark first, the other's in its note."""
+    if vanishing.status == OPEN:
+        said = vanishing.note
+    elif survivor.status == OPEN:
+        survivor.status, survivor.duplicate_of_id = vanishing.status, vanishing.duplicate_of_id
+        survivor.issue, said = vanishing.issue or survivor.issue, vanishing.note
+    else:
+        mark = " ".join(filter(None, (vanishing.status, vanishing.issue, vanishing.note)))
+        said = f"{public_id(vanishing.id)}, merged into this: {mark}"
+    survivor.note = "; ".join(dict.fromkeys(filter(None, (survivor.note, said)))) or None
+
+
+def _remember(session: Session, finding: FindingRow) -> None:
+    session.add(FormerNameRow(finding_id=finding.id, signature=finding.signature, merged_id=None))
+
+
+def _recount(session: Session, finding: FindingRow) -> None:
+    """After runs came or went: when the finding was seen, and its best run."""
+    rows = session.execute(
+        select(RunRow, CaseRow.source)
+        .join(CaseRow, RunRow.case_id == CaseRow.id)
+        .where(RunRow.finding_id == finding.id)
+    ).all()
+    finding.first_seen, finding.last_seen = (end(run.created for run, _ in rows) for end in (min, max))
+    best = min(rows, key=lambda row: run_rank(cast("ReportJson", row[0].report), row[1]))
+    finding.best_run_id = best[0].id
+    choose(session, finding)
+
+
+def _signature(reproducer: ReproducerRow) -> str | None:
+    """What the reproducer's report says it is; None where it says nothing, or no bug."""
+    report = reproducer.report or {}
+    signature = report.get("signature")
+    return signature if isinstance(signature, str) and signature and report.get("is_bug") else None
+
+
+def _nested(report: dict[str, object], key: str) -> dict[str, object] | None:
+    value = report.get(key)
+    return value if isinstance(value, dict) else None

@@ -1,0 +1,92 @@
+"""Run a script by itself: in a clean process and folder, with a time limit."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+SCRIPT = "repro.py"
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A process that ended.
+
+    ``status`` is its exit status (-1 if it was ended after its time), ``output`` what it printed, and ``files`` the
+    text of the files asked for, as far as it wrote them.
+    """
+
+    status: int
+    output: str
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
+def run_alone(
+    source: str,
+    *,
+    command: Sequence[str] = (),
+    arguments: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    timeout: float = 180,
+    beside: Mapping[str, str] | None = None,
+    wanted: Sequence[str] = (),
+) -> Ran:
+    """Run ``python COMMAND repro.py ARGUMENTS`` with ``source`` as repro.py, and end what it leaves behind.
+
+    Args:
+        source: the script.
+        command: options of Python, before the script's name.
+        arguments: those of the script.
+        environment: variables added to this process's own, of which those that steer Python are left out.
+        timeout: seconds after which it is ended.
+        beside: further files of its folder, by name.
+        wanted: names of files in its folder whose text comes back.
+    """
+    with tempfile.TemporaryDirectory(prefix="fuzzcompile-") as folder:
+        for name, text in {SCRIPT: source, **(beside or {})}.items():
+            Path(folder, name).write_text(text, encoding="utf-8")
+        # A file, not a pipe: the compiler's own workers may outlive the script and hold a pipe open.
+        with Path(folder, "output.txt").open("w+b") as out:
+            status = _status([sys.executable, *command, SCRIPT, *arguments], folder, environment or {}, out, timeout)
+            out.seek(0)
+            output = out.read().decode(errors="replace")
+        kept = {name: _text(Path(folder, name)) for name in wanted if Path(folder, name).is_file()}
+    if status is None:
+        return Ran(-1, f"{output}still running after {timeout:g} s\n", kept)
+    return Ran(status, output, kept)
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace")
+
+
+def _status(
+    command: Sequence[str], folder: str, environment: Mapping[str, str], out: IO[bytes], timeout: float
+) -> int | None:
+    """Exit status of a command in ``folder``; None if it was ended after ``timeout`` seconds."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        env={**kept, **environment},
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        return process.wait(timeout)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

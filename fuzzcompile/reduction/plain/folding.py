@@ -1,0 +1,234 @@
+"""Shorter code with the same meaning: values that are used once inlined, modules unwrapped, names of users."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from fuzzcompile.reduction.plain.pieces import Pieces, defined, names_in
+
+# Longest line that inlining may make, and longest for a value whose name says something.
+_WIDTH = 72
+_NAMED_WIDTH = 48
+# Names that users give to values and inputs.
+USUAL = frozenset({
+    "a", "attention", "attn", "b", "batch", "beta", "bias", "c", "cache", "cond", "freqs", "gamma", "grad", "h",
+    "head", "hidden", "idx", "image", "index", "indices", "input", "k", "key", "keys", "labels", "length", "logits",
+    "loss", "mask", "mean", "model", "n", "out", "output", "p", "q", "query", "s", "scale", "score", "scores", "seq",
+    "src", "std", "t", "target", "tensor", "tgt", "tokens", "u", "v", "value", "values", "var", "w", "weight",
+    "weights", "x", "y", "z",
+})  # fmt: skip
+_LETTERS = "xyzwuvabcdefgh"
+
+
+def folded(pieces: Pieces) -> Pieces:
+    """The same with the compiled function's single-use values inlined."""
+    function = pieces.function
+    if function is None:
+        return pieces
+    shorter = copy.deepcopy(function)
+    shorter.body = inlined(shorter.body)
+    return replace(pieces, definitions=[shorter if node is function else node for node in pieces.definitions])
+
+
+def inlined(body: Sequence[ast.stmt]) -> list[ast.stmt]:
+    """Statements with every value that is used once, by a later plain statement, written where it is used.
+
+    A value is left where a statement that may write to memory stands between, or where the line would grow long.
+    """
+    statements = list(body)
+    for statement in list(body):
+        name = _assigned(statement)
+        if name is None or statement not in statements:
+            continue
+        later = statements[statements.index(statement) + 1 :]
+        uses = [place for place, user in enumerate(later) for node in ast.walk(user) if _is(node, name)]
+        if len(uses) != 1:
+            continue
+        place = uses[0]
+        if any(_writes(between) for between in later[: place + 1]):
+            continue
+        assert isinstance(statement, ast.Assign)
+        merged = _Substitution({name: statement.value}).visit(copy.deepcopy(later[place]))
+        if name in names_in([merged]) - names_in([statement.value]):
+            continue  # bound again there
+        if len(ast.unparse(merged)) <= (_NAMED_WIDTH if name in USUAL else _WIDTH):
+            statements[statements.index(later[place])] = merged
+            statements.remove(statement)
+    return statements
+
+
+def unwrapped(pieces: Pieces) -> Pieces:
+    """The same with a module that only holds others (or nothing) and a ``forward`` written as a function.
+
+    What the module holds becomes variables of the script. Any other module stays.
+    """
+    model, function = pieces.module, None
+    if model is not None and not model.decorator_list and not model.keywords:
+        function = defined(model.body, "forward", ast.FunctionDef)
+    if model is None or function is None:
+        return pieces
+    held = _held(model)
+    own = {argument.arg for argument in function.args.args[1:]} | _locals(function)
+    if held is None or not _only_reads(function, held) or set(held) & (own | names_in(pieces.setup)):
+        return pieces
+    plain = copy.deepcopy(function)
+    plain.name, plain.args.args = "f", plain.args.args[1:]
+    plain = _Unbinding(held).visit(plain)
+    mode = ".eval()" if ".eval()" in ast.unparse(pieces.callee) else ""
+    setup = [
+        ast.parse(f"{name} = {ast.unparse(value)}{mode if _is_module(value) else ''}") for name, value in held.items()
+    ]
+    definitions = [plain if node is model else node for node in pieces.definitions]
+    return replace(
+        pieces,
+        definitions=definitions,
+        setup=[*(module.body[0] for module in setup), *pieces.setup],
+        callee=ast.Name("f", ast.Load()),
+    )
+
+
+def renamed(pieces: Pieces) -> Pieces:
+    """The same with the function called ``f``, and its arguments by names that users give."""
+    function = pieces.function
+    if function is None:
+        return pieces
+    taken = names_in([*pieces.imports, *pieces.definitions, *pieces.setup, pieces.arguments]) | {"torch", "nn", "F"}
+    names: dict[str, str] = {}
+    for name in pieces.parameters:
+        names[name] = _usual_name(name, taken - {name} | set(names.values()))
+    inner = copy.deepcopy(function)
+    for name in sorted(_locals(function)):
+        plain = name.rstrip("0123456789_")
+        if plain and plain not in taken | set(names.values()) and plain != function.name:
+            names[name] = plain
+    inner = _Renaming(names).visit(inner)
+    inner.name = "f" if "f" not in taken or function.name == "f" else function.name
+    top = {name: names[name] for name in pieces.parameters}
+    return replace(
+        pieces,
+        definitions=[inner if node is function else node for node in pieces.definitions],
+        setup=[_Renaming(top).visit(copy.deepcopy(node)) for node in pieces.setup],
+        arguments=_Renaming(top).visit(copy.deepcopy(pieces.arguments)),
+        callee=ast.Name(inner.name, ast.Load()),
+        parameters=[names[name] for name in pieces.parameters],
+    )
+
+
+# -- parts ------------------------------------------------------------------------------
+
+
+def _assigned(statement: ast.stmt) -> str | None:
+    """The name that a plain assignment binds; None for anything else, and for calls that may write."""
+    if not isinstance(statement, ast.Assign) or len(statement.targets) != 1 or _writes(statement):
+        return None
+    target = statement.targets[0]
+    return target.id if isinstance(target, ast.Name) else None
+
+
+def _is(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
+
+
+def _writes(statement: ast.stmt) -> bool:
+    """Whether a statement may write to memory, or is more than an assignment to names or a ``return``."""
+    if not isinstance(statement, ast.Assign | ast.Return):
+        return True
+    inner = list(ast.walk(statement))
+    if any(isinstance(node, ast.Lambda | ast.comprehension | ast.NamedExpr) for node in inner):
+        return True
+    if any(isinstance(node, ast.Subscript | ast.Attribute) and isinstance(node.ctx, ast.Store) for node in inner):
+        return True
+    calls = [node.func for node in inner if isinstance(node, ast.Call)]
+    named = [func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "") for func in calls]
+    outs = any(isinstance(node, ast.keyword) and node.arg in ("out", "inplace") for node in inner)
+    return outs or any(name.endswith("_") for name in named)
+
+
+class _Substitution(ast.NodeTransformer):
+    def __init__(self, values: Mapping[str, ast.expr]) -> None:
+        self._values = values
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return self._values.get(node.id, node) if isinstance(node.ctx, ast.Load) else node
+
+
+class _Renaming(ast.NodeTransformer):
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self._names = names
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return ast.Name(self._names.get(node.id, node.id), node.ctx)
+
+    def visit_arg(self, node: ast.arg) -> ast.AST:
+        return ast.arg(self._names.get(node.arg, node.arg), node.annotation)
+
+
+class _Unbinding(ast.NodeTransformer):
+    """``self.name`` becomes ``name`` for what the module holds."""
+
+    def __init__(self, held: Iterable[str]) -> None:
+        self._held = set(held)
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        if _is(node.value, "self") and node.attr in self._held:
+            return ast.Name(node.attr, node.ctx)
+        return self.generic_visit(node)
+
+
+def _held(model: ast.ClassDef) -> dict[str, ast.expr] | None:
+    """What ``__init__`` assigns to the module, by name; None if it does anything else, or takes arguments."""
+    methods = [node for node in model.body if not isinstance(node, ast.Pass)]
+    made = defined(methods, "__init__", ast.FunctionDef)
+    if any(not isinstance(node, ast.FunctionDef) or node.name not in ("__init__", "forward") for node in methods):
+        return None
+    if made is None:
+        return {}
+    if len(made.args.args) != 1 or made.args.kwonlyargs or made.args.vararg or made.args.kwarg:
+        return None
+    held: dict[str, ast.expr] = {}
+    for statement in made.body:
+        if re.fullmatch(r"super\((\w+, self)?\)\.__init__\(\)", ast.unparse(statement)):
+            continue
+        target = statement.targets[0] if isinstance(statement, ast.Assign) else None
+        if not isinstance(target, ast.Attribute) or not _is(target.value, "self"):
+            return None
+        assert isinstance(statement, ast.Assign)
+        if "self" in names_in([statement.value]):
+            return None
+        held[target.attr] = statement.value
+    return held
+
+
+def _only_reads(function: ast.FunctionDef, held: Iterable[str]) -> bool:
+    """Whether a method uses ``self`` for nothing but to read what the module holds."""
+    inner = list(ast.walk(function))
+    reads = [
+        node
+        for node in inner
+        if isinstance(node, ast.Attribute) and _is(node.value, "self") and isinstance(node.ctx, ast.Load)
+    ]
+    uses = sum(_is(node, "self") for node in inner)
+    return uses == len(reads) and all(node.attr in set(held) for node in reads)
+
+
+def _is_module(value: ast.expr) -> bool:
+    return isinstance(value, ast.Call) and not ast.unparse(value.func).startswith(("torch.", "nn.Parameter"))
+
+
+def _locals(function: ast.FunctionDef) -> set[str]:
+    names = (node for node in ast.walk(function) if isinstance(node, ast.Name))
+    return {node.id for node in names if isinstance(node.ctx, ast.Store)}
+
+
+def _usual_name(name: str, taken: set[str]) -> str:
+    """A name as a user writes it: itself, its last usual words, or a letter."""
+    words = name.rstrip("0123456789_").split("_")
+    for start in range(len(words)):
+        wanted = "_".join(words[start:])
+        if (wanted in USUAL or wanted in ("running_mean", "running_var")) and wanted not in taken:
+            return wanted
+    return next((letter for letter in _LETTERS if letter not in taken), name)

@@ -1,0 +1,140 @@
+"""Runs plain scripts: which one shows the bug, alone and under each backend."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fuzzcompile.contract import RungJson
+from fuzzcompile.reduction.alone import Ran, run_alone
+from fuzzcompile.reduction.plain import rungs
+from fuzzcompile.reduction.plain.script import Plain
+
+BACKENDS = ("eager", "aot_eager", "aot_eager_decomp_partition", "inductor")
+# No backend: `torch.compile` switched off, so that a script that shows anything there shows no bug of the compiler.
+_OFF = "off"
+# The order of trying: whether the script shows the bug, and whether it is silent without a compiler.
+_TRIED = ("inductor", _OFF, "eager", "aot_eager", "aot_eager_decomp_partition")
+_LIMIT = 120.0
+# Lines of an error that say how to get more output, or are empty.
+_HINTS = re.compile(
+    r"^(Set TORCH|For even more developer|You can suppress|    import torch\._dynamo|    torch\._dynamo\.config)"
+)
+_MOST_LINES = 12
+_MOST_CHARACTERS = 160
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a plain script showed: its ladder, whether it shows the bug, and what it printed when run alone."""
+
+    plain: Plain
+    shows: bool
+    output: str
+    ladder: Sequence[RungJson]
+
+
+@dataclass(frozen=True)
+class _Rung:
+    result: str
+    output: str
+
+
+def climbed(candidates: Sequence[Plain]) -> Seen:
+    """Try plain scripts until one shows the bug and is silent without a compiler; run that one alone.
+
+    All of it takes two processes, and one more for each rung behind a crash.
+    """
+    dies = [plain for plain in candidates if plain.check.kind == "dies"]
+    if dies:
+        return _one_by_one(dies[0])
+    seen = _tried([[_rung(plain, backend) for backend in _TRIED] for plain in candidates])
+    best = next((number for number in range(len(candidates)) if _is_honest(candidates[number], seen, number)), None)
+    plain = candidates[best or 0]
+    alone = run_alone(plain.text(), timeout=_LIMIT)
+    result = rungs.result_of(plain.check.kind, alone.output, alone.status)
+    found = {**seen.get(best or 0, {}), "inductor": _Rung(result, alone.output)}
+    ladder = [_as_json(backend, found.get(backend) or _alone(plain, backend), plain) for backend in BACKENDS]
+    shows = rungs.shows(plain.check.kind, result) and best is not None
+    return Seen(plain, shows, alone.output, ladder)
+
+
+def said(output: str) -> str:
+    """What a script printed, without the frames of a traceback, in a few lines."""
+    before, _, error = rungs.split_error(output)
+    lines = [line.rstrip() for line in (*before.splitlines(), *error.splitlines())]
+    lines = [line for line in lines if line and not _HINTS.match(line)]
+    short = [line if len(line) <= _MOST_CHARACTERS else f"{line[:_MOST_CHARACTERS]}..." for line in lines]
+    return "\n".join(short if len(short) <= _MOST_LINES else [*short[: _MOST_LINES - 1], "..."])
+
+
+def _rung(plain: Plain, backend: str) -> dict[str, str]:
+    script = plain.text(None if backend == "inductor" else backend)
+    return {"backend": backend, "script": script, "check": plain.check.kind}
+
+
+def _tried(candidates: Sequence[Sequence[Mapping[str, str]]]) -> dict[int, dict[str, _Rung]]:
+    """What each candidate showed under each backend that was tried, by its number."""
+    found: dict[int, dict[str, _Rung]] = {}
+    driver = Path(rungs.__file__).read_text(encoding="utf-8")
+    ran = run_alone(driver, timeout=_LIMIT, beside={"scripts.json": json.dumps(candidates)}, wanted=["seen.jsonl"])
+    for line in ran.files.get("seen.jsonl", "").splitlines():
+        entry = json.loads(line)
+        own = found.setdefault(entry["candidate"], {})
+        own[entry["backend"]] = _Rung(str(entry.get("result") or "raises"), str(entry.get("output") or _death(ran)))
+    return found
+
+
+def _is_honest(plain: Plain, seen: Mapping[int, Mapping[str, _Rung]], number: int) -> bool:
+    own = seen.get(number, {})
+    return (
+        "inductor" in own
+        and rungs.shows(plain.check.kind, own["inductor"].result)
+        and _OFF in own
+        and own[_OFF].result == "right"
+    )
+
+
+def _one_by_one(plain: Plain) -> Seen:
+    """The ladder of a script that may take its process down."""
+    found = {backend: _alone(plain, backend) for backend in BACKENDS}
+    ladder = [_as_json(backend, found[backend], plain) for backend in BACKENDS]
+    shows = found["inductor"].result == "raises" and found["eager"].result == "right"
+    return Seen(plain, shows, found["inductor"].output, ladder)
+
+
+def _alone(plain: Plain, backend: str) -> _Rung:
+    ran = run_alone(plain.text(None if backend == "inductor" else backend), timeout=_LIMIT)
+    if plain.check.kind == "dies":
+        return _Rung("right" if ran.status == 0 else "raises", ran.output if ran.status == 0 else _death(ran))
+    return _Rung(rungs.result_of(plain.check.kind, ran.output, ran.status), ran.output)
+
+
+def _death(ran: Ran) -> str:
+    return f"{ran.output}\nthe process ended with status {ran.status}"
+
+
+def _as_json(backend: str, rung: _Rung, plain: Plain) -> RungJson:
+    says = "" if rung.result == "right" else _line(rung.output)
+    if plain.check.kind == "accepts":
+        says = "accepts what eager refuses" if rung.result == "wrong" else f"raises as eager does: {_line(rung.output)}"
+    return RungJson(backend=backend, result=rung.result, says=says)
+
+
+def _line(output: str) -> str:
+    """The line of an output that says most."""
+    _, _, error = rungs.split_error(output)
+    lines = [line.strip() for line in (error or output).splitlines() if line.strip() and not _HINTS.match(line)]
+    if not lines:
+        return ""
+    if not error:
+        return lines[-1][:_MOST_CHARACTERS]
+    apart = next((line for line in lines if line.startswith("Greatest absolute")), "")
+    first = lines[0].removeprefix("AssertionError: ").removeprefix("AssertionError")
+    if not first:
+        printed = [line for line in output.splitlines() if line.strip()]
+        first = printed[0] if printed and not printed[0].startswith("Traceback") else "the assertion fails"
+    return " ".join(part for part in (first, re.sub(r" \(up to.*", "", apart)) if part)[:_MOST_CHARACTERS]

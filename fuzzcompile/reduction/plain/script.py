@@ -1,0 +1,192 @@
+"""Plain scripts: a case's program, inputs, compile and check as straight code."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from fuzzcompile.reduction.plain.checks import Calls, Check, checks
+from fuzzcompile.reduction.plain.devices import on_cuda
+from fuzzcompile.reduction.plain.folding import folded, renamed, unwrapped
+from fuzzcompile.reduction.plain.pieces import Pieces, names_in, pieces_of
+from fuzzcompile.reduction.scripts.comparing import Script
+from fuzzcompile.reduction.scripts.sources import names_bound
+from fuzzcompile.reduction.writing import literal
+
+_WIDTH = 100
+_ASSIGNED_WIDTH = 76
+# What makes modules, whose parameters ask for gradients.
+_MODULES = re.compile(r"\bnn\.(?!functional|Module\b)")
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A script for an issue: straight code that ends in one check.
+
+    ``chosen`` says how the case is run and what is compared; ``check`` how this script shows it.
+    """
+
+    chosen: Script
+    pieces: Pieces
+    calls: Calls
+    check: Check
+
+    def text(self, backend: str | None = None, *, cuda: bool = False) -> str:
+        """The script; compiled with another backend than Inductor ("off": not at all), or on CUDA."""
+        pieces = on_cuda(self.pieces) if cuda else self.pieces
+        definitions = [part for node in pieces.definitions for part in ("", *_unparsed(node))]
+        before, compiled = self._compiled(backend)
+        check = self._within(self.check.lines)
+        used = [line for line in check if re.search(r"\bcompiled\(", line)]
+        if len(used) == 1 and len(used[0]) + len(compiled) < _WIDTH:
+            check = [re.sub(r"\bcompiled\(", lambda _: f"{compiled}(", line) for line in check]
+        else:
+            before.append(f"compiled = {compiled}")
+        body = [*_setup(self, pieces), *before, *check]
+        lines = [*self._imports([*definitions, *body]), *definitions, "", *body]
+        return "\n".join(lines) + "\n"
+
+    @property
+    def lines(self) -> int:
+        """How many lines are not blank."""
+        return sum(1 for line in self.text().splitlines() if line.strip())
+
+    def _compiled(self, backend: str | None) -> tuple[list[str], str]:
+        """The call of ``torch.compile``, and the lines that it needs before it."""
+        settings, lines = self.chosen.drive.probe.case.settings, []
+        arguments = [self.calls.callee]
+        if backend == "off":
+            arguments.append("disable=True")
+        elif backend is not None:
+            arguments.append(f'backend="{backend}"')
+        elif settings.mode:
+            arguments.append(f'mode="{settings.mode}"')
+        if settings.options and backend is None:
+            options = literal(dict(settings.options)).replace("'", '"')
+            arguments.append(f"options={options}")
+            if len(options) + 30 > _WIDTH:
+                lines, arguments[-1] = [f"options = {options}"], "options=options"
+        if settings.dynamic is not None:
+            arguments.append(f"dynamic={settings.dynamic}")
+        if settings.fullgraph:
+            arguments.append("fullgraph=True")
+        return lines, f"torch.compile({', '.join(arguments)})"
+
+    def _within(self, check: Sequence[str]) -> list[str]:
+        """The check within the grad mode that the case needs."""
+        probe = self.chosen.drive.probe
+        recorded = [x for x in probe.tensor_inputs if x.requires_grad]
+        if isinstance(probe.model, torch.nn.Module):
+            recorded += [x for x in probe.model.parameters() if x.requires_grad]
+        grad = probe.case.grad
+        if grad == "enabled" or (grad == "no_grad" and not recorded and not _MODULES.search(self.chosen.drive.source)):
+            return list(check)
+        return [f"with torch.{grad}():", *(f"    {line}" for line in check)]
+
+    def _imports(self, lines: Sequence[str]) -> list[str]:
+        drive = self.chosen.drive
+        configs = drive.probe.case.settings.config_patches
+        made = [ast.unparse(node) for node in self.pieces.imports if _is_needed(node, lines)]
+        if "import torch" not in made:
+            made.insert(0, "import torch")
+        modules = [f"torch._{name}.config" for name in configs]
+        random = drive.random and self.check.kind == "asserts"
+        if random and "torch._inductor.config" not in modules:
+            modules.append("torch._inductor.config")
+        copied = ["import copy"] if any("copy." in line for line in lines) and "import copy" not in made else []
+        settings = [
+            f"torch._{name}.config.{key} = {literal(value)}" for name in configs for key, value in configs[name].items()
+        ]
+        if random:
+            settings.append("torch._inductor.config.fallback_random = True")
+        imports = [*copied, *made, *(f"import {module}" for module in modules), *self.check.imports]
+        return [*dict.fromkeys(imports), *([""] if settings else []), *settings]
+
+
+def plain_scripts(chosen: Script) -> Iterator[Plain]:
+    """The plain scripts of a case, the shortest first: not every one of them shows the bug."""
+    pieces = pieces_of(chosen.drive.source)
+    shapes = [folded(renamed(unwrapped(pieces))), renamed(unwrapped(pieces)), pieces]
+    made = set()
+    for number, shape in enumerate(shapes):
+        calls, shaped = _calls(chosen, shape, pieces)
+        for check in checks(chosen, calls):
+            plain = Plain(chosen, shaped, calls, check)
+            if plain.text() not in made:
+                made.add(plain.text())
+                yield plain
+            if number:
+                break
+
+
+# -- parts ------------------------------------------------------------------------------
+
+
+def _calls(chosen: Script, pieces: Pieces, original: Pieces) -> tuple[Calls, Pieces]:
+    """How the program is called, and the pieces with the inputs as variables."""
+    arguments, setup = pieces.arguments, list(pieces.setup)
+    probe = chosen.drive.probe
+    runs, callee = probe.case.run is not None, "model"
+    if isinstance(pieces.callee, ast.Name):
+        callee = pieces.callee.id
+    else:
+        setup.append(_assign("model", pieces.callee))
+    held = frozenset(ast.unparse(node.targets[0]) for node in setup if isinstance(node, ast.Assign)) - frozenset(
+        ast.unparse(node.targets[0]) for node in original.setup if isinstance(node, ast.Assign)
+    )
+    if len(probe.inputs) > 1 or not isinstance(arguments, ast.Tuple):
+        if not (isinstance(arguments, ast.Name) and arguments.id == "inputs"):
+            setup.append(_assign("inputs", arguments))
+        first = probe.inputs[0]
+        star = "**" if isinstance(first, dict) else "*" if isinstance(first, tuple) else ""
+        return Calls(callee, ["inputs"], star or " ", runs, held), replace(pieces, setup=setup)
+    names, taken = [], names_in([*pieces.imports, *pieces.definitions, *setup])
+    fresh = (name for name in "xyzwuvabcdefgh" if name not in taken)
+    new = []
+    for place, value in enumerate(arguments.elts):
+        if isinstance(value, ast.Name | ast.Constant):
+            names.append(ast.unparse(value))
+            continue
+        name = pieces.parameters[place] if place < len(pieces.parameters) else next(fresh)
+        names.append(name)
+        new.append((name, value))
+    line = f"{', '.join(name for name, _ in new)} = {', '.join(ast.unparse(value) for _, value in new)}"
+    setup += ast.parse(line).body if len(new) > 1 and len(line) <= _ASSIGNED_WIDTH else [_assign(*pair) for pair in new]
+    return Calls(callee, names, "", runs, held), replace(pieces, setup=setup)
+
+
+def _setup(plain: Plain, pieces: Pieces) -> list[str]:
+    lines = [line for node in pieces.setup for line in _unparsed(node)]
+    lines += plain.check.setup
+    drawn = (
+        any(re.search(r"\brand|nn\.|normal_|uniform_", line) for line in lines) or plain.chosen.drive.probe.is_module
+    )
+    seeds = [line for line in lines if line.startswith("torch.manual_seed(")]
+    if not (drawn and plain.check.seeded):
+        return [line for line in lines if line not in seeds]
+    return lines if seeds else ["torch.manual_seed(0)", *lines]
+
+
+def _unparsed(node: ast.AST) -> list[str]:
+    """A tree as lines, with double quotes."""
+    text = re.sub(r"^([\w, ]+) = \((.*, .*)\)$", _without_parentheses, ast.unparse(node))
+    return re.sub(r"'([^'\"\\\n]*)'", r'"\1"', text).splitlines()
+
+
+def _without_parentheses(assignment: re.Match[str]) -> str:
+    """``a, b = (1, 2)`` as users write it."""
+    names, values = assignment.groups()
+    return f"{names} = {values}" if "," in names else assignment.group()
+
+
+def _assign(name: str, value: ast.expr) -> ast.stmt:
+    return ast.fix_missing_locations(ast.Assign([ast.Name(name, ast.Store())], value, lineno=0))
+
+
+def _is_needed(node: ast.stmt, lines: Sequence[str]) -> bool:
+    names = names_bound(ast.unparse(node))
+    return any(re.search(rf"\b{name}\b", line) for name in names for line in lines)
