@@ -39,7 +39,7 @@ ALLOWED = {
                  "templating"},
     "causes": {"contract", "oracle", "reduction", "signatures"},
     "profiling": {"capture", "case", "compiler", "contract", "errors", "execution", "oracle", "tolerances"},
-    "replaying": {"contract", "corpus", "errors", "reporting", "severity"},
+    "replaying": {"contract", "corpus", "errors", "execution", "reporting", "severity"},
     "reporting": {"contract", "errors", "oracle", "severity", "signatures", "stage_names", "templating"},
     "trials": {"case", "compiler", "errors", "execution", "oracle", "tolerances"},
     "attribution": {"compiler", "execution", "oracle", "stage_names", "trials"},

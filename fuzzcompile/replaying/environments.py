@@ -22,9 +22,9 @@ from packaging.version import InvalidVersion, Version
 from platformdirs import user_cache_path
 
 from fuzzcompile.errors import EnvironmentUnfit, UsageError
+from fuzzcompile.execution.alone import clean
 from fuzzcompile.replaying import pip
 from fuzzcompile.replaying.installed import Torch, torch_of
-from fuzzcompile.replaying.process import clean
 
 VARIABLE, NIGHTLY_INDEX = "FUZZCOMPILE_CACHE", "FUZZCOMPILE_NIGHTLY_INDEX"
 _NIGHTLY = "nightly"
@@ -107,7 +107,7 @@ def _version(asked: str) -> Version | None:
 
 
 def _is_path(asked: str) -> bool:
-    return os.sep in asked or asked.startswith(("~", ".")) or Path(asked).exists()
+    return os.sep in asked or asked.startswith(("~", ".")) or (asked != "" and Path(asked).exists())
 
 
 def _of_path(path: Path) -> Torch:

@@ -11,7 +11,7 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from fuzzcompile.errors import EnvironmentUnfit
-from fuzzcompile.replaying.process import clean
+from fuzzcompile.execution.alone import clean
 
 _QUIET = {"PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 _STDERR = 2

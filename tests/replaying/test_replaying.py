@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -11,11 +13,13 @@ import psutil
 import pytest
 from torch_stubs import BROKEN_ON, add, interpreter
 
+from fuzzcompile import replaying
 from fuzzcompile.corpus import Store
 from fuzzcompile.errors import UsageError
+from fuzzcompile.execution.alone import Stopped
 from fuzzcompile.replaying.engine import Settings, replay_on
 from fuzzcompile.replaying.installed import Torch, torch_of
-from fuzzcompile.replaying.process import Stopped, run_script
+from fuzzcompile.replaying.process import run_script
 from fuzzcompile.replaying.subjects import subjects
 
 FAILS, PASSES = BROKEN_ON.format(versions=["1.0"]), BROKEN_ON.format(versions=[])
@@ -142,3 +146,10 @@ def test_what_cannot_be_replayed_says_why(store: Store):
     add(store, "stage:-:users", "print('hello')\n")
     reasons = [subject.not_replayable or "" for subject in subjects(store)]
     assert "minimize F1" in reasons[0] and "user's own" in reasons[1]
+
+
+def test_the_parent_imports_no_torch():
+    names = sorted(path.stem for path in Path(replaying.__path__[0]).glob("*.py"))
+    modules = ", ".join(f"fuzzcompile.replaying.{name}" for name in names if name != "__init__")
+    code = f"import sys, fuzzcompile.commands.replay, {modules}; sys.exit('torch' in sys.modules)"
+    assert names and subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
