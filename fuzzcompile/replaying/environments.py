@@ -179,7 +179,7 @@ def _make(release: Release, folder: Path, say: Say) -> Torch:
         except pip.NotFound as error:
             if number == len(release.builds):
                 raise
-            say(f"No CPU build there: the default build, which takes up to {DEFAULT_GB} GB. {error}")
+            say(f"{error} Next: the default build, which takes up to {DEFAULT_GB} GB.")
     _add_extras(release, folder, temporary, say)
     shutil.rmtree(temporary, ignore_errors=True)
     torch = torch_of(_python(folder))

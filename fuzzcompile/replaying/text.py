@@ -14,11 +14,11 @@ from fuzzcompile.replaying.status import Status
 from fuzzcompile.replaying.versions import public
 
 
-def line(result: Result) -> str:
-    """One result: ``F3 on 2.15.0: fixed (3 runs, 12 s): compiled is as exact as eager``."""
+def line(result: Result, number: int, total: int) -> str:
+    """One result: ``2/26 F3 on 2.15.0: fixed (3 runs, 12 s): compiled is as exact as eager``."""
     replay = result.replay
-    agree = _runs(replay.runs) if replay.status != Status.FLAKY else _disagreement(replay.runs)
-    finding = result.subject.finding.public_id
+    agree = _many(len(replay.runs), "run") if replay.status != Status.FLAKY else _disagreement(replay.runs)
+    finding = f"{number}/{total} {result.subject.finding.public_id}"
     return f"{finding} on {public(replay.torch)}: {replay.status} ({agree}, {replay.seconds:.0f} s): {result.why}"
 
 
@@ -66,11 +66,11 @@ def _counted(records: Records) -> str:
     counts = ", ".join(f"{count} {status}" for status, count in records.counts.items()) or "nothing was run"
     interrupted = "Interrupted; what is shown is stored. " if records.interrupted else ""
     back = sum(bool(record.regressions) for record in records.all)
-    return f"{interrupted}{len(records.all)} findings on torch {torches}: {counts}; regressions: {back}."
+    return f"{interrupted}{_many(len(records.all), 'finding')} on torch {torches}: {counts}; regressions: {back}."
 
 
-def _runs(runs: Sequence[str]) -> str:
-    return "1 run" if len(runs) == 1 else f"{len(runs)} runs"
+def _many(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _disagreement(runs: Sequence[str]) -> str:
