@@ -38,7 +38,7 @@ def print_records(console: Console, records: Records) -> None:
     for record in records.all:
         for note in record.notes if several or record.subject.not_replayable else ():
             say(f"{record.subject.finding.public_id}: {note}.")
-    for advice in _next(records):
+    for advice in list(_next(records)) or ["nothing: what was known still fails"]:
         say(f"next: {advice}")
 
 
@@ -87,6 +87,9 @@ def _next(records: Records) -> Iterator[str]:
     unmarked = [record for record in fixed if record.subject.finding.status in ("open", "known")]
     if unmarked:
         yield f"{_names(unmarked)}: fixed on {newest}; `fuzzcompile mark {_id(unmarked[0])} fixed` once you are sure"
+    unreached = [record for record in records.all if not record.results and not record.subject.not_replayable]
+    if unreached and records.builds:
+        yield f"not reached: `fuzzcompile replay {' '.join(f'--select {_id(record)}' for record in unreached)}`"
     for status, advice in _ADVICE.items():
         concerned = [record for record in records.all if status in map(record.status, records.versions)]
         if concerned:
