@@ -136,9 +136,9 @@ def _may_bisect(replays: Replays, *, yes: bool) -> bool:
 
 
 def _write(records: Records, junit: Path | None, markdown: Path | None) -> None:
-    from fuzzcompile.replaying.junit import junit_xml
     from fuzzcompile.replaying.markdown import table
     from fuzzcompile.reporting.files import write_whole
+    from fuzzcompile.reporting.replay_junit import junit_xml
 
     if junit is not None:
         write_whole(junit, junit_xml(records), "--junit")

@@ -71,8 +71,16 @@ def new_finding(session: Session, signature: str, run: RunRow) -> FindingRow:
     return row
 
 
-def settle(session: Session, finding: FindingRow, reproducer: ReproducerRow) -> tuple[FindingRow, tuple[int, ...]]:
+def settle(
+    session: Session, finding: FindingRow, reproducer: ReproducerRow, *, anew: bool = False
+) -> tuple[FindingRow, tuple[int, ...]]:
     """Refine the finding by what its confirmed reproducer showed, and merge it with those that are the same bug.
+
+    Args:
+        session: the transaction.
+        finding: the finding.
+        reproducer: one of its reproducers.
+        anew: the reproducer was the finding's own and was judged again, so that its signature is the finding's.
 
     Returns:
         The finding that is left, and the ids of those that vanished into it.
@@ -81,7 +89,8 @@ def settle(session: Session, finding: FindingRow, reproducer: ReproducerRow) -> 
         return finding, ()
     merged: list[int] = []
     signature = _signature(reproducer)
-    if signature is not None and _replaces(session, signature, finding, reproducer):
+    differs = signature != finding.signature
+    if signature is not None and ((anew and differs) or _replaces(session, signature, finding, reproducer)):
         namesake = session.scalar(select(FindingRow).where(FindingRow.signature == signature))
         _remember(session, finding)
         if namesake is not None:

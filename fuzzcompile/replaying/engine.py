@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fuzzcompile.corpus.records import Replay
+from fuzzcompile.privacy import scrub
 from fuzzcompile.replaying.installed import Torch
 from fuzzcompile.replaying.process import run_script
 from fuzzcompile.replaying.reading import Run, read
 from fuzzcompile.replaying.status import Status
 from fuzzcompile.replaying.subjects import Subject
-from fuzzcompile.reporting.privacy import scrub
 
 _KEPT = 4000  # characters of output that are stored
 _WAIT = 0.5
