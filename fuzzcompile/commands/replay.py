@@ -9,7 +9,7 @@ from functools import cached_property
 from fuzzcompile.corpus import Store
 from fuzzcompile.errors import EnvironmentUnfit
 from fuzzcompile.replaying import pip
-from fuzzcompile.replaying.bisecting import finals, next_release, open_releases
+from fuzzcompile.replaying.bisecting import finals, next_release, open_releases, unknown
 from fuzzcompile.replaying.engine import Result, Settings, replay_on
 from fuzzcompile.replaying.environments import CPU_GB, DEFAULT_GB, NoDisk, check, free_bytes, is_made, obtain
 from fuzzcompile.replaying.installed import Torch, torch_at_hand
@@ -58,14 +58,22 @@ class Replays:
 
     def bisect(self) -> None:
         """Narrow down, between the versions tried, which release brought each bug and which fixed it."""
+        try:
+            self._bisect()
+        except NoDisk as error:
+            self._say(f"The bisection stops: {error}")
+        for record in self.records.all:
+            left = unknown(record, self._releases)
+            record.note = f"nothing is known of {', '.join(left)}, which lie between" if left else None
+
+    def _bisect(self) -> None:
         unusable = set[str]()
         while (step := next_release(self.records.all, self._releases, unusable)) is not None:
             release, findings = step
             try:
                 torch = obtain(release, self._say)
-            except NoDisk as error:
-                self._say(f"The bisection stops: {error}")
-                return
+            except NoDisk:
+                raise
             except EnvironmentUnfit as error:
                 self._say(str(error))
                 unusable.add(release)

@@ -8,10 +8,11 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.table import Table
 
+from fuzzcompile.corpus import Finding
 from fuzzcompile.replaying.engine import Result
 from fuzzcompile.replaying.record import Record, Records
 from fuzzcompile.replaying.status import Status
-from fuzzcompile.replaying.versions import public
+from fuzzcompile.replaying.versions import order, public
 
 
 def line(result: Result, number: int, total: int) -> str:
@@ -44,10 +45,10 @@ def print_records(console: Console, records: Records) -> None:
 
 def since(record: Record) -> str:
     """Since when it fails, as far as versions were tried."""
-    told = record.history
-    if told.affected_since is None:
+    known = record.history
+    if known.affected_since is None:
         return "-"
-    return f"{told.affected_since} or earlier" if told.earlier_not_tried else told.affected_since
+    return f"{known.affected_since} or earlier" if known.earlier_not_tried else known.affected_since
 
 
 def _cells(record: Record, versions: list[str], *, several: bool) -> Iterator[str]:
@@ -84,7 +85,7 @@ def _next(records: Records) -> Iterator[str]:
     if back:
         yield f"{_names(back)}: was fixed and is back; `fuzzcompile corpus show {_id(back[0])}`"
     fixed = [record for record in records.all if record.status(newest) == Status.FIXED and record not in back]
-    unmarked = [record for record in fixed if record.subject.finding.status in ("open", "known")]
+    unmarked = [record for record in fixed if _may_be_marked(record.subject.finding, newest)]
     if unmarked:
         yield f"{_names(unmarked)}: fixed on {newest}; `fuzzcompile mark {_id(unmarked[0])} fixed` once you are sure"
     unreached = [record for record in records.all if not record.results and not record.subject.not_replayable]
@@ -94,6 +95,13 @@ def _next(records: Records) -> Iterator[str]:
         concerned = [record for record in records.all if status in map(record.status, records.versions)]
         if concerned:
             yield f"{_names(concerned)}: {status}; " + advice.format(id=_id(concerned[0]))
+
+
+def _may_be_marked(finding: Finding, version: str) -> bool:
+    """Whether passing on that version is news: an older one than those on which it was seen may not be affected."""
+    return finding.status in ("open", "known") and all(
+        order(public(t)) <= order(version) for t in finding.torch_versions
+    )
 
 
 _ADVICE = {

@@ -65,21 +65,23 @@ def test_findings_across_versions(corpus: Path, torches, tmp_path: Path, capsys)
     options = [f"--torch={torches[version].python}" for version in ("1.4", "1.0", "1.2")]
     table, junit = tmp_path / "table.md", tmp_path / "junit.xml"
     assert call("replay", "--json", "--runs=2", f"--markdown={table}", f"--junit={junit}", *options) == 0
-    found = records(capsys)
-    assert {key: found["F1"][key] for key in ("torch", "affected_since", "fixed_in", "earlier", "severity")} == {
+    replayed = records(capsys)
+    assert {key: replayed["F1"][key] for key in ("torch", "affected_since", "fixed_in", "earlier", "severity")} == {
         "torch": {"1.0": "not affected", "1.2": "failing", "1.4": "fixed"},
         "affected_since": "1.2",
         "fixed_in": "1.4",
         "earlier": None,
         "severity": "silent",
     }
-    assert (found["F2"]["affected_since"], found["F2"]["earlier"], found["F2"]["fixed_in"]) == (
+    assert (replayed["F2"]["affected_since"], replayed["F2"]["earlier"], replayed["F2"]["fixed_in"]) == (
         "1.0",
         "not tried",
         None,
     )
-    assert found["F1"]["runs"]["1.2"] == ["failing", "failing"] and list(found) == ["F1", "F3", "F2"], "worst first"
-    assert found["F3"]["torch"]["1.0"] == "not replayable" and "minimize F3" in found["F3"]["notes"][0]
+    assert replayed["F1"]["runs"]["1.2"] == ["failing", "failing"] and list(replayed) == ["F1", "F3", "F2"], (
+        "worst first"
+    )
+    assert replayed["F3"]["torch"]["1.0"] == "not replayable" and "minimize F3" in replayed["F3"]["notes"][0]
     rows = [line for line in table.read_text().splitlines() if line.startswith("| F")]
     assert "| not affected | failing | fixed | 1.2 | 1.4 |" in rows[0] and "| 1.0 or earlier | - |" in rows[2]
     suite = ElementTree.parse(junit).find("testsuite")
@@ -102,7 +104,15 @@ def test_a_regression_and_strictness_decide_the_exit_status(corpus: Path, torche
     assert [status("on"), status("on", "--strict"), status(""), status("", "--strict")] == [0, 1, 0, 0]
     assert status("on") == 1, "it was fixed"
     said = capsys.readouterr().out
-    assert "failing, REGRESSION" in said and "F1: was fixed and is back" in said and "F1: fixed on 1.0" in said
+    assert "failing, REGRESSION" in said and "F1: was fixed and is back" in said
+    assert "mark F1 fixed" not in said, "1.0 is older than the torch on which it was found"
+
+
+def test_what_is_fixed_is_to_be_marked(corpus: Path, tmp_path: Path, capsys):
+    with Store.open(corpus) as store:
+        add(store, "stage:-:fine", broken_on())
+    assert call("replay", "--runs=1", f"--torch={interpreter(tmp_path / 'new', '3.0+cpu')}") == 0
+    assert "next: F1: fixed on 3.0; `fuzzcompile mark F1 fixed`" in capsys.readouterr().out
 
 
 def test_a_torch_that_cannot_be_had_costs_a_sentence_and_the_others_go_on(corpus: Path, torches, tmp_path, capsys):
@@ -123,14 +133,14 @@ def test_a_bisection_shares_environments(corpus: Path, index: list[str], capsys)
         add(store, "stage:-:c", broken_on())
     options = ("--torch=1.0", "--torch=1.4", "--torch=1.7", "--json", "--runs=1")
     assert call("replay", *options, "--bisect", "--yes") == 0
-    found = records(capsys)
-    assert [(found[name]["affected_since"], found[name]["fixed_in"]) for name in ("F1", "F2", "F3")] == [
+    replayed = records(capsys)
+    assert [(replayed[name]["affected_since"], replayed[name]["fixed_in"]) for name in ("F1", "F2", "F3")] == [
         ("1.3", None),
         ("1.2", "1.5"),
         (None, None),
     ]
     assert index == ["1.0", "1.4", "1.7", "1.2", "1.6", "1.5", "1.3", "1.1"], "1.2 first, which two findings want"
-    assert list(found["F3"]["torch"]) == ["1.0", "1.4", "1.7"], "only findings that it tells something about"
+    assert list(replayed["F3"]["torch"]) == ["1.0", "1.4", "1.7"], "only findings that it tells something about"
 
 
 def test_a_bisection_asks_first_and_goes_around_what_cannot_be_had(corpus: Path, index: list[str], monkeypatch, capsys):
@@ -152,7 +162,7 @@ def test_a_bisection_asks_first_and_goes_around_what_cannot_be_had(corpus: Path,
     assert call(*options, "--yes") == 0
     out, err = capsys.readouterr()
     assert "1.2 was withdrawn." in err and json.loads(out)["affected_since"] == "1.3"
-    assert json.loads(out)["torch"]["1.1"] == "not affected"
+    assert json.loads(out)["torch"]["1.1"] == "not affected" and "1.2" in json.loads(out)["notes"][0]
 
     def full(version: str, say: object) -> Torch:
         if version in ("1.0", "1.4"):
