@@ -132,7 +132,10 @@ def _may_bisect(replays: Replays, *, yes: bool) -> bool:
     if not yes and not sys.stdin.isatty():
         click.echo("Not bisected: there is nobody to ask; add --yes.", err=True)
         return False
-    return yes or click.confirm("Go on?", err=True)
+    try:
+        return yes or click.confirm("Go on?", err=True)
+    except click.Abort:  # Ctrl-C there is a no: what was found out is still shown
+        return False
 
 
 def _write(records: Records, junit: Path | None, markdown: Path | None) -> None:
