@@ -11,6 +11,7 @@ from fuzzcompile.reduction.alone import run_alone
 from fuzzcompile.reporting.privacy import scrub
 
 _LIMIT = 60.0
+_HEADING = "Collecting environment information...\n"
 
 
 @functools.cache
@@ -22,7 +23,7 @@ def collected_environment() -> str:
     ran = run_alone("", command=("-m", "torch.utils.collect_env"), timeout=_LIMIT)
     if ran.status != 0:
         return ""
-    text = scrub(ran.output)
+    text = scrub(ran.output).partition(_HEADING)[2]
     for name, stands in ((socket.gethostname(), "HOST"), (_user(), "USER")):
         text = re.sub(rf"\b{re.escape(name)}\b", stands, text) if len(name) > 3 else text
     return "\n".join(line.rstrip() for line in text.splitlines()).strip() + "\n"
