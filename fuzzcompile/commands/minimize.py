@@ -63,12 +63,23 @@ def subject_of_file(path: Path, store: Store | None, conditions: Conditions) -> 
         CaseError: the file is not a case.
         EnvironmentUnfit: it could not be judged.
     """
+    report = report_on_file(path, conditions)
+    return _subject(path, store, report) if report["is_bug"] else None
+
+
+def report_on_file(path: Path, conditions: Conditions) -> ReportJson:
+    """Judge the case file.
+
+    Raises:
+        CaseError: the file is not a case.
+        EnvironmentUnfit: it could not be judged.
+    """
     (answer,) = triage_files([path], conditions)
     if answer.report is None:
         error = EnvironmentUnfit(answer.error or f"{path} could not be judged.")
         error.exit_status = answer.status
         raise error
-    return _subject(path, store, answer.report) if answer.report["is_bug"] else None
+    return answer.report
 
 
 def subject_of_finding(store: Store, name: str) -> Subject:
@@ -106,7 +117,7 @@ def _subject(path: Path, store: Store | None, report: ReportJson) -> Subject:
     source, signature = path.read_text(encoding="utf-8"), report.get("signature")
     if store is None:
         return Subject(source, report)
-    finding = next((finding.public_id for finding in store.findings() if finding.signature == signature), None)
+    finding = None if signature is None else store.finding_of(signature)
     return Subject(source, report, store.case(source_hash(source)), finding)
 
 

@@ -27,7 +27,7 @@ from fuzzcompile.corpus.querying import shown_reproducer, starts_with
 from fuzzcompile.corpus.records import public_id
 from fuzzcompile.corpus.umbrellas import umbrella_of
 from fuzzcompile.severity import Severity, rank, severity
-from fuzzcompile.signatures import coarse, fingerprint, is_unproved, may_be_one, same_place
+from fuzzcompile.signatures import agree, coarse, fingerprint, is_unproved, same_place
 
 if TYPE_CHECKING:
     from fuzzcompile.contract import ReportJson
@@ -106,7 +106,7 @@ def settle(
 def belongs_apart(finding: FindingRow, reproducer: ReproducerRow) -> bool:
     """Whether the reproducer shows another cause than the finding it was made for, at the same place."""
     signature = _signature(reproducer) or finding.signature
-    return same_place(signature, finding.signature) and not may_be_one(signature, finding.signature)
+    return same_place(signature, finding.signature) and not agree(signature, finding.signature)
 
 
 def move_apart(session: Session, finding: FindingRow, reproducer: ReproducerRow) -> tuple[FindingRow, bool]:
@@ -149,9 +149,7 @@ def choose(session: Session, finding: FindingRow) -> None:
         report, finding.case_id = run.report, run.case_id
     else:
         report = shown.report or {}
-        alike = run.verdict == report["verdict"] and may_be_one(
-            *(str(r.get("signature")) for r in (run.report, report))
-        )
+        alike = run.verdict == report["verdict"] and agree(*(str(r.get("signature")) for r in (run.report, report)))
         finding.case_id = shown.case_id or (run.case_id if alike else None)
     finding.verdict, finding.confidence = str(report["verdict"]), cast("str | None", report.get("confidence"))
     finding.culprit, finding.evidence = (_nested(report, key) for key in ("culprit", "evidence"))

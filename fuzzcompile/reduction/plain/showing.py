@@ -7,6 +7,7 @@ from itertools import islice
 
 from fuzzcompile.contract import ReportJson, RungJson, ShownJson, told
 from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.privacy import scrub
 from fuzzcompile.reduction.plain.devices import makes_sense_on_cuda
 from fuzzcompile.reduction.plain.eager_only import eager_only
 from fuzzcompile.reduction.plain.expression import expression_at_fault
@@ -14,7 +15,6 @@ from fuzzcompile.reduction.plain.ladder import BACKENDS, Clock, Seen, climbed, s
 from fuzzcompile.reduction.plain.machine import collected_environment
 from fuzzcompile.reduction.plain.script import Plain, plain_scripts
 from fuzzcompile.reduction.scripts.comparing import Script
-from fuzzcompile.reporting.privacy import scrub
 
 # Most scripts to try: each takes a compile or two.
 _MOST_TRIED = 5
