@@ -8,7 +8,7 @@ import re
 import socket
 
 from fuzzcompile.reduction.alone import run_alone
-from fuzzcompile.reporting.privacy import scrub
+from fuzzcompile.privacy import scrub
 
 _LIMIT = 60.0
 _HEADING = "Collecting environment information...\n"

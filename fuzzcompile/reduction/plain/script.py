@@ -44,7 +44,8 @@ class Plain:
         before, compiled = self._compiled(backend)
         lines = self._within(check.lines)
         used = [line for line in lines if re.search(r"\bcompiled\(", line)]
-        if len(used) == 1 and len(used[0]) + len(compiled) < _WIDTH:
+        looped = any(line.lstrip().startswith("for ") for line in lines)
+        if len(used) == 1 and not looped and len(used[0]) + len(compiled) < _WIDTH:
             lines = [re.sub(r"\bcompiled\(", lambda _: f"{compiled}(", line) for line in lines]
         else:
             before.append(f"compiled = {compiled}")
