@@ -7,11 +7,10 @@ import getpass
 import re
 import socket
 
-from fuzzcompile.reduction.alone import run_alone
 from fuzzcompile.privacy import scrub
+from fuzzcompile.reduction.alone import run_alone
 
 _LIMIT = 60.0
-_HEADING = "Collecting environment information...\n"
 
 
 @functools.cache
@@ -23,7 +22,7 @@ def collected_environment() -> str:
     ran = run_alone("", command=("-m", "torch.utils.collect_env"), timeout=_LIMIT)
     if ran.status != 0:
         return ""
-    text = scrub(ran.output).partition(_HEADING)[2]
+    text = scrub(ran.output)
     for name, stands in ((socket.gethostname(), "HOST"), (_user(), "USER")):
         text = re.sub(rf"\b{re.escape(name)}\b", stands, text) if len(name) > 3 else text
     return "\n".join(line.rstrip() for line in text.splitlines()).strip() + "\n"
