@@ -127,7 +127,8 @@ def _values(script: Script, calls: Calls) -> Iterator[Check]:
         share = tolerances.share_apart([(target.observable, target.evidence)])
         relative = f", rtol={_number(share)}, atol=0{_close(probe)}"
         yield _compared(script, pair, relative, calls, doubled)
-        if script.form == "values" and probe.tensor_inputs:
+        convertible = not (probe.is_module and calls.held)
+        if script.form == "values" and probe.tensor_inputs and convertible:
             yield _against_float64(script, calls)
 
 
@@ -165,7 +166,7 @@ def _mutation(script: Script, calls: Calls) -> Iterator[Check]:
     if reached in calls.arguments:
         lines = [f"expected = {reached}.clone()", calls.of(calls.callee, {reached: "expected"}), calls.of("compiled")]
         yield Check("asserts", [*lines, f"torch.testing.assert_close({reached}, expected{_close(script.drive.probe)})"])
-    elif target.expression.startswith("model.") and not calls.held:
+    elif target.expression.startswith("model.") and (not calls.held or reached.startswith(f"{calls.callee}.")):
         expected = calls.reached(target.expression, "out").replace(calls.callee, "expected", 1)
         lines = [calls.of("expected"), calls.of("compiled")]
         lines.append(f"torch.testing.assert_close({reached}, {expected}{_close(script.drive.probe)})")

@@ -17,7 +17,7 @@ from fuzzcompile.reduction.plain.script import Plain, plain_scripts
 from fuzzcompile.reduction.scripts.comparing import Script
 
 # Most scripts to try: each takes a compile or two.
-_MOST_TRIED = 5
+_MOST_TRIED = 6
 # Seconds for all of them together: a minimization in a campaign has little time left.
 _SECONDS = 150.0
 _ERRORS = (Verdict.COMPILE_ERROR, Verdict.RUNTIME_ERROR, Verdict.CRASH)
