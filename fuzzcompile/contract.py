@@ -184,10 +184,11 @@ class ContractJson(TypedDict):
 
 
 class CostJson(TypedDict, total=False):
-    """What the answer took; ``seconds`` is wall time."""
+    """What the answer took; ``seconds`` is wall time, ``cause_screens`` what the search for the cause took besides."""
 
     compiles: int
     screens: int
+    cause_screens: int
     replays: int
     seconds: float
 
