@@ -12,10 +12,11 @@ import traceback
 import pytest
 import torch
 
+from fuzzcompile.reduction import concluding
 from fuzzcompile.reduction.plain import rungs
 from fuzzcompile.reduction.plain.expression import expression_at_fault
 from fuzzcompile.reduction.plain.script import Plain, plain_scripts
-from fuzzcompile.reduction.reproducer import script_of
+from fuzzcompile.reduction.reproducer import Confirmation, script_of
 
 HEAD = "import torch\nimport torch.nn.functional as F\nfrom torch import nn\n\n"
 FUNCTION = (
@@ -324,3 +325,13 @@ IN_TORCH = 'Traceback (most recent call last):\n  File "a/torch/_ops.py", line 9
 )
 def test_what_a_script_showed_is_read_off_its_output(check, output, status, result):
     assert rungs.result_of(check, output, status) == result
+
+
+def test_a_case_of_which_no_script_can_be_made_keeps_its_reproducer(monkeypatch):
+    def fails(*_):
+        raise NotImplementedError("a form of its own")
+
+    monkeypatch.setattr(concluding, "shown_as_issue", fails)
+    monkeypatch.setattr(concluding, "confirm_reproducer", lambda _: Confirmation(1, "BUG: x", True))
+    shown = concluding.show(FUNCTION, report("miscompile", **WHOLE), None)
+    assert shown.confirmed and shown.plain is None and "a form of its own" in shown.note
