@@ -51,7 +51,7 @@ def facts_of(store: Store, finding: str | int) -> IssueFacts:
         history=history(store.replays(finding)),
         related=store.related(finding),
         searched=stored.searched.date().isoformat() if stored.searched else None,
-        queries=stored.queries,
+        queries=stored.queries or (),
         mark=Mark(stored.status, stored.issue, stored.note, stored.duplicate_of),
         umbrella=umbrellas.get(stored.umbrella or ""),
     )
