@@ -34,6 +34,10 @@ class Severity(StrEnum):
         """Sorts the worst first: 0 is the worst."""
         return list(Severity).index(self)
 
+    def reaches(self, least: Severity) -> bool:
+        """Whether it is at least as bad as ``least``."""
+        return self.rank <= least.rank
+
     @property
     def is_minor(self) -> bool:
         """Whether lists count such findings in one line instead of showing each."""

@@ -37,6 +37,6 @@ def test_only_a_place_is_refined():
 
 def test_two_fingerprints_are_two_bugs_of_one_place():
     dim, layout = f"{SDPA}:softmax(dim)", f"{SDPA}:layout"
-    assert signatures.same_place(dim, layout) and not signatures.may_be_one(dim, layout)
-    assert signatures.may_be_one(dim, SDPA) and signatures.may_be_one(SDPA, SDPA)
-    assert not signatures.may_be_one(SDPA, ERROR)
+    assert signatures.same_place(dim, layout) and not signatures.agree(dim, layout)
+    assert signatures.agree(dim, SDPA) and signatures.agree(SDPA, SDPA)
+    assert not signatures.agree(SDPA, ERROR)

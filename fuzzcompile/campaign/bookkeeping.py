@@ -11,7 +11,17 @@ from fuzzcompile.campaign.events import FindingLine, Finished, Tally
 from fuzzcompile.campaign.jobs import Job
 from fuzzcompile.campaign.settings import CampaignSettings
 from fuzzcompile.contract import ReportJson
-from fuzzcompile.corpus import CaseRecord, Coverage, Ended, Finding, Recorded, Store, compiler_of
+from fuzzcompile.corpus import (
+    CaseRecord,
+    Coverage,
+    Ended,
+    FindingSummary,
+    Kept,
+    Recorded,
+    Store,
+    compiler_of,
+    public_id,
+)
 from fuzzcompile.reporting.verdict import name_of
 from fuzzcompile.stage_names import REWRITING_STAGES
 
@@ -71,6 +81,14 @@ class Bookkeeping:
         case = CaseRecord(drawn.sha256, drawn.source, drawn.origin, stream, job.index, *made_of)
         return self.store.record(self.campaign, case, self.environment, report, coverage, screened=screened)
 
+    def keep(self, kept: Kept) -> None:
+        """Follow what the corpus made of a reproducer: a finding that vanished into another, or one split off."""
+        vanished = {public_id(key) for key in kept.merged}
+        self.hit = (self.hit - vanished) | {kept.public_id}
+        self.new = [name for name in self.new if name not in vanished]
+        if kept.is_new_finding and kept.public_id not in self.new:
+            self.new.append(kept.public_id)
+
     def heartbeat(self) -> None:
         """Store the counters now and then, so that a killed campaign still shows them."""
         if time.monotonic() - self._beat > _HEARTBEAT:
@@ -83,7 +101,7 @@ class Bookkeeping:
 
     def summary(self, ended: Ended) -> Finished:
         """The campaign's counters, and its findings as the corpus has them now."""
-        lines = [self._line(finding) for finding in self.store.findings() if finding.public_id in self.hit]
+        lines = [self._line(finding) for finding in self.store.summaries() if finding.public_id in self.hit]
         return Finished(ended, self.tally(), lines, self.store.location, self.settings.target)
 
     def _counters(self) -> dict[str, object]:
@@ -97,17 +115,21 @@ class Bookkeeping:
             "seconds": round(tally.seconds, 1),
         }
 
-    def _line(self, finding: Finding) -> FindingLine:
-        best = self.store.best_reproducer(finding.public_id)
+    def _line(self, finding: FindingSummary) -> FindingLine:
         draft = self.settings.drafts / f"{finding.public_id}.md"
         return FindingLine(
-            finding.public_id,
-            finding.verdict,
-            name_of(finding.culprit),
-            finding.culprit.get("necessary") if finding.culprit else None,
-            finding.hits,
-            best.lines if best is not None else None,
-            best is not None and best.confirmed,
-            str(draft) if draft.exists() else None,  # of this campaign or an earlier one
-            finding.public_id in self.new,
+            finding=finding.public_id,
+            verdict=finding.verdict,
+            severity=finding.severity,
+            culprit=name_of(finding.culprit),
+            signature=finding.signature,
+            necessary=finding.culprit.get("necessary") if finding.culprit else None,
+            hits=finding.hits,
+            reproducer_lines=finding.reproducer_lines,
+            confirmed=bool(finding.confirmed),
+            draft=str(draft) if draft.exists() else None,  # of this campaign or an earlier one
+            new=finding.public_id in self.new,
+            status=finding.status,
+            issue=finding.issue,
+            umbrella=finding.umbrella,
         )

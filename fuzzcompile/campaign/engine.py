@@ -19,6 +19,7 @@ from fuzzcompile.campaign.events import (
     Event,
     FindingFound,
     FindingReduced,
+    FindingsMerged,
     Finished,
     Started,
     Tick,
@@ -30,7 +31,7 @@ from fuzzcompile.campaign.jobs import Job, Jobs, Result
 from fuzzcompile.campaign.settings import CampaignSettings
 from fuzzcompile.campaign.steering import Outcome, Steering, items_of
 from fuzzcompile.contract import CulpritJson, ReportJson, told
-from fuzzcompile.corpus import Coverage, Ended, Finding, Recorded, Store, public_id
+from fuzzcompile.corpus import Coverage, Ended, Finding, Kept, Recorded, Store, public_id
 from fuzzcompile.errors import FuzzcompileError
 from fuzzcompile.execution.pool import WorkerFailed, WorkerStartFailed, WorkerStopped, WorkerTimeout
 from fuzzcompile.judging.report import unjudged
@@ -78,6 +79,8 @@ class Engine:
         self._books = Bookkeeping(settings, store, campaign, environment)
         self._known = {(f.signature, Verdict(f.verdict).kind) for f in store.findings() if self._needs_no_proof(f)}
         self._steering = self._steered()
+        # The best rank of each finding that was minimized, in vain or not: another hit of it would show no more.
+        self._tried: dict[str, tuple[int, bool]] = {}
         self._given_up: set[str] = set()  # findings whose minimization failed: it would fail for further hits too
         self._jobs = Jobs(settings, executor)
         self._submitted = 0
@@ -148,7 +151,7 @@ class Engine:
         settings, compiler = self.settings, self._books.compiler
         steering = Steering(settings.drawn_from, settings.seed, settings.mix, settings.strategy)
         seen = [(row.stage, row.rewrite, row.outcome) for row in self.store.coverage(compiler)]
-        signatures = [("finding", finding.signature, "fired") for finding in self.store.findings()]
+        signatures = [("finding", finding.signature, "fired") for finding in self.store.summaries()]
         profile = settings.drawn_from.profile
         seeds = self.store.seeds(compiler, profile) if profile is not None else []
         steering.resume([*seen, *signatures], self.store.stream_runs(settings.stream, compiler), seeds)
@@ -223,30 +226,49 @@ class Engine:
         if stored.is_new_finding:
             self._books.new.append(finding)
             yield FindingFound(finding, report["verdict"], name_of(report["culprit"]))
-        if finding not in self._given_up and rank(report) < self._worst_shown(finding):
+        if finding not in self._given_up and rank(report) < self._best_tried(finding):
+            self._tried[finding] = rank(report)
             self._minimize(finding, job, report)
 
-    def _worst_shown(self, finding: str) -> tuple[int, bool]:
-        """The rank of the worst that the finding's reproducers show, those being made included."""
+    def _best_tried(self, finding: str) -> tuple[int, bool]:
+        """The rank of the worst that the finding's reproducers show or that was minimized for one."""
         best = self.store.best_reproducer(finding)
-        under_way = [job.rank for job in self._jobs if job.minimizes == finding and job.rank is not None]
-        return min([rank(best.report if best is not None else None), *under_way])
+        shown = rank(best.report if best is not None else None)
+        return min(shown, self._tried.get(finding, shown))
 
     def _minimized(self, result: Minimized, job: Job) -> Iterator[Event]:
-        finding = job.minimizes or ""
-        keep_reproducer(self.store, finding, result)
+        kept = keep_reproducer(self.store, job.minimizes or "", result, self._books.environment)
+        yield FindingReduced(job.minimizes or "", result)
+        yield from self._follow(kept, result.report)
         try:
-            write_draft(self.store, finding, self.settings.drafts)
+            write_draft(self.store, kept.public_id, self.settings.drafts)
         except OSError as error:
             yield Trouble(
-                f"the draft of {finding} cannot be written ({error}); `fuzzcompile issue {finding}` prints it"
+                f"the draft of {kept.public_id} cannot be written ({error}); "
+                f"`fuzzcompile issue {kept.public_id}` prints it"
             )
-        yield FindingReduced(finding, result)
         for case in result.others:
             self._judge_secondary(Generator(self.settings.profile).drawn(case, "reduction"))
         drawn = {case.source for case in result.others}
         for source in [source for source in result.other_sources if source not in drawn][:_MOST_OTHERS]:
             self._judge_secondary(Drawn(source, "reduction"))
+
+    def _follow(self, kept: Kept, report: ReportJson) -> Iterator[Event]:
+        """Take over what the corpus learned from a reproducer: what is known, and which findings are one."""
+        self._books.keep(kept)
+        if _is_proved(report["culprit"]) and report["is_bug"]:
+            self._known.add((kept.signature, Verdict(report["verdict"]).kind))
+        if kept.is_new_finding:
+            yield FindingFound(kept.public_id, report["verdict"], name_of(report["culprit"]))
+        vanished = [public_id(key) for key in kept.merged]
+        if not vanished:
+            return
+        for job in self._jobs:
+            if job.minimizes in vanished:
+                job.minimizes = kept.public_id
+        for name in vanished:
+            (self.settings.drafts / f"{name}.md").unlink(missing_ok=True)
+        yield FindingsMerged(kept.public_id, vanished)
 
     def _lost(self, error: WorkerFailed, job: Job) -> Iterator[Event]:
         """The worker crashed, hung or used too much memory: the case's verdict, if it happens twice."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fuzzcompile.campaign.budget import Budget
+from fuzzcompile.severity import Severity
 from fuzzcompile.worker.minimize import Minimized
 
 
@@ -82,6 +83,14 @@ class FindingReduced:
 
 
 @dataclass(frozen=True)
+class FindingsMerged:
+    """Findings were seen to be the same bug as another; their names go on meaning it."""
+
+    finding: str
+    merged: Sequence[str]
+
+
+@dataclass(frozen=True)
 class Trouble:
     """Something went wrong that cost one task, not the campaign."""
 
@@ -98,23 +107,29 @@ class Tick:
 
 @dataclass(frozen=True)
 class FindingLine:
-    """A line of the summary."""
+    """A line of the summary; ``severity`` is a word of `fuzzcompile.severity.Severity`."""
 
     finding: str
     verdict: str
+    severity: str | None
     culprit: str
+    signature: str
     necessary: bool | None
     hits: int
     reproducer_lines: int | None
     confirmed: bool
     draft: str | None
     new: bool
+    status: str
+    issue: str | None
+    umbrella: str | None
 
 
 @dataclass(frozen=True)
 class Finished:
     """The campaign is over. ``ended`` is ``budget``, ``max-findings``, ``exhausted`` or ``interrupted``.
 
+    ``findings`` are those that its cases hit, the worst first.
     ``target`` is the device that the compiler was told, if it was not the one that ran.
     """
 
@@ -123,6 +138,10 @@ class Finished:
     findings: Sequence[FindingLine]
     corpus: str
     target: str | None = None
+
+    def has_one_of(self, least: Severity) -> bool:
+        """Whether a finding is at least as bad as ``least``."""
+        return any(line.severity is not None and Severity(line.severity).reaches(least) for line in self.findings)
 
     def to_json(self) -> dict[str, object]:
         """The summary for machines."""
@@ -136,8 +155,8 @@ class Finished:
             "cases_per_minute": round(self.tally.cases_per_minute, 1),
             "corpus": self.corpus,
             "target": self.target,
-            "findings": [vars(line) for line in self.findings],
+            "findings": [{"id": line.finding, **vars(line)} for line in self.findings],
         }
 
 
-Event = Started | CaseJudged | FindingFound | FindingReduced | Trouble | Tick | Finished
+Event = Started | CaseJudged | FindingFound | FindingReduced | FindingsMerged | Trouble | Tick | Finished

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from fuzzcompile.case import source_hash
-from fuzzcompile.corpus import Reproducer, Store
+from fuzzcompile.corpus import Kept, Reproducer, Store
 from fuzzcompile.replaying.history import history
 from fuzzcompile.reporting.facts import IssueFacts, Mark
 from fuzzcompile.reporting.filing import refusal_of
@@ -14,9 +15,21 @@ from fuzzcompile.reporting.issue import draft_issue
 from fuzzcompile.worker.minimize import Minimized
 
 
-def keep_reproducer(store: Store, finding: str, minimized: Minimized) -> None:
-    """Store the reproducer of ``finding`` (its public id, signature or the beginning of one)."""
-    store.add_reproducer(
+def keep_reproducer(
+    store: Store, finding: str, minimized: Minimized, environment: Mapping[str, object] | None = None
+) -> Kept:
+    """Store the reproducer of ``finding`` (its public id, signature or the beginning of one).
+
+    Args:
+        store: the open corpus.
+        finding: what was minimized.
+        minimized: the result.
+        environment: where it was minimized, if it is known (`fuzzcompile.execution.environment.describe`).
+
+    Returns:
+        The finding that has it now: findings that were seen to be the same bug are merged.
+    """
+    return store.add_reproducer(
         finding,
         Reproducer(
             source=minimized.reproducer,
@@ -27,6 +40,10 @@ def keep_reproducer(store: Store, finding: str, minimized: Minimized) -> None:
             torch=minimized.report["torch"],
             report=minimized.report,
             neighbour=minimized.neighbour,
+            program=minimized.program_key,
+            shown=minimized.shown,
+            case_sha256=source_hash(minimized.original) if minimized.original else None,
+            environment=environment,
         ),
     )
 

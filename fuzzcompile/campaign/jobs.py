@@ -14,7 +14,6 @@ from fuzzcompile.campaign.drawing import Drawn
 from fuzzcompile.campaign.settings import CampaignSettings
 from fuzzcompile.contract import ReportJson
 from fuzzcompile.execution.pool import WorkerPool
-from fuzzcompile.severity import rank
 from fuzzcompile.worker.judge import Judged, JudgeTask, judge_file
 from fuzzcompile.worker.minimize import Minimized, MinimizeTask, minimize
 from fuzzcompile.worker.pool import ATTRIBUTION_SHARE
@@ -30,8 +29,7 @@ _CONFIRMING_SECONDS = 240.0
 class Job:
     """A case that is judged, or with ``minimizes`` the finding whose case is minimized.
 
-    ``index`` is the place in the stream (None for a secondary candidate), ``rank`` that of the minimized report
-    (`fuzzcompile.severity.rank`).
+    ``index`` is the place in the stream (None for a secondary candidate).
     """
 
     case: Drawn
@@ -41,7 +39,6 @@ class Job:
     started: float = field(default_factory=time.monotonic)
     retry: bool = False
     minimizes: str | None = None
-    rank: tuple[int, bool] | None = None
     screen: bool = False
 
     @property
@@ -106,7 +103,7 @@ class Jobs:
             seconds,
             vetoes=self.settings.vetoes,
         )
-        minimizing = Job(job.case, job.index, job.path, job.marker, minimizes=finding, rank=rank(report))
+        minimizing = Job(job.case, job.index, job.path, job.marker, minimizes=finding)
         self._submit(minimize, task, f"minimize {finding}", minimizing, limit=seconds + _CONFIRMING_SECONDS)
 
     def ended(self, timeout: float) -> list[tuple[Future[Result], Job]]:

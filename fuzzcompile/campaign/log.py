@@ -10,6 +10,7 @@ from fuzzcompile.campaign.events import (
     Event,
     FindingFound,
     FindingReduced,
+    FindingsMerged,
     Finished,
     Started,
     Tally,
@@ -52,6 +53,8 @@ def entry_of(event: Event) -> tuple[str, Mapping[str, object]]:
             reduced = {"lines_before": small.lines_before, "lines": small.lines_after, "confirmed": small.confirmed}
             spent = {"tests": small.tests, "seconds": round(small.seconds, 1)}
             return "finding_reduced", {"finding": event.finding, **reduced, **spent}
+        case FindingsMerged():
+            return "findings_merged", {"finding": event.finding, "merged": list(event.merged)}
         case Trouble():
             return "trouble", vars(event)
         case Tick():

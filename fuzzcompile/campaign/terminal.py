@@ -16,11 +16,13 @@ from fuzzcompile.campaign.events import (
     FindingFound,
     FindingLine,
     FindingReduced,
+    FindingsMerged,
     Finished,
     Started,
     Tick,
     Trouble,
 )
+from fuzzcompile.reporting.lists import counted_line, divided
 
 _PLAIN_INTERVAL = 10.0
 
@@ -99,10 +101,13 @@ def print_summary(console: Console, summary: Finished) -> None:
         return
     new = sum(line.new for line in summary.findings)
     say(f"Findings: {len(summary.findings)} distinct, {new} of them new.")
-    for line in summary.findings:
-        say(f"  {line.finding}  {line.verdict}  {line.culprit}")
+    shown, counted = divided(summary.findings)
+    for line in shown:
+        say(f"  {line.finding}  {line.severity}  {line.verdict}  {line.culprit}{_mark(line)}")
         say(f"      {_proof(line)}")
         say(f"      next: {_next(line)}")
+    if counted:
+        say(f"  {'Beside them ' if shown else ''}{counted_line(counted, 'fuzzcompile corpus list --all')}")
 
 
 _ENDED = {
@@ -112,6 +117,11 @@ _ENDED = {
     "interrupted": "interrupted",
     "failed": "failed",
 }
+
+
+def _mark(line: FindingLine) -> str:
+    """What a person said of a finding."""
+    return "" if line.status == "open" else f"  [{' '.join(filter(None, (line.status, line.issue)))}]"
 
 
 def _proof(line: FindingLine) -> str:
@@ -151,6 +161,8 @@ def _sentence(event: Event) -> str | None:
             f"Minimized {event.finding}: {small.lines_before} lines to {small.lines_after} with its check, "
             f"{small.tests} tests in {small.seconds:.0f} s, {state}."
         )
+    if isinstance(event, FindingsMerged):
+        return f"Merged {', '.join(event.merged)} into {event.finding}: the same bug."
     if isinstance(event, Trouble):
         return f"Trouble: {event.what}"
     return None

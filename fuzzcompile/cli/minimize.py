@@ -17,7 +17,7 @@ from fuzzcompile.worker.conditions import Conditions
 
 if TYPE_CHECKING:
     from fuzzcompile.commands.minimize import Subject
-    from fuzzcompile.corpus import Store
+    from fuzzcompile.corpus import Kept, Store
     from fuzzcompile.reduction.search import Progress
     from fuzzcompile.worker.minimize import Minimized
 
@@ -91,7 +91,9 @@ def minimize(
                 on_progress=line.show,
             )
         if store is not None and subject.finding is not None and not small.interrupted:
-            keep_reproducer(store, subject.finding, small)
+            kept = keep_reproducer(store, subject.finding, small)
+            for text in _what_became(kept, subject.finding):
+                click.echo(text)
         _write(out, small.reproducer)
         for text in conclusion(small, out, name, others):
             click.echo(text)
@@ -121,6 +123,16 @@ def _subject(
         return subject_of_state(path, store, _state_of(out or _default_out(name)))
     click.echo(f"Judging {path} ...", err=True)
     return subject_of_file(path, store, conditions)
+
+
+def _what_became(kept: Kept, finding: str) -> Iterator[str]:
+    """What the reproducer showed of the findings, if it changed them."""
+    from fuzzcompile.corpus import public_id
+
+    if kept.is_new_finding:
+        yield f"The reproducer shows another cause than {finding}: it is {kept.public_id}, {kept.signature}."
+    for key in kept.merged:
+        yield f"{public_id(key)} is the same bug as {kept.public_id}, and was merged into it."
 
 
 def _default_out(name: str, finding: str | None = None) -> Path:

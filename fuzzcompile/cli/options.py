@@ -10,6 +10,7 @@ from typing import TypeVar
 import click
 
 from fuzzcompile.models import SIZES, Size, case_file
+from fuzzcompile.severity import Severity
 from fuzzcompile.targets import TARGETS
 from fuzzcompile.tolerances import Tolerances
 from fuzzcompile.worker.conditions import Conditions, Contract, Limits, Question, running_device
@@ -110,6 +111,12 @@ contract: Callable[[Command], Command] = click.option(
     type=click.Choice(("bitwise", "values")),
     help="What is promised: right values, or also equal bits under torch's strict settings (compiled and eager, a row "
     "alone and in a batch, run to run).",
+)
+fail_on: Callable[[Command], Command] = click.option(
+    "--fail-on",
+    default=None,
+    type=click.Choice([str(severity) for severity in Severity]),
+    help="Exit with 1 only for a bug that is at least this severe; the worst stands first here.",
 )
 log: Callable[[Command], Command] = click.option(
     "--log",

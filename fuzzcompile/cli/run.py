@@ -33,6 +33,7 @@ from fuzzcompile.worker.conditions import Conditions
 @click.option("--full-only", is_flag=True, help="Generate code for every case.")
 @click.option("--no-steering", is_flag=True, help="Draw cases uniformly, whatever earlier cases found.")
 @click.option("--fail-on-finding", is_flag=True, help="Exit with 1 if there is a finding.")
+@options.fail_on
 @click.option(
     "--drafts",
     default=Path("reports/drafts"),
@@ -64,6 +65,7 @@ def run(
     full_only: bool,
     no_steering: bool,
     fail_on_finding: bool,
+    fail_on: str | None,
     drafts: Path,
     summary_file: Path | None,
     sarif: Path | None,
@@ -93,6 +95,7 @@ def run(
     from fuzzcompile.execution.environment import cxx_compiler
     from fuzzcompile.generation import Profile
     from fuzzcompile.plants import check_plants
+    from fuzzcompile.severity import Severity
     from fuzzcompile.worker.pool import default_workers
 
     if screen_only and full_only:
@@ -141,4 +144,5 @@ def run(
         print_summary(Console(), summary)
     if summary.tally.cases and set(summary.tally.verdicts) == {"unjudged"}:
         raise EnvironmentUnfit("Not one case could be judged; run `fuzzcompile doctor`.")
-    return 1 if fail_on_finding and summary.findings else 0
+    fails = fail_on_finding and bool(summary.findings)
+    return 1 if fails or (fail_on is not None and summary.has_one_of(Severity(fail_on))) else 0

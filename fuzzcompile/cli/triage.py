@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 import click
 
 from fuzzcompile.cli import options
+from fuzzcompile.severity import Severity
 from fuzzcompile.worker.conditions import Conditions, Question
 
 if TYPE_CHECKING:
+    from fuzzcompile.commands.triage import Answer
     from fuzzcompile.contract import ReportJson
 
 
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     help="Known bugs: earlier --json output, or one signature a line. They do not make the exit status 1.",
 )
 @click.option("--junit", type=click.Path(path_type=Path), metavar="FILE", help="Also write JUnit XML for CI.")
+@options.fail_on
 @options.sarif
 @options.log
 @options.json_output
@@ -38,6 +41,7 @@ def triage(
     workers: int,
     baseline: Path | None,
     junit: Path | None,
+    fail_on: str | None,
     sarif: Path | None,
     log: Path | None,
     question: Question,
@@ -49,6 +53,7 @@ def triage(
     CASE is a case file, a script that calls torch.compile, a folder of them, or a glob. With several, --json
     prints one object a line, in the order given.
     """
+    least = None if fail_on is None else Severity(fail_on)
     return triage_and_print(
         cases,
         question,
@@ -59,6 +64,7 @@ def triage(
         junit=junit,
         sarif=sarif,
         log=log,
+        least=least,
     )
 
 
@@ -75,8 +81,13 @@ def triage_and_print(
     sarif: Path | None = None,
     log: Path | None = None,
     page: Path | None = None,
+    least: Severity | None = None,
 ) -> int:
-    """Judge files and print the answers as they come; the exit status of ``triage`` and ``bisect``."""
+    """Judge files and print the answers as they come; the exit status of ``triage`` and ``bisect``.
+
+    The bugs of several files are listed at the end, the worst first. With ``least``, only a bug that is at least as bad
+    gives the status 1.
+    """
     from rich.console import Console
 
     from fuzzcompile import __version__
@@ -113,11 +124,26 @@ def triage_and_print(
                 print_report(out, answer.report, proof=proof, name=str(answer.path), known=bool(answer.known))
             if page is not None and answer.report is not None:
                 _write_page(page, answer.report, str(answer.path))
+    if not as_json and len(answers) > 1:
+        _list_bugs([answer for answer in answers if answer.report is not None and answer.report["is_bug"]])
     if junit is not None:
         outputs.write_whole(junit, junit_xml([answer.to_junit() for answer in answers]), "--junit")
     if sarif is not None:
         outputs.write_whole(sarif, sarif_log([answer.to_sarif() for answer in answers], __version__), "--sarif")
-    return overall_status(answers)
+    return overall_status(answers, least)
+
+
+def _list_bugs(bugs: Sequence[Answer]) -> None:
+    """One line for each bug, the worst first; those of equal severity in the order given."""
+    from fuzzcompile.reporting.verdict import name_of
+    from fuzzcompile.severity import rank
+
+    click.echo(f"\n{len(bugs)} {'bug' if len(bugs) == 1 else 'bugs'}{', the worst first:' if len(bugs) > 1 else ''}")
+    for answer in sorted(bugs, key=lambda answer: rank(answer.report)):
+        report = answer.report or {}
+        known = "  (known)" if answer.known else ""
+        said = (report.get("severity"), report.get("verdict"), name_of(report.get("culprit")))
+        click.echo(f"  {answer.path}  {'  '.join(map(str, said))}{known}")
 
 
 def _write_page(page: Path, report: ReportJson, name: str) -> None:

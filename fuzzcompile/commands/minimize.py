@@ -117,7 +117,7 @@ def _subject(path: Path, store: Store | None, report: ReportJson) -> Subject:
     source, signature = path.read_text(encoding="utf-8"), report.get("signature")
     if store is None:
         return Subject(source, report)
-    finding = next((finding.public_id for finding in store.findings() if finding.signature == signature), None)
+    finding = None if signature is None else store.finding_of(signature)
     return Subject(source, report, store.case(source_hash(source)), finding)
 
 

@@ -31,6 +31,7 @@ from fuzzcompile.plants import check_plants
 from fuzzcompile.reporting.baseline import Baseline
 from fuzzcompile.reporting.junit import Entry
 from fuzzcompile.reporting.sarif import Scanned
+from fuzzcompile.severity import Severity, severity
 from fuzzcompile.trials.compiles import check_against
 from fuzzcompile.worker.conditions import Conditions, Question
 from fuzzcompile.worker.judge import Judged, JudgeTask, judge_file
@@ -72,6 +73,13 @@ class Answer:
     def to_junit(self) -> Entry:
         """The answer as a JUnit test case."""
         return Entry(self.path, self.report, self.error, bool(self.known), self.seconds)
+
+    def status_from(self, least: Severity | None) -> int:
+        """The exit status if only bugs that are at least as bad as ``least`` count."""
+        own = severity(self.report)
+        return (
+            0 if self.status == 1 and least is not None and own is not None and not own.reaches(least) else self.status
+        )
 
     def to_sarif(self) -> Scanned:
         """The answer as what SARIF is written of."""
@@ -241,6 +249,6 @@ def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:600]
 
 
-def overall_status(answers: Sequence[Answer]) -> int:
-    """3 if any file could not be judged, else 2 if any is no case, else 1 if any is a bug, else 0."""
-    return max((answer.status for answer in answers), default=0)
+def overall_status(answers: Sequence[Answer], least: Severity | None = None) -> int:
+    """3 if any file could not be judged, else 2 if any is no case, else 1 if any is a bug (of ``least``), else 0."""
+    return max((answer.status_from(least) for answer in answers), default=0)

@@ -2,6 +2,7 @@
 
 from fuzzcompile.corpus.clock import campaign_seconds, moment_at
 from fuzzcompile.corpus.failures import CorpusError, FolderTakenError, UnknownFindingError
+from fuzzcompile.corpus.marking import Mark
 from fuzzcompile.corpus.records import (
     Campaign,
     CaseRecord,
@@ -38,6 +39,7 @@ __all__ = [
     "FindingSummary",
     "FolderTakenError",
     "Kept",
+    "Mark",
     "Recorded",
     "Related",
     "Replay",

@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 
 from fuzzcompile.corpus.connection import explained_errors, integrity
 from fuzzcompile.corpus.location import describe
+from fuzzcompile.corpus.merging import finding_of
 from fuzzcompile.corpus.models import (
     CampaignRow,
     CaseRow,
@@ -51,6 +52,7 @@ from fuzzcompile.corpus.records import (
     StreamRun,
     Umbrella,
     compiler_of,
+    public_id,
 )
 
 if TYPE_CHECKING:
@@ -191,6 +193,12 @@ class Reader:
         """
         with self._read() as session:
             return finding_records(session, FindingRow.id == finding_id(session, name))[0]
+
+    def finding_of(self, signature: str) -> str | None:
+        """The public id of the finding that a report of this signature would be a hit of, if there is one."""
+        with self._read() as session:
+            row = finding_of(session, signature)
+            return None if row is None else public_id(row.id)
 
     def environment_of(self, finding: str | int) -> dict[str, object]:
         """The environment in which a finding's report was made; what is known of it, if it was not stored."""

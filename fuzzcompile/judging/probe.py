@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -13,6 +13,7 @@ from fuzzcompile.attribution.replays import ReplayCount
 from fuzzcompile.attribution.steps import changing_meaning, steps_of, suspects_of
 from fuzzcompile.case import Case
 from fuzzcompile.compiler.hooks import initialise_patterns
+from fuzzcompile.compiler.labels import family_of
 from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.judging.decision import confirmed, decide
 from fuzzcompile.judging.report import normalised
@@ -30,6 +31,8 @@ _SCREENABLE = (*GRAPH_STAGES, *AROUND_CAPTURE)
 _NEEDS_CODE = (Verdict.CRASH, Verdict.TIMEOUT, Verdict.NONDETERMINISTIC)
 # The part of an error's message that says which error it is: sizes and names come later.
 _MESSAGE = 60
+# What is found of a value that is right, strides apart.
+_IN_ORDER = ("same", "close", "stride")
 # How long the operators of a candidate are compared, which is small most of the time.
 _SECONDS = 10.0
 
@@ -39,7 +42,9 @@ class Probe:
     """A quick look at a case: one compile, no proof.
 
     ``suspects`` are the suspects of the stages that were asked, most telling first. ``error`` is the type and message
-    of what was raised, without what changes from case to case.
+    of what was raised, without what changes from case to case. ``outcomes`` are the stage and family of whatever
+    matched, each with what became of it, ``only_strides`` whether nothing but strides is wrong, and ``outputs`` what
+    the compiled program returned.
     """
 
     verdict: Verdict
@@ -48,6 +53,9 @@ class Probe:
     error: str | None = None
     compiles: int = 1
     screens: int = 0
+    outcomes: frozenset[tuple[str, str, str]] = frozenset()
+    only_strides: bool = False
+    outputs: tuple[torch.Tensor, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def suspect(self) -> Suspect | None:
@@ -171,6 +179,9 @@ def probe(
         None if failure is None else f"{failure.type_name}: {normalised(failure.message)}",
         experiments.compiles,
         experiments.screens,
+        frozenset((rule.stage, family_of(rule.rewrite), outcome) for rule, outcome in trial.ledger.coverage),
+        verdict is Verdict.METADATA and all(c.finding in _IN_ORDER for c in trial.judgement.comparisons),
+        tuple(value.value for value in trial.observation.values if value.kind == "output" and value.is_tensor),
     )
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from fuzzcompile.contract import CauseJson, OutputJson
 from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.privacy import one_line
 from fuzzcompile.reporting.facts import IssueFacts
-from fuzzcompile.reporting.privacy import one_line
 from fuzzcompile.severity import Severity
 
 VALUES = (Verdict.MISCOMPILE, Verdict.WRONG_GRADIENT, Verdict.NONFINITE, Verdict.PRECISION_LOSS)

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from fuzzcompile.privacy import one_line, scrub
 from fuzzcompile.reporting import place, wording
 from fuzzcompile.reporting.facts import IssueFacts
 from fuzzcompile.reporting.filing import Refusal
-from fuzzcompile.reporting.privacy import one_line, scrub
 from fuzzcompile.reporting.program import case_part
 from fuzzcompile.reporting.proof import diff_of, workaround_with_cost
 from fuzzcompile.reporting.rules import rules

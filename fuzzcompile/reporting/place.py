@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from fuzzcompile.privacy import scrub
 from fuzzcompile.reporting.facts import IssueFacts
-from fuzzcompile.reporting.privacy import scrub
 from fuzzcompile.stage_names import (
     CODEGEN,
     CUDAGRAPHS,

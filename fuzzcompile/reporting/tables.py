@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fuzzcompile.contract import CulpritJson, OutputJson
+from fuzzcompile.privacy import one_line
 from fuzzcompile.reporting.facts import IssueFacts
 from fuzzcompile.reporting.place import plain_toggle
-from fuzzcompile.reporting.privacy import one_line
 
 _MAX_ROWS = 12
 _METADATA = ("dtype", "shape", "stride", "alias", "missing", "integer")

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from fuzzcompile.contract import OutputJson
 from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.privacy import one_line
 from fuzzcompile.reporting.effects import VALUES, condition_of, effect_of, error_in, pair, refusal
 from fuzzcompile.reporting.facts import IssueFacts
-from fuzzcompile.reporting.privacy import one_line
 from fuzzcompile.reporting.scope import reach, since
 from fuzzcompile.reporting.told import meaning_for
 

@@ -9,11 +9,11 @@ from findings import CASE, CAUSE, CHECK, COMMIT, CULPRIT, ENVIRONMENT, LADDER, P
 from triage_reports import output
 
 from fuzzcompile.corpus.records import Related
+from fuzzcompile.privacy import scrub
 from fuzzcompile.replaying.history import History
 from fuzzcompile.reporting.facts import IssueFacts
 from fuzzcompile.reporting.filing import Refusal
 from fuzzcompile.reporting.issue import draft_issue
-from fuzzcompile.reporting.privacy import scrub
 
 
 def draft(verdict="miscompile", *outputs, **fields):

@@ -23,6 +23,7 @@ _LIMIT = 120.0
 _HINTS = re.compile(
     r"^(Set TORCH|For even more developer|You can suppress|    import torch\._dynamo|    torch\._dynamo\.config)"
 )
+_COMPILER_ERROR = re.compile(r"\b(fatal )?error: ")
 _MOST_LINES = 12
 _MOST_CHARACTERS = 160
 
@@ -67,8 +68,10 @@ def said(output: str) -> str:
     before, _, error = rungs.split_error(output)
     lines = [line.rstrip() for line in (*before.splitlines(), *error.splitlines())]
     lines = [line for line in lines if line and not _HINTS.match(line)]
-    short = [line if len(line) <= _MOST_CHARACTERS else f"{line[:_MOST_CHARACTERS]}..." for line in lines]
-    return "\n".join(short if len(short) <= _MOST_LINES else [*short[: _MOST_LINES - 1], "..."])
+    if len(lines) > _MOST_LINES:  # a compiler's message: what it calls errors
+        errors = [line for line in lines[1:] if _COMPILER_ERROR.search(line)]
+        lines = [lines[0], *(errors or lines[1:])[: _MOST_LINES - 2], "..."]
+    return "\n".join(line if len(line) <= _MOST_CHARACTERS else f"{line[:_MOST_CHARACTERS]}..." for line in lines)
 
 
 def _rung(plain: Plain, backend: str) -> dict[str, str]:
@@ -137,4 +140,5 @@ def _line(output: str) -> str:
     if not first:
         printed = [line for line in output.splitlines() if line.strip()]
         first = printed[0] if printed and not printed[0].startswith("Traceback") else "the assertion fails"
-    return " ".join(part for part in (first, re.sub(r" \(up to.*", "", apart)) if part)[:_MOST_CHARACTERS]
+    text = " ".join(part for part in (first, re.sub(r" \(up to.*", "", apart)) if part)
+    return re.sub(r"\d+\.\d{4,}(e[-+]\d+)?", lambda number: f"{float(number[0]):.3g}", text)[:_MOST_CHARACTERS]
