@@ -87,7 +87,7 @@ def refresh(
             on_start(name)
         refreshed = _refresh(store, finding, conditions)
         gone.add(refreshed.kept)
-        if drafts is not None and refreshed.result == "refreshed":
+        if drafts is not None:
             write_draft(store, refreshed.kept, drafts)
         yield refreshed
 

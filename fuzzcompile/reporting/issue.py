@@ -138,7 +138,7 @@ def _points(facts: IssueFacts) -> Iterator[tuple[str, str]]:
 
 
 def _related(facts: IssueFacts) -> str:
-    known = facts.mark.issue or (facts.umbrella.issue if facts.umbrella is not None else None)
+    known = next((said.issue for said in (facts.mark, facts.umbrella) if said is not None and said.issue), None)
     links = [f"[{report.title}]({report.url}) ({report.kind}, {report.state})" for report in facts.related[:_RELATED]]
     if links or known:
         return "; ".join([*([known] if known else []), *links])

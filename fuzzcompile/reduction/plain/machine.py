@@ -7,8 +7,8 @@ import getpass
 import re
 import socket
 
+from fuzzcompile.privacy import scrub
 from fuzzcompile.reduction.alone import run_alone
-from fuzzcompile.reporting.privacy import scrub
 
 _LIMIT = 60.0
 
