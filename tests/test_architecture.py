@@ -35,7 +35,7 @@ ALLOWED = {
     "oracle": {"execution"},
     "capture": {"case", "compiler", "errors", "execution"},
     "codegen": {"compiler"},
-    "reduction": {"case", "compiler", "contract", "errors", "execution", "generation", "oracle", "privacy", "reporting",
+    "reduction": {"case", "compiler", "contract", "errors", "execution", "generation", "oracle", "privacy",
                  "signatures", "templating"},
     "causes": {"contract", "oracle", "reduction", "signatures"},
     "profiling": {"capture", "case", "compiler", "contract", "errors", "execution", "oracle", "tolerances"},
