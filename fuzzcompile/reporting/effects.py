@@ -91,8 +91,9 @@ def refusal(facts: IssueFacts) -> tuple[str, str]:
 
 
 def error_in(facts: IssueFacts, limit: int = _ERROR) -> str:
-    """The error of a program that eager runs, on one line."""
-    return one_line(facts.detail, limit) or "an error"
+    """The error of a program that eager runs, on one line; as code where Markdown would read it otherwise."""
+    text = one_line(facts.detail, limit) or "an error"
+    return f"`{text}`" if re.search(r"[<*_]", text) else text
 
 
 def pair(entry: OutputJson) -> tuple[str, str] | None:

@@ -119,16 +119,17 @@ def _ladder(facts: IssueFacts) -> Iterator[tuple[str, str]]:
     for rung in facts.shown.get("ladder") or ():
         says = one_line(rung.get("says") or "", 60) if rung["result"] == "raises" else ""
         result = _RESULTS.get(rung["result"], rung["result"])
-        yield rung["backend"], (f"{result}: {says}" if says else result).replace("|", "\\|")
+        yield rung["backend"], (f"{result}: `{says}`" if says else result).replace("|", "\\|")
 
 
 def _points(facts: IssueFacts) -> Iterator[tuple[str, str]]:
     """What stands in one line each: where, proof, workaround, related reports."""
     culprit, component = place.culprit_line(facts), place.component_of(facts)
+    label = f" (`{component[1]}`)" if component else ""
     if culprit:
-        yield ("Culprit" if facts.proved or facts.without_compiler else "Suspect, not proved"), culprit
+        yield ("Culprit" if facts.proved or facts.without_compiler else "Suspect, not proved"), culprit + label
     elif component:
-        yield "Component", component[0]
+        yield "Component", component[0] + label
     if proof := place.proof(facts):
         yield "Proof", proof
     if workaround := workaround_with_cost(facts.report):

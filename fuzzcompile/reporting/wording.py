@@ -94,7 +94,8 @@ def _observed(facts: IssueFacts) -> str:
         message = refusal(facts)[1]
         return f"Eager's error: `{message}`." if message else ""
     if facts.verdict in (Verdict.COMPILE_ERROR, Verdict.RUNTIME_ERROR):
-        return f"Eager runs; the error is `{error_in(facts, 300)}`." if len(error_in(facts, 300)) > 90 else ""
+        whole = error_in(facts, 300)
+        return f"The error: {whole}." if whole != error_in(facts) else ""
     if not facts.wrong:
         return f"{one_line(facts.detail)}." if facts.detail else ""
     entry = facts.measured or facts.wrong[0]

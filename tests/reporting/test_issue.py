@@ -41,7 +41,8 @@ def test_the_page_before_the_folded_details_holds_all_that_a_triager_asks_for():
         "| right | right | right | **wrong** |",
         "- **Culprit:** `addmm` in `pass_pattern_2`, Inductor's post-grad passes: "
         "[torch/_inductor/fx_passes/post_grad.py:1800]"
-        f"(https://github.com/pytorch/pytorch/blob/{COMMIT}/torch/_inductor/fx_passes/post_grad.py#L1800)",
+        f"(https://github.com/pytorch/pytorch/blob/{COMMIT}/torch/_inductor/fx_passes/post_grad.py#L1800) "
+        "(`module: inductor`)\n",
         "- **Proof:** switching off this alone repairs it (`addmm` off); "
         "with every other optional rewrite off, the bug stays.",
         "- **Workaround:** `torch._inductor.config.disabled_passes = 'pass_pattern_2'` (run, and the bug is gone, "
@@ -168,7 +169,7 @@ def test_a_copy_for_cuda_is_offered_as_not_run():
 def test_a_permalink_needs_a_commit_and_a_file_of_torch(environment, source, link):
     text = draft(culprit={**CULPRIT, "source": source, "line": 7}, environment={**ENVIRONMENT, **environment})
     place = f"[{source}:7]({link})" if link else f"`{source.rpartition('someone/')[2]}:7`"
-    assert f": {place}\n" in text and ("github.com" in text) == bool(link) and "/home" not in text
+    assert f": {place} (`module: inductor`)\n" in text and ("github.com" in text) == bool(link) and "/home" not in text
 
 
 @pytest.mark.parametrize(
@@ -291,10 +292,10 @@ def test_a_suspect_is_called_one():
 
 def test_without_a_culprit_the_ladder_names_the_component():
     text = draft("runtime_error", culprit=None, ablations=[], cause=None, detail="RuntimeError: bad stride")
-    assert "- **Component:** Inductor\n" in text and "`module: inductor`" in text
+    assert "- **Component:** Inductor (`module: inductor`)\n" in text
     rungs = [{**rung, "result": "raises" if rung["backend"] != "eager" else "right"} for rung in LADDER]
     text = draft("runtime_error", culprit=None, cause=None, detail="RuntimeError: x", shown={**SHOWN, "ladder": rungs})
-    assert "- **Component:** AOTAutograd\n" in text and "`module: pt2-dispatcher`" in text
+    assert "- **Component:** AOTAutograd (`module: pt2-dispatcher`)\n" in text
 
 
 def test_a_rewrite_whose_place_another_takes_is_switched_off_with_it():

@@ -45,6 +45,7 @@ ZERO = output(finding="far", at={"eager": 2.5, "compiled": 0.0}, max_abs_error_c
         ("aliasing", MOVED, "", "shares other memory under torch.compile than in eager"),
         ("aliasing", output(finding="missing"), "", "changes other tensors than in eager under torch.compile"),
         ("compile_error", None, "CppCompileError: no match", "fails to compile: CppCompileError: no match"),
+        ("compile_error", None, "TypeError: a Vec<float>", "fails to compile: `TypeError: a Vec<float>`"),
         ("runtime_error", None, "RuntimeError: bad view", "raises under torch.compile: RuntimeError: bad view"),
         (
             "accepts_invalid",
