@@ -52,14 +52,20 @@ def draft_issue(facts: IssueFacts, refusal: Refusal | None = None) -> str:
     It claims what the facts show and nothing beyond: what was not run is reported as not run.
 
     Args:
-        facts: a finding that is a bug.
+        facts: the finding; of one that is no bug, only the refusal is printed.
         refusal: why the finding is not to be filed; it stands on top.
     """
+    if not facts.is_bug:
+        return _on_top(refusal) if refusal is not None else ""
     for shape in _SHAPES:
         text = _rendered(facts, refusal, shape)
         if len(text.partition("<details>")[0].splitlines()) <= MOST_LINES:
             break
     return text
+
+
+def _on_top(refusal: Refusal) -> str:
+    return f"> **Not to be filed: {refusal.reason}.** What would change that: {refusal.remedy}.\n"
 
 
 def _rendered(facts: IssueFacts, refusal: Refusal | None, shape: Shape) -> str:
@@ -71,7 +77,7 @@ def _rendered(facts: IssueFacts, refusal: Refusal | None, shape: Shape) -> str:
         .get_template("reports/issue.md.j2")
         .render(
             facts=facts,
-            refusal=refusal,
+            on_top=_on_top(refusal) if refusal is not None else "",
             shape=shape,
             title=wording.title(facts),
             summary=wording.summary(facts),

@@ -186,4 +186,5 @@ def test_there_is_nothing_to_file_of_a_clean_case(write_case, capsys, shared_wor
     assert out == "" and "is not to be filed: no bug: eager and compiled agree" in err and "--anyway" not in err
     assert call("issue", case, "--anyway", "--json") == 0
     answer = json.loads(capsys.readouterr().out)
-    assert answer["fileable"] is False and answer["reason"].startswith("no bug") and answer["draft"] is None
+    assert answer["fileable"] is False and answer["reason"].startswith("no bug")
+    assert answer["draft"].startswith("> **Not to be filed: no bug: ") and "```" not in answer["draft"]
