@@ -75,8 +75,8 @@ def condition_of(facts: IssueFacts) -> str:
     if kind == "layout":
         form = next((word for text, word in _LAYOUTS.items() if text in before), "non-contiguous")
         return f" for {'an' if form[0] in 'aeiou' else 'a'} {form} input"
-    if kind == "sharing":
-        return " when two arguments are the same tensor"
+    if kind == "sharing" and before.isidentifier():
+        return " when one tensor is used twice"
     if kind == "dtype" and (names := _DTYPE.findall(before)):
         return f" for {' and '.join(dict.fromkeys(names))}"
     if kind == "size" and str(cause.get("fingerprint")).startswith("size of "):
@@ -92,8 +92,15 @@ def refusal(facts: IssueFacts) -> tuple[str, str]:
 
 def error_in(facts: IssueFacts, limit: int = _ERROR) -> str:
     """The error of a program that eager runs, on one line; as code where Markdown would read it otherwise."""
-    text = one_line(facts.detail, limit) or "an error"
+    text = one_line(_said_by_the_compiler(facts) or facts.detail, limit) or "an error"
     return f"`{text}`" if re.search(r"[<*_]", text) else text
+
+
+def _said_by_the_compiler(facts: IssueFacts) -> str | None:
+    """The type of the error with the first message of g++, clang++ or the like, which says more than torch's own."""
+    message = re.search(r": error: (.+)", facts.shown.get("error_log") or "")
+    kind = facts.detail.partition(":")[0]
+    return f"{kind}: {message[1]}" if message and kind.isidentifier() else None
 
 
 def pair(entry: OutputJson) -> tuple[str, str] | None:

@@ -22,6 +22,8 @@ _MAX_DIFF = 60
 _MAX_KERNEL = 120
 _RELATED = 3  # links in the line on related reports
 _QUERIES = 4  # of a search that found nothing
+_WIDEST = 200  # characters of a line of output
+_ALIKE = 60  # characters by which a line of the log is known again in an output, where lines are cut
 _RESULTS = {"right": "right", "wrong": "**wrong**", "raises": "**raises**"}
 # The compilers' own messages in the log of an error: g++, clang++, Triton, and the last line of a traceback.
 _MESSAGE = re.compile(r"(?:\berror: |^[\w.]*(?:Error|Exception|Failure)\b: ).+")
@@ -117,8 +119,8 @@ def _shortened(output: str, log: str, limit: int) -> list[str]:
     """The last lines of an output, and the compilers' own messages that it lacks; at most ``limit`` lines."""
     lines = [scrub(line) for line in output.strip().splitlines()]
     messages = [line.strip() for line in log.splitlines() if _MESSAGE.search(line.strip())]
-    new = [line for line in dict.fromkeys(messages) if not any(line in known for known in lines)]
-    return [line[:200] for line in [*lines, *new[:2]]][-limit:] if limit else []
+    new = [line for line in dict.fromkeys(messages) if not any(line[:_ALIKE] in known for known in lines)]
+    return [line[:_WIDEST] for line in [*lines, *new[:2]]][-limit:] if limit else []
 
 
 def _ladder(facts: IssueFacts) -> Iterator[tuple[str, str]]:

@@ -56,13 +56,21 @@ def test_the_page_before_the_folded_details_holds_all_that_a_triager_asks_for():
 @pytest.mark.parametrize(
     ("before", "after", "says"),
     [
-        ("k with strides (1, 4)", "contiguous k", "With contiguous k instead of k with strides (1, 4) it is right."),
+        ("x of shape (1, 2)", "x of shape (2, 2)", "With shape (2, 2) instead of shape (1, 2) it is right."),
+        ("size of 1", "size of 2", "With size of 2 instead of size of 1 it is right."),
+        ("x of zeros", "x of random numbers", "With random numbers instead of `zeros` it is right."),
+        ("mask of bool", "mask of float32", "With `float32` instead of `bool` it is right."),
         ("scores.softmax(-2)", "scores.softmax(-1)", "With `scores.softmax(-1)` instead of `scores.softmax(-2)` it"),
         ("bfloat16", "float32", "With `float32` instead of `bfloat16` it is right."),
     ],
 )
 def test_the_nearest_case_that_passes_is_named(before, after, says):
     assert says in visible(draft(cause={**CAUSE, "computes": None, "before": before, "after": after}))
+
+
+def test_the_name_of_a_tensor_may_be_another_in_the_script():
+    cause = {"kind": "layout", "fingerprint": "layout", "before": "k with strides (1, 4)", "after": "contiguous k"}
+    assert "With a contiguous input it is right." in visible(draft(cause=cause))
 
 
 def test_what_is_folded():
