@@ -39,6 +39,8 @@ class Effect:
 
 def effect_of(facts: IssueFacts) -> Effect:
     """What the compiled program does instead of what eager does."""
+    if facts.without_compiler:
+        return Effect(_OF_KERNELS.get(facts.verdict, "gives wrong values"), " for inputs that are not contiguous")
     if facts.verdict in VALUES and (ignores := _computes_its_neighbour(facts.cause, facts)):
         return Effect(ignores)
     if facts.shares_wrongly:
@@ -68,9 +70,17 @@ _PLAIN: dict[str, Effect] = {
 }
 
 
+# What a kernel does that is wrong by itself; the script compares it with contiguous copies of its inputs.
+_OF_KERNELS: dict[str, str] = {
+    Verdict.RUNTIME_ERROR: "raises",
+    Verdict.CRASH: "crashes the process",
+    Verdict.METADATA: "returns another layout",
+}
+
+
 def condition_of(facts: IssueFacts) -> str:
     """On which inputs, as far as a title can say it; begins with a space, or is empty."""
-    cause = facts.cause or {}
+    cause: CauseJson = (not facts.without_compiler and facts.cause) or {}
     kind, before = cause.get("kind"), str(cause.get("before") or "")
     if kind == "layout":
         form = next((word for text, word in _LAYOUTS.items() if text in before), "non-contiguous")

@@ -125,8 +125,12 @@ class IssueFacts:
     @property
     def kernel(self) -> str | None:
         """The operator whose own kernel is wrong, such as ``aten.cat.default``; None for any other culprit."""
-        kernel = (self.culprit or {}).get("details", {}).get("aten_kernel")
-        return str(kernel["operator"]) if isinstance(kernel, Mapping) and kernel.get("operator") else None
+        culprit = self.culprit or {}
+        kernel = culprit.get("details", {}).get("aten_kernel")
+        if isinstance(kernel, Mapping) and kernel.get("operator"):
+            return str(kernel["operator"])
+        blamed = str(culprit.get("rewrite") or "")
+        return blamed if self.without_compiler and blamed.startswith("aten.") else None
 
     @property
     def without_compiler(self) -> bool:
@@ -136,8 +140,6 @@ class IssueFacts:
     @property
     def expression(self) -> str | None:
         """The operation at fault as a user writes it; None where no short text stands for it."""
-        if self.without_compiler and self.kernel:
-            return f"torch.ops.{self.kernel.removesuffix('.default')}"
         if self.shown.get("expression"):
             return self.shown["expression"]
         details = (self.culprit or {}).get("details", {})

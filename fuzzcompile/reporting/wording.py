@@ -50,6 +50,11 @@ def one_line_title(text: str) -> str:
 
 def _sentences(facts: IssueFacts) -> Iterator[str]:
     yield _claim(facts, "`torch.compile`") + "."
+    if facts.without_compiler:
+        yield "No compiler is involved: the operator itself is wrong, on inputs that compiled programs give it."
+        yield f"The table is of {_subject(facts)} under `torch.compile`."
+        yield since(facts)
+        return
     if facts.target is not None and facts.verdict in VALUES:
         yield f"{_capital(meaning_for(facts.report, ''))}."
     yield _observed(facts)
@@ -60,11 +65,16 @@ def _sentences(facts: IssueFacts) -> Iterator[str]:
 
 def _claim(facts: IssueFacts, compiler: str) -> str:
     effect = effect_of(facts)
-    subject = f"`{facts.expression}`" if facts.expression else "A program"
-    # An operator that is wrong by itself, or an error of the compiler, needs no "under torch.compile".
+    if facts.without_compiler and facts.kernel:
+        return f"`torch.ops.{facts.kernel.removesuffix('.default')}` {effect.does}{effect.then}"
+    # An error of the compiler needs no "under torch.compile".
     bare = facts.without_compiler or facts.verdict == Verdict.COMPILE_ERROR or facts.target is not None
     under = "" if bare else f" under {compiler}"
-    return f"{subject} {effect.does}{under}{condition_of(facts)}{effect.then}"
+    return f"{_subject(facts)} {effect.does}{under}{condition_of(facts)}{effect.then}"
+
+
+def _subject(facts: IssueFacts) -> str:
+    return f"`{facts.expression}`" if facts.expression else "A program"
 
 
 def _on(facts: IssueFacts) -> str:

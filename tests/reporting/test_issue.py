@@ -126,10 +126,17 @@ def test_a_long_old_script_shows_the_program_and_folds_its_check():
     assert "The script with its check" in text and "step(39)" in text
 
 
-def test_an_operator_that_is_wrong_without_a_compiler_comes_first():
+@pytest.mark.parametrize(
+    "named",
+    [
+        lambda kernel: {"details": {"aten_kernel": kernel}},
+        lambda kernel: {"rewrite": kernel["operator"], "details": {}},  # as it was blamed before
+    ],
+)
+def test_an_operator_that_is_wrong_without_a_compiler_comes_first(named):
     eager = "import torch\nprint(torch.ops.aten.tril_backwards(x.mT))"
     kernel = {"operator": "aten.tril_backwards.default", "inputs": []}
-    culprit = {**CULPRIT, "stage": "decomposition", "necessary": None, "details": {"aten_kernel": kernel}}
+    culprit = {**CULPRIT, "stage": "decomposition", "necessary": None, **named(kernel)}
     text = draft(
         "wrong_gradient",
         culprit=culprit,
@@ -137,7 +144,9 @@ def test_an_operator_that_is_wrong_without_a_compiler_comes_first():
         shown={**SHOWN, "eager_only": eager, "eager_only_output": "off by 3.0"},
     )
     page = visible(text)
-    assert text.startswith("# `torch.ops.aten.tril_backwards` gives wrong gradients\n")
+    title = "`torch.ops.aten.tril_backwards` gives wrong values for inputs that are not contiguous"
+    assert text.startswith(f"# {title}\n")
+    assert "The table is of `torch.add(x, a @ b, alpha=0.5)` under `torch.compile`." in page
     assert f"```python\n{eager}\n```\n```\noff by 3.0\n```" in page and PLAIN not in page
     assert "No compiler is involved" in page and "**Culprit:** the ATen kernel of `aten.tril_backwards.default`" in page
     assert "The same through torch.compile" in text and PLAIN in text
