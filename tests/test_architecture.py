@@ -41,7 +41,7 @@ ALLOWED = {
     "profiling": {"capture", "case", "compiler", "contract", "errors", "execution", "oracle", "tolerances"},
     "replaying": {"contract", "corpus", "errors", "execution", "privacy", "severity"},
     "reporting": {"contract", "corpus", "errors", "oracle", "privacy", "replaying", "severity", "signatures",
-                  "stage_names", "templating"},
+                 "stage_names", "templating"},
     "trials": {"case", "compiler", "errors", "execution", "oracle", "tolerances"},
     "attribution": {"compiler", "execution", "oracle", "stage_names", "trials"},
     "variations": {"capture", "case", "compiler", "errors", "execution", "generation", "templating"},
