@@ -142,28 +142,45 @@ class _Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def given_contiguous(names: Sequence[str]) -> Iterator[None]:
     """In the block, the kernels of operators get contiguous copies of their operands, in eager and compiled code.
 
-    Their results have the layout that the kernels give them on the operands as they are, which compilers rely on.
+    Their results have the layout that the kernels give them on the operands as they are, which compilers rely on. With
+    an operator goes its overload that writes to ``out``, which Inductor calls in its place.
 
     Args:
         names: the operators (``aten.add.Tensor``); those that this torch does not know are passed over.
     """
     keys = ("CPU", "CUDA") if torch.cuda.is_available() else ("CPU",)
     with contextlib.ExitStack() as stack:
-        for operator, key in itertools.product(filter(None, map(operator_named, names)), keys):
+        for operator, key in itertools.product(_with_out(names), keys):
             stack.enter_context(_replaced(operator, key))
         yield
+
+
+def _with_out(names: Sequence[str]) -> list[OpOverload]:
+    functional = [operator for operator in map(operator_named, names) if operator is not None]
+    outs = [operator_named(f"{str(operator).rpartition('.')[0]}.{_out_of(operator)}") for operator in functional]
+    return [*functional, *(operator for operator in outs if operator is not None)]
+
+
+def _out_of(operator: OpOverload) -> str:
+    overload = operator._schema.overload_name
+    return f"{overload}_out" if overload else "out"
 
 
 @contextlib.contextmanager
 def _replaced(operator: OpOverload, key: str) -> Iterator[None]:
     kernel = torch.library.get_kernel(operator, key)
     namespace, _, name = operator._schema.name.partition("::")
+    written = {argument.name for argument in operator._schema.arguments if argument.is_out}
 
     def run(keys: torch._C.DispatchKeySet, *args: object, **kwargs: object) -> object:
-        if all(map(_is_contiguous, pytree.tree_leaves((args, kwargs)))):
+        read = {name: value for name, value in kwargs.items() if name not in written}
+        outs = {name: value for name, value in kwargs.items() if name in written}
+        if all(map(_is_contiguous, pytree.tree_leaves((args, read)))):
             return kernel.call_boxed(keys, *args, **kwargs)
-        plain_args, plain_kwargs = _contiguous((args, kwargs))
-        plain = kernel.call_boxed(keys, *plain_args, **plain_kwargs)
+        plain_args, plain_kwargs = _contiguous((args, read))
+        plain = kernel.call_boxed(keys, *plain_args, **plain_kwargs, **outs)
+        if outs:
+            return plain
         try:
             given = kernel.call_boxed(keys, *args, **kwargs)
         except Exception:  # the kernel refuses such operands, which is what it is doubted for
