@@ -149,7 +149,7 @@ def choose(session: Session, finding: FindingRow) -> None:
         )
         finding.case_id = shown.case_id or (run.case_id if alike else None)
     finding.verdict, finding.confidence = str(report["verdict"]), cast("str | None", report.get("confidence"))
-    finding.culprit, finding.evidence = (_nested(report, key) for key in ("culprit", "evidence"))
+    finding.culprit, finding.evidence = in_short(report.get("culprit")), _object(report.get("evidence"))
     finding.severity = severity(cast("ReportJson", report))
     finding.umbrella = umbrella_of(finding.severity, finding.signature)
     session.flush()
@@ -322,6 +322,11 @@ def _signature(reproducer: ReproducerRow) -> str | None:
     return signature if isinstance(signature, str) and signature and report.get("is_bug") else None
 
 
-def _nested(report: dict[str, object], key: str) -> dict[str, object] | None:
-    value = report.get(key)
+def in_short(culprit: object) -> dict[str, object] | None:
+    """A culprit without its details, which are most of it and which lists do not show."""
+    given = _object(culprit)
+    return None if given is None else {key: value for key, value in given.items() if key != "details"}
+
+
+def _object(value: object) -> dict[str, object] | None:
     return value if isinstance(value, dict) else None

@@ -144,20 +144,12 @@ def finding_records(session: Session, *conditions: ColumnElement[bool]) -> list[
     seen = _environments_by_finding(session, [row.id for row, *_ in rows] if conditions else None)
     found = []
     for row, of_run, case, best in rows:
-        shown = shown_reproducer(session, row)
+        report = (best.report if row.speaks_by_reproducer else of_run) or {}
+        of_best = (None, None) if best is None else (best.lines, best.confirmed)
+        beside = _beside(row.duplicate_of_id, seen[row.id], *of_best)
         program = case or best
-        found.append(
-            record_of(
-                Finding,
-                row,
-                **_beside(
-                    row.duplicate_of_id, seen[row.id], *(None, None) if best is None else (best.lines, best.confirmed)
-                ),
-                report=shown.report if shown is not None else of_run,
-                source=program.source,
-                source_sha256=program.sha256,
-            )
-        )
+        source = {"source": program.source, "source_sha256": program.sha256}
+        found.append(record_of(Finding, row, **beside, **source, report=report, culprit=report.get("culprit")))
     return found
 
 
