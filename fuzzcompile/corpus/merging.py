@@ -53,7 +53,7 @@ def finding_of(session: Session, signature: str) -> FindingRow | None:
         return exact
     place = coarse(signature)
     if place == signature:
-        refined = session.scalars(select(FindingRow).where(starts_with(f"{place}:"))).all()
+        refined = session.scalars(select(FindingRow).where(starts_with(session, f"{place}:"))).all()
         refined = [row for row in refined if same_place(row.signature, signature)]
         if refined:
             return refined[0] if len(refined) == 1 else None
