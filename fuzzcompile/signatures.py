@@ -1,17 +1,30 @@
-"""What makes two findings the same bug, taken apart (ARCHITECTURE.md, "Contracts"). Needs no torch.
+"""Signatures as text: what makes two findings the same bug (ARCHITECTURE.md, "Contracts"). Needs no torch.
 
-A signature is ``stage:source:family`` (coarse) or ``stage:source:family:fingerprint`` (refined: what must change for
-the case to pass is known). An error without a culprit is ``stage:ErrorType:message``, and what gives wrong results
-without a proved culprit ``stage:-:program-KEY``: neither is ever refined. Neither stage, nor source, nor family holds a
-colon; what comes last may.
+A signature is ``stage:source:family``. Where the cause of a bug in a graph pass, a decomposition, a fake tensor or
+functionalization is known, it ends in that cause's fingerprint: ``stage:source:family:fingerprint``. Without it the
+signature is *coarse*: two coarse signatures that agree may still be two bugs. An error without a culprit is
+``stage:ErrorType:message``, and what gives wrong results without a proved culprit ``stage:-:program-KEY``: neither
+takes a fingerprint.
 """
 
 from __future__ import annotations
 
-PROGRAM = "program-"
-UNKNOWN = "-"
+import re
+
+from fuzzcompile.stage_names import DECOMPOSITION, FAKE_TENSOR, FUNCTIONALIZATION, GRAPH_STAGES
+
 UNATTRIBUTED = "unattributed"
-_PARTS = 4
+PROGRAM = "program-"
+# Hexadecimal digits of a program's key that a signature shows.
+_DIGITS = 12
+_FINGERPRINTED = (*GRAPH_STAGES, DECOMPOSITION, FAKE_TENSOR, FUNCTIONALIZATION)
+# An error's signature has its type in the place of the file, and its message may hold anything.
+_PARTS = re.compile(rf"((?:{'|'.join(_FINGERPRINTED)}):(?:-|[^:]*\.py):(?!{PROGRAM})[^:]+)(?::(.+))?")
+
+
+def has_fingerprints(stage: str | None) -> bool:
+    """Whether causes tell bugs of this stage apart; lowering and code generation go by operator or kind of kernel."""
+    return stage in _FINGERPRINTED
 
 
 def stage(signature: str) -> str:
@@ -20,15 +33,15 @@ def stage(signature: str) -> str:
 
 
 def coarse(signature: str) -> str:
-    """The signature without its fingerprint: the place in the compiler."""
-    parts = signature.split(":", _PARTS - 1)
-    return ":".join(parts[: _PARTS - 1]) if _names_a_place(parts) else signature
+    """The signature without the fingerprint of its cause: the place in the compiler."""
+    match = _PARTS.fullmatch(signature)
+    return match[1] if match is not None else signature
 
 
 def fingerprint(signature: str) -> str | None:
     """What must change for the case to pass; None where the signature does not say."""
-    parts = signature.split(":", _PARTS - 1)
-    return parts[-1] if len(parts) == _PARTS and _names_a_place(parts) else None
+    match = _PARTS.fullmatch(signature)
+    return match[2] if match is not None else None
 
 
 def is_provisional(signature: str) -> bool:
@@ -37,9 +50,22 @@ def is_provisional(signature: str) -> bool:
 
 
 def refined(signature: str, cause: str | None) -> str:
-    """The signature of a place with a fingerprint, or as it is where there is none or it names no place."""
-    place = coarse(signature)
-    return f"{place}:{cause}" if cause and _names_a_place(place.split(":")) else place
+    """The signature with another fingerprint, or with none; as it is where none belongs there."""
+    match = _PARTS.fullmatch(signature)
+    if match is None:
+        return signature
+    return f"{match[1]}:{cause}" if cause else match[1]
+
+
+def of_program(stage_at_fault: str, key: str) -> str:
+    """The signature of wrong values without a proved culprit, by the key of the program that shows them."""
+    return f"{stage_at_fault}:-:{PROGRAM}{key[:_DIGITS]}"
+
+
+def is_unproved(signature: str) -> bool:
+    """Whether it rests on the program or on nothing, because no culprit was proved: what is known later replaces it."""
+    own_stage, _, rest = signature.partition(":")
+    return rest.startswith(f"-:{PROGRAM}") or (own_stage == UNATTRIBUTED and rest.startswith("-:"))
 
 
 def same_place(left: str, right: str) -> bool:
@@ -47,21 +73,14 @@ def same_place(left: str, right: str) -> bool:
     return coarse(left) == coarse(right)
 
 
-def may_be_one(left: str, right: str) -> bool:
-    """Whether nothing shows that they are two bugs: the same place, and not two causes."""
-    fingerprints = {fingerprint(name) for name in (left, right) if not is_provisional(name)} - {None}
-    return same_place(left, right) and len(fingerprints) < 2
+def agree(wanted: str, reached: str) -> bool:
+    """Whether two signatures may mean the same bug.
 
-
-def is_unproved(signature: str) -> bool:
-    """Whether it rests on the program or on nothing, because no culprit was proved: what is known later replaces it."""
-    own_stage, _, rest = signature.partition(":")
-    return rest.startswith(f"{UNKNOWN}:{PROGRAM}") or (own_stage == UNATTRIBUTED and rest.startswith(f"{UNKNOWN}:"))
-
-
-def _names_a_place(parts: list[str]) -> bool:
-    """Whether the second part is a file or unknown, not the type of an error, and the third no program."""
-    if len(parts) < _PARTS - 1:
-        return False
-    source, family = parts[1:3]
-    return not source.isidentifier() and not family.startswith(PROGRAM)
+    They name the same stage and file and a family in common (a smaller case may show fewer of a culprit's siblings),
+    and the same cause, where both know it.
+    """
+    *place, families = coarse(wanted).rsplit(":", 1)
+    *reached_place, reached_families = coarse(reached).rsplit(":", 1)
+    causes = {fingerprint(signature) for signature in (wanted, reached) if not is_provisional(signature)} - {None}
+    common = set(families.split("+")) & set(reached_families.split("+"))
+    return wanted == reached or (place == reached_place and bool(common) and len(causes) < 2)

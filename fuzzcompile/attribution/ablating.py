@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import time
@@ -62,6 +63,25 @@ class Ablator:
         repaired = self.repaired(trial)
         self.note(toggle, trial, repaired)
         return trial, repaired
+
+    def attempt_in_eager(self, change: contextlib.AbstractContextManager[object], toggle: str) -> bool:
+        """Whether the divergence is gone where eager mode is changed, and the compiled program is as it was.
+
+        Args:
+            change: what is changed while the eager runs are made again.
+            toggle: the change, for the reader of the table.
+
+        Raises:
+            OutOfTime: the deadline has passed.
+        """
+        if self.deadline is not None and time.monotonic() > self.deadline:
+            raise OutOfTime
+        with change:
+            judgement = self.experiments.judge_anew(self.trial.observation)
+        trial = replace(self.trial, judgement=judgement)
+        repaired = self.repaired(trial)
+        self.note(toggle, trial, repaired)
+        return repaired
 
     def compiled(self, how: Compilation) -> Trial:
         """Compile as ``how`` says, and note nothing.

@@ -127,13 +127,17 @@ class Workaround:
 
 @dataclass
 class Attribution:
-    """Culprit, what else is needed for the bug, and what was tried."""
+    """Culprit, what else is needed for the bug, and what was tried.
+
+    ``known``: the culprit was not proved because an earlier case proved it.
+    """
 
     culprit: Culprit | None = None
     contributors: list[Culprit] = field(default_factory=list)
     ablations: list[Ablation] = field(default_factory=list)
     changed_bits: list[Culprit] = field(default_factory=list)
     workaround: Workaround | None = None
+    known: bool = False
 
 
 def _details(step: Step) -> dict[str, Any]:

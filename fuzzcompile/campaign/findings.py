@@ -6,8 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fuzzcompile.case import source_hash
-from fuzzcompile.corpus import Kept, Reproducer, Store
+from fuzzcompile.corpus import Kept, Mark, Reproducer, Store
+from fuzzcompile.corpus.marking import status_of
+from fuzzcompile.replaying.history import history
 from fuzzcompile.reporting.facts import IssueFacts
+from fuzzcompile.reporting.filing import refusal_of
+from fuzzcompile.reporting.index import INDEX, entry_of, with_entry
 from fuzzcompile.reporting.issue import draft_issue
 from fuzzcompile.worker.minimize import Minimized
 
@@ -45,31 +49,48 @@ def keep_reproducer(
     )
 
 
-def draft_of(store: Store, finding: str | int) -> str:
-    """The issue draft of a stored finding, in Markdown.
+def facts_of(store: Store, finding: str | int) -> IssueFacts:
+    """All that a draft may claim of a stored finding.
 
     Raises:
         UsageError: the corpus has no such finding.
     """
     stored = store.finding(finding)
     reproducer = store.best_reproducer(finding)
-    return draft_issue(
-        IssueFacts(
-            stored.report,
-            reproducer.source if reproducer is not None else None,
-            store.environment_of(finding),
-            stored.first_seen.date().isoformat(),
-            stored.hits,
-            confirmed=reproducer is not None and reproducer.confirmed,
-        )
+    umbrellas = {umbrella.name: umbrella for umbrella in store.umbrellas()}
+    return IssueFacts(
+        stored.report,
+        reproducer.source if reproducer is not None else None,
+        store.environment_of(finding),
+        stored.first_seen.date().isoformat(),
+        stored.hits,
+        confirmed=reproducer is not None and reproducer.confirmed,
+        shown=(reproducer.shown if reproducer is not None else None) or {},
+        history=history(store.replays(finding)),
+        related=store.related(finding),
+        searched=stored.searched.date().isoformat() if stored.searched else None,
+        queries=stored.queries or (),
+        mark=Mark(status_of(stored.status), stored.issue, stored.duplicate_of, stored.note),
+        umbrella=umbrellas.get(stored.umbrella or ""),
     )
 
 
 def write_draft(store: Store, finding: str, folder: Path) -> None:
-    """Write the draft of ``finding`` into ``folder``, which is made if need be.
+    """Write the draft of ``finding`` into ``folder``, which is made if need be, and its line in the index there.
+
+    A finding that is not to be filed has a line that says why, and no draft. One that was merged into another has
+    neither: those of the other are written.
 
     Raises:
         OSError: it cannot be written.
     """
+    name, facts = store.finding(finding).public_id, facts_of(store, finding)
+    refusal = refusal_of(facts)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{finding}.md").write_text(draft_of(store, finding), encoding="utf-8")
+    index = folder / INDEX
+    for gone in {finding, name} - ({name} if refusal is None else set()):
+        (folder / f"{gone}.md").unlink(missing_ok=True)
+    if refusal is None:
+        (folder / f"{name}.md").write_text(draft_issue(facts), encoding="utf-8")
+    earlier = index.read_text(encoding="utf-8") if index.is_file() else ""
+    index.write_text(with_entry(earlier, entry_of(name, facts, refusal), replaces=finding), encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,8 +15,10 @@ from fuzzcompile.cli.findings import finding_as_json, print_finding, print_findi
 from fuzzcompile.errors import UsageError
 
 if TYPE_CHECKING:
+    from fuzzcompile.commands.refresh import Refreshed
     from fuzzcompile.corpus import Store
     from fuzzcompile.corpus.importing import Arrived, Export
+    from fuzzcompile.worker.conditions import Conditions
 
 
 @click.group()
@@ -87,6 +90,51 @@ def export(finding: str, folder: Path, location: str | None) -> int:
         for path in store.export(finding, folder):
             click.echo(str(path))
     return 0
+
+
+@corpus.command()
+@click.argument("findings", nargs=-1, metavar="[FINDING]...")
+@click.option(
+    "--drafts", type=click.Path(path_type=Path, file_okay=False), help="Write their issue drafts anew into this folder."
+)
+@options.json_output
+@options.conditions
+@options.corpus
+def refresh(
+    findings: tuple[str, ...], drafts: Path | None, as_json: bool, conditions: Conditions, location: str | None
+) -> int:
+    """Judge findings again on the torch at hand, all of them if none is named.
+
+    Of a finding that still shows, the report (with its signature, cause and severity), the reproducer and the script
+    for an issue with its ladder of backends are stored anew. One that shows no more is left as it is.
+    """
+    from dataclasses import asdict
+
+    from fuzzcompile.commands.refresh import findings_named
+    from fuzzcompile.commands.refresh import refresh as judge_again
+    from fuzzcompile.corpus import Store
+
+    counts: Counter[str] = Counter()
+    with Store.open(location, create=False) as store:
+        names = findings_named(store, findings)
+
+        def start(name: str) -> None:
+            click.echo(f"[{names.index(name) + 1}/{len(names)}] judging {name} ...", err=True)
+
+        for refreshed in judge_again(store, names, conditions, drafts=drafts, on_start=start):
+            counts[refreshed.result] += 1
+            click.echo(f"  {_became(refreshed)}", err=True)
+            if as_json:
+                click.echo(json.dumps(asdict(refreshed)))
+    click.echo(", ".join(f"{count} {result}" for result, count in counts.items()) or "No findings yet.", err=True)
+    return 3 if counts["not judged"] else 0
+
+
+def _became(refreshed: Refreshed) -> str:
+    """One line on what became of a finding."""
+    where = "" if refreshed.kept == refreshed.finding else f", merged into {refreshed.kept}"
+    note = f" ({refreshed.note})" if refreshed.note else ""
+    return f"{refreshed.finding}: {refreshed.result}{where}, {refreshed.signature}{note}"
 
 
 @corpus.command("import")

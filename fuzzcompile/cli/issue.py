@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,49 +15,78 @@ from fuzzcompile.errors import UsageError
 from fuzzcompile.worker.conditions import Conditions, running_device
 
 if TYPE_CHECKING:
-    from fuzzcompile.corpus import Store
+    from fuzzcompile.reporting.facts import IssueFacts
 
 
 @click.command()
 @click.argument("name", metavar="FINDING|CASE")
+@click.option("--anyway", is_flag=True, help="Print the draft of what is not to be filed, the reason on top.")
 @options.device
 @options.target
 @options.corpus
 @click.option(
     "--search", is_flag=True, help="First search PyTorch's issues and pull requests for reports on the finding."
 )
-@click.option(
-    "--json", "as_json", is_flag=True, help="With --search: print what the search found as JSON, and no draft."
-)
-def issue(name: str, device: str, target: str | None, location: str | None, search: bool, as_json: bool) -> int:
+@options.json_output
+def issue(
+    name: str, anyway: bool, device: str, target: str | None, location: str | None, search: bool, as_json: bool
+) -> int:
     """Print the draft of a GitHub issue, in Markdown, for a finding or a case file.
+
+    What is not to be filed gets the reason instead, on stderr: no bug, a suspect without proof, fixed in the newest
+    torch that was tried, known already, or a rule of PyTorch's for fuzzers that is not met.
 
     --search asks GitHub's search API, with the token of GITHUB_TOKEN or GH_TOKEN if there is one. What it finds is kept
     in the corpus and stands in the draft.
     """
-    from fuzzcompile.campaign.findings import draft_of
-    from fuzzcompile.commands.issue import draft_of_file
-
-    if as_json and not search:
-        raise UsageError("--json prints what --search found: give both.")
     if search and Path(name).is_file():
         raise UsageError(f"--search is for findings of a corpus, and {name} is a file.")
-    with existing_corpus(location) as store:
-        if search and _search(needed(store, name), name, as_json=as_json):
-            return 0
-        if not Path(name).is_file():
-            click.echo(draft_of(needed(store, name), name))
-            return 0
-    draft = draft_of_file(Path(name), Conditions(running_device(device, target), target=target))
-    click.echo(draft or f"{name} shows no bug: there is nothing to report. `fuzzcompile triage` says why.")
-    return 0
+    found = _search(name, location, as_json=as_json) if search else {}
+    facts = _facts(name, Conditions(running_device(device, target), target=target), location)
+    return _printed(name, facts, found, anyway=anyway, as_json=as_json)
 
 
-def _search(store: Store, name: str, *, as_json: bool) -> bool:
-    """Search, and print the links; whether that is all that was asked."""
+def _search(name: str, location: str | None, *, as_json: bool) -> dict[str, object]:
+    """What a search finds, for machines; for people it is printed."""
     from fuzzcompile.commands.search import search_reports
 
-    found = search_reports(store, name, lambda sentence: click.echo(sentence, err=True))
-    # The draft, with the links, has stdout for itself.
-    click.echo(json.dumps(found.to_json(), allow_nan=False) if as_json else found.to_text(), err=not as_json)
-    return as_json
+    with existing_corpus(location) as store:
+        found = search_reports(needed(store, name), name, lambda sentence: click.echo(sentence, err=True))
+    if not as_json:
+        click.echo(found.to_text(), err=True)  # the draft has stdout for itself
+    return found.to_json()
+
+
+def _facts(name: str, conditions: Conditions, location: str | None) -> IssueFacts:
+    from fuzzcompile.campaign.findings import facts_of
+    from fuzzcompile.commands.issue import facts_of_file
+
+    with existing_corpus(location) as store:
+        if not Path(name).is_file():
+            return facts_of(needed(store, name), name)
+    return facts_of_file(Path(name), conditions)
+
+
+def _printed(name: str, facts: IssueFacts, found: Mapping[str, object], *, anyway: bool, as_json: bool) -> int:
+    from fuzzcompile.reporting.filing import refusal_of
+    from fuzzcompile.reporting.issue import draft_issue
+
+    refusal = refusal_of(facts)
+    draft = draft_issue(facts, refusal) if refusal is None or anyway else None
+    if as_json:
+        answer = {
+            "finding": name,
+            "fileable": refusal is None,
+            "reason": refusal and refusal.reason,
+            "remedy": refusal and refusal.remedy,
+            "draft": draft,
+            **found,
+        }
+        click.echo(json.dumps(answer, allow_nan=False))
+    elif draft is not None:
+        click.echo(draft, nl=False)
+    elif refusal is not None:
+        hint = " `--anyway` prints the draft." if facts.is_bug else ""
+        click.echo(f"{name} is not to be filed: {refusal.reason}.", err=True)
+        click.echo(f"What would change that: {refusal.remedy}.{hint}", err=True)
+    return 0

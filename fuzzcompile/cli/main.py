@@ -20,6 +20,7 @@ from fuzzcompile.cli.mark import mark
 from fuzzcompile.cli.minimize import minimize
 from fuzzcompile.cli.passes import passes
 from fuzzcompile.cli.profile import profile
+from fuzzcompile.cli.replay import replay
 from fuzzcompile.cli.run import run
 from fuzzcompile.cli.triage import triage
 from fuzzcompile.cli.watch import watch
@@ -38,7 +39,9 @@ def cli(debug: bool) -> None:
     """
 
 
-for command in (run, generate, triage, bisect, profile, watch, minimize, issue, mark, corpus, coverage, passes, doctor):
+_INVESTIGATING = (triage, bisect, profile, watch, minimize)
+_FINDINGS = (replay, issue, mark, corpus)
+for command in (run, generate, *_INVESTIGATING, *_FINDINGS, coverage, passes, doctor):
     cli.add_command(command)
 
 

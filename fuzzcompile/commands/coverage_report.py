@@ -11,7 +11,7 @@ from fuzzcompile.campaign.budget import clock
 from fuzzcompile.commands.attention import AttentionCoverage
 from fuzzcompile.commands.coverage import RULES, CoverageTable
 from fuzzcompile.execution.environment import describe
-from fuzzcompile.reporting.privacy import scrub
+from fuzzcompile.privacy import scrub
 from fuzzcompile.reporting.versions import versions
 from fuzzcompile.templating import environment
 

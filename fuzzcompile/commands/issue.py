@@ -1,32 +1,36 @@
-"""The issue draft of a case file that is in no corpus."""
+"""What the issue draft of a case file that is in no corpus rests on."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from fuzzcompile.commands.minimize import minimize, subject_of_file
+from fuzzcompile.commands.minimize import Subject, minimize, report_on_file
 from fuzzcompile.execution.device import resolve
 from fuzzcompile.execution.environment import describe
 from fuzzcompile.reporting.facts import IssueFacts
-from fuzzcompile.reporting.issue import draft_issue
 from fuzzcompile.worker.conditions import Conditions
 
 # The draft needs a reproducer, and its reader waits for it.
 _SECONDS = 60.0
 
 
-def draft_of_file(path: Path, conditions: Conditions) -> str | None:
-    """Judge and minimize the case file, and draft its issue in Markdown; None if it shows no bug.
+def facts_of_file(path: Path, conditions: Conditions) -> IssueFacts:
+    """Judge the case file, and minimize it if it shows a bug.
 
     Raises:
         CaseError: the file is not a case.
         EnvironmentUnfit: it could not be judged, or no worker can be started.
     """
-    subject = subject_of_file(path, None, conditions)
-    if subject is None:
-        return None
-    minimized = minimize(subject, conditions, seconds=_SECONDS)
+    report = report_on_file(path, conditions)
     environment = describe(resolve(conditions.device), conditions.target)
-    return draft_issue(
-        IssueFacts(minimized.report, minimized.reproducer, environment, hits=1, confirmed=minimized.confirmed)
+    if not report["is_bug"]:
+        return IssueFacts(report, None, environment)
+    small = minimize(Subject(path.read_text(encoding="utf-8"), report), conditions, seconds=_SECONDS)
+    return IssueFacts(
+        small.report,
+        small.reproducer,
+        environment,
+        hits=1,
+        confirmed=small.confirmed,
+        shown=small.shown or {},
     )

@@ -63,12 +63,23 @@ def subject_of_file(path: Path, store: Store | None, conditions: Conditions) -> 
         CaseError: the file is not a case.
         EnvironmentUnfit: it could not be judged.
     """
+    report = report_on_file(path, conditions)
+    return _subject(path, store, report) if report["is_bug"] else None
+
+
+def report_on_file(path: Path, conditions: Conditions) -> ReportJson:
+    """Judge the case file.
+
+    Raises:
+        CaseError: the file is not a case.
+        EnvironmentUnfit: it could not be judged.
+    """
     (answer,) = triage_files([path], conditions)
     if answer.report is None:
         error = EnvironmentUnfit(answer.error or f"{path} could not be judged.")
         error.exit_status = answer.status
         raise error
-    return _subject(path, store, answer.report) if answer.report["is_bug"] else None
+    return answer.report
 
 
 def subject_of_finding(store: Store, name: str) -> Subject:
@@ -197,7 +208,7 @@ class PooledTools:
     def judge(self, source: str) -> ReportJson:
         """The full report on a source; of a lost worker's, only the verdict is new."""
         try:
-            return self._done(source, partial(judge_source, source, self.vetoes))
+            return self._done(source, partial(judge_source, source, self.vetoes, self.target.causes))
         except WorkerFailed as error:
             return {**self.report, "verdict": str(verdict_of(error)), "cost": {"compiles": 1}}
         except RemoteError as error:

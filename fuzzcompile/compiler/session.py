@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from fuzzcompile.case import CompileSettings
-from fuzzcompile.compiler import breaks, decompositions, fake, patches
+from fuzzcompile.compiler import aten_kernels, branches, breaks, decompositions, fake, patches
 from fuzzcompile.compiler.configs import config_of, has_entry, patched
 from fuzzcompile.compiler.kernels.control import UNCHANGED, Control
 from fuzzcompile.compiler.kernels.kernel_watch import Watch
@@ -54,7 +54,9 @@ class Compilation:
     The operators ``without_decompositions`` (``aten.gelu.default``) are not decomposed; those of ``kernel_metadata``
     have results of the dtype, shape and strides that their kernels give, whatever fake tensors say. For a target,
     ``order`` says which program of an interpreted kernel runs first, and with ``templates`` a matrix template stands
-    where a device would time it against a library.
+    where a device would time it against a library. Nodes of dynamo's graph that are ``bypassed`` give their first
+    argument; a backend that is told so gets neither mode nor options. The ATen kernels of the operators in
+    ``contiguous_operands`` get contiguous copies of their operands.
     """
 
     backend: str | None = None
@@ -73,6 +75,8 @@ class Compilation:
     kernel_metadata: tuple[str, ...] = ()
     order: Order = Order.FORWARD
     templates: bool = False
+    bypassed: tuple[str, ...] = ()
+    contiguous_operands: tuple[str, ...] = ()
 
     def with_vetoes(self, *names: str) -> Compilation:
         """The same compile with further rewrites refused."""
@@ -121,6 +125,8 @@ def _operators_changed(how: Compilation, ledger: Ledger) -> Iterator[None]:
         if how.kernel_metadata:
             stack.enter_context(installed(fake.Metadata(how.kernel_metadata, ledger), patches.METADATA))
             stack.enter_context(fake.forgetting_metadata())
+        if how.contiguous_operands:
+            stack.enter_context(aten_kernels.given_contiguous(how.contiguous_operands))
         yield
 
 
@@ -193,6 +199,8 @@ class Session:
         if mode and (options or given):  # torch.compile takes one of the two: a mode is nothing but options
             options = {**torch._inductor.list_mode_options(mode), **options}
             options, mode = {key: value for key, value in options.items() if key not in given}, None
+        if self.how.bypassed:
+            return torch.compile(target, backend=branches.bypassing(self.how.bypassed, backend), **arguments)
         if options:
             arguments["options"] = options
         if mode and mode != "default":

@@ -33,7 +33,7 @@ def captured_functions(ledger: Ledger, site: str | None, nodes: Sequence[str]) -
     named = [node for node in there if node.name in nodes]
     found = {}
     for node in named or there:
-        name = _public_name(node.target)
+        name = public_name(node.target)
         if name is not None and callable(node.target):
             found[name] = node.target
     return found
@@ -46,7 +46,7 @@ def _captured(ledger: Ledger) -> Iterator[fx.Node]:
             yield from (node for node in record.snapshots[0].graph.nodes if node.op == "call_function")
 
 
-def _public_name(function: object) -> str | None:
+def public_name(function: object) -> str | None:
     """The function's name in torch's public modules; None for operators of Python and whatever has none."""
     name = getattr(function, "__name__", None)
     if name is None:

@@ -26,7 +26,7 @@ from fuzzcompile.corpus.models import CaseRow, FindingRow, FormerNameRow, Relate
 from fuzzcompile.corpus.records import CaseRecord, Related, Replay, Reproducer, Umbrella, public_id
 from fuzzcompile.errors import UsageError
 from fuzzcompile.severity import severity
-from fuzzcompile.signatures import PROGRAM, coarse, may_be_one, refined
+from fuzzcompile.signatures import PROGRAM, agree, coarse, refined
 
 ORIGIN = "import"
 # A finding and its sources are some hundred kilobytes.
@@ -184,7 +184,7 @@ def _known(session: Session, signature: str, case: str, own: str | None) -> tupl
         .distinct()
     )
     for row in session.scalars(of_case):
-        if may_be_one(row.signature, signature):
+        if agree(row.signature, signature):
             return row, signature
     known = merging.finding_of(session, signature)
     if known is None or known.severity == own or coarse(signature) != signature:

@@ -28,7 +28,7 @@ from fuzzcompile.corpus.records import public_id
 from fuzzcompile.corpus.speaking import speaks_for
 from fuzzcompile.corpus.umbrellas import umbrella_of
 from fuzzcompile.severity import Severity, rank, severity
-from fuzzcompile.signatures import coarse, fingerprint, is_provisional, is_unproved, may_be_one, same_place
+from fuzzcompile.signatures import agree, coarse, fingerprint, is_provisional, is_unproved, same_place
 
 if TYPE_CHECKING:
     from fuzzcompile.contract import ReportJson
@@ -72,8 +72,16 @@ def new_finding(session: Session, signature: str, run: RunRow) -> FindingRow:
     return row
 
 
-def settle(session: Session, finding: FindingRow, reproducer: ReproducerRow) -> tuple[FindingRow, tuple[int, ...]]:
+def settle(
+    session: Session, finding: FindingRow, reproducer: ReproducerRow, *, anew: bool = False
+) -> tuple[FindingRow, tuple[int, ...]]:
     """Refine the finding by what its confirmed reproducer showed, and merge it with those that are the same bug.
+
+    Args:
+        session: the transaction.
+        finding: the finding.
+        reproducer: one of its reproducers.
+        anew: the reproducer was the finding's own and was judged again, so that its signature is the finding's.
 
     Returns:
         The finding that is left, and the ids of those that vanished into it.
@@ -82,7 +90,8 @@ def settle(session: Session, finding: FindingRow, reproducer: ReproducerRow) -> 
         return finding, ()
     merged: list[int] = []
     signature = _signature(reproducer)
-    if signature is not None and _replaces(session, signature, finding, reproducer):
+    differs = signature != finding.signature
+    if signature is not None and ((anew and differs) or _replaces(session, signature, finding, reproducer)):
         namesake = session.scalar(select(FindingRow).where(FindingRow.signature == signature))
         _remember(session, finding)
         if namesake is not None:
@@ -98,7 +107,7 @@ def settle(session: Session, finding: FindingRow, reproducer: ReproducerRow) -> 
 def belongs_apart(finding: FindingRow, reproducer: ReproducerRow) -> bool:
     """Whether the reproducer shows another cause than the finding it was made for, at the same place."""
     signature = _signature(reproducer) or finding.signature
-    return same_place(signature, finding.signature) and not may_be_one(signature, finding.signature)
+    return same_place(signature, finding.signature) and not agree(signature, finding.signature)
 
 
 def move_apart(session: Session, finding: FindingRow, reproducer: ReproducerRow) -> tuple[FindingRow, bool]:
@@ -144,9 +153,7 @@ def choose(session: Session, finding: FindingRow) -> None:
         report, finding.case_id = run.report, run.case_id
     else:
         report = shown.report or {}
-        alike = run.verdict == report["verdict"] and may_be_one(
-            *(str(r.get("signature")) for r in (run.report, report))
-        )
+        alike = run.verdict == report["verdict"] and agree(*(str(r.get("signature")) for r in (run.report, report)))
         finding.case_id = shown.case_id or (run.case_id if alike else None)
     finding.verdict, finding.confidence = str(report["verdict"]), cast("str | None", report.get("confidence"))
     finding.culprit, finding.evidence = in_short(report.get("culprit")), _object(report.get("evidence"))

@@ -138,15 +138,19 @@ def put_run(
     return Recorded(case_row.id, run.id, run.finding_id, is_new)
 
 
-def put_reproducer(session: Session, finding_id: int, reproducer: Reproducer) -> Kept:
-    """Store a reproducer; a script that is already stored is updated. The finding takes from it what it shows."""
+def put_reproducer(session: Session, finding_id: int, reproducer: Reproducer, replaces: str | None = None) -> Kept:
+    """Store a reproducer; a script that is already stored is updated. The finding takes from it what it shows.
+
+    ``replaces`` is the hash of the finding's script or case that was judged anew to make this one.
+    """
     finding = session.get_one(FindingRow, finding_id)
-    of_script = (ReproducerRow.finding_id == finding_id, ReproducerRow.sha256 == reproducer.sha256)
-    row = session.scalar(select(ReproducerRow).where(*of_script))
+    row = _reproducer(session, finding_id, reproducer.sha256)
+    if row is None and replaces is not None:
+        row = _reproducer(session, finding_id, replaces)
     if row is None:
-        row = ReproducerRow(finding_id=finding_id, sha256=reproducer.sha256, created=now())
+        row = ReproducerRow(finding_id=finding_id, created=now())
         session.add(row)
-    for name in ("source", "lines", "kind", "confirmed", "torch", "neighbour", "program"):
+    for name in ("source", "sha256", "lines", "kind", "confirmed", "torch", "neighbour", "program"):
         setattr(row, name, getattr(reproducer, name))
     row.report = None if reproducer.report is None else plain(reproducer.report)
     row.shown = None if reproducer.shown is None else plain(reproducer.shown)
@@ -155,12 +159,17 @@ def put_reproducer(session: Session, finding_id: int, reproducer: Reproducer) ->
     if reproducer.environment is not None:
         row.environment_id = put_environment(session, reproducer.environment)
     session.flush()
-    is_new = False
-    if merging.belongs_apart(finding, row):
+    is_new, anew = False, replaces is not None
+    if merging.belongs_apart(finding, row) and not anew:
         finding, is_new = merging.move_apart(session, finding, row)
-    finding, merged = merging.settle(session, finding, row)
+    finding, merged = merging.settle(session, finding, row, anew=anew)
     merging.choose(session, finding)
     return Kept(finding.id, finding.signature, merged, is_new)
+
+
+def _reproducer(session: Session, finding_id: int, sha256: str) -> ReproducerRow | None:
+    of_script = (ReproducerRow.finding_id == finding_id, ReproducerRow.sha256 == sha256)
+    return session.scalar(select(ReproducerRow).where(*of_script))
 
 
 def put_replay(session: Session, finding_id: int, replay: Replay) -> None:

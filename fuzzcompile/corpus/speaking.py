@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fuzzcompile.signatures import may_be_one
+from fuzzcompile.signatures import agree
 
 
 def speaks_for(signature: str, reproduced: Mapping[str, object], judged: Mapping[str, object]) -> bool:
@@ -20,7 +20,7 @@ def speaks_for(signature: str, reproduced: Mapping[str, object], judged: Mapping
     """
     if not reproduced.get("is_bug"):
         return False
-    return may_be_one(str(reproduced.get("signature") or signature), signature) or not _proves(judged)
+    return agree(str(reproduced.get("signature") or signature), signature) or not _proves(judged)
 
 
 def _proves(report: Mapping[str, object]) -> bool:

@@ -133,14 +133,20 @@ class Store(Reader):
         with self._write() as session:
             return recording.put_run(session, campaign_id, case, environment, report, coverage, screened=screened)
 
-    def add_reproducer(self, finding: str | int, reproducer: Reproducer) -> Kept:
+    def add_reproducer(self, finding: str | int, reproducer: Reproducer, *, replaces: str | None = None) -> Kept:
         """Store a reproducer of a finding; a script that is already stored is updated.
 
         A confirmed one settles what the finding is: a coarse signature becomes the refined one of its report, and
         findings that are thereby seen to be the same bug are merged. The answer says which finding is left.
+
+        Args:
+            finding: what it shows.
+            reproducer: the script, and what was seen of it.
+            replaces: the hash of the finding's own script or case, if that was judged anew to make this one; what it
+                shows now is what the finding is, whatever its signature was.
         """
         with self._write() as session:
-            return recording.put_reproducer(session, finding_id(session, finding), reproducer)
+            return recording.put_reproducer(session, finding_id(session, finding), reproducer, replaces)
 
     def mark(self, name: str, mark: Mark) -> tuple[str, Mark]:
         """Store what a person says of a finding or a group of them; return its name, and all that is said of it now.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -13,11 +13,13 @@ from fuzzcompile.attribution.replays import ReplayCount
 from fuzzcompile.attribution.steps import changing_meaning, steps_of, suspects_of
 from fuzzcompile.case import Case
 from fuzzcompile.compiler.hooks import initialise_patterns
+from fuzzcompile.compiler.labels import family_of
 from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.judging.decision import confirmed, decide
 from fuzzcompile.judging.report import normalised
 from fuzzcompile.oracle.judgement import wrong_values
 from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.signatures import fingerprint
 from fuzzcompile.stage_names import AROUND_CAPTURE, BEHIND_GRAPHS, GRAPH_STAGES
 from fuzzcompile.stages.base import Suspect
 from fuzzcompile.stages.rewriting import rewrites_visible
@@ -30,6 +32,8 @@ _SCREENABLE = (*GRAPH_STAGES, *AROUND_CAPTURE)
 _NEEDS_CODE = (Verdict.CRASH, Verdict.TIMEOUT, Verdict.NONDETERMINISTIC)
 # The part of an error's message that says which error it is: sizes and names come later.
 _MESSAGE = 60
+# What is found of a value whose elements are right.
+_RIGHT_VALUES = ("same", "close", "stride", "alias")
 # How long the operators of a candidate are compared, which is small most of the time.
 _SECONDS = 10.0
 
@@ -39,7 +43,9 @@ class Probe:
     """A quick look at a case: one compile, no proof.
 
     ``suspects`` are the suspects of the stages that were asked, most telling first. ``error`` is the type and message
-    of what was raised, without what changes from case to case.
+    of what was raised, without what changes from case to case. ``outcomes`` are the stage and family of whatever
+    matched, each with what became of it, ``right_values`` whether nothing but strides and aliases can be wrong, and
+    ``outputs`` what the compiled program returned.
     """
 
     verdict: Verdict
@@ -48,6 +54,9 @@ class Probe:
     error: str | None = None
     compiles: int = 1
     screens: int = 0
+    outcomes: frozenset[tuple[str, str, str]] = frozenset()
+    right_values: bool = False
+    outputs: tuple[torch.Tensor, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def suspect(self) -> Suspect | None:
@@ -60,7 +69,8 @@ class Target:
     """The signature that a reduction is locked to.
 
     ``named`` says that a culprit has a name; otherwise ``error`` distinguishes one error from another, and all else is
-    held by stage.
+    held by stage. ``causes`` holds the fingerprint of the cause, if it is known: no probe looks for it, but a full
+    judgement tries it first.
     """
 
     verdict: str
@@ -70,6 +80,7 @@ class Target:
     keep: Keep = "culprit"
     named: bool = True
     error: str | None = None
+    causes: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, report: Mapping[str, Any], keep: Keep = "culprit") -> Target:
@@ -82,7 +93,9 @@ class Target:
         error = None
         if not named and Verdict(report["verdict"]).kind == "error" and len(parts) == 3 and parts[1] != "-":
             error = f"{parts[1]}: {parts[2]}"[:_MESSAGE]
-        return cls(report["verdict"], stage, culprit.get("source"), families, keep, named, error)
+        cause = fingerprint(str(report.get("signature") or ""))
+        causes = () if cause is None or keep == "verdict" else (cause,)
+        return cls(report["verdict"], stage, culprit.get("source"), families, keep, named, error, causes)
 
     @property
     def screens(self) -> bool:
@@ -171,6 +184,9 @@ def probe(
         None if failure is None else f"{failure.type_name}: {normalised(failure.message)}",
         experiments.compiles,
         experiments.screens,
+        frozenset((rule.stage, family_of(rule.rewrite), outcome) for rule, outcome in trial.ledger.coverage),
+        failure is None and all(c.finding in _RIGHT_VALUES for c in trial.judgement.comparisons),
+        tuple(value.value for value in trial.observation.values if value.kind == "output" and value.is_tensor),
     )
 
 

@@ -14,7 +14,8 @@ from fuzzcompile.execution.observation import Failure
 from fuzzcompile.judging.asked import Asked
 from fuzzcompile.oracle.comparison import Comparison
 from fuzzcompile.oracle.verdicts import Verdict
-from fuzzcompile.severity import severity
+from fuzzcompile.severity import Severity, severity
+from fuzzcompile.signatures import UNATTRIBUTED, of_program, refined
 from fuzzcompile.stage_names import GRAPH_STAGES, PARTITION
 from fuzzcompile.stages.table import stage_named
 
@@ -25,12 +26,17 @@ _REWRITING = (*GRAPH_STAGES, PARTITION)
 
 @dataclass(frozen=True)
 class Cost:
-    """What the answer took. ``screens`` are compiles without code generation; ``seconds`` is wall time."""
+    """What the answer took.
+
+    ``screens`` are compiles without code generation; ``cause_screens`` are further ones, of parts of the case, that the
+    search for its cause took. ``seconds`` is wall time.
+    """
 
     compiles: int
     replays: int
     seconds: float
     screens: int = 0
+    cause_screens: int = 0
 
 
 @dataclass(frozen=True)
@@ -58,7 +64,8 @@ class Report:
     the two runs gave, ``notes`` what else a reader should know. A ``screened`` case was compiled without generated
     code. ``asked`` tells what became of rewrites that the user named. ``target`` is the device that the compiler was
     told, and how each stage was looked at for it (None: it compiled for the device that ran). ``contract`` says which
-    promises of equal bits it keeps (None: not asked).
+    promises of equal bits it keeps (None: not asked). ``cause`` is what must change for the case to pass, and
+    ``program`` the key of its program up to names (None: not looked for).
     """
 
     case: str
@@ -87,6 +94,7 @@ class Report:
     target: TargetJson | None = None
     contract: ContractJson | None = None
     cause: CauseJson | None = None
+    program: str | None = None
 
     @property
     def is_bug(self) -> bool:
@@ -95,16 +103,30 @@ class Report:
 
     @property
     def signature(self) -> str | None:
-        """What makes two findings the same bug; None where there is none."""
+        """What makes two findings the same bug; None where there is none.
+
+        Wrong values whose culprit is not proved are held together by the program that shows them.
+        """
         if not self.is_bug:
             return None
         culprit = self.attribution.culprit
+        stage = culprit.stage if culprit is not None else UNATTRIBUTED
+        if self.program is not None and self._rests_on_program():
+            return of_program(stage, self.program)
         if culprit is not None and (culprit.rewrite is not None or culprit.family != "unknown"):
-            return culprit.signature
-        stage = culprit.stage if culprit is not None else "unattributed"
+            return refined(culprit.signature, self.cause.get("fingerprint") if self.cause is not None else None)
         if self.failure is not None:
             return f"{stage}:{self.failure.type_name}:{normalised(self.failure.message)}"
         return f"{stage}:-:{self.verdict}"
+
+    def _rests_on_program(self) -> bool:
+        """Whether values or memory are wrong and nothing proves by what; a hit of a proved finding is proved."""
+        culprit, attribution = self.attribution.culprit, self.attribution
+        if attribution.known or (culprit is not None and culprit.necessary):
+            return False
+        outputs = [asdict(comparison) for comparison in self.comparisons]
+        shown = {"verdict": str(self.verdict), "is_bug": True, "evidence": {"outputs": outputs}}
+        return severity(cast("ReportJson", shown)) in (Severity.SILENT, Severity.ALIASING)
 
     def to_json(self) -> dict[str, Any]:
         """The object that ``fuzzcompile triage --json`` prints."""

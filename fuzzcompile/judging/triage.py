@@ -38,6 +38,7 @@ from fuzzcompile.oracle.comparison import Comparison
 from fuzzcompile.oracle.judgement import same_bits
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.oracle.warned import changed_warnings
+from fuzzcompile.signatures import coarse
 from fuzzcompile.tolerances import Tolerances
 from fuzzcompile.trials.compiles import Experiments, Trial
 
@@ -68,7 +69,7 @@ def triage(
         tolerances: how far the two may be apart; by default the table that comes with fuzzcompile.
         vetoes: rewrites that are refused throughout, by name.
         known: signatures, each with the kind of its verdict, that need no further proof: a bug whose first
-            suspect has one of them is a hit of it, and ``necessary`` stays None.
+            suspect has one of them, causes apart, is a hit of it, and ``necessary`` stays None.
         deadline: value of ``time.monotonic()`` after which attribution begins no further compile.
         thorough: spend further compiles on evidence: the program in float64 where values are apart, the compiler's own
             random stream where it draws random numbers, and, of a bug, what each backend shows.
@@ -140,7 +141,7 @@ def _screened(looking: Experiments, known: Collection[tuple[str, str]], started:
         answer = _decided_both_ways(answer, None)
         if answer.decision.verdict.is_bug:
             return None
-    attribution = Attribution(hit, changed_bits=_changed_bits(steps))
+    attribution = Attribution(hit, changed_bits=_changed_bits(steps), known=hit is not None)
     return replace(answer.report(attribution), screened=True)
 
 
@@ -149,7 +150,8 @@ def _known_culprit(divergence: Divergence, verdict: Verdict, known: Collection[t
     if not known or not verdict.is_bug:
         return None
     suspect = first_rewrite(divergence)
-    return suspect if suspect is not None and (suspect.signature, verdict.kind) in known else None
+    places = {(coarse(signature), kind) for signature, kind in known}
+    return suspect if suspect is not None and (suspect.signature, verdict.kind) in places else None
 
 
 def _late(deadline: float | None) -> bool:
@@ -190,7 +192,7 @@ class _Answer:
         divergence = Divergence(self.experiments, self.trial, self.steps, self.count)
         hit = _known_culprit(divergence, verdict, known)
         if hit is not None:
-            return replace(unproved, culprit=hit)
+            return replace(unproved, culprit=hit, known=True)
         ablator = Ablator(self.experiments, self.trial, self.count, self.decision.evidence, deadline)
         attribution = Attributor(ablator, self.steps, thorough=thorough).run()
         return replace(attribution, changed_bits=unproved.changed_bits)

@@ -29,7 +29,7 @@ _FURTHER_RUNS = 2
 class Shown:
     """A reproducer, whether it showed the bug when run alone, and its output; ``note`` is for the user.
 
-    ``plain`` is the script for an issue with what it showed; None if none was made.
+    ``plain`` is the script for an issue with what it showed; None if none was made. ``interrupted``: by the user.
     """
 
     reproducer: str
@@ -37,6 +37,7 @@ class Shown:
     said: str
     note: str = ""
     plain: ShownJson | None = None
+    interrupted: bool = False
 
 
 def find_neighbour(program: Program, prober: Prober, tally: Tally, budget: Budget, *, screen: bool) -> str | None:
@@ -82,23 +83,26 @@ def show(source: str, report: ReportJson, neighbour: str | None) -> Shown:
         confirmation = run()
         first = Shown(reproducer, confirmation.confirmed, confirmation.output)
         if confirmation.confirmed:
-            return replace(first, plain=_plain(script, report))
+            return _with_plain(first, source, script, report)
         again = [run() for _ in range(_FURTHER_RUNS)]
     except KeyboardInterrupt:
-        return Shown(reproducer, False, "the confirmation was interrupted")
+        return Shown(reproducer, False, "the confirmation was interrupted", interrupted=True)
     shown = [confirmation for confirmation in again if confirmation.confirmed]
     if not shown:
         return replace(first, note=f"the reproducer does not show the bug alone in {len(again) + 1} runs")
     note = f"the bug comes and goes: the reproducer showed it in {len(shown)} of {len(again) + 1} runs"
-    return Shown(reproducer, True, shown[0].output, note, _plain(script, report))
+    return _with_plain(Shown(reproducer, True, shown[0].output, note), source, script, report)
 
 
-def _plain(script: Script, report: ReportJson) -> ShownJson | None:
-    """The script for an issue; an interrupt leaves it out."""
+def _with_plain(shown: Shown, source: str, script: Script, report: ReportJson) -> Shown:
+    """With the script for an issue; an interrupt leaves it out."""
     try:
-        return shown_as_issue(script, report)
+        return replace(shown, plain=shown_as_issue(source, script, report))
     except KeyboardInterrupt:
-        return None
+        return replace(shown, interrupted=True)
+    except Exception as error:  # a case may be of any form, and its reproducer stands without this script
+        why = f"no script for an issue could be made ({type(error).__name__}: {error})"
+        return replace(shown, note="; ".join(filter(None, (shown.note, why))))
 
 
 def can_be_shown(source: str, report: ReportJson) -> bool:

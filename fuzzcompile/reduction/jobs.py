@@ -13,6 +13,7 @@ from fuzzcompile.reduction.program import Program
 from fuzzcompile.reduction.scripts.sources import case_part
 from fuzzcompile.reduction.search import Prober, Tally
 from fuzzcompile.reduction.writing import model_lines
+from fuzzcompile.signatures import agree, coarse
 
 # How graphs are captured: by dynamo with static sizes, by dynamo with sizes read off the inputs, or by AOTAutograd,
 # which leaves no function transforms and higher-order operators.
@@ -85,14 +86,18 @@ class Outcome:
 def same_bug(wanted: ReportJson, reached: ReportJson, keeps: str = "culprit") -> bool:
     """Whether two reports describe the same bug.
 
-    They do if their signatures share a family: a smaller case may show fewer of a culprit's siblings, or fewer
-    operators of one kernel. If a culprit has low confidence, the kind of verdict and the stage decide; if ``keeps``
-    is "verdict", the kind of verdict alone.
+    They do if their signatures agree (:func:`~fuzzcompile.signatures.agree`). If a culprit has low confidence, the kind
+    of verdict and the stage decide, unless the causes are known to be two; if ``keeps`` is "verdict", the kind of
+    verdict alone.
     """
     if not reached.get("is_bug"):
         return False
-    if keeps == "culprit" and _share_a_family(wanted.get("signature"), reached.get("signature")):
-        return True
+    if keeps == "culprit":
+        signatures = wanted.get("signature") or "", reached.get("signature") or ""
+        if agree(*signatures):
+            return True
+        if agree(*map(coarse, signatures)):
+            return False  # the same place, for another cause
     if Verdict(wanted["verdict"]).kind != Verdict(reached["verdict"]).kind:
         return False
     if keeps == "verdict":
@@ -112,12 +117,3 @@ def is_smaller(source: str, program: Program, original: str, captured: Sequence[
         return False
     same_work = len(captured) == 1 and program.size >= captured[0].size
     return not (same_work and model_lines(source) >= model_lines(before))
-
-
-def _share_a_family(wanted: str | None, reached: str | None) -> bool:
-    """Whether two signatures name the same stage and file, and a family in common."""
-    if wanted is None or reached is None or wanted == reached:
-        return wanted == reached
-    *place, families = wanted.rsplit(":", 1)
-    *reached_place, reached_families = reached.rsplit(":", 1)
-    return place == reached_place and bool(set(families.split("+")) & set(reached_families.split("+")))

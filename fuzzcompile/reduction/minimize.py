@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from fuzzcompile.contract import ReportJson
 from fuzzcompile.generation import GeneratedCase
 from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.reduction.canonical import program_key
 from fuzzcompile.reduction.concluding import Shown, can_be_shown, find_neighbour, show, unconfirmed
 from fuzzcompile.reduction.jobs import Capture, Job, Outcome, Tools, is_smaller, same_bug
 from fuzzcompile.reduction.program import Program
@@ -285,6 +286,7 @@ class _Minimiser:
             tuple(self.drawn[digest] for digest in self.questions.tally.others if digest in self.drawn),
             self.interrupted,
             shown.plain,
+            program_key(self.best),
         )
 
     def _shown(self, neighbour: str | None) -> Shown:

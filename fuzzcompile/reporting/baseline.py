@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fuzzcompile.contract import ReportJson
 from fuzzcompile.errors import UsageError
+from fuzzcompile.signatures import coarse, fingerprint
 
 # What every signature begins with: a stage, then a source file, an error's type or "-".
 _SIGNATURE = re.compile(r"[a-z_]+:[^:\s]+:\S.*")
@@ -39,8 +40,13 @@ class Baseline:
         return cls(path, frozenset(_signatures(path, text)))
 
     def knows(self, report: ReportJson | None) -> bool:
-        """Whether the report shows a bug that is in the list."""
-        return report is not None and bool(report.get("is_bug")) and report.get("signature") in self.signatures
+        """Whether the report shows a bug that is in the list; without a cause on either side, the place decides."""
+        signature = report.get("signature") if report is not None and report.get("is_bug") else None
+        if signature is None:
+            return False
+        if fingerprint(signature) is None:
+            return signature in set(map(coarse, self.signatures))
+        return not self.signatures.isdisjoint((signature, coarse(signature)))
 
 
 def _signatures(path: Path, text: str) -> Iterator[str]:

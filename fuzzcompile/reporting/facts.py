@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from fuzzcompile.contract import CulpritJson, OutputJson, ReportJson, told
+from fuzzcompile.contract import CauseJson, CulpritJson, OutputJson, ReportJson, ShownJson, told
 from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.reporting.program import expression_of, short
+from fuzzcompile.severity import Severity, severity
+
+if TYPE_CHECKING:
+    from fuzzcompile.corpus.marking import Mark
+    from fuzzcompile.corpus.records import Related, Umbrella
+    from fuzzcompile.replaying.history import History
 
 # What the judge says of an output that is correct.
 _HARMLESS = ("same", "close", "wild")
@@ -19,12 +27,18 @@ class IssueFacts:
 
     Attributes:
         report: what triage says.
-        reproducer: the script that shows it, if there is one.
+        reproducer: the script that shows it and checks itself, if there is one.
         environment: where it was seen (:func:`fuzzcompile.execution.environment.describe`).
         first_seen: the date on which a campaign found it; None for a case that no campaign found.
         hits: how many cases showed it.
         confirmed: whether the reproducer exited with 1 on its own in a clean process.
-        output: what it printed there.
+        shown: the plain script, the ladder of backends and what else was seen when the reproducer was made.
+        history: the versions of torch on which it was run again; None if on none.
+        related: public reports that a search found, the likeliest first.
+        searched: the date of that search; None if there was none.
+        queries: what it asked for.
+        mark: what a person said of the finding; None if nothing.
+        umbrella: the group that it belongs to, and what a person said of that.
     """
 
     report: ReportJson
@@ -33,7 +47,13 @@ class IssueFacts:
     first_seen: str | None = None
     hits: int = 0
     confirmed: bool = False
-    output: str | None = None
+    shown: ShownJson = field(default_factory=ShownJson)
+    history: History | None = None
+    related: Sequence[Related] = ()
+    searched: str | None = None
+    queries: Sequence[str] = ()
+    mark: Mark | None = None
+    umbrella: Umbrella | None = None
 
     @property
     def is_script(self) -> bool:
@@ -85,7 +105,49 @@ class IssueFacts:
     @property
     def proved(self) -> bool:
         """Whether switching off the culprit alone removed the bug."""
-        return bool(self.culprit and self.culprit.get("rewrite") and self.culprit.get("necessary"))
+        return bool(self.culprit and self.culprit.get("necessary"))
+
+    @property
+    def cause(self) -> CauseJson | None:
+        """What must change for the case to pass, if it is known."""
+        return self.report.get("cause") or None
+
+    @property
+    def severity(self) -> Severity | None:
+        """How bad it is; None for no bug."""
+        return severity(self.report) if self.is_bug else None
+
+    @property
+    def plain(self) -> str | None:
+        """The script for an issue, if it showed the bug."""
+        return self.shown.get("plain") if self.shown.get("plain_shows", True) else None
+
+    @property
+    def kernel(self) -> str | None:
+        """The operator whose own kernel is wrong, such as ``aten.cat.default``; None for any other culprit."""
+        culprit = self.culprit or {}
+        kernel = culprit.get("details", {}).get("aten_kernel")
+        if isinstance(kernel, Mapping) and kernel.get("operator"):
+            return str(kernel["operator"])
+        blamed = str(culprit.get("rewrite") or "")
+        return blamed if self.without_compiler and blamed.startswith("aten.") else None
+
+    @property
+    def without_compiler(self) -> bool:
+        """Whether a script without torch.compile shows the fault."""
+        return bool(self.shown.get("eager_only"))
+
+    @property
+    def expression(self) -> str | None:
+        """The operation at fault as a user writes it; None where no short text stands for it."""
+        if self.shown.get("expression"):
+            return self.shown["expression"]
+        details = (self.culprit or {}).get("details", {})
+        matched = details.get("matched")
+        codes = [short(str(line.get("code"))) for line in matched] if isinstance(matched, list) else []
+        operator = re.match(r"aten\.(\w+)", str((self.culprit or {}).get("rewrite") or ""))
+        written = next(filter(None, reversed(codes)), None) or expression_of(self.reproducer, operator and operator[1])
+        return written or (operator and operator[0])
 
     @property
     def low_confidence(self) -> bool:

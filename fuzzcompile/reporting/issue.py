@@ -2,99 +2,173 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from fuzzcompile.contract import CulpritJson
-from fuzzcompile.reporting import wording
+from fuzzcompile.privacy import one_line, scrub
+from fuzzcompile.reporting import place, wording
 from fuzzcompile.reporting.facts import IssueFacts
-from fuzzcompile.reporting.privacy import scrub
+from fuzzcompile.reporting.filing import Refusal
+from fuzzcompile.reporting.program import case_part
 from fuzzcompile.reporting.proof import diff_of, workaround_with_cost
-from fuzzcompile.reporting.rules import fit_to_file, rules
+from fuzzcompile.reporting.rules import rules
+from fuzzcompile.reporting.tables import ablation_rows, as_run, error_rows, named
 from fuzzcompile.reporting.versions import versions
 from fuzzcompile.templating import environment
 
-_MAX_ROWS = 12
-_MAX_DIFF = 40
+MOST_LINES = 40  # before the folded details
+_MAX_DIFF = 60
 _MAX_KERNEL = 120
-_METADATA = ("dtype", "shape", "stride", "alias", "missing", "integer")
-_ERRORS = ("max_abs_error_eager", "max_abs_error_compiled", "error_ratio", "noise_floor")
+_RELATED = 3  # links in the line on related reports
+_QUERIES = 4  # of a search that found nothing
+_WIDEST = 200  # characters of a line of output
+_ALIKE = 60  # characters by which a line of the log is known again in an output, where lines are cut
+_RESULTS = {"right": "right", "wrong": "**wrong**", "raises": "**raises**"}
+# The compilers' own messages in the log of an error: g++, clang++, Triton, and the last line of a traceback.
+_MESSAGE = re.compile(r"(?:\berror: |^[\w.]*(?:Error|Exception|Failure)\b: ).+")
 
 
-def draft_issue(facts: IssueFacts) -> str:
-    """The draft in Markdown; for a verdict that is no bug, a short text that says why there is none.
+@dataclass(frozen=True)
+class Shape:
+    """How much of the script and of its output stands before the folded details.
+
+    ``script`` is "whole", "case" (a checking script without the part that runs it) or "folded".
+    """
+
+    output: int
+    script: str = "whole"
+
+
+# Tried in this order until the draft is short enough.
+_SHAPES = (
+    *(Shape(lines) for lines in (12, 6, 3, 1, 0)),
+    *(Shape(lines, "case") for lines in (6, 0)),
+    *(Shape(lines, "folded") for lines in (6, 0)),
+)
+
+
+def draft_issue(facts: IssueFacts, refusal: Refusal | None = None) -> str:
+    """The draft of a bug, in Markdown: at most 40 lines, and what is folded below them.
 
     It claims what the facts show and nothing beyond: what was not run is reported as not run.
+
+    Args:
+        facts: the finding; of one that is no bug, only the refusal is printed.
+        refusal: why the finding is not to be filed; it stands on top.
     """
-    template = environment().get_template("reports/issue.md.j2")
+    if not facts.is_bug:
+        return _on_top(refusal) if refusal is not None else ""
+    for shape in _SHAPES:
+        text = _rendered(facts, refusal, shape)
+        if len(text.partition("<details>")[0].splitlines()) <= MOST_LINES:
+            break
+    return text
+
+
+def _on_top(refusal: Refusal) -> str:
+    return f"> **Not to be filed: {refusal.reason}.** What would change that: {refusal.remedy}.\n"
+
+
+def _rendered(facts: IssueFacts, refusal: Refusal | None, shape: Shape) -> str:
+    script, output = _script(facts)
     errors, left_out = error_rows(facts)
-    return template.render(
-        facts=facts,
-        title=wording.title(facts) if facts.is_bug else "",
-        summary=wording.summary(facts),
-        why_not=wording.why_not(facts),
-        errors=errors,
-        left_out=left_out,
-        attribution=list(_attribution(facts)),
-        contributors=[_named(culprit) for culprit in facts.report.get("contributors") or ()],
-        changed_bits=list(dict.fromkeys(_named(rewrite) for rewrite in facts.report.get("changed_bits") or ())),
-        ablations=list(_ablations(facts)),
-        diff=[scrub(line) for line in diff_of(facts.culprit)[:_MAX_DIFF]],
-        kernel=_kernel(facts),
-        workaround=workaround_with_cost(facts.report),
-        log=scrub(facts.output.strip()) if facts.output else "",
-        versions=versions({**facts.environment, **facts.where}),
-        rules=rules(facts) if facts.is_bug else [],
-        fit=facts.is_bug and fit_to_file(facts),
+    log = scrub(facts.shown.get("error_log") or "").strip()
+    return (
+        environment()
+        .get_template("reports/issue.md.j2")
+        .render(
+            facts=facts,
+            on_top=_on_top(refusal) if refusal is not None else "",
+            shape=shape,
+            title=wording.title(facts),
+            summary=wording.summary(facts),
+            script=script,
+            case=case_part(script) if shape.script == "case" else script,
+            output=_shortened(output, log, shape.output),
+            whole_output=scrub(output).strip(),
+            ladder=list(_ladder(facts)),
+            points=list(_points(facts)),
+            errors=errors,
+            left_out=left_out,
+            culprits=list(_culprits(facts)),
+            ablations=list(ablation_rows(facts)),
+            diff=[scrub(line) for line in diff_of(facts.culprit)[:_MAX_DIFF]],
+            kernel=_kernel(facts),
+            log=log,
+            notes=[scrub(note) for note in facts.report.get("evidence", {}).get("notes") or ()],
+            versions=versions({**facts.environment, **facts.where}),
+            rules=rules(facts),
+            labels=", ".join(f"`{label}`" for label in place.labels(facts)),
+            todo=list(_todo(facts)),
+        )
     )
 
 
-def error_rows(facts: IssueFacts) -> tuple[list[dict[str, str]], int]:
-    """The table of outputs, wrong ones first, as text; and how many outputs it leaves out."""
-    return list(_errors(facts)), max(0, len(facts.outputs) - _MAX_ROWS)
+def _script(facts: IssueFacts) -> tuple[str, str]:
+    """The script to show first, and what it printed: the eager one, the plain one, or the one that checks itself."""
+    shown = facts.shown
+    if facts.without_compiler:
+        return shown["eager_only"].strip(), shown.get("eager_only_output") or ""
+    if facts.plain:
+        return facts.plain.strip(), shown.get("plain_output") or ""
+    return (facts.reproducer or "").strip(), ""
 
 
-def _errors(facts: IssueFacts) -> Iterator[dict[str, str]]:
-    wrong = facts.wrong
-    for entry in [*wrong, *(output for output in facts.outputs if output not in wrong)][:_MAX_ROWS]:
-        # Where dtype, shape or presence differ, no distance was measured.
-        bare = entry.get("finding") in _METADATA and not entry.get("max_abs_error_compiled")
-        row = {key: "–" if bare else wording.figure(entry, key) for key in _ERRORS}
-        within = None if bare else entry.get("within_default_tolerance")
-        row["tolerance"] = "–" if within is None else "pass" if within else "fail"
-        row["name"] = str(entry.get("name"))
-        row["finding"] = " ".join(
-            part
-            for part in (
-                str(entry.get("finding") or "–"),
-                wording.one_line(str(entry.get("detail") or ""), 100),
-            )
-            if part
-        )
-        yield row
+def _shortened(output: str, log: str, limit: int) -> list[str]:
+    """The last lines of an output, and the compilers' own messages that it lacks; at most ``limit`` lines."""
+    lines = [scrub(line) for line in output.strip().splitlines()]
+    messages = [line.strip() for line in log.splitlines() if _MESSAGE.search(line.strip())]
+    new = [line for line in dict.fromkeys(messages) if not any(line[:_ALIKE] in known for known in lines)]
+    return [line[:_WIDEST] for line in [*lines, *new[:2]]][-limit:] if limit else []
 
 
-def _attribution(facts: IssueFacts) -> Iterator[tuple[str, str]]:
+def _ladder(facts: IssueFacts) -> Iterator[tuple[str, str]]:
+    for rung in facts.shown.get("ladder") or ():
+        says = one_line(rung.get("says") or "", 60) if rung["result"] == "raises" else ""
+        result = _RESULTS.get(rung["result"], rung["result"])
+        yield rung["backend"], (f"{result}: `{says}`" if says else result).replace("|", "\\|")
+
+
+def _points(facts: IssueFacts) -> Iterator[tuple[str, str]]:
+    """What stands in one line each: where, proof, workaround, related reports."""
+    culprit, component = place.culprit_line(facts), place.component_of(facts)
+    label = f" (`{component[1]}`)" if component else ""
+    if culprit:
+        yield ("Culprit" if facts.proved or facts.without_compiler else "Suspect, not proved"), culprit + label
+    elif component:
+        yield "Component", component[0] + label
+    if proof := place.proof(facts):
+        yield "Proof", proof
+    if workaround := workaround_with_cost(facts.report):
+        how, _, seen = workaround.partition("  # ")
+        yield "Workaround", f"`{scrub(how)}`" + (f" ({seen})" if seen else "")
+    yield "Related", _related(facts)
+
+
+def _related(facts: IssueFacts) -> str:
+    known = next((said.issue for said in (facts.mark, facts.umbrella) if said is not None and said.issue), None)
+    links = [f"[{report.title}]({report.url}) ({report.kind}, {report.state})" for report in facts.related[:_RELATED]]
+    if links or known:
+        return "; ".join([*([known] if known else []), *links])
+    if facts.searched:
+        asked = ", ".join(f"`{query}`" for query in facts.queries[:_QUERIES])
+        words = f" for {asked}" if asked else ""
+        return f"a search of issues and pull requests{words} on {facts.searched} found no report."
+    return "not searched."
+
+
+def _culprits(facts: IssueFacts) -> Iterator[str]:
+    """What the folded details say of the culprit beside its place."""
     culprit = facts.culprit
     if culprit is None:
         return
-    place = culprit.get("source")
-    if place and culprit.get("line") is not None:
-        place = f"{place}:{culprit['line']}"
-    named = {
-        "Stage": culprit.get("stage"),
-        "Pass": culprit.get("pass"),
-        "Rewrite": culprit.get("rewrite"),
-        "Source in the installed torch": place,
-        "User code": culprit.get("site"),
-    }
-    yield from ((label, f"`{scrub(str(value))}`") for label, value in named.items() if value)
     step = culprit.get("step")
     if step is not None:
-        yield "Step in replay, relative to the size of the result", f"{step:.3g}"
-    siblings = ", ".join(f"`{name}`" for name in culprit.get("siblings") or ())
-    together = f", with {siblings}, which takes its place when it is vetoed" if siblings else ""
-    yield "Necessary (gone without it)", as_run(culprit.get("necessary")) + together
-    yield "Sufficient (stays with it alone)", as_run(culprit.get("sufficient"))
+        yield f"It moves the result by {step:.3g} of its size when its graph is run in float64."
+    yield f"Gone without it: {as_run(culprit.get('necessary'))}."
+    yield f"Stays with it alone: {as_run(culprit.get('sufficient'))}."
+    yield from (f"Also needed: {named(contributor)}." for contributor in facts.report.get("contributors") or ())
 
 
 def _kernel(facts: IssueFacts) -> list[str]:
@@ -105,21 +179,18 @@ def _kernel(facts: IssueFacts) -> list[str]:
     return [scrub(line) for line in str(source or "").strip().splitlines()[:_MAX_KERNEL]]
 
 
-def as_run(answer: bool | None) -> str:
-    """The answer of a check that may not have been run."""
-    return "not run" if answer is None else "yes" if answer else "no"
-
-
-def _named(culprit: CulpritJson) -> str:
-    place = f", `{culprit['source']}:{culprit.get('line')}`" if culprit.get("source") else ""
-    return f"`{culprit.get('rewrite') or culprit.get('family')}` ({culprit.get('stage')}{place})"
-
-
-def _ablations(facts: IssueFacts) -> Iterator[dict[str, str]]:
-    for entry in facts.report.get("ablations") or ():
-        error = entry.get("error")
-        yield {
-            "toggle": scrub(str(entry.get("toggle"))),
-            "repairs": "yes" if entry.get("repairs") else "no",
-            "error": str(entry.get("non_finite") or "–") if error is None else f"{error:.3g}",
-        }
+def _todo(facts: IssueFacts) -> Iterator[str]:
+    """What a person does before filing."""
+    tried = facts.history.newest if facts.history is not None else None
+    newest = f"; the newest version tried is {tried}" if tried else ""
+    yield f"Run the script yourself, on the latest nightly too{newest}."
+    if facts.target is not None and not facts.seen_on_device:
+        yield f"Run it on a {facts.target} GPU: no GPU was used here."
+    if facts.related:
+        yield "Read the related reports; where one is the same bug, comment there instead."
+    else:
+        yield "Search issues and pull requests for the operator, the pass and the symptom."
+    yield "Say in your own words why it matters, above the generated part: PyTorch's AI policy asks for it."
+    if facts.low_confidence:
+        yield "Check the result by hand: a part of the compile could not be observed (see the details)."
+    yield from (f"{rule.text}: {rule.note}." for rule in rules(facts) if rule.met is None and "indices" in rule.text)

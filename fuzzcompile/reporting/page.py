@@ -12,7 +12,7 @@ from fuzzcompile.contract import ReportJson
 from fuzzcompile.reporting import proof
 from fuzzcompile.reporting.circumstances import circumstances
 from fuzzcompile.reporting.facts import IssueFacts
-from fuzzcompile.reporting.issue import as_run, error_rows
+from fuzzcompile.reporting.tables import as_run, error_rows
 from fuzzcompile.reporting.verdict import advice, meaning
 from fuzzcompile.reporting.versions import versions
 from fuzzcompile.templating import environment as templates

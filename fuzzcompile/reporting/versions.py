@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fuzzcompile.reporting.privacy import scrub
+from fuzzcompile.privacy import scrub
 
 # Only these are published, in this order.
 _VERSIONS = {

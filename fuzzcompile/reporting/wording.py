@@ -1,29 +1,21 @@
-"""Sentences about a finding, made only of its facts."""
+"""The title and the first paragraph of an issue, made only of the facts of a finding."""
 
 from __future__ import annotations
 
+import ast
+import re
+from collections.abc import Iterator
+
 from fuzzcompile.contract import OutputJson
 from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.privacy import one_line
+from fuzzcompile.reporting.effects import VALUES, condition_of, effect_of, error_in, pair, refusal
 from fuzzcompile.reporting.facts import IssueFacts
-from fuzzcompile.reporting.privacy import scrub
+from fuzzcompile.reporting.scope import reach, since
 from fuzzcompile.reporting.told import meaning_for
 
-_TITLES = {
-    Verdict.MISCOMPILE: "wrong result",
-    Verdict.WRONG_GRADIENT: "wrong gradient",
-    Verdict.NONFINITE: "NaN or infinity where eager has none",
-    Verdict.METADATA: "wrong metadata of the result",
-    Verdict.ALIASING: "wrong mutation or aliasing",
-    Verdict.PRECISION_LOSS: "loss of precision",
-    Verdict.COMPILE_ERROR: "error while compiling",
-    Verdict.RUNTIME_ERROR: "error in the compiled program",
-    Verdict.ACCEPTS_INVALID: "compiled program accepts what eager rejects",
-    Verdict.CRASH: "crash",
-    Verdict.TIMEOUT: "does not end in time",
-    Verdict.NONDETERMINISTIC: "results that change from run to run",
-}
-_VALUES = (Verdict.MISCOMPILE, Verdict.WRONG_GRADIENT, Verdict.NONFINITE, Verdict.PRECISION_LOSS)
-_METADATA = {"dtype": "wrong dtype", "shape": "wrong shape", "stride": "wrong strides"}
+_LONGEST = 140  # characters of a title
+_NAMED = re.compile(r"^\w+ of (?!\d)")  # "mask of bool", "x of shape (1, 2)"; not "size of 1"
 _BENIGN = {
     Verdict.EQUAL: "eager and compiled agree bit for bit",
     Verdict.ROUNDING: "eager and compiled differ within what rounding explains",
@@ -35,108 +27,138 @@ _BENIGN = {
 
 
 def title(facts: IssueFacts) -> str:
-    """Component, culprit and symptom; a suspect that is not proved is not named."""
-    culprit = facts.culprit or {}
-    component = culprit.get("component", "inductor") if culprit else "torch.compile"
-    what = _kind(facts)
-    if facts.proved and not facts.low_confidence:
-        return f"[{component}] {culprit['rewrite']}: {what}{_on(facts)}"
-    if facts.verdict in (Verdict.COMPILE_ERROR, Verdict.RUNTIME_ERROR) and facts.detail:
-        what += f": {one_line(facts.detail, 80)}"
-    return f"[{component if facts.proved else 'torch.compile'}] {what}{_on(facts)}"
+    """The user's operation and what goes wrong: never the pass, which is no word of the user's."""
+    return one_line_title(_claim(facts, "torch.compile") + _on(facts))
 
 
 def summary(facts: IssueFacts) -> str:
-    """One or two sentences with the figures."""
-    where = f"With torch {facts.torch or '(version not recorded)'} {_where(facts)}"
-    if facts.target is not None and facts.verdict in _VALUES:
-        return f"{_capital(meaning_for(facts.report, ''))}. {where}, {_observed(facts)}"
-    if facts.verdict in (Verdict.COMPILE_ERROR, Verdict.RUNTIME_ERROR):
-        return f"{where} the program runs in eager, and compiled it raises: `{one_line(facts.detail)}`."
-    if facts.verdict == Verdict.ACCEPTS_INVALID:
-        return f"{where} eager rejects the program and compiled runs it: {one_line(facts.detail)}."
-    if facts.verdict in (Verdict.CRASH, Verdict.TIMEOUT, Verdict.NONDETERMINISTIC):
-        return f"{where}: {_kind(facts)}. {one_line(facts.detail)}".strip()
-    return f"{where}, {_observed(facts)}"
-
-
-def _where(facts: IssueFacts) -> str:
-    """Where the program ran, and what the compiler was told of it."""
-    device = facts.device or "a device not recorded"
-    if facts.target is None:
-        return f"on {device}"
-    return f"told of {facts.target}, and what it made replayed or interpreted on {device}"
+    """The first paragraph: what goes wrong, by how much, for whom, and since which version."""
+    return " ".join(part for part in _sentences(facts) if part)
 
 
 def why_not(facts: IssueFacts) -> str:
     """Why there is nothing to file."""
     reason = next((text for verdict, text in _BENIGN.items() if verdict == facts.verdict), "it is no bug")
-    return f"The verdict is `{facts.verdict}`: {reason}."
+    return f"no bug: {reason}"
 
 
-def one_line(text: str, limit: int = 300) -> str:
-    """The text on one line, without absolute paths, cut at ``limit`` characters."""
-    flat = scrub(" ".join(text.split())).replace("`", "'").rstrip(".")
-    return flat if len(flat) <= limit else flat[: limit - 1].rstrip() + "…"
+def one_line_title(text: str) -> str:
+    """A title on one line, cut at a length that GitHub's lists show."""
+    flat = " ".join(text.split())
+    return flat if len(flat) <= _LONGEST else flat[: _LONGEST - 1].rstrip(" `") + "…"
 
 
-def figure(entry: OutputJson, key: str) -> str:
-    """A figure of the evidence as text: infinities by name, a dash where there is none."""
-    value = entry.get(key)
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int | float):
-        return f"{value:.3g}"
-    if key.endswith("_error_compiled") and entry.get("non_finite"):
-        return str(entry["non_finite"])
-    return "–"
+def _sentences(facts: IssueFacts) -> Iterator[str]:
+    yield _claim(facts, "`torch.compile`") + "."
+    if facts.without_compiler:
+        yield "No compiler is involved: the operator itself is wrong, on inputs that compiled programs give it."
+        yield f"The table is of {_subject(facts)} under `torch.compile`."
+        yield since(facts)
+        return
+    if facts.target is not None and facts.verdict in VALUES:
+        yield f"{_capital(meaning_for(facts.report, ''))}."
+    yield _observed(facts)
+    yield _right_with(facts)
+    yield reach(facts)
+    yield since(facts)
 
 
-def _kind(facts: IssueFacts) -> str:
-    if facts.target is not None and facts.verdict in _VALUES:
-        return "values that the program does not have"
-    if facts.shares_wrongly:
-        fresh = all(str(entry.get("detail")).endswith("compiled: a copy") for entry in facts.wrong)
-        return (
-            "result is a copy where eager shares memory" if fresh else "result shares memory that eager does not share"
-        )
-    if facts.verdict == Verdict.METADATA and facts.wrong:
-        findings = {entry.get("finding") for entry in facts.wrong}
-        if len(findings) == 1:
-            return _METADATA.get(str(findings.pop()), _TITLES[Verdict.METADATA])
-    return next((text for verdict, text in _TITLES.items() if verdict == facts.verdict), facts.verdict)
+def _claim(facts: IssueFacts, compiler: str) -> str:
+    effect = effect_of(facts)
+    if facts.without_compiler and facts.kernel:
+        return f"`torch.ops.{facts.kernel.removesuffix('.default')}` {effect.does}{effect.then}"
+    # An error of the compiler needs no "under torch.compile".
+    bare = facts.without_compiler or facts.verdict == Verdict.COMPILE_ERROR or facts.target is not None
+    under = "" if bare else f" under {compiler}"
+    return f"{_subject(facts)} {effect.does}{under}{condition_of(facts)}{effect.then}"
+
+
+def _subject(facts: IssueFacts) -> str:
+    return f"`{facts.expression}`" if facts.expression else "A program"
 
 
 def _on(facts: IssueFacts) -> str:
-    if facts.target is not None:
-        return f" (told {facts.target}, no GPU used)"
-    return f" ({facts.device.split(':')[0]})" if facts.device else ""
+    return f" (compiled for {facts.target}, no GPU used)" if facts.target is not None else ""
+
+
+def _right_with(facts: IssueFacts) -> str:
+    """The nearest case that passes, without names of tensors: the script may call them otherwise."""
+    cause = facts.cause or {}
+    before, after = (_NAMED.sub("", str(cause.get(side) or "")) for side in ("before", "after"))
+    if not before or not after:
+        return ""
+    if cause.get("kind") == "layout" and after.startswith("contiguous "):
+        return "With a contiguous input it is right."
+    return f"With {_quoted(after)} instead of {_quoted(before)} it is right."
+
+
+def _quoted(text: str) -> str:
+    """Code in backticks, words as they are."""
+    flat = one_line(text, 80)
+    if re.search(r"\w \(", flat):  # "shape (1, 2)"
+        return flat
+    try:
+        ast.parse(f"call({flat})")
+    except (SyntaxError, ValueError):
+        return flat
+    return f"`{flat}`"
 
 
 def _observed(facts: IssueFacts) -> str:
-    entry = facts.measured
-    if entry is not None:
-        compiled, eager = figure(entry, "max_abs_error_compiled"), figure(entry, "max_abs_error_eager")
-        distance = (
-            f"`{entry.get('name')}` is {compiled} away from the float64 result when compiled "
-            f"and {eager} in eager (largest absolute errors)"
-        )
-        return f"{distance}. {_capital(one_line(facts.detail))}." if facts.detail else f"{distance}."
-    if facts.wrong:
-        differences = "; ".join(f"`{entry.get('name')}`: {_difference(entry)}" for entry in facts.wrong[:4])
-        if facts.shares_wrongly:
-            return f"eager and compiled return the same values in different memory. {differences}."
-        return f"eager and compiled differ: {differences}."
-    return f"{one_line(facts.detail)}." if facts.detail else f"the finding is: {_kind(facts)}."
+    """What was measured, of the worst output."""
+    if facts.verdict == Verdict.ACCEPTS_INVALID:
+        message = refusal(facts)[1]
+        return f"Eager's error: `{message}`." if message else ""
+    if facts.verdict in (Verdict.COMPILE_ERROR, Verdict.RUNTIME_ERROR):
+        whole = error_in(facts, 300)
+        return f"The error: {whole}." if whole != error_in(facts) else ""
+    if not facts.wrong:
+        return f"{one_line(facts.detail)}." if facts.detail else ""
+    entry = facts.measured or facts.wrong[0]
+    return f"{_measured(facts, entry) if facts.measured else _differs(facts, entry)}."
 
 
-def _difference(entry: OutputJson) -> str:
-    if entry.get("detail"):
-        return one_line(str(entry["detail"]), 120)
+def _measured(facts: IssueFacts, entry: OutputJson) -> str:
     at = entry.get("at") or {}
-    if "eager" in at and "compiled" in at:
-        return f"eager {at['eager']}, compiled {at['compiled']} at index {entry.get('where')}"
-    return str(entry.get("finding"))
+    where = f" at {entry['where']}" if entry.get("where") else ""
+    eager, compiled = _number(at.get("eager")), _number(at.get("compiled")) or str(at.get("non_finite") or "")
+    pairs = f"{_name(facts, entry)}{where} is {eager} in eager and {compiled} compiled" if eager and compiled else ""
+    errors = [_number(entry.get(key)) for key in ("max_abs_error_compiled", "max_abs_error_eager")]
+    against = f"{errors[0]} away from float64, eager {errors[1]}" if all(errors) else ""
+    if not pairs:
+        return f"{_name(facts, entry)} is {against}" if against else f"{_name(facts, entry)} is not finite"
+    return f"{pairs} (at worst {against})" if against else pairs
+
+
+def _differs(facts: IssueFacts, entry: OutputJson) -> str:
+    if facts.shares_wrongly:
+        return _shared(facts, entry)
+    values = pair(entry)
+    if entry.get("finding") == "stride" and values:
+        return f"Its strides are {values[0]} in eager and {values[1]} compiled"
+    return f"{_name(facts, entry)}: {one_line(str(entry.get('detail') or entry.get('finding')), 160)}"
+
+
+def _shared(facts: IssueFacts, entry: OutputJson) -> str:
+    eager, _, compiled = one_line(str(entry.get("detail")), 160).removeprefix("eager: ").partition("; compiled: ")
+    if not compiled:
+        return "The values are the same"
+    is_or = "is " if compiled.startswith("a copy") else ""
+    subject = _name(facts, entry)
+    what = eager.removeprefix(f"{entry.get('name')} ")
+    return f"{subject} {what} in eager, and {is_or}{compiled} when compiled; the values are the same"
+
+
+def _name(facts: IssueFacts, entry: OutputJson) -> str:
+    """A name for an output: the only one needs none."""
+    name = str(entry.get("name"))
+    if name.startswith("gradient of "):
+        return f"The {name.replace('input', 'input ', 1) if name[-1].isdigit() else name}"
+    return "The result" if len(facts.outputs) == 1 else f"`{name}`"
+
+
+def _number(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, int | float) and not isinstance(value, bool) else ""
 
 
 def _capital(text: str) -> str:

@@ -26,9 +26,10 @@ from fuzzcompile.execution.building import build
 from fuzzcompile.oracle.change import relative_change
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.stages.base import Stage, Suspect, Without
+from fuzzcompile.stages.branches import branch_taken, prove_branch
 from fuzzcompile.stages.operators.lines import program_lines
 from fuzzcompile.stages.operators.stage import culprit_of
-from fuzzcompile.stages.operators.suspected import lost_checks_suspected
+from fuzzcompile.stages.operators.suspected import doubted, lost_checks_suspected
 from fuzzcompile.trials.compiles import Experiments, Trial
 
 # The same kernels on the same values: what differs by more than this many units in the last place is another call.
@@ -77,9 +78,10 @@ class Dynamo(Stage):
         if not divergence.is_of_values and divergence.verdict not in (Verdict.METADATA, Verdict.ALIASING):
             return []
         differing = divergence.once(_differing_call)
-        if differing is None:
-            return []
-        return [Suspect(self.name, differing.call.name, finding=differing)]
+        if differing is not None:
+            return [Suspect(self.name, differing.call.name, finding=differing)]
+        branch = divergence.once(branch_taken)
+        return [] if branch is None else [doubted(branch)]
 
     def without(self, suspect: Suspect, how: Compilation) -> Without | None:
         """A compile that breaks the graph at the call."""
@@ -93,6 +95,8 @@ class Dynamo(Stage):
         if not suspects or ablator.attempt(captured_only(ablator.how), "backend=eager")[1]:
             return None
         suspect = suspects[0]
+        if isinstance(suspect.finding, Culprit):
+            return prove_branch(ablator, suspect.finding)
         without = self.without(suspect, ablator.how)
         if without is not None and ablator.attempt(without.how, without.toggle)[1]:
             return Attribution(replace(self.culprit(suspect), necessary=True))

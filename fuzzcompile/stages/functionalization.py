@@ -25,6 +25,9 @@ from fuzzcompile.execution.tensors import significant_strides
 from fuzzcompile.oracle.change import SEMANTIC_STEP, relative_change
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.stages.base import Stage, Suspect
+from fuzzcompile.stages.breaking import prove_by_break
+from fuzzcompile.stages.operators.aten import kernel_suspects
+from fuzzcompile.stages.operators.composites import other_paths
 from fuzzcompile.stages.operators.stage import culprit_of
 from fuzzcompile.stages.operators.suspected import doubted, lost_checks_suspected, operators_suspected
 
@@ -40,26 +43,35 @@ class Functionalization(Stage):
     component = "aot autograd"
 
     def suspects(self, divergence: Divergence) -> list[Suspect]:
-        """The write or view that another value shows, then operators that write what their schema does not declare."""
+        """The write or view that another value shows, calls on another path, then undeclared writes."""
         undeclared = [suspect for suspect in divergence.once(operators_suspected) if suspect.stage == self.name]
         if divergence.verdict is Verdict.ACCEPTS_INVALID:
             return [lost for lost in divergence.once(lost_checks_suspected) if lost.stage == self.name]
         if not divergence.is_of_values and divergence.verdict not in (Verdict.METADATA, Verdict.ALIASING):
             return undeclared
         culprit = divergence.once(_first_functionalized)
-        return [*([] if culprit is None else [doubted(culprit)]), *undeclared]
+        shown = [*([] if culprit is None else [culprit]), *divergence.once(other_paths)]
+        return [*map(doubted, shown), *undeclared, *kernel_suspects(divergence, self.name)]
 
     def prove(self, ablator: Ablator, suspects: Sequence[Suspect]) -> Attribution | None:
-        """Shown by a compile that ends behind this stage; no compile can do without it."""
-        shown = [suspect for suspect in suspects if isinstance(suspect.finding, Culprit)]
+        """Shown by a compile that ends behind this stage, proved by one that leaves the call to eager mode."""
+        # What a kernel's layouts explain was tried before.
+        shown = [self.culprit(s) for s in suspects if isinstance(s.finding, Culprit) and not _is_kernel(s.finding)]
         if not shown:
             return None
         how = replace(ablator.how, backend="aot_eager", record=False)
-        return None if ablator.attempt(how, "backend=aot_eager")[1] else Attribution(self.culprit(shown[0]))
+        if ablator.attempt(how, "backend=aot_eager")[1]:
+            return None
+        proved = (prove_by_break(ablator, culprit) for culprit in shown)
+        return next(filter(None, proved), Attribution(replace(shown[0], confidence="low")))
 
     def culprit(self, suspect: Suspect) -> Culprit:
         """The operator that writes."""
         return culprit_of(suspect)
+
+
+def _is_kernel(culprit: Culprit) -> bool:
+    return "aten_kernel" in culprit.details
 
 
 def _first_functionalized(divergence: Divergence) -> Culprit | None:

@@ -35,6 +35,10 @@ class Baseline:
         self.against = against
         self._runs, self._how, self._counts = runs, how, counts
 
+    def of(self, runs: Runs) -> Baseline:
+        """The same baseline of other runs of the case."""
+        return Baseline(runs, self.against, self._how, self._counts)
+
     @functools.cached_property
     def observation(self) -> Observation:
         """What the baseline shows; the eager run itself if eager raises.

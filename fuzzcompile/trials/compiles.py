@@ -147,6 +147,10 @@ class Experiments:
         """Judge a compiled run against the eager runs and the float64 reference."""
         return self._judge.judge(compiled)
 
+    def judge_anew(self, compiled: Observation) -> Judgement:
+        """Judge a compiled run against eager and float64 runs that are made again, as eager mode is now."""
+        return self._judge.anew().judge(compiled)
+
     @functools.cached_property
     def in_float64(self) -> Judgement | None:
         """The judgement on the program compiled in float64, as ``how`` says; None if it cannot be compared there."""

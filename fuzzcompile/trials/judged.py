@@ -49,6 +49,11 @@ class Judge:
         if not (self.runs.eager.failure or self.again.failure):
             _ = (self.runs.reference, self.noisy)
 
+    def anew(self) -> Judge:
+        """A judge that makes every run again: something about eager mode was changed."""
+        runs, baseline = Runs(self.runs.case, self.runs.device), self.baseline
+        return replace(self, runs=runs, baseline=baseline.of(runs))
+
     def judge(self, compiled: Observation) -> Judgement:
         """Judge a compiled run against the eager runs and the float64 reference.
 

@@ -7,7 +7,7 @@ import gc
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -15,6 +15,7 @@ from typing import cast
 import torch
 
 from fuzzcompile.capture.loading import load
+from fuzzcompile.case import Case
 from fuzzcompile.compiler.dump import dump_ledger
 from fuzzcompile.compiler.headers import share_headers
 from fuzzcompile.compiler.hooks import initialise_patterns
@@ -32,7 +33,9 @@ from fuzzcompile.execution.worker import current_device, restore_streams
 from fuzzcompile.judging.report import CoverageCount, Report
 from fuzzcompile.judging.triage import triage
 from fuzzcompile.plants import run_plants
+from fuzzcompile.signatures import coarse
 from fuzzcompile.targets import target_of
+from fuzzcompile.worker.causes import known_causes, with_cause
 from fuzzcompile.worker.conditions import Question
 from fuzzcompile.worker.isolation import isolated
 
@@ -148,25 +151,51 @@ def judge_file(task: JudgeTask) -> Judged:
             exact.enter_context(math_only())
         bitwise = task.contract == "bitwise"
         judged = under_contract(case) if bitwise else case
-        report = triage(
-            judged,
-            device,
-            against=task.against,
-            tolerances=task.tolerances,
-            vetoes=task.vetoes,
-            known=task.known,
-            deadline=deadline,
-            thorough=task.thorough and not bitwise,
-            screen=task.screen,
-            suspects=task.suspects,
-            on_eager=lambda: _mark(task.marker, ""),
-            on_verdict=lambda verdict: _mark_verdict(task, verdict),
-            on_ledger=lambda ledger: _dump(task.dump, ledger),
-        )
+
+        def triaged(known: Collection[tuple[str, str]]) -> Report:
+            return triage(
+                judged,
+                device,
+                against=task.against,
+                tolerances=task.tolerances,
+                vetoes=task.vetoes,
+                known=known,
+                deadline=deadline,
+                thorough=task.thorough and not bitwise,
+                screen=task.screen,
+                suspects=task.suspects,
+                on_eager=lambda: _mark(task.marker, ""),
+                on_verdict=lambda verdict: _mark_verdict(task, verdict),
+                on_ledger=lambda ledger: _dump(task.dump, ledger),
+            )
+
+        report = _of_its_cause(triaged, task, judged, device, deadline)
         if bitwise:
             report = judge_bitwise(judged, device, report, own=case, vetoes=task.vetoes, deadline=deadline)
     _collect_garbage(time.monotonic() - start)
     return Judged(cast(ReportJson, report.to_json()), report.coverage, report.screened)
+
+
+def _of_its_cause(
+    triaged: Callable[[Collection[tuple[str, str]]], Report],
+    task: JudgeTask,
+    case: Case,
+    device: torch.device,
+    deadline: float | None,
+) -> Report:
+    """The report with its cause; what looks like a known bug and has another cause is triaged like any new bug."""
+    report = triaged(task.known)
+    known = known_causes(report, task.known)
+    if report.attribution.known and not known:
+        return report  # of the known bug, no cause is known either
+    report = with_cause(report, case, device, vetoes=task.vetoes, known=known, deadline=deadline)
+    cause = report.cause
+    if not report.attribution.known or cause is None or cause["fingerprint"] in known:
+        return report
+    fresh = triaged(())
+    if fresh.attribution.culprit is None or fresh.attribution.culprit.signature != coarse(report.signature or ""):
+        return with_cause(fresh, case, device, vetoes=task.vetoes, deadline=deadline)
+    return replace(fresh, cause=cause, program=report.program)
 
 
 def _limits_noted(task: JudgeTask) -> Iterator[str]:

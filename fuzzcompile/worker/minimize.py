@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import torch
 
 from fuzzcompile.capture.loading import defines_make, load
-from fuzzcompile.case import Case
-from fuzzcompile.compiler.graphs import CapturedGraph, capture_functional, capture_graphs
 from fuzzcompile.contract import ReportJson
 from fuzzcompile.errors import FuzzcompileError
 from fuzzcompile.execution.worker import current_device
@@ -27,13 +22,13 @@ from fuzzcompile.reduction.jobs import Capture, Job, Outcome
 from fuzzcompile.reduction.minimize import minimize as reduce_case
 from fuzzcompile.reduction.program import Program
 from fuzzcompile.reduction.search import Budget, Probed
-from fuzzcompile.reduction.tracing import Untranslatable, program_of
 from fuzzcompile.reduction.writing import Written
+from fuzzcompile.worker.capturing import programs_of, written_out
+from fuzzcompile.worker.causes import with_cause
 from fuzzcompile.worker.isolation import isolated
 
 # Compiling a candidate of one of these would take this worker down too.
 _LOST = (Verdict.CRASH, Verdict.TIMEOUT)
-_MOST_GRAPHS = 6
 _MAX_OTHERS = 4
 # Words in sources whose graphs may be compiled with dynamic shapes.
 _RESIZED = re.compile(r"\b(DYNAMIC|CALLS|dynamic|mark_dynamic)\b")
@@ -148,7 +143,7 @@ class LocalTools:
 
     def judge(self, source: str) -> ReportJson:
         """The full report on a source."""
-        return judge_source(source, self.vetoes)
+        return judge_source(source, self.vetoes, self.target.causes)
 
     def become_thorough(self) -> None:
         """From now on, probe as triage judges."""
@@ -175,65 +170,20 @@ def probe_candidate(task: ProbeTask) -> Probed:
     return Probed(task.target.matches(result), result.is_bug, str(result.verdict), result.compiles, result.screens)
 
 
-def judge_source(source: str, vetoes: tuple[str, ...] = ()) -> ReportJson:
-    """The full report on a source."""
+def judge_source(source: str, vetoes: tuple[str, ...] = (), causes: tuple[str, ...] = ()) -> ReportJson:
+    """The full report on a source, refusing the rewrites ``vetoes``; ``causes`` are fingerprints to try first."""
     device = torch.device(current_device())
     with written_out(Written(source, {})) as path, isolated():
-        return cast(ReportJson, triage(load(path, device), device, vetoes=vetoes).to_json())
+        case = load(path, device)
+        report = with_cause(triage(case, device, vetoes=vetoes), case, device, vetoes=vetoes, known=causes)
+        return cast(ReportJson, report.to_json())
 
 
 def capture_programs(source: str, capture: Capture = "static") -> list[Program]:
-    """The graphs of a case as programs, the largest first; those that cannot be written as torch code are left out."""
+    """The graphs of a source as programs (:func:`~fuzzcompile.worker.capturing.programs_of`)."""
     device = torch.device(current_device())
     with written_out(Written(source, {})) as path, isolated():
         try:
-            case = load(path, device)
-            if capture == "aten":
-                captured = capture_functional(case, device)
-            else:
-                captured = capture_graphs(case, device, dynamic=capture == "dynamic")
+            return programs_of(load(path, device), device, capture)
         except FuzzcompileError:
             return []
-        if capture == "dynamic":  # as dynamo makes sizes dynamic that change between calls
-            case = replace(case, settings=replace(case.settings, dynamic=True))
-        programs = [program for graph in captured if (program := _program(graph, case)) is not None]
-    return sorted(programs, key=lambda program: -len(program.statements))[:_MOST_GRAPHS]
-
-
-def _program(graph: CapturedGraph, case: Case) -> Program | None:
-    try:
-        program = program_of(graph.module, graph.inputs, graph.parameters, _settings(case, graph))
-    except Untranslatable:
-        return None
-    if not program.output_refs():
-        return None
-    freezes = bool(dict(case.settings.options).get("freezing")) or bool(case.settings.inductor.get("freezing"))
-    program = replace(program, as_module=freezes and any(value.parameter for value in program.inputs))
-    return program if graph.grad else program.without_gradients()
-
-
-def _settings(case: Case, graph: CapturedGraph) -> dict[str, object]:
-    """The module-level names (``GRAD``, ``OPTIONS``, …) that give a case file the settings of this case."""
-    settings = case.settings
-    asked: dict[str, object] = {}
-    if case.backward:
-        asked["BACKWARD"] = True
-    elif graph.grad or case.grad == "inference_mode":
-        asked["GRAD"] = "enabled" if graph.grad else case.grad
-    config = {name: dict(entries) for name, entries in settings.config_patches.items()}
-    asked |= {"OPTIONS": dict(settings.options)} if settings.options else {}
-    asked |= {"CONFIG": config} if config else {}
-    asked |= {"MODE": settings.mode} if settings.mode else {}
-    asked |= {"DYNAMIC": settings.dynamic} if settings.dynamic is not None else {}
-    return asked | ({"FULLGRAPH": True} if settings.fullgraph else {})
-
-
-@contextlib.contextmanager
-def written_out(candidate: Written) -> Iterator[Path]:
-    """The candidate as a file, with its recorded values beside it."""
-    with tempfile.TemporaryDirectory(prefix="fuzzcompile-") as folder:
-        path = Path(folder) / "repro.py"
-        path.write_text(candidate.source, encoding="utf-8")
-        if candidate.values:
-            torch.save(dict(candidate.values), path.with_name("values.pt"))
-        yield path

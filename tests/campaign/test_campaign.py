@@ -138,7 +138,9 @@ def test_a_campaign_finds_explains_shrinks_and_drafts_a_real_bug(campaign):
     folder, finding = campaign.folder, campaign.finding
     assert campaign.summary["ended"] == "budget" and campaign.summary["cases"] >= 3
     assert finding["necessary"] is True and finding["confirmed"] is True and finding["reproducer_lines"] <= 40
-    assert Path(folder, finding["draft"]).read_text().startswith("# [inductor]")
+    draft = Path(folder, finding["draft"])
+    assert "### 🐛 Describe the bug" in draft.read_text() and "**Proof:**" in draft.read_text()
+    assert f"[{finding['finding']}]({draft.name})" in draft.with_name("INDEX.md").read_text()
     with Store.open(folder / "corpus" / "fuzzcompile.db") as store:
         found = store.finding(finding["finding"])
         assert found.signature == campaign.signature

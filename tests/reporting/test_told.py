@@ -11,6 +11,7 @@ from rich.console import Console
 from triage_reports import CULPRIT, SIGNATURE, output, report
 
 from fuzzcompile.reporting.facts import IssueFacts
+from fuzzcompile.reporting.filing import refusal_of
 from fuzzcompile.reporting.issue import draft_issue
 from fuzzcompile.reporting.junit import Entry, junit_xml
 from fuzzcompile.reporting.page import page_of
@@ -71,21 +72,33 @@ def test_a_target_of_which_nothing_was_seen_says_so():
     assert "for cuda:sm_90, with no GPU: no stage was looked at to its end" in printed(report("crash", target=target))
 
 
+def facts_of(of: dict[str, Any]) -> IssueFacts:
+    of = {**of, "ablations": [{"toggle": "veto it", "repairs": True, "error": 0.0}]}
+    return IssueFacts(of, "import torch\ntorch.manual_seed(0)\n", {"torch": "2.13.0"}, confirmed=True)
+
+
 def draft(of: dict[str, Any]) -> str:
-    return draft_issue(IssueFacts(of, "import torch\ntorch.manual_seed(0)\n", {"torch": "2.13.0"}, confirmed=True))
+    return draft_issue(facts_of(of))
 
 
 def test_a_draft_begins_with_what_was_not_there():
     text = draft(told("miscompile"))
     first = text.splitlines()[0]
-    assert "No GPU was used" in first and "`cuda:sm_90`" in first and "`python repro.py`" in first
+    assert "No GPU was used" in first and "`cuda:sm_90`" in first and "on such a GPU to confirm" in first
     title = text.splitlines()[2]
-    assert "values that the program does not have (told cuda:sm_90, no GPU used)" in title and "wrong" not in title
-    assert "was confirmed in a clean process for cuda:sm_90." in text
+    assert "is compiled into a program with other values (compiled for cuda:sm_90, no GPU used)" in title
+    assert "wrong" not in title
+    assert "judged alone for cuda:sm_90" in text
     assert "This rewrite, applied for cuda:sm_90, changes the meaning in float64." in text
     assert "Device told to the compiler: cuda:sm_90" in text
     assert "- [ ] Seen on a cuda:sm_90 device: run the reproducer on a GPU first" in text
-    assert "Not fit to be filed as it is" in text
+
+
+def test_what_no_gpu_has_shown_is_not_to_be_filed():
+    far = output(finding="far", max_abs_error_compiled=0.5, within_default_tolerance=False, torch_same=False)
+    refusal = refusal_of(facts_of({**told("miscompile"), "evidence": {"outputs": [far]}}))
+    assert refusal is not None and "Seen on a cuda:sm_90 device" in refusal.reason and "GPU" in refusal.remedy
+    assert refusal_of(facts_of({**told("miscompile", confirmed=True), "evidence": {"outputs": [far]}})) is None
 
 
 def test_the_price_of_a_workaround_is_the_devices_own():

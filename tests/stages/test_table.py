@@ -36,7 +36,7 @@ OTHER_MEANINGS = {
     "generation/toggles.py": {"freezing"},  # the same entry
     "judging/claims.py": {"freezing"},  # the same entry
     "stages/freezing.py": {"freezing"},  # the same entry
-    "worker/minimize.py": {"freezing"},  # the same entry
+    "worker/capturing.py": {"freezing"},  # the same entry
     "compiler/kernels/kernel_code.py": {"codegen"},  # a method of torch's scheduler nodes
     "compiler/patches.py": {"freezing", "partition", "scheduler"},  # an entry of the config, and names of patches
     "stages/cudagraphs.py": {"cudagraphs"},  # the component that a report names

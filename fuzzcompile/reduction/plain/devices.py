@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from fuzzcompile.contract import ReportJson
 from fuzzcompile.reduction.plain.pieces import Pieces
@@ -25,6 +25,12 @@ def on_cuda(pieces: Pieces) -> Pieces:
 
     definitions, setup = [moved(node) for node in pieces.definitions], [moved(node) for node in pieces.setup]
     return Pieces(pieces.imports, definitions, setup, pieces.callee, pieces.arguments, pieces.parameters)
+
+
+def moved_lines(lines: Sequence[str]) -> list[str]:
+    """Lines of straight code, with tensors made on the GPU."""
+    tree = _Moving(()).visit(ast.parse("\n".join(lines)))
+    return ast.unparse(ast.fix_missing_locations(tree)).replace("'cuda'", '"cuda"').splitlines()
 
 
 def makes_sense_on_cuda(report: ReportJson) -> bool:

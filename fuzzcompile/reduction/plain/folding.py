@@ -8,30 +8,33 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from fuzzcompile.reduction.plain.pieces import Pieces, defined, names_in
+from fuzzcompile.reduction.plain.pieces import Pieces, defined, made_by, names_in
 
 # Longest line that inlining may make, and longest for a value whose name says something.
-_WIDTH = 72
+_WIDTH = 92
 _NAMED_WIDTH = 48
 # Names that users give to values and inputs.
 USUAL = frozenset({
     "a", "attention", "attn", "b", "batch", "beta", "bias", "c", "cache", "cond", "freqs", "gamma", "grad", "h",
     "head", "hidden", "idx", "image", "index", "indices", "input", "k", "key", "keys", "labels", "length", "logits",
-    "loss", "mask", "mean", "model", "n", "out", "output", "p", "q", "query", "s", "scale", "score", "scores", "seq",
-    "src", "std", "t", "target", "tensor", "tgt", "tokens", "u", "v", "value", "values", "var", "w", "weight",
+    "loss", "mask", "mean", "model", "p", "q", "query", "s", "scale", "score", "scores", "seq",
+    "src", "std", "t", "target", "tgt", "tokens", "u", "v", "value", "var", "w", "weight",
     "weights", "x", "y", "z",
 })  # fmt: skip
 _LETTERS = "xyzwuvabcdefgh"
 
 
 def folded(pieces: Pieces) -> Pieces:
-    """The same with the compiled function's single-use values inlined."""
-    function = pieces.function
-    if function is None:
-        return pieces
-    shorter = copy.deepcopy(function)
-    shorter.body = inlined(shorter.body)
-    return replace(pieces, definitions=[shorter if node is function else node for node in pieces.definitions])
+    """The same with the single-use values of its functions inlined."""
+
+    def shorter(node: ast.stmt) -> ast.stmt:
+        if not isinstance(node, ast.FunctionDef):
+            return node
+        copied = copy.deepcopy(node)
+        copied.body = inlined(copied.body)
+        return copied
+
+    return replace(pieces, definitions=[shorter(node) for node in pieces.definitions])
 
 
 def inlined(body: Sequence[ast.stmt]) -> list[ast.stmt]:
@@ -40,25 +43,40 @@ def inlined(body: Sequence[ast.stmt]) -> list[ast.stmt]:
     A value is left where a statement that may write to memory stands between, or where the line would grow long.
     """
     statements = list(body)
-    for statement in list(body):
-        name = _assigned(statement)
-        if name is None or statement not in statements:
+    place = 0
+    while place < len(statements):
+        merged = _merged(statements, place)
+        if merged is None:
+            place += 1
             continue
-        later = statements[statements.index(statement) + 1 :]
-        uses = [place for place, user in enumerate(later) for node in ast.walk(user) if _is(node, name)]
-        if len(uses) != 1:
-            continue
-        place = uses[0]
-        if any(_writes(between) for between in later[: place + 1]):
-            continue
-        assert isinstance(statement, ast.Assign)
-        merged = _Substitution({name: statement.value}).visit(copy.deepcopy(later[place]))
-        if name in names_in([merged]) - names_in([statement.value]):
-            continue  # bound again there
-        if len(ast.unparse(merged)) <= (_NAMED_WIDTH if name in USUAL else _WIDTH):
-            statements[statements.index(later[place])] = merged
-            statements.remove(statement)
+        user, statement = merged
+        statements[user] = statement
+        del statements[place]
+        place = 0
     return statements
+
+
+def _merged(statements: Sequence[ast.stmt], place: int) -> tuple[int, ast.stmt] | None:
+    """The statement that uses the value of the one at ``place``, with that value in it, and where; None if it stays."""
+    statement = statements[place]
+    name = _assigned(statement)
+    if name is None or not isinstance(statement, ast.Assign):
+        return None
+    later = statements[place + 1 :]
+    uses = [number for number, user in enumerate(later) for node in ast.walk(user) if _is(node, name)]
+    if len(uses) != 1 or any(_writes(between) for between in later[: uses[0] + 1]):
+        return None
+    bound = {bound for between in later[: uses[0]] for bound in names_in([between]) if _binds(between, bound)}
+    if bound & names_in([statement.value]):
+        return None  # it would see another value there
+    merged = _Substitution({name: statement.value}).visit(copy.deepcopy(later[uses[0]]))
+    if _binds(later[uses[0]], name) or len(ast.unparse(merged)) > (_NAMED_WIDTH if name in USUAL else _WIDTH):
+        return None
+    return place + 1 + uses[0], merged
+
+
+def _binds(statement: ast.stmt, name: str) -> bool:
+    return any(_is(node, name) and isinstance(getattr(node, "ctx", None), ast.Store) for node in ast.walk(statement))
 
 
 def unwrapped(pieces: Pieces) -> Pieces:
@@ -83,27 +101,48 @@ def unwrapped(pieces: Pieces) -> Pieces:
         ast.parse(f"{name} = {ast.unparse(value)}{mode if _is_module(value) else ''}") for name, value in held.items()
     ]
     definitions = [plain if node is model else node for node in pieces.definitions]
-    return replace(
-        pieces,
-        definitions=definitions,
-        setup=[*(module.body[0] for module in setup), *pieces.setup],
-        callee=ast.Name("f", ast.Load()),
-    )
+    variables = [module.body[0] for module in setup]
+    for variable in list(variables):
+        function = _as_function(variable, definitions)
+        if function is not None:
+            made = ast.unparse(getattr(variable, "value", variable)).removesuffix("()").removesuffix("().eval")
+            definitions = [function if getattr(node, "name", "") == made else node for node in definitions]
+            variables.remove(variable)
+    return replace(pieces, definitions=definitions, setup=[*variables, *pieces.setup], callee=ast.Name("f", ast.Load()))
 
 
-def renamed(pieces: Pieces) -> Pieces:
-    """The same with the function called ``f``, and its arguments by names that users give."""
+def _as_function(variable: ast.stmt, definitions: Sequence[ast.stmt]) -> ast.FunctionDef | None:
+    """The function that a variable is, if it is a module that holds nothing; None if it is anything else."""
+    made = made_by(variable.value) if isinstance(variable, ast.Assign) else None
+    model = None if made is None else defined(definitions, made, ast.ClassDef)
+    function = None if model is None else defined(model.body, "forward", ast.FunctionDef)
+    uses = [node for root in definitions for node in ast.walk(root) if made is not None and _is(node, made)]
+    if model is None or function is None or uses or _held(model) != {} or not _only_reads(function, ()):
+        return None
+    assert isinstance(variable, ast.Assign)
+    plain = copy.deepcopy(function)
+    plain.name, plain.args.args = ast.unparse(variable.targets[0]), plain.args.args[1:]
+    return plain
+
+
+def renamed(pieces: Pieces, kinds: Sequence[str] = ()) -> Pieces:
+    """The same with the function called ``f``, and its arguments by names that users give.
+
+    ``kinds`` are names for arguments that are called nothing usual; "" for any letter.
+    """
     function = pieces.function
     if function is None:
         return pieces
     taken = names_in([*pieces.imports, *pieces.definitions, *pieces.setup, pieces.arguments]) | {"torch", "nn", "F"}
     names: dict[str, str] = {}
-    for name in pieces.parameters:
-        names[name] = _usual_name(name, taken - {name} | set(names.values()))
+    for place, name in enumerate(pieces.parameters):
+        kind = kinds[place] if place < len(kinds) else ""
+        names[name] = _usual_name(name, kind, taken - {name} | set(names.values()))
     inner = copy.deepcopy(function)
+    gone = set(names) - set(names.values())
     for name in sorted(_locals(function)):
         plain = name.rstrip("0123456789_")
-        if plain and plain not in taken | set(names.values()) and plain != function.name:
+        if plain and plain not in (taken - gone) | set(names.values()) and plain != function.name:
             names[name] = plain
     inner = _Renaming(names).visit(inner)
     inner.name = "f" if "f" not in taken or function.name == "f" else function.name
@@ -116,6 +155,20 @@ def renamed(pieces: Pieces) -> Pieces:
         callee=ast.Name(inner.name, ast.Load()),
         parameters=[names[name] for name in pieces.parameters],
     )
+
+
+def direct(pieces: Pieces) -> Pieces:
+    """The same without a function that only calls one of the script's modules."""
+    function = pieces.function
+    returned = function.body[-1] if function is not None else None
+    call = returned.value if isinstance(returned, ast.Return) else None
+    if function is None or len(function.body) != 1 or not isinstance(call, ast.Call) or call.keywords:
+        return pieces
+    variables = {ast.unparse(node.targets[0]) for node in pieces.setup if isinstance(node, ast.Assign)}
+    passed = [ast.unparse(argument) for argument in call.args]
+    if not (isinstance(call.func, ast.Name) and call.func.id in variables and passed == list(pieces.parameters)):
+        return pieces
+    return replace(pieces, definitions=[node for node in pieces.definitions if node is not function], callee=call.func)
 
 
 # -- parts ------------------------------------------------------------------------------
@@ -224,11 +277,13 @@ def _locals(function: ast.FunctionDef) -> set[str]:
     return {node.id for node in names if isinstance(node.ctx, ast.Store)}
 
 
-def _usual_name(name: str, taken: set[str]) -> str:
-    """A name as a user writes it: itself, its last usual words, or a letter."""
+def _usual_name(name: str, kind: str, taken: set[str]) -> str:
+    """A name as a user writes it: itself, its last usual words, its kind, or a letter."""
     words = name.rstrip("0123456789_").split("_")
     for start in range(len(words)):
         wanted = "_".join(words[start:])
         if (wanted in USUAL or wanted in ("running_mean", "running_var")) and wanted not in taken:
             return wanted
+    if kind and kind not in taken:
+        return kind
     return next((letter for letter in _LETTERS if letter not in taken), name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -10,8 +11,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from fuzzcompile.reduction.plain.checks import Calls, Check, checks
-from fuzzcompile.reduction.plain.devices import on_cuda
-from fuzzcompile.reduction.plain.folding import folded, renamed, unwrapped
+from fuzzcompile.reduction.plain.devices import moved_lines, on_cuda
+from fuzzcompile.reduction.plain.folding import direct, folded, renamed, unwrapped
 from fuzzcompile.reduction.plain.pieces import Pieces, names_in, pieces_of
 from fuzzcompile.reduction.scripts.comparing import Script
 from fuzzcompile.reduction.scripts.sources import names_bound
@@ -38,17 +39,18 @@ class Plain:
     def text(self, backend: str | None = None, *, cuda: bool = False) -> str:
         """The script; compiled with another backend than Inductor ("off": not at all), or on CUDA."""
         pieces = on_cuda(self.pieces) if cuda else self.pieces
+        check = replace(self.check, setup=moved_lines(self.check.setup)) if cuda else self.check
         definitions = [part for node in pieces.definitions for part in ("", *_unparsed(node))]
         before, compiled = self._compiled(backend)
-        check = self._within(self.check.lines)
-        used = [line for line in check if re.search(r"\bcompiled\(", line)]
-        if len(used) == 1 and len(used[0]) + len(compiled) < _WIDTH:
-            check = [re.sub(r"\bcompiled\(", lambda _: f"{compiled}(", line) for line in check]
+        lines = self._within(check.lines)
+        used = [line for line in lines if re.search(r"\bcompiled\(", line)]
+        looped = any(line.lstrip().startswith("for ") for line in lines)
+        if len(used) == 1 and not looped and len(used[0]) + len(compiled) < _WIDTH:
+            lines = [re.sub(r"\bcompiled\(", lambda _: f"{compiled}(", line) for line in lines]
         else:
             before.append(f"compiled = {compiled}")
-        body = [*_setup(self, pieces), *before, *check]
-        lines = [*self._imports([*definitions, *body]), *definitions, "", *body]
-        return "\n".join(lines) + "\n"
+        body = [*_setup(replace(self, check=check), pieces), *before, *lines]
+        return "\n".join([*self._imports([*definitions, *body]), *definitions, "", *body]) + "\n"
 
     @property
     def lines(self) -> int:
@@ -110,7 +112,8 @@ class Plain:
 def plain_scripts(chosen: Script) -> Iterator[Plain]:
     """The plain scripts of a case, the shortest first: not every one of them shows the bug."""
     pieces = pieces_of(chosen.drive.source)
-    shapes = [folded(renamed(unwrapped(pieces))), renamed(unwrapped(pieces)), pieces]
+    kinds = kinds_of(chosen)
+    shapes = [direct(folded(renamed(unwrapped(pieces), kinds))), renamed(unwrapped(pieces), kinds), pieces]
     made = set()
     for number, shape in enumerate(shapes):
         calls, shaped = _calls(chosen, shape, pieces)
@@ -119,8 +122,16 @@ def plain_scripts(chosen: Script) -> Iterator[Plain]:
             if plain.text() not in made:
                 made.add(plain.text())
                 yield plain
-            if number:
+            if number == 1:
                 break
+
+
+def kinds_of(chosen: Script) -> list[str]:
+    """What to call inputs without a name of their own: "" for any letter."""
+    first = chosen.drive.probe.inputs[0]
+    values = first if isinstance(first, tuple) else ()
+    dtypes = [value.dtype if isinstance(value, torch.Tensor) else None for value in values]
+    return ["mask" if d is torch.bool else "index" if d in (torch.int64, torch.int32) else "" for d in dtypes]
 
 
 # -- parts ------------------------------------------------------------------------------
@@ -131,13 +142,13 @@ def _calls(chosen: Script, pieces: Pieces, original: Pieces) -> tuple[Calls, Pie
     arguments, setup = pieces.arguments, list(pieces.setup)
     probe = chosen.drive.probe
     runs, callee = probe.case.run is not None, "model"
+    held = frozenset(ast.unparse(node.targets[0]) for node in setup if isinstance(node, ast.Assign)) - frozenset(
+        ast.unparse(node.targets[0]) for node in original.setup if isinstance(node, ast.Assign)
+    )
     if isinstance(pieces.callee, ast.Name):
         callee = pieces.callee.id
     else:
         setup.append(_assign("model", pieces.callee))
-    held = frozenset(ast.unparse(node.targets[0]) for node in setup if isinstance(node, ast.Assign)) - frozenset(
-        ast.unparse(node.targets[0]) for node in original.setup if isinstance(node, ast.Assign)
-    )
     if len(probe.inputs) > 1 or not isinstance(arguments, ast.Tuple):
         if not (isinstance(arguments, ast.Name) and arguments.id == "inputs"):
             setup.append(_assign("inputs", arguments))
@@ -154,13 +165,41 @@ def _calls(chosen: Script, pieces: Pieces, original: Pieces) -> tuple[Calls, Pie
         name = pieces.parameters[place] if place < len(pieces.parameters) else next(fresh)
         names.append(name)
         new.append((name, value))
-    line = f"{', '.join(name for name, _ in new)} = {', '.join(ast.unparse(value) for _, value in new)}"
-    setup += ast.parse(line).body if len(new) > 1 and len(line) <= _ASSIGNED_WIDTH else [_assign(*pair) for pair in new]
+    setup += _assigned(new)
     return Calls(callee, names, "", runs, held), replace(pieces, setup=setup)
 
 
+def _together(setup: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements, with those that follow each other and assign the same expression on one line."""
+    for _, group in itertools.groupby(setup, key=_assigned_text):
+        statements = list(group)
+        targets = [node.targets[0] for node in statements if isinstance(node, ast.Assign)]
+        if len(targets) == len(statements) > 1:
+            values = [node.value for node in statements if isinstance(node, ast.Assign)]
+            yield from _assigned([(ast.unparse(target), value) for target, value in zip(targets, values, strict=True)])
+        else:
+            yield from statements
+
+
+def _assigned_text(statement: ast.stmt) -> str | int:
+    """What a statement assigns to one name; for any other, what no other has."""
+    plain = isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name)
+    return ast.unparse(statement.value) if plain and isinstance(statement, ast.Assign) else id(statement)
+
+
+def _assigned(new: Sequence[tuple[str, ast.expr]]) -> list[ast.stmt]:
+    """Assignments of some inputs: on one line if that is short."""
+    names, values = ", ".join(name for name, _ in new), [ast.unparse(value) for _, value in new]
+    line = f"{names} = {', '.join(values)}"
+    if len(line) > _ASSIGNED_WIDTH and len(set(values)) == 1:
+        line = f"{names} = ({values[0]} for _ in range({len(new)}))"
+    if len(new) > 1 and len(line) <= _ASSIGNED_WIDTH:
+        return ast.parse(line).body
+    return [_assign(*pair) for pair in new]
+
+
 def _setup(plain: Plain, pieces: Pieces) -> list[str]:
-    lines = [line for node in pieces.setup for line in _unparsed(node)]
+    lines = [line for node in _together(pieces.setup) for line in _unparsed(node)]
     lines += plain.check.setup
     drawn = (
         any(re.search(r"\brand|nn\.|normal_|uniform_", line) for line in lines) or plain.chosen.drive.probe.is_module
@@ -168,19 +207,23 @@ def _setup(plain: Plain, pieces: Pieces) -> list[str]:
     seeds = [line for line in lines if line.startswith("torch.manual_seed(")]
     if not (drawn and plain.check.seeded):
         return [line for line in lines if line not in seeds]
-    return lines if seeds else ["torch.manual_seed(0)", *lines]
+    # Before anything that draws: modules may stand in front of the line that seeded the inputs.
+    return [*(seeds[:1] or ["torch.manual_seed(0)"]), *(line for line in lines if line not in seeds[:1])]
 
 
 def _unparsed(node: ast.AST) -> list[str]:
     """A tree as lines, with double quotes."""
     text = re.sub(r"^([\w, ]+) = \((.*, .*)\)$", _without_parentheses, ast.unparse(node))
+    returned = node.body[-1] if isinstance(node, ast.FunctionDef) else None
+    if isinstance(returned, ast.Return) and isinstance(returned.value, ast.Tuple) and len(returned.value.elts) > 1:
+        text = f"{text.rpartition('return ')[0]}return {ast.unparse(returned.value)[1:-1]}"
     return re.sub(r"'([^'\"\\\n]*)'", r'"\1"', text).splitlines()
 
 
 def _without_parentheses(assignment: re.Match[str]) -> str:
     """``a, b = (1, 2)`` as users write it."""
     names, values = assignment.groups()
-    return f"{names} = {values}" if "," in names else assignment.group()
+    return f"{names} = {values}" if "," in names and " for _ in " not in values else assignment.group()
 
 
 def _assign(name: str, value: ast.expr) -> ast.stmt:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -21,6 +21,8 @@ from fuzzcompile.stage_names import DECOMPOSITION, FAKE_TENSOR, FUNCTIONALIZATIO
 
 # What is the matter: "check" that the kernel raises and the other way does not, "raises" the reverse.
 Kind = Literal["values", "dtype", "shape", "device", "stride", "alias", "mutation", "check", "raises"]
+_SIZES: tuple[Kind, ...] = ("shape", "device")
+_LAYOUTS: tuple[Kind, ...] = ("alias", "stride")
 _NOISE_SEEDS = (1, 2)
 
 
@@ -81,21 +83,22 @@ def fault_of(application: Application) -> Fault | None:
         return written
     if len(kernel.results) != len(substitute.results):
         return _fault(application, "shape", f"{len(kernel.results)} results", f"{len(substitute.results)} results")
-    for kind, property_of in (("shape", _shape), ("device", _device)):
-        difference = _difference(kernel, substitute, property_of)
+    for kind in _SIZES:
+        difference = difference_of(kind, kernel, substitute)
         if difference is not None:
-            return _fault(application, kind, *difference)  # type: ignore[arg-type]
-    dtypes = _difference(kernel, substitute, _dtype)
+            return _fault(application, kind, *difference)
+    dtypes = difference_of("dtype", kernel, substitute)
     if application.way != "fake":
         wrong = _mutation(application) or _values(application)
         if wrong is not None and (wrong.proved or dtypes is None):
             return wrong
     if dtypes is not None:
         return _fault(application, "dtype", *dtypes)
-    if kernel.aliases != substitute.aliases:
-        return _fault(application, "alias", _aliases(kernel), _aliases(substitute))
-    difference = _difference(kernel, substitute, significant_strides)
-    return None if difference is None else _fault(application, "stride", *difference)
+    for kind in _LAYOUTS:
+        difference = difference_of(kind, kernel, substitute)
+        if difference is not None:
+            return _fault(application, kind, *difference)
+    return None
 
 
 def _fault(
@@ -127,20 +130,25 @@ def _error(application: Application) -> Fault | None:
     if kernel is not None:
         if application.way == "fake" and not application.refuses_always():
             return None  # fake tensors have no values to check
-        return _fault(application, "check", _described(kernel), "no error")
+        return _fault(application, "check", described_error(kernel), "no error")
     assert substitute is not None
     if isinstance(substitute, NotImplementedError):
         return None
-    return _fault(application, "raises", "no error", _described(substitute))
+    return _fault(application, "raises", "no error", described_error(substitute))
 
 
-def _described(error: BaseException) -> str:
+def described_error(error: BaseException) -> str:
+    """An error's type and first line."""
     return f"{type(error).__name__}: {first_line(error)}"
 
 
-def _difference(kernel: Outcome, substitute: Outcome, property_of: Any) -> tuple[str, str] | None:
-    """The first result of which ``property_of`` differs, as it is and as it should be."""
-    for index, (a, b) in enumerate(zip(kernel.results, substitute.results, strict=True)):
+def difference_of(kind: Kind, right: Outcome, substitute: Outcome) -> tuple[str, str] | None:
+    """The first result that differs in ``kind`` (no values), as it should be and as it is; None if none does."""
+    if kind == "alias":
+        differ = right.aliases != substitute.aliases
+        return (_aliases(right), _aliases(substitute)) if differ else None
+    property_of = _PROPERTIES[kind]
+    for index, (a, b) in enumerate(zip(right.results, substitute.results, strict=True)):
         if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
             continue
         if property_of(a) != property_of(b):
@@ -158,6 +166,14 @@ def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
 
 def _device(tensor: torch.Tensor) -> str:
     return str(tensor.device)
+
+
+_PROPERTIES: dict[Kind, Callable[[torch.Tensor], object]] = {
+    "shape": _shape,
+    "device": _device,
+    "dtype": _dtype,
+    "stride": significant_strides,
+}
 
 
 def _aliases(outcome: Outcome) -> str:
@@ -187,18 +203,18 @@ def _values(application: Application) -> Fault | None:
     exact = application.exact()
     if exact is not None:
         step = change.largest_change(exact[0].results, exact[1].results)
-        if step > change.SEMANTIC_STEP and change.changes_meaning(step, _noise(application, exact)):
-            return _fault(application, "values", *_worst(*exact), step=step)
+        if step > change.SEMANTIC_STEP and change.changes_meaning(step, noise_of(application, exact)):
+            return _fault(application, "values", *worst_of(*exact), step=step)
     if not native:
         return None
-    if not _has_floats([*kernel.results, *kernel.arguments]):
-        return _fault(application, "values", *_worst(kernel, substitute), step=native)
-    if _far(kernel, substitute, exact[0] if exact is not None else None):
-        return _fault(application, "values", *_worst(kernel, substitute), step=native, proved=False)
+    if not has_floats([*kernel.results, *kernel.arguments]):
+        return _fault(application, "values", *worst_of(kernel, substitute), step=native)
+    if far_from(kernel, substitute, exact[0] if exact is not None else None):
+        return _fault(application, "values", *worst_of(kernel, substitute), step=native, proved=False)
     return None
 
 
-def _noise(application: Application, exact: tuple[Outcome, Outcome]) -> float:
+def noise_of(application: Application, exact: tuple[Outcome, Outcome]) -> float:
     """How far one ulp of float64 in the arguments moves either result."""
     most = 0.0
     for seed in _NOISE_SEEDS:
@@ -210,7 +226,7 @@ def _noise(application: Application, exact: tuple[Outcome, Outcome]) -> float:
     return most
 
 
-def _far(kernel: Outcome, substitute: Outcome, exact: Outcome | None) -> bool:
+def far_from(kernel: Outcome, substitute: Outcome, exact: Outcome | None) -> bool:
     """Whether a native result is farther from float64 than the kernel's, beyond what its dtype's tolerance allows."""
     truths = exact.results if exact is not None else kernel.results
     for right, value, truth in zip(kernel.results, substitute.results, truths, strict=False):
@@ -224,7 +240,7 @@ def _far(kernel: Outcome, substitute: Outcome, exact: Outcome | None) -> bool:
     return False
 
 
-def _worst(kernel: Outcome, substitute: Outcome) -> tuple[str, str]:
+def worst_of(kernel: Outcome, substitute: Outcome) -> tuple[str, str]:
     """The element that differs most, as it is in both."""
     most, shown = -1.0, ("", "")
     for index, (a, b) in enumerate(zip(kernel.results, substitute.results, strict=False)):
@@ -239,5 +255,6 @@ def _worst(kernel: Outcome, substitute: Outcome) -> tuple[str, str]:
     return shown
 
 
-def _has_floats(values: Sequence[Any]) -> bool:
+def has_floats(values: Sequence[Any]) -> bool:
+    """Whether some tensor among the values is floating or complex."""
     return any(isinstance(v, torch.Tensor) and (v.is_floating_point() or v.is_complex()) for v in values)

@@ -17,3 +17,9 @@ def _shortened(match: re.Match[str]) -> str:
     path = match.group()
     installed = _INSTALLED.search(path)
     return installed[1] if installed else re.split(r"[/\\]", path.rstrip("/\\"))[-1]
+
+
+def one_line(text: str, limit: int = 300) -> str:
+    """The text on one line, without absolute paths, cut at ``limit`` characters; it fits between backticks."""
+    flat = scrub(" ".join(text.split())).replace("`", "'").rstrip(".")
+    return flat if len(flat) <= limit else flat[: limit - 1].rstrip() + "…"

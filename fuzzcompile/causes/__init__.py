@@ -1,0 +1,1 @@
+"""Causes: what must change for a case to pass."""

@@ -1,0 +1,221 @@
+"""Search for the cause of a bug: the nearest program that the compiler treats rightly.
+
+A change that only keeps a rewrite from matching says nothing about why it is wrong where it does match. Programs on
+which the culprit still works, rightly, therefore come first; then those that its check refuses; then the rest.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Protocol
+
+import torch
+
+from fuzzcompile.causes.change import Change
+from fuzzcompile.causes.changes import changes
+from fuzzcompile.causes.window import smaller, windows
+from fuzzcompile.contract import CauseJson, ReportJson
+from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.reduction.evaluating import evaluate
+from fuzzcompile.reduction.program import Program
+from fuzzcompile.reduction.writing import case_source
+from fuzzcompile.signatures import has_fingerprints
+
+# Screens at most: for windows on the graph, for making the one that shows the bug smaller, and for programs one change
+# away from it.
+_WINDOWS, _SMALLER, _NEIGHBOURS = 6, 8, 14
+# Programs that are looked at after the first that is right, for one that says more.
+_FURTHER = 6
+# A compiled result is that of a neighbour if it is this much nearer to it than to its own.
+_NEARER = 0.02
+
+
+class Still(IntEnum):
+    """What a culprit does on a program, what says most first."""
+
+    FIRES = 0
+    REFUSED = 1
+    ABSENT = 2
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a compile of a program without code generation showed.
+
+    Attributes:
+        shows: it has the bug that is looked into.
+        right: nothing is wrong with it.
+        still: what the culprit did.
+        outputs: what the compiled program returned; empty if it raised.
+    """
+
+    shows: bool
+    right: bool
+    still: Still
+    outputs: Sequence[torch.Tensor] = ()
+
+
+class Looker(Protocol):
+    """Compiles programs without code generation."""
+
+    def look(self, program: Program) -> Look:
+        """Compile a program once."""
+
+
+@dataclass
+class _Budget:
+    looker: Looker
+    deadline: float | None
+
+    def looks(self, programs: Iterable[Program], most: int) -> Iterable[tuple[Program, Look]]:
+        """The first programs, each with what it shows, as long as there is time."""
+        for _, program in zip(range(most), programs, strict=False):
+            if self.deadline is not None and time.monotonic() >= self.deadline:
+                return
+            yield program, self.looker.look(program)
+
+
+def cause_of(
+    report: ReportJson,
+    programs: Sequence[Program],
+    looker: Looker,
+    *,
+    known: Collection[str] = (),
+    deadline: float | None = None,
+) -> CauseJson | None:
+    """The cause of the bug that a report shows; None if no change that was tried mends it.
+
+    Args:
+        report: names the culprit and its site.
+        programs: the case's captured graphs, with recorded inputs.
+        looker: compiles candidates.
+        known: fingerprints of causes to try first, the first of which that mends the bug is taken.
+        deadline: value of ``time.monotonic()`` after which nothing more is compiled.
+    """
+    culprit = report.get("culprit")
+    if not report.get("is_bug") or culprit is None or not has_fingerprints(culprit.get("stage")):
+        return None
+    budget = _Budget(looker, deadline)
+    window, shown = _window(report, programs, budget, shrink=not known)
+    if window is None or shown is None:
+        return None
+    verdict = Verdict(report["verdict"])
+    change, still = _nearest(window, budget, known, verdict)
+    if change is None:
+        return None
+    computes = verdict.kind == "values" and _computes(window, change.program, shown)
+    return _told(change, still, computes="neighbour" if computes else None)
+
+
+def _window(
+    report: ReportJson, programs: Sequence[Program], budget: _Budget, *, shrink: bool
+) -> tuple[Program | None, Look | None]:
+    """The smallest part of the captured graphs that shows the bug, and what it showed."""
+    lines, last, ordinal = _places(report)
+    candidates = budget.looks(windows(programs, lines, last, ordinal), _WINDOWS)
+    best, shown = next(((program, look) for program, look in candidates if look.shows), (None, None))
+    left = _SMALLER if best is not None and shrink else 0
+    tried: list[Program] = []
+    while best is not None and left > 0:
+        following = None
+        fresh = (program for program in smaller(best) if program not in tried)
+        for program, look in budget.looks(fresh, left):
+            tried.append(program)
+            left -= 1
+            if look.shows:
+                following = program, look
+                break
+        if following is None:
+            break
+        best, shown = following
+    return best, shown
+
+
+def _places(report: ReportJson) -> tuple[set[int], int | None, int]:
+    """The lines that the culprit worked on, that of its site, and the number of its match there."""
+    culprit = report.get("culprit") or {}
+    details: Mapping[str, object] = culprit.get("details") or {}
+    matched = details.get("matched")
+    named = (
+        [str(line.get("source")) for line in matched if isinstance(line, Mapping)] if isinstance(matched, list) else []
+    )
+    where, _, ordinal = (culprit.get("site") or "").partition(" #")
+    lines = {number for text in (*named, where) if (number := _line(text)) is not None}
+    return lines, _line(where), int(ordinal) if ordinal.isdigit() else 1
+
+
+def _line(text: str) -> int | None:
+    number = text.rpartition(":")[2]
+    return int(number) if number.isdigit() else None
+
+
+def _nearest(window: Program, budget: _Budget, known: Collection[str], verdict: Verdict) -> tuple[Change | None, Still]:
+    """The change that says most about the bug, among those that mend it."""
+    offered = sorted(changes(window), key=lambda change: change.fingerprint not in known)
+    looks = budget.looks((change.program for change in offered), _NEIGHBOURS)
+    best: tuple[Change | None, Still] = (None, Still.ABSENT)
+    further = 0
+    for change, (_, look) in zip(offered, looks, strict=False):
+        further += best[0] is not None
+        if look.right and _counts(change, look.still, verdict) and (best[0] is None or look.still < best[1]):
+            best = change, look.still
+            if change.fingerprint in known or (look.still is Still.FIRES and not change.hides):
+                break
+        if further >= _FURTHER:
+            break
+    return best
+
+
+def _counts(change: Change, still: Still, verdict: Verdict) -> bool:
+    """Whether a change that mends the bug says something about it.
+
+    An operator that is put into the middle of what a pattern matches always hides it; only of a wrong layout is the
+    plain layout the nearest that is right all the same.
+    """
+    if not change.hides or still is not Still.ABSENT:
+        return True
+    return change.kind == "layout" and verdict is Verdict.METADATA
+
+
+def _told(change: Change, still: Still, *, computes: str | None) -> CauseJson:
+    cause: CauseJson = {
+        "fingerprint": change.fingerprint,
+        "kind": change.kind,
+        "before": change.before,
+        "after": change.after,
+        "still": still.name.lower(),
+        "computes": computes,
+    }
+    return cause if change.program.is_recorded else {**cause, "neighbour": case_source(change.program)}
+
+
+def _computes(window: Program, neighbour: Program, shown: Look) -> bool:
+    """Whether the compiled window returned what eager returns on the neighbour, and not what it returns on the window.
+
+    Dtypes differ in how far the two may be apart; what counts is that the neighbour is much nearer.
+    """
+    own, changed = _results(window), _results(neighbour)
+    if not own or not len(own) == len(changed) == len(shown.outputs):
+        return False
+    far, near = (_distance(results, shown.outputs) for results in (own, changed))
+    return near <= _NEARER * far and far > 0.0
+
+
+def _results(program: Program) -> list[torch.Tensor]:
+    """What a program returns in eager, as far as those are tensors."""
+    values = evaluate(program).values
+    results = (values.get(name) for name in program.output_refs())
+    return [value.double() for value in results if isinstance(value, torch.Tensor) and not value.is_complex()]
+
+
+def _distance(expected: Sequence[torch.Tensor], actual: Sequence[torch.Tensor]) -> float:
+    """The largest difference of two lists of tensors; infinite where their shapes differ."""
+    if any(left.shape != right.shape for left, right in zip(expected, actual, strict=True)):
+        return math.inf
+    pairs = zip(expected, actual, strict=True)
+    apart = [(left - right.detach().double()).abs().max().item() for left, right in pairs if left.numel()]
+    return math.inf if any(map(math.isnan, apart)) else max(apart, default=0.0)

@@ -1,0 +1,164 @@
+"""Judges stored findings again on the torch at hand, and stores what they show: report, reproducer, plain script."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from fuzzcompile.campaign.findings import write_draft
+from fuzzcompile.case import source_hash
+from fuzzcompile.commands.triage import Answer, triage_files
+from fuzzcompile.contract import ReportJson, told
+from fuzzcompile.corpus import Finding, Reproducer, Store
+from fuzzcompile.errors import FuzzcompileError
+from fuzzcompile.execution.device import resolve
+from fuzzcompile.execution.environment import describe
+from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.reduction.canonical import program_key
+from fuzzcompile.reduction.concluding import show
+from fuzzcompile.worker.conditions import Conditions
+
+# The kind of a reproducer that no reduction made.
+_AS_FOUND = "as found"
+Result = Literal["refreshed", "gone", "differs", "not confirmed", "not judged"]
+
+
+@dataclass(frozen=True)
+class Refreshed:
+    """What became of a finding.
+
+    ``result`` is "refreshed", "gone" (its case shows no bug on this torch), "differs" (it fails in another way), "not
+    confirmed" (its reproducer shows nothing when run alone) or "not judged". ``finding`` is its name, ``kept`` the name
+    it has now: findings that are seen to be one bug are merged.
+    ``note`` is one sentence for the user.
+    """
+
+    finding: str
+    result: Result
+    kept: str
+    signature: str
+    note: str = ""
+
+
+def findings_named(store: Store, names: Sequence[str]) -> list[str]:
+    """The public ids that ``names`` name, in that order; all findings if there are none.
+
+    Raises:
+        UsageError: the corpus has no such finding.
+    """
+    if not names:
+        return [finding.public_id for finding in store.findings()]
+    return list(dict.fromkeys(store.finding(name).public_id for name in names))
+
+
+def refresh(
+    store: Store,
+    names: Sequence[str],
+    conditions: Conditions,
+    *,
+    drafts: Path | None = None,
+    on_start: Callable[[str], None] | None = None,
+) -> Iterator[Refreshed]:
+    """Judge the best reproducer (or the case) of each finding again, and store what it shows now.
+
+    A finding that does not show any more is left as it is. What is stored of one is kept if the next is interrupted.
+
+    Args:
+        store: the corpus.
+        names: public ids of findings.
+        conditions: where to run them. A finding of a target is judged for that target.
+        drafts: a folder for their issue drafts, which are written anew.
+        on_start: called with the name of each finding before it is judged.
+
+    Raises:
+        KeyboardInterrupt: the user interrupts it; what was judged before is stored.
+        OSError: a draft cannot be written.
+        EnvironmentUnfit: no worker can be started.
+    """
+    findings = [store.finding(name) for name in names]
+    targets = dict.fromkeys(conditions.target or told(finding.report) for finding in findings)
+    for target in targets:
+        group = [f for f in findings if (conditions.target or told(f.report)) == target]
+        where = conditions if target is None else replace(conditions, device="cpu", target=target)
+        for refreshed in _of_one_target(store, group, where, on_start):
+            if drafts is not None:
+                write_draft(store, refreshed.kept, drafts)
+            yield refreshed
+
+
+def _of_one_target(
+    store: Store, findings: Sequence[Finding], conditions: Conditions, on_start: Callable[[str], None] | None
+) -> Iterator[Refreshed]:
+    """Refresh findings whose cases workers judge under the same conditions."""
+    scripts = [_script(store, finding) for finding in findings]
+    settled: set[str] = set()
+    with tempfile.TemporaryDirectory(prefix="fuzzcompile-") as folder:
+        paths = [Path(folder, f"{finding.public_id}.py") for finding in findings]
+        for path, (source, _) in zip(paths, scripts, strict=True):
+            path.write_text(source, encoding="utf-8")
+        with contextlib.closing(triage_files(paths, conditions)) as answers:
+            for finding, (source, best) in zip(findings, scripts, strict=True):
+                if on_start is not None:
+                    on_start(finding.public_id)
+                answer = next(answers)
+                if store.finding(finding.public_id).public_id in settled:
+                    continue  # it was merged into one that has been judged
+                refreshed = _refreshed(store, finding, source, best, answer, conditions)
+                settled.add(refreshed.kept)
+                yield refreshed
+
+
+def _script(store: Store, finding: Finding) -> tuple[str, Reproducer | None]:
+    """What is judged: the best reproducer, else the case."""
+    best = store.best_reproducer(finding.public_id)
+    return (finding.source if best is None else best.source), best
+
+
+def _refreshed(
+    store: Store, finding: Finding, source: str, best: Reproducer | None, answer: Answer, conditions: Conditions
+) -> Refreshed:
+    report = answer.report
+    if report is None:
+        return _left(finding, "not judged", answer.error or "")
+    if not report["is_bug"]:
+        return _left(finding, "gone", f"on torch {report['torch']} it shows no bug: {report['verdict']}")
+    if Verdict(report["verdict"]).kind != Verdict(finding.verdict).kind:
+        return _left(finding, "differs", f"on torch {report['torch']} the verdict is {report['verdict']}")
+    try:
+        made = _shown(source, report, best)
+    except FuzzcompileError as error:  # a script is no case: it has no reproducer to build
+        return _left(finding, "not judged", str(error))
+    if not made.confirmed:
+        return _left(finding, "not confirmed", "its reproducer shows nothing when run alone")
+    environment = describe(resolve(conditions.device), conditions.target)
+    made = replace(made, environment=environment)
+    kept = store.add_reproducer(finding.public_id, made, replaces=source_hash(source))
+    return Refreshed(finding.public_id, "refreshed", kept.public_id, kept.signature)
+
+
+def _shown(source: str, report: ReportJson, best: Reproducer | None) -> Reproducer:
+    """The reproducer made anew, with its plain script and ladder."""
+    neighbour = None if best is None else best.neighbour
+    shown = show(source, report, neighbour)
+    if shown.interrupted:
+        raise KeyboardInterrupt
+    return Reproducer(
+        source=shown.reproducer,
+        sha256=source_hash(shown.reproducer),
+        lines=len(shown.reproducer.splitlines()),
+        kind=_AS_FOUND if best is None else best.kind,
+        confirmed=shown.confirmed,
+        torch=report["torch"],
+        report=report,
+        neighbour=neighbour,
+        program=program_key(shown.reproducer),
+        shown=shown.plain,
+    )
+
+
+def _left(finding: Finding, result: Result, note: str) -> Refreshed:
+    return Refreshed(finding.public_id, result, finding.public_id, finding.signature, note)

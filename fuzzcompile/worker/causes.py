@@ -1,0 +1,124 @@
+"""Look for the cause of a bug in the process that judged it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import cast
+
+import torch
+
+from fuzzcompile.capture.loading import load
+from fuzzcompile.case import Case
+from fuzzcompile.causes.search import Look, Still, cause_of
+from fuzzcompile.contract import ReportJson
+from fuzzcompile.judging.probe import Target, probe
+from fuzzcompile.judging.report import Report
+from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.reduction.canonical import program_key
+from fuzzcompile.reduction.program import Program
+from fuzzcompile.reduction.writing import written
+from fuzzcompile.signatures import coarse, fingerprint, has_fingerprints
+from fuzzcompile.stage_names import GRAPH_STAGES
+from fuzzcompile.worker.capturing import programs_of, written_out
+
+# Seconds after which no further compile is begun.
+_SECONDS = 20.0
+_NONE = "no program that is right was found one change away: the signature names no cause, and may hold several bugs"
+# Compiling a candidate of one of these would take this process down.
+_LOST = (Verdict.CRASH, Verdict.TIMEOUT)
+_RIGHT = (Verdict.EQUAL, Verdict.ROUNDING)
+
+
+def with_cause(
+    report: Report,
+    case: Case,
+    device: torch.device,
+    *,
+    vetoes: tuple[str, ...] = (),
+    known: Collection[str] = (),
+    deadline: float | None = None,
+) -> Report:
+    """The report with its cause, where one is found, and with the key of its program: both make its signature.
+
+    Args:
+        report: the report on the case.
+        case: the case.
+        device: where it ran.
+        vetoes: rewrites that are refused throughout.
+        known: fingerprints of causes to try first.
+        deadline: value of ``time.monotonic()`` after which no compile is begun.
+    """
+    if not report.is_bug:
+        return report
+    report = replace(report, program=program_key(case.source))
+    culprit = report.attribution.culprit
+    if culprit is None or not has_fingerprints(culprit.stage) or report.verdict in _LOST or report.target is not None:
+        return report
+    started = time.monotonic()
+    asked = cast(ReportJson, report.to_json())
+    screens = Screens(Target.of(asked), device, vetoes)
+    ends = started + _SECONDS if deadline is None else min(started + _SECONDS, deadline)
+    note = _NONE
+    try:
+        cause = cause_of(asked, programs_of(case, device), screens, known=known, deadline=ends)
+    except MemoryError:
+        raise
+    except Exception as error:  # the search runs parts of any program, which may raise anything; the verdict stands
+        cause, note = None, f"the search for the cause failed, and the signature names none: {str(error)[:200]}"
+    seconds = report.cost.seconds + time.monotonic() - started
+    cost = replace(report.cost, seconds=seconds, cause_screens=screens.count)
+    return replace(report, cause=cause, cost=cost, notes=report.notes if cause else (*report.notes, note))
+
+
+def known_causes(report: Report, known: Collection[tuple[str, str]]) -> frozenset[str]:
+    """The fingerprints of known bugs that a hit may be.
+
+    Args:
+        report: the hit.
+        known: signatures of known bugs, each with the kind of its verdict.
+    """
+    culprit = report.attribution.culprit
+    if culprit is None or not report.attribution.known:
+        return frozenset()
+    here = (signature for signature, _ in known if coarse(signature) == culprit.signature)
+    return frozenset(cause for signature in here if (cause := fingerprint(signature)) is not None)
+
+
+@dataclass
+class Screens:
+    """Compiles candidates in this process, without code generation, and compares what they show with ``target``.
+
+    ``count`` says how many.
+    """
+
+    target: Target
+    device: torch.device
+    vetoes: tuple[str, ...] = ()
+    count: int = 0
+
+    def look(self, program: Program) -> Look:
+        """Compile a program once; one that cannot run at all shows nothing."""
+        self.count += 1
+        with written_out(written(program)) as path:
+            try:
+                probed = probe(
+                    load(path, self.device), self.device, vetoes=self.vetoes, screen=True, target=self.target
+                )
+            except MemoryError:
+                raise
+            except Exception:  # a part of a program may fail anywhere, in any way
+                return Look(False, False, Still.ABSENT)
+        # Of wrong values, those are mended that another bug of the same pass leaves with other strides or memory.
+        mended = Verdict(self.target.verdict).kind == "values" and probed.is_bug and probed.right_values
+        right = probed.verdict in _RIGHT or (mended and probed.verdict in (Verdict.METADATA, Verdict.ALIASING))
+        return Look(self.target.matches(probed), right, self._still(probed.outcomes), probed.outputs)
+
+    def _still(self, outcomes: Collection[tuple[str, str, str]]) -> Still:
+        if self.target.stage not in GRAPH_STAGES:
+            return Still.FIRES  # the operator is there as before
+        own = {how for stage, family, how in outcomes if stage == self.target.stage and family in self.target.families}
+        if "fired" in own:
+            return Still.FIRES
+        return Still.REFUSED if "refused" in own else Still.ABSENT

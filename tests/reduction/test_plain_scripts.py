@@ -1,0 +1,337 @@
+"""The script for an issue: what it looks like, that it shows the bug, and that it is silent without one."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import copy
+import io
+import runpy
+import traceback
+
+import pytest
+import torch
+
+from fuzzcompile.reduction import concluding
+from fuzzcompile.reduction.plain import rungs
+from fuzzcompile.reduction.plain.expression import expression_at_fault
+from fuzzcompile.reduction.plain.script import Plain, plain_scripts
+from fuzzcompile.reduction.reproducer import Confirmation, script_of
+
+HEAD = "import torch\nimport torch.nn.functional as F\nfrom torch import nn\n\n"
+FUNCTION = (
+    HEAD
+    + """
+def program(flat, matmul):
+    matmul_3 = flat @ matmul
+    return torch.add(flat, matmul_3, alpha=0.01)
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(2, 2), torch.randn(2, 2))
+"""
+)
+MODULE = (
+    HEAD
+    + """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(4)
+
+    def forward(self, x):
+        return self.norm(x)
+
+def make():
+    return Model().eval(), (torch.randn(2, 4),)
+"""
+)
+
+
+def report(verdict, **outputs):
+    entries = [{"name": name, "max_abs_error_compiled": 1.0, **entry} for name, entry in outputs.items()]
+    return {"verdict": verdict, "is_bug": True, "torch": torch.__version__, "evidence": {"outputs": entries}}
+
+
+def scripts(source, verdict, **outputs) -> list[Plain]:
+    found = report(verdict, **outputs)
+    return list(plain_scripts(script_of(source, found)))
+
+
+def what_shows(plain: Plain, monkeypatch, tmp_path, compiled=lambda function, **_: function) -> str:
+    """What the script shows where ``torch.compile`` is ``compiled``."""
+    path, printed, status = tmp_path / "repro.py", io.StringIO(), 0
+    path.write_text(plain.text())
+    monkeypatch.setattr(torch, "compile", compiled)
+    with contextlib.redirect_stdout(printed):
+        try:
+            runpy.run_path(str(path), run_name="__main__")
+        except Exception:
+            status = 1
+            print(traceback.format_exc())
+    return rungs.result_of(plain.check.kind, printed.getvalue(), status)
+
+
+def off_by_one(function, **_):
+    return lambda *args, **kwargs: function(*args, **kwargs) + 1
+
+
+def transposed(function, **_):
+    return lambda *args, **kwargs: function(*args, **kwargs).t().contiguous().t()
+
+
+def doubled(function, **_):
+    return lambda *args, **kwargs: function(*args, **kwargs).double()
+
+
+def copying(function, **_):
+    return lambda *args, **kwargs: function(*(x.clone() for x in args), **kwargs)
+
+
+def returning_its_input(function, **_):
+    return lambda x: x
+
+
+def raising(function, **_):
+    def compiled(*_):
+        raise NotImplementedError("no lowering")
+
+    return compiled
+
+
+def accepting(function, **_):
+    return lambda x: x
+
+
+WRITES = (
+    HEAD
+    + """
+def program(x):
+    x.mul_(2)
+    return x.sum()
+
+def make():
+    return program, (torch.ones(3),)
+"""
+)
+SAME = (
+    HEAD
+    + """
+def program(x):
+    return x * 1.0
+
+def make():
+    return program, (torch.ones(3),)
+"""
+)
+REFUSED = (
+    HEAD
+    + """
+def program(x):
+    return torch.celu(x, 0.0)
+
+def make():
+    return program, (torch.ones(3),)
+"""
+)
+BACKWARD = (
+    HEAD
+    + """
+BACKWARD = True
+
+def program(x, y):
+    return x * y
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(2, 3, requires_grad=True), torch.randn(2, 3))
+"""
+)
+RANDOM = (
+    HEAD
+    + """
+def program(x):
+    return F.dropout(x, 0.5)
+
+def make():
+    return program, (torch.ones(64),)
+"""
+)
+CALLED_TWICE = (
+    HEAD
+    + """
+CALLS = [(torch.ones(3),)]
+
+def program(x):
+    return x.cos()
+
+def make():
+    return program, (torch.ones(2),)
+"""
+)
+NAMED = (
+    HEAD
+    + """
+def program(x, y):
+    return x - y
+
+def make():
+    return program, {"x": torch.ones(2), "y": torch.zeros(2)}
+"""
+)
+DRIVEN = (
+    HEAD
+    + """
+def program(x):
+    return x.sin()
+
+def run(model, inputs):
+    return model(*inputs).neg()
+
+def make():
+    return program, (torch.ones(2),)
+"""
+)
+WHOLE = {"out0": {"finding": "far"}}
+CASES = {
+    "values": (FUNCTION, "miscompile", WHOLE, off_by_one),
+    "a module": (MODULE, "miscompile", WHOLE, off_by_one),
+    "calls": (CALLED_TWICE, "miscompile", {"call1.out0": {"finding": "far"}}, off_by_one),
+    "keywords": (NAMED, "miscompile", WHOLE, off_by_one),
+    "a run of its own": (DRIVEN, "miscompile", WHOLE, off_by_one),
+    "random numbers": (RANDOM, "miscompile", WHOLE, off_by_one),
+    "small values": (FUNCTION, "precision_loss", {"out0": {"finding": "far", "within_default_tolerance": True}},
+                     off_by_one),
+    "strides": (FUNCTION, "metadata", {"out0": {"finding": "stride"}}, transposed),
+    "a view": (FUNCTION, "metadata", {"out0": {"finding": "stride", "view_raises": True}}, transposed),
+    "dtype": (FUNCTION, "metadata", {"out0": {"finding": "dtype"}}, doubled),
+    "what is written": (WRITES, "miscompile", {"input0 after the call": {"finding": "far"}}, copying),
+    "memory": (SAME, "aliasing", {"out0": {"finding": "alias", "detail": "eager: shares memory with nothing only; "
+               "compiled: shares memory with input0"}}, returning_its_input),
+    "gradients": (BACKWARD, "wrong_gradient", {"gradient of input0": {"finding": "far"}},
+                  lambda function, **_: lambda *args: function(*args) * 2),
+    "gradients of a parameter": (MODULE.replace("\nclass", "BACKWARD = True\n\nclass", 1), "wrong_gradient",
+                                 {"gradient of parameter norm.weight": {"finding": "far"}},
+                                 lambda function, **_: lambda *args: function(*args) * 2),
+    "a buffer that is written": (MODULE.replace("LayerNorm", "BatchNorm1d").replace(".eval()", ""), "miscompile",
+                                 {"buffer norm.running_mean after the call": {"finding": "far"}},
+                                 lambda module, **_: copy.deepcopy(module)),
+    "an error": (FUNCTION, "compile_error", {}, raising),
+    "what eager refuses": (REFUSED, "accepts_invalid", {}, accepting),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_script_shows_the_bug_and_nothing_without_it(name, monkeypatch, tmp_path):
+    source, verdict, outputs, broken = CASES[name]
+    plain = scripts(source, verdict, **outputs)[0]
+    assert rungs.shows(plain.check.kind, what_shows(plain, monkeypatch, tmp_path, broken)), plain.text()
+    assert what_shows(plain, monkeypatch, tmp_path) == "right", plain.text()
+    assert plain.lines <= 12
+    assert "make" not in plain.text() and "SystemExit" not in plain.text()
+
+
+def test_it_reads_as_a_user_would_write_it():
+    assert scripts(FUNCTION, "miscompile", **WHOLE)[0].text() == (
+        "import torch\n\n"
+        "def f(x, y):\n"
+        "    return torch.add(x, x @ y, alpha=0.01)\n\n"
+        "torch.manual_seed(0)\n"
+        "x, y = torch.randn(2, 2), torch.randn(2, 2)\n"
+        "torch.testing.assert_close(torch.compile(f)(x, y), f(x, y))\n"
+    )
+
+
+def test_a_module_that_only_holds_others_is_a_function():
+    held = MODULE.replace("self.norm(x)", "self.norm(x) + x")
+    text = scripts(held, "miscompile", **WHOLE)[0].text()
+    assert "def f(x):\n    return norm(x) + x\n" in text
+    assert "norm = nn.LayerNorm(4).eval()\n" in text and "class" not in text
+    assert "with torch.no_grad():" in text, "its parameters ask for gradients, which the case does not record"
+
+
+def test_a_module_that_only_calls_another_is_that():
+    text = scripts(MODULE, "miscompile", **WHOLE)[0].text()
+    assert "def " not in text and "torch.testing.assert_close(torch.compile(norm)(x), norm(x))\n" in text
+
+
+def test_settings_stand_where_users_write_them():
+    source = FUNCTION.replace("def program", 'OPTIONS = {"max_autotune": True}\nDYNAMIC = True\n'
+                              'CONFIG = {"inductor": {"fallback_random": True}}\n\ndef program', 1)  # fmt: skip
+    plain = scripts(source, "miscompile", **WHOLE)[0]
+    assert 'torch.compile(f, options={"max_autotune": True}, dynamic=True)' in plain.text()
+    assert "\ntorch._inductor.config.fallback_random = True\n" in plain.text()
+    assert 'torch.compile(f, backend="aot_eager", dynamic=True)' in plain.text("aot_eager")
+    assert "OPTIONS" not in plain.text() and "CONFIG" not in plain.text()
+
+
+@pytest.mark.parametrize(
+    ("body", "kept"),
+    [
+        ("same = x.view(-1)\n    x.add_(1)\n    return same", "same = x.view(-1)"),
+        ("y = x + 1\n    x = x * 2\n    return x - y + x", "y = x + 1"),
+        ("parts = x.split(1)\n    return parts[0] + parts[1]", "parts = x.split(1)"),
+    ],
+)
+def test_a_value_is_not_inlined_over_what_changes_it(body, kept):
+    source = f"{HEAD}def program(x):\n    {body}\n\ndef make():\n    return program, (torch.ones(2, 2),)\n"
+    assert f"    {kept}\n" in scripts(source, "miscompile", **WHOLE)[0].text()
+
+
+def test_a_make_that_is_no_straight_code_is_called():
+    source = FUNCTION.replace(
+        "    torch.manual_seed(0)\n", "    if torch.get_num_threads() > 999:\n        return None\n"
+    )
+    text = scripts(source, "miscompile", **WHOLE)[0].text()
+    assert "model, inputs = make()\n" in text and "torch.compile(model)(*inputs)" in text
+
+
+def test_the_copy_for_cuda_makes_everything_there():
+    for source in (FUNCTION, MODULE, BACKWARD):
+        verdict = "wrong_gradient" if source is BACKWARD else "miscompile"
+        outputs = {"gradient of input0": {"finding": "far"}} if source is BACKWARD else WHOLE
+        text = scripts(source, verdict, **outputs)[0].text(cuda=True)
+        made = [line for line in text.splitlines() if "torch.randn" in line]
+        assert made and all(line.count("torch.randn") == line.count('device="cuda"') for line in made)
+        assert ("nn.LayerNorm(4).eval().cuda()" in text) == (source is MODULE)
+        ast.parse(text)
+
+
+def test_the_expression_is_the_operation_at_the_site_in_the_scripts_names():
+    found = report("miscompile", **WHOLE)
+    line = FUNCTION.splitlines().index("    matmul_3 = flat @ matmul") + 1
+    chosen = script_of(FUNCTION, found)
+    assert expression_at_fault(FUNCTION, chosen, found) == "torch.add(x, x @ y, alpha=0.01)"
+    long = FUNCTION.replace("alpha=0.01)", "alpha=0.01) + torch.linspace(0.125, 0.875, 2).softmax(-1).cumsum(0)")
+    at_site = {**found, "culprit": {"site": f"repro.py:{line} #1"}}
+    assert expression_at_fault(long, script_of(long, at_site), at_site) == "x @ y"
+
+
+HERE = 'Traceback (most recent call last):\n  File "repro.py", line 9, in <module>\n'
+IN_TORCH = 'Traceback (most recent call last):\n  File "a/torch/_ops.py", line 9, in call\n'
+
+
+@pytest.mark.parametrize(
+    ("check", "output", "status", "result"),
+    [
+        ("asserts", "", 0, "right"),
+        ("asserts", f"{HERE}AssertionError", 1, "wrong"),
+        ("asserts", f"{IN_TORCH}AssertionError: expected size 2", 1, "raises"),
+        ("asserts", "", -11, "raises"),
+        ("raises", f"{HERE}ValueError: no", 1, "raises"),
+        ("accepts", f"{HERE}ValueError: no", 1, "right"),
+        ("accepts", f"compiled: 1\n{HERE}ValueError", 1, "wrong"),
+    ],
+)
+def test_what_a_script_showed_is_read_off_its_output(check, output, status, result):
+    assert rungs.result_of(check, output, status) == result
+
+
+def test_a_case_of_which_no_script_can_be_made_keeps_its_reproducer(monkeypatch):
+    def fails(*_):
+        raise NotImplementedError("a form of its own")
+
+    monkeypatch.setattr(concluding, "shown_as_issue", fails)
+    monkeypatch.setattr(concluding, "confirm_reproducer", lambda _: Confirmation(1, "BUG: x", True))
+    shown = concluding.show(FUNCTION, report("miscompile", **WHOLE), None)
+    assert shown.confirmed and shown.plain is None and "a form of its own" in shown.note

@@ -1,0 +1,87 @@
+"""Plain scripts in processes of their own: their ladder, and kernels that are wrong without a compiler."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import fuzzcompile
+from fuzzcompile.reduction.alone import run_alone
+from fuzzcompile.reduction.plain.showing import shown_as_issue
+from fuzzcompile.reduction.reproducer import script_of
+
+pytestmark = pytest.mark.slow
+
+# What only compiled code does stands for a bug of dynamo: every backend shows it.
+COMPILED_DIFFERS = """
+import torch
+
+def program(x):
+    return x + 1 if torch.compiler.is_compiling() else x
+
+def make():
+    return program, (torch.ones(3),)
+"""
+DIES = COMPILED_DIFFERS.replace("x + 1 if", "(os._exit(7) or x) if").replace(
+    "import torch", "import os\nimport torch", 1
+)
+# A kernel of the case's own reads a transposed operand as if it were laid out row by row.
+WRONG_KERNEL = """
+import torch
+
+LIBRARY = torch.library.Library("aten", "IMPL")
+
+def erfinv(x):
+    return x.as_strided(x.shape, torch.empty(x.shape).stride()) * 2
+
+LIBRARY.impl("erfinv", erfinv, "CPU")
+
+def program(x, y):
+    return torch.erfinv(x.cos()) + torch.erfinv(y)
+
+def make():
+    return program, (torch.rand(3, 2), torch.rand(2, 3).t())
+"""
+
+
+def report(verdict, finding="far"):
+    evidence = {"outputs": [{"name": "out0", "finding": finding, "max_abs_error_compiled": 1.0}]}
+    return {"verdict": verdict, "is_bug": True, "torch": "2.13.0", "evidence": evidence}
+
+
+def test_the_ladder_says_which_backend_differs_and_the_script_ran_alone():
+    found = report("miscompile")
+    shown = shown_as_issue(COMPILED_DIFFERS, script_of(COMPILED_DIFFERS, found), found)
+    assert shown["plain_shows"]
+    assert shown["plain_output"].startswith("AssertionError: Tensor-likes are not close!")
+    assert [rung["backend"] for rung in shown["ladder"]] == [
+        "eager",
+        "aot_eager",
+        "aot_eager_decomp_partition",
+        "inductor",
+    ]
+    assert {rung["result"] for rung in shown["ladder"]} == {"wrong"}
+    assert "torch" in shown["collect_env"].lower() and "/home" not in shown["collect_env"]
+
+
+def test_a_script_that_shows_nothing_is_not_said_to_show_the_bug():
+    harmless = COMPILED_DIFFERS.replace("x + 1 if", "x if")
+    found = report("miscompile")
+    shown = shown_as_issue(harmless, script_of(harmless, found), found)
+    assert not shown["plain_shows"]
+    assert {rung["result"] for rung in shown["ladder"]} == {"right"}
+
+
+def test_a_kernel_that_misreads_a_layout_is_called_on_its_own():
+    package = {"PYTHONPATH": str(Path(fuzzcompile.__file__).parents[1])}
+    command = ("-m", "fuzzcompile.reduction.plain.kernels")
+    ran = run_alone(WRONG_KERNEL, command=command, environment=package, timeout=120)
+    answer = json.loads(next(line for line in ran.output.splitlines() if line.startswith("{")))
+    assert answer["operator"] == "aten.erfinv.default"
+    script = answer["scripts"][0]
+    assert "x = torch.rand(2, 3).transpose(0, 1)\n" in script and "op = torch.ops.aten.erfinv\n" in script
+    registered = WRONG_KERNEL[: WRONG_KERNEL.index("def program")]
+    assert "AssertionError" in run_alone(registered + script).output
+    assert run_alone(script).status == 0

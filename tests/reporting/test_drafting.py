@@ -1,0 +1,142 @@
+"""``fuzzcompile issue`` and the folder of drafts, for findings of a corpus."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from findings import CASE, CHECK, CULPRIT, ENVIRONMENT, SHOWN, facts
+
+from fuzzcompile.campaign.findings import write_draft
+from fuzzcompile.cli import main
+from fuzzcompile.corpus import CaseRecord, Mark, Related, Replay, Reproducer, Store
+from fuzzcompile.errors import FuzzcompileError
+
+SUSPECT = {**CULPRIT, "necessary": False}
+PLACE = "post_grad:torch/_inductor/fx_passes/post_grad.py"
+
+
+@pytest.fixture
+def store(tmp_path):
+    with Store.open(tmp_path / "corpus.db") as opened:
+        yield opened
+
+
+def added(store, number=1, **fields):
+    """A finding of its own, with a reproducer."""
+    report = {**facts(**fields).report, "signature": f"{PLACE}:rule{number}"}
+    case = CaseRecord(f"{number:064}", CASE, "generated")
+    stored = store.record(None, case, ENVIRONMENT, report)
+    sha256 = f"{number + 100:064}"
+    reproducer = Reproducer(CASE + CHECK, sha256, 12, "graph", True, report["torch"], report, shown=SHOWN)
+    store.add_reproducer(stored.finding_id, reproducer)
+    return f"F{stored.finding_id}", sha256
+
+
+def issue(store, capsys, *arguments):
+    with pytest.raises(SystemExit) as ending:
+        main(["issue", *arguments, "--corpus", str(store.location)])
+    out, err = capsys.readouterr()
+    return int(ending.value.code or 0), out, err
+
+
+def test_the_command_prints_the_draft(store, capsys):
+    name, _ = added(store)
+    status, out, err = issue(store, capsys, name)
+    assert status == 0 and err == "" and out.startswith("# `torch.add(x, a @ b, alpha=0.5)` ignores `alpha`")
+    assert out.endswith("`topic: fuzzer`.\n") and "449b1768/torch" not in out and "#L1800)" in out
+
+
+def test_what_is_not_to_be_filed_gets_the_reason_and_no_draft(store, capsys):
+    name, _ = added(store, culprit=SUSPECT, cause=None)
+    status, out, err = issue(store, capsys, name)
+    assert status == 0 and out == ""
+    assert err.startswith(f"{name} is not to be filed: `addmm` is a suspect, not a proof")
+    assert "What would change that: a proved culprit" in err and "`--anyway` prints the draft." in err
+    status, out, err = issue(store, capsys, name, "--anyway")
+    assert status == 0 and out.startswith("> **Not to be filed: `addmm` is a suspect") and err == ""
+
+
+@pytest.mark.parametrize("anyway", [(), ("--anyway",)])
+def test_the_answer_as_json(store, capsys, anyway):
+    (proved, _), (suspect, _) = added(store), added(store, 2, culprit=SUSPECT, cause=None)
+    status, out, _ = issue(store, capsys, proved, "--json", *anyway)
+    answer = json.loads(out)
+    assert status == 0 and answer["finding"] == proved and answer["fileable"] is True
+    assert answer["reason"] is None and answer["remedy"] is None and answer["draft"].startswith("# `torch.add")
+    answer = json.loads(issue(store, capsys, suspect, "--json", *anyway)[1])
+    assert answer["fileable"] is False and "suspect" in answer["reason"] and "bisect" in answer["remedy"]
+    assert bool(answer["draft"]) == bool(anyway)
+
+
+def test_an_unknown_finding_is_wrong_usage(store, capsys):
+    added(store)
+    status, out, err = issue(store, capsys, "F99")
+    assert status == 2 and out == "" and "F1" in err
+
+
+def test_a_draft_rests_on_replays_and_on_what_a_search_found(store, capsys):
+    name, sha256 = added(store)
+    replay = Replay(sha256, "2.13.0+cpu", None, "failing", ["failing"] * 3, "", 1.0)
+    store.add_replay(name, replay)
+    url = "https://github.com/pytorch/pytorch/issues/7"
+    store.keep_related(name, [Related(url, "issue", "alpha is dropped", "open", 3.0, "alpha")], ["addmm alpha"])
+    _, out, _ = issue(store, capsys, name)
+    assert "Wrong in torch 2.13.0; earlier versions were not tried." in out and f"[alpha is dropped]({url})" in out
+    store.add_replay(name, replace(replay, torch="2.15.0", status="fixed", runs=["fixed"] * 3))
+    assert "it is fixed in torch 2.15.0" in issue(store, capsys, name)[2]
+
+
+def test_drafts_are_written_with_an_index_and_a_refused_one_goes(store, tmp_path):
+    folder = tmp_path / "new" / "drafts"
+    (proved, sha256), (suspect, _) = added(store), added(store, 2, culprit=SUSPECT, cause=None)
+    for name in (suspect, proved):
+        write_draft(store, name, folder)
+    assert sorted(path.name for path in folder.iterdir()) == [f"{proved}.md", "INDEX.md"]
+    index = (folder / "INDEX.md").read_text(encoding="utf-8")
+    assert f"| [{proved}]({proved}.md) | silent | `torch.add(x, a @ b, alpha=0.5)` ignores `alpha`" in index
+    assert f"| {suspect} | silent |" in index and "a suspect, not a proof" in index
+    store.add_replay(proved, Replay(sha256, "2.15.0", None, "fixed", ["fixed"] * 3, "", 1.0))
+    write_draft(store, proved, folder)
+    assert [path.name for path in folder.iterdir()] == ["INDEX.md"]
+    assert "0 to be filed, 2 refused" in (folder / "INDEX.md").read_text(encoding="utf-8")
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_of_the_system(store, tmp_path):
+    name, _ = added(store)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        write_draft(store, name, tmp_path / "file")
+    with pytest.raises(FuzzcompileError, match="F99"):
+        write_draft(store, "F99", tmp_path)
+
+
+def test_what_a_person_said_stands_against_filing(store, capsys):
+    name, _ = added(store)
+    store.mark(name, Mark("wontfix", note="Optimus only"))
+    assert "will not fix (Optimus only)" in issue(store, capsys, name)[2]
+    store.mark(name, Mark("open"))
+    assert issue(store, capsys, name)[1].startswith("# ")
+
+
+def test_a_group_with_an_issue_stands_against_filing(store, capsys):
+    detail = "eager raises ValueError: bad; compiled runs"
+    name, _ = added(store, verdict="accepts_invalid", detail=detail, cause=None)
+    assert issue(store, capsys, name)[1].startswith("# `torch.add(x, a @ b, alpha=0.5)` is accepted")
+    store.mark("validation", Mark("known", "https://github.com/pytorch/pytorch/issues/5"))
+    err = issue(store, capsys, name)[2]
+    assert "it belongs to the group validation, which has an issue: https://github.com/pytorch/pytorch/issues/5" in err
+
+
+def test_a_merged_finding_leaves_the_folder(store, tmp_path):
+    (kept, _), (merged, _) = added(store), added(store, 2)
+    for name in (kept, merged):
+        write_draft(store, name, tmp_path / "drafts")
+    same = store.best_reproducer(merged)
+    store.add_reproducer(kept, replace(same, program="key", sha256=f"{300:064}"))
+    store.add_reproducer(merged, replace(same, program="key", sha256=f"{301:064}"))
+    write_draft(store, merged, tmp_path / "drafts")
+    survivor = store.finding(merged).public_id
+    assert sorted(path.name for path in (tmp_path / "drafts").iterdir()) == [f"{survivor}.md", "INDEX.md"]
+    assert "1 to be filed, 0 refused" in (tmp_path / "drafts" / "INDEX.md").read_text(encoding="utf-8")

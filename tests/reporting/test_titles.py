@@ -1,0 +1,156 @@
+"""Titles name the user's operation and what goes wrong with it, for every verdict and many causes."""
+
+from __future__ import annotations
+
+import pytest
+from findings import CASE, CULPRIT, SHOWN, WRONG, facts
+from triage_reports import output
+
+from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.reporting.facts import IssueFacts
+from fuzzcompile.reporting.wording import title
+
+STRIDE = output(finding="stride", detail="eager (4, 2, 1), compiled (4, 1, 2)", view_raises=True)
+OTHER_STRIDE = output(finding="stride", detail="eager (4, 1, 2), compiled (4, 2, 1)", view_raises=False)
+DTYPE = output(finding="dtype", detail="eager torch.bfloat16, compiled torch.float32")
+SHAPE = output(finding="shape", detail="eager (2, 1), compiled (2,)")
+GAINED = output(finding="alias", detail="eager: out0 is a copy; compiled: shares memory with input0")
+OF_OUTPUT = output(finding="alias", detail="eager: out0 is a copy; compiled: shares memory with out1")
+LOST = output(finding="alias", detail="eager: out0 shares memory with input0; compiled: a copy")
+MOVED = output(finding="alias", detail="eager: out0 shares memory with a only; compiled: shares memory with b")
+NOT_FINITE = output(finding="nonfinite", at={"eager": 1.5, "compiled": None, "non_finite": "nan"}, non_finite="nan")
+INFINITE = output(finding="nonfinite", at={"eager": 1.5, "compiled": None, "non_finite": "-inf"}, non_finite="-inf")
+OTHERWISE = output(finding="nonfinite", at={"eager": None, "compiled": None, "non_finite": "inf"}, non_finite="inf")
+ZERO = output(finding="far", at={"eager": 2.5, "compiled": 0.0}, max_abs_error_compiled=2.5)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "entry", "detail", "effect"),
+    [
+        ("miscompile", WRONG, "", "gives wrong values under torch.compile"),
+        ("miscompile", ZERO, "", "gives 0 under torch.compile instead of 2.5"),
+        ("wrong_gradient", WRONG, "", "gives wrong gradients under torch.compile"),
+        ("nonfinite", NOT_FINITE, "", "returns NaN under torch.compile, where eager is finite"),
+        ("nonfinite", INFINITE, "", "returns -inf under torch.compile, where eager is finite"),
+        ("nonfinite", OTHERWISE, "", "returns other infinities or NaNs than eager under torch.compile"),
+        ("precision_loss", WRONG, "", "loses precision under torch.compile"),
+        ("metadata", STRIDE, "", "returns a non-contiguous tensor under torch.compile, so `.view()` raises"),
+        ("metadata", OTHER_STRIDE, "", "returns a tensor with other strides under torch.compile than in eager"),
+        ("metadata", DTYPE, "", "returns torch.float32 under torch.compile instead of torch.bfloat16"),
+        ("metadata", SHAPE, "", "returns shape (2,) under torch.compile instead of (2, 1)"),
+        ("metadata", None, "eager returns a tuple", "returns another dtype or shape under torch.compile than in eager"),
+        ("aliasing", GAINED, "", "shares memory with its input under torch.compile"),
+        ("aliasing", OF_OUTPUT, "", "shares memory with another tensor under torch.compile"),
+        ("aliasing", LOST, "", "returns a copy under torch.compile, where eager returns a view"),
+        ("aliasing", MOVED, "", "shares other memory under torch.compile than in eager"),
+        ("aliasing", output(finding="missing"), "", "changes other tensors than in eager under torch.compile"),
+        ("compile_error", None, "CppCompileError: no match", "fails to compile: CppCompileError: no match"),
+        ("compile_error", None, "TypeError: a Vec<float>", "fails to compile: `TypeError: a Vec<float>`"),
+        ("runtime_error", None, "RuntimeError: bad view", "raises under torch.compile: RuntimeError: bad view"),
+        (
+            "accepts_invalid",
+            None,
+            "eager raises ValueError: alpha must be positive; compiled runs",
+            "is accepted under torch.compile, where eager raises ValueError",
+        ),
+        ("crash", None, "", "crashes the process under torch.compile"),
+        ("timeout", None, "", "does not finish under torch.compile, where eager does"),
+        ("nondeterministic", WRONG, "", "gives other results from run to run under torch.compile"),
+    ],
+)
+def test_a_title_says_what_goes_wrong(verdict, entry, detail, effect):
+    entries = [entry] if entry else []
+    finding = facts(verdict, *entries, detail=detail, cause=None, evidence={"outputs": entries})
+    assert title(finding) == f"`torch.add(x, a @ b, alpha=0.5)` {effect}"
+
+
+def test_every_verdict_that_is_a_bug_has_words_of_its_own():
+    titles = {title(facts(str(verdict), WRONG, cause=None)) for verdict in Verdict if verdict.is_bug}
+    assert len(titles) == sum(verdict.is_bug for verdict in Verdict)
+    assert not [text for text in titles if "behaves differently" in text]
+
+
+SOFTMAX = "scores.softmax(-2) @ v"
+
+
+@pytest.mark.parametrize(
+    ("expression", "fingerprint", "before", "after", "effect"),
+    [
+        ("F.elu(x, alpha=2.0)", "elu(alpha)", "alpha=2.0", "alpha=1.0", "`F.elu(x, alpha=2.0)` ignores `alpha`"),
+        ("x.std(correction=0)", "std(correction)", "x.std(correction=0)", "x.std()", "ignores `correction`"),
+        (SOFTMAX, "softmax(dim)", "softmax(-2)", "softmax(-1)", f"`{SOFTMAX}` is computed as `scores.softmax(-1) @ v`"),
+        (
+            "g(x)",
+            "softmax(dim)",
+            "y.softmax(-2)",
+            "y.softmax(-1)",
+            "computes `y.softmax(-1)` instead of `y.softmax(-2)`",
+        ),
+    ],
+)
+def test_what_is_ignored_is_named(expression, fingerprint, before, after, effect):
+    cause = {"fingerprint": fingerprint, "kind": "argument", "before": before, "after": after, "computes": "neighbour"}
+    text = title(facts(cause=cause, shown={**SHOWN, "expression": expression}))
+    assert f"{effect} under torch.compile" in text and "wrong" not in text
+
+
+@pytest.mark.parametrize(
+    ("kind", "before", "condition"),
+    [
+        ("layout", "torch.randn(2, 3).transpose(0, 1)", " for a transposed input"),
+        ("layout", "k.permute(1, 0)", " for a permuted input"),
+        ("layout", "x.expand(3, 4)", " for an expanded input"),
+        ("layout", "torch.randn(4)[::2]", " for a sliced input"),
+        ("layout", "torch.as_strided(x, s, t)", " for a non-contiguous input"),
+        ("sharing", "x", " when one tensor is used twice"),
+        ("sharing", "x.mul_(2)", ""),
+        ("layout", "k with strides (1, 4)", " for a non-contiguous input"),
+        ("dtype", "bfloat16 and float16", " for bfloat16 and float16"),
+        ("dtype", "mask of bool", " for bool"),
+        ("size of 1", "x of shape (1, 2)", " for a size of 1"),
+        ("size", "size of 3", ""),
+    ],
+)
+def test_on_which_inputs(kind, before, condition):
+    cause = {"fingerprint": kind, "kind": kind.split()[0], "before": before, "after": "x", "computes": "neighbour"}
+    assert title(facts(cause=cause)).endswith(f"gives wrong values under torch.compile{condition}")
+
+
+def test_a_condition_stands_before_what_follows_from_it():
+    cause = {"fingerprint": "dtype", "kind": "dtype", "before": "mask of bool", "after": "mask of float32"}
+    text = title(facts("compile_error", cause=cause, detail="TypeError: no"))
+    assert text == "`torch.add(x, a @ b, alpha=0.5)` fails to compile for bool: TypeError: no"
+    text = title(facts("metadata", STRIDE, cause={**cause, "kind": "layout", "before": "x.permute(1, 0)"}))
+    assert text.endswith("tensor under torch.compile for a permuted input, so `.view()` raises")
+
+
+def test_the_message_of_the_cpp_compiler_says_more_than_that_it_failed():
+    log = "CppCompileError: C++ compile error\nk.cpp:3:5: error: no match for 'clamp'\nk.cpp:4:5: error: also"
+    finding = facts("compile_error", cause=None, detail="CppCompileError: C++", shown={**SHOWN, "error_log": log})
+    assert title(finding).endswith("fails to compile: CppCompileError: no match for 'clamp'")
+
+
+def test_a_title_names_no_pass_and_no_device():
+    text = title(facts(cause=None))
+    assert "addmm" not in text and "pass_pattern" not in text and "cpu" not in text and "[" not in text
+
+
+def test_an_old_finding_is_called_by_the_code_that_was_matched_or_reduced():
+    lines = [{"code": "y = a @ b", "nodes": []}, {"code": "return torch.sub(x, y, alpha=3)", "nodes": []}]
+    matched = {**CULPRIT, "details": {"matched": lines}}
+    assert title(facts(shown={}, cause=None, culprit=matched)).startswith("`torch.sub(x, y, alpha=3)` gives")
+    assert title(facts(shown={}, cause=None)).startswith("`torch.add(x, a @ b, alpha=0.5)` gives")
+    decomposed = {**CULPRIT, "rewrite": "aten.trace.default"}
+    source = CASE.replace("    return", "    t = torch.trace(a)\n    return")
+    text = title(facts(shown={}, cause=None, culprit=decomposed, reproducer=source))
+    assert text.startswith("`torch.trace(a)` gives")
+    assert title(facts(shown={}, cause=None, culprit=decomposed, reproducer=None)).startswith("`aten.trace` gives")
+
+
+def test_a_long_error_does_not_make_a_long_title():
+    text = title(facts("compile_error", detail="AssertionError: " + "very " * 100, cause=None))
+    assert len(text) <= 140 and text.endswith("…")
+
+
+def test_a_report_without_anything_has_a_title():
+    assert title(IssueFacts({"verdict": "crash"}, None, {})) == "A program crashes the process under torch.compile"
