@@ -90,8 +90,10 @@ def settle(
         return finding, ()
     merged: list[int] = []
     signature = _signature(reproducer)
-    differs = signature != finding.signature
-    if signature is not None and ((anew and differs) or _replaces(session, signature, finding, reproducer)):
+    if signature is not None and (
+        (anew and signature != finding.signature and not _says_more(finding.signature, signature))
+        or _replaces(session, signature, finding, reproducer)
+    ):
         namesake = session.scalar(select(FindingRow).where(FindingRow.signature == signature))
         _remember(session, finding)
         if namesake is not None:
