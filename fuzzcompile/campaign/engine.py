@@ -241,7 +241,8 @@ class Engine:
         yield FindingReduced(job.minimizes or "", result)
         yield from self._follow(kept, result.report)
         try:
-            write_draft(self.store, kept.public_id, self.settings.drafts)
+            for name in (*map(public_id, kept.merged), kept.public_id):
+                write_draft(self.store, name, self.settings.drafts)
         except OSError as error:
             yield Trouble(
                 f"the draft of {kept.public_id} cannot be written ({error}); "
@@ -266,8 +267,6 @@ class Engine:
         for job in self._jobs:
             if job.minimizes in vanished:
                 job.minimizes = kept.public_id
-        for name in vanished:
-            (self.settings.drafts / f"{name}.md").unlink(missing_ok=True)
         yield FindingsMerged(kept.public_id, vanished)
 
     def _lost(self, error: WorkerFailed, job: Job) -> Iterator[Event]:

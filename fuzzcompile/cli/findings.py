@@ -2,60 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import click
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from fuzzcompile.corpus import Finding, FindingSummary, Reproducer, Umbrella
 
 
 def print_findings(findings: Sequence[FindingSummary], groups: Mapping[str, Umbrella], *, every: bool) -> None:
     """Print a table, the worst first; what is minor is counted in one line, or listed by group."""
     from fuzzcompile.reporting.lists import counted_line, divided
-    from fuzzcompile.reporting.verdict import report_console
 
-    console = report_console()
     shown, counted = divided(findings)
     if not findings:
         click.echo("No findings yet.")
     if shown:
-        console.print(_table(shown, groups))
+        click.echo("\n".join(_table(shown, groups)))
     if counted and not every:
         click.echo(f"{'And ' if shown else ''}{counted_line(counted, '--all lists them')}.")
     for name in sorted({stored.umbrella or "" for stored in counted}) if every else ():
         members = [stored for stored in counted if (stored.umbrella or "") == name]
         click.echo(f"\n{_group_line(name, len(members), groups.get(name))}")
-        console.print(_table(members, groups))
+        click.echo("\n".join(_table(members, groups)))
 
 
-def _table(findings: Sequence[FindingSummary], groups: Mapping[str, Umbrella]) -> Table:
-    from rich.markup import escape
-    from rich.table import Table
+def _table(findings: Sequence[FindingSummary], groups: Mapping[str, Umbrella]) -> Iterator[str]:
+    """Lines of equal columns; of thousands, a table of rich takes seconds."""
+    columns = ("finding", "severity", "verdict", "culprit", "proved", "hits", "torch", "device", "reproducer", "mark")
+    rows = [columns, *(_cells(stored, groups) for stored in findings)]
+    widths = [max(len(row[place]) for row in rows) for place in range(len(columns))]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
-    columns = ("finding", "severity", "verdict", "culprit", "proved", "hits", "torch", "device", "reproducer")
-    said = [_mark_of(stored, groups) for stored in findings]
-    table = Table(*columns, *(("mark",) if any(said) else ()), box=None)
-    for stored, mark in zip(findings, said, strict=True):
-        number = stored.reproducer_lines
-        lines = "none yet" if number is None else f"{number} line{'s' if number != 1 else ''}"
-        cells = (
-            stored.public_id,
-            stored.severity or "unknown",
-            stored.verdict,
-            _culprit(stored),
-            "yes" if stored.is_proved else "no",
-            str(stored.hits),
-            ", ".join(stored.torch_versions),
-            ", ".join(stored.devices),
-            lines,
-            *((mark,) if any(said) else ()),
-        )
-        table.add_row(*map(escape, cells))
-    return table
+
+def _cells(stored: FindingSummary, groups: Mapping[str, Umbrella]) -> tuple[str, ...]:
+    number = stored.reproducer_lines
+    return (
+        stored.public_id,
+        stored.severity or "unknown",
+        stored.verdict,
+        _culprit(stored),
+        "yes" if stored.is_proved else "no",
+        str(stored.hits),
+        ", ".join(stored.torch_versions),
+        ", ".join(stored.devices),
+        "none yet" if number is None else f"{number} line{'s' if number != 1 else ''}",
+        _mark_of(stored, groups),
+    )
 
 
 def _culprit(stored: FindingSummary) -> str:

@@ -53,7 +53,7 @@ def finding_of(session: Session, signature: str) -> FindingRow | None:
         return exact
     place = coarse(signature)
     if place == signature:
-        refined = session.scalars(select(FindingRow).where(starts_with(f"{place}:"))).all()
+        refined = session.scalars(select(FindingRow).where(starts_with(session, f"{place}:"))).all()
         refined = [row for row in refined if same_place(row.signature, signature)]
         if refined:
             return refined[0] if len(refined) == 1 else None
@@ -90,8 +90,10 @@ def settle(
         return finding, ()
     merged: list[int] = []
     signature = _signature(reproducer)
-    differs = signature != finding.signature
-    if signature is not None and ((anew and differs) or _replaces(session, signature, finding, reproducer)):
+    if signature is not None and (
+        (anew and signature != finding.signature and not _says_more(finding.signature, signature))
+        or _replaces(session, signature, finding, reproducer)
+    ):
         namesake = session.scalar(select(FindingRow).where(FindingRow.signature == signature))
         _remember(session, finding)
         if namesake is not None:
@@ -156,7 +158,7 @@ def choose(session: Session, finding: FindingRow) -> None:
         alike = run.verdict == report["verdict"] and agree(*(str(r.get("signature")) for r in (run.report, report)))
         finding.case_id = shown.case_id or (run.case_id if alike else None)
     finding.verdict, finding.confidence = str(report["verdict"]), cast("str | None", report.get("confidence"))
-    finding.culprit, finding.evidence = (_nested(report, key) for key in ("culprit", "evidence"))
+    finding.culprit, finding.evidence = in_short(report.get("culprit")), _object(report.get("evidence"))
     finding.severity = severity(cast("ReportJson", report))
     finding.umbrella = umbrella_of(finding.severity, finding.signature)
     session.flush()
@@ -329,6 +331,11 @@ def _signature(reproducer: ReproducerRow) -> str | None:
     return signature if isinstance(signature, str) and signature and report.get("is_bug") else None
 
 
-def _nested(report: dict[str, object], key: str) -> dict[str, object] | None:
-    value = report.get(key)
+def in_short(culprit: object) -> dict[str, object] | None:
+    """A culprit without its details, which are most of it and which lists do not show."""
+    given = _object(culprit)
+    return None if given is None else {key: value for key, value in given.items() if key != "details"}
+
+
+def _object(value: object) -> dict[str, object] | None:
     return value if isinstance(value, dict) else None

@@ -118,7 +118,8 @@ class FindingRow(Base):
     """One root cause; verdict, severity, confidence, culprit and evidence are those of the report that is shown.
 
     That is the report on its best reproducer if ``speaks_by_reproducer``, and else that on its best run. ``case_id`` is
-    the case which that report is about or was reduced from; null where that is not known any more.
+    the case which that report is about or was reduced from; null where that is not known any more. ``culprit`` is the
+    report's without its details.
     """
 
     __tablename__ = "findings"

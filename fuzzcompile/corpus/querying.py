@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, distinct, func, select
+from sqlalchemy import ColumnElement, and_, distinct, func, select
 from sqlalchemy.orm import QueryableAttribute, Session
 
 from fuzzcompile.corpus.failures import UnknownFindingError
@@ -60,7 +60,7 @@ def finding_id(session: Session, name: str | int) -> int:
         select(FindingRow.id).where(FindingRow.signature == text) if isinstance(name, str) else None,
         select(FindingRow.id).where(FindingRow.id == wanted) if wanted is not None else None,
         select(FormerNameRow.finding_id).where(former).distinct(),
-        select(FindingRow.id).where(starts_with(text)) if text else None,
+        select(FindingRow.id).where(starts_with(session, text)) if text else None,
     ):
         matches = [] if query is None else list(session.scalars(query.limit(2)))
         if len(matches) == 1:
@@ -70,9 +70,13 @@ def finding_id(session: Session, name: str | int) -> int:
     raise UnknownFindingError(_no_match(name, matches, signatures))
 
 
-def starts_with(text: str) -> ColumnElement[bool]:
+def starts_with(session: Session, text: str) -> ColumnElement[bool]:
     """Whether a finding's signature begins with the text, in this case of letters, whatever the database."""
-    return func.substr(FindingRow.signature, 1, len(text)) == text
+    begins = func.substr(FindingRow.signature, 1, len(text)) == text
+    if session.get_bind().dialect.name != "sqlite":
+        return begins
+    # SQLite compares bytes, so that its index finds the few signatures in question.
+    return and_(FindingRow.signature >= text, FindingRow.signature < f"{text}\U0010ffff", begins)
 
 
 def shown_reproducer(session: Session, finding: FindingRow) -> ReproducerRow | None:
@@ -144,20 +148,12 @@ def finding_records(session: Session, *conditions: ColumnElement[bool]) -> list[
     seen = _environments_by_finding(session, [row.id for row, *_ in rows] if conditions else None)
     found = []
     for row, of_run, case, best in rows:
-        shown = shown_reproducer(session, row)
+        report = (best.report if row.speaks_by_reproducer else of_run) or {}
+        of_best = (None, None) if best is None else (best.lines, best.confirmed)
+        beside = _beside(row.duplicate_of_id, seen[row.id], *of_best)
         program = case or best
-        found.append(
-            record_of(
-                Finding,
-                row,
-                **_beside(
-                    row.duplicate_of_id, seen[row.id], *(None, None) if best is None else (best.lines, best.confirmed)
-                ),
-                report=shown.report if shown is not None else of_run,
-                source=program.source,
-                source_sha256=program.sha256,
-            )
-        )
+        source = {"source": program.source, "source_sha256": program.sha256}
+        found.append(record_of(Finding, row, **beside, **source, report=report, culprit=report.get("culprit")))
     return found
 
 

@@ -195,7 +195,6 @@ def _count_finding(session: Session, run: RunRow, signature: str, source: str) -
     run.finding_id = row.id
     if merging.take_if_better(session, row, run, source):
         merging.choose(session, row)
-    session.flush()
     return is_new
 
 
@@ -213,7 +212,6 @@ def _count_coverage(session: Session, compiler: str, case_id: int, coverage: Seq
             row = known[identity] = CoverageRow(**named, torch=compiler, count=0, first_case_id=case_id)
             session.add(row)
         row.count += item.count
-    session.flush()
 
 
 def _as_text(value: object) -> str | None:

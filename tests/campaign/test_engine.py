@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from fuzzcompile.campaign.budget import Budget
 from fuzzcompile.campaign.drawing import Drawn
 from fuzzcompile.campaign.engine import Engine
 from fuzzcompile.campaign.settings import CampaignSettings
 from fuzzcompile.campaign.steering import UNIFORM, Strategy
+from fuzzcompile.campaign.terminal import print_summary
 from fuzzcompile.corpus import Campaign, CaseRecord, Store
 from fuzzcompile.generation import Profile
 from fuzzcompile.judging.report import CoverageCount
+from fuzzcompile.reduction.jobs import Outcome
+from fuzzcompile.reduction.search import Tally
+from fuzzcompile.severity import Severity
 from fuzzcompile.worker.judge import Judged, JudgeTask
+from fuzzcompile.worker.minimize import Minimized
 
 TORCH = "2.13.0"
 
@@ -57,13 +64,15 @@ class Inline(Executor):
         return future
 
 
-def campaign(folder: Path, environment: dict[str, Any] | None = None, **given: Any) -> tuple[Inline, Any, Store]:
+def campaign(
+    folder: Path, environment: dict[str, Any] | None = None, executor: Any = None, **given: Any
+) -> tuple[Any, Any, Store]:
     """Run one on the corpus in ``folder``: what the executor was asked, the summary, and the open store."""
     settings = CampaignSettings(**{
         "budget": Budget(cases=40), "seed": 0, "profile": Profile(), "device": "cpu", "workers": 1, "torch": TORCH,
         "drafts": folder / "drafts", "source": Numbers(), **given,
     })  # fmt: skip
-    store, executor = Store.open(folder / "corpus.db"), Inline()
+    store, executor = Store.open(folder / "corpus.db"), executor or Inline()
     environment = environment or {"torch": TORCH, "device": "cpu"}
     number = store.start_campaign(Campaign(0, {"stream": settings.stream}, "run", "0", environment))
     engine = Engine(settings, store, executor, environment, campaign=number)
@@ -145,3 +154,93 @@ def test_a_finding_for_a_target_leaves_the_device_that_runs_to_prove(tmp_path):
     executor, _, store = campaign(tmp_path, target="cuda:sm_90")
     store.close()
     assert executor.tasks[0].known == (("joint_graph:f.py:r", "values"),)
+
+
+PLACE = "post_grad:p.py:fold"
+
+
+def wrong(signature: str, **fields: Any) -> dict[str, Any]:
+    report = {
+        "schema": 1,
+        "torch": TORCH,
+        "device": "cpu",
+        "verdict": "miscompile",
+        "is_bug": True,
+        "confidence": "high",
+    }
+    culprit = {
+        "stage": "post_grad",
+        "rewrite": "fold",
+        "source": "p.py",
+        "line": 1,
+        "family": "fold",
+        "necessary": True,
+    }
+    report |= {"case": "c", "culprit": culprit, "evidence": {"outputs": []}, "cost": {"seconds": 1.0}}
+    return report | {"signature": signature} | fields
+
+
+@dataclass
+class Buggy(Executor):
+    """Every case shows a bug under a name of its own; reduced, all but each third are the same."""
+
+    judged: int = 0
+    reduced: int = 0
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        (task,) = args
+        future: Future[Any] = Future()
+        if isinstance(task, JudgeTask):
+            verdict = "accepts_invalid" if self.judged % 3 == 2 else "miscompile"
+            future.set_result(Judged(wrong(f"unattributed:-:program-{self.judged}", verdict=verdict), ()))
+            self.judged += 1
+            return future
+        self.reduced += 1
+        minor = task.report["verdict"] == "accepts_invalid"
+        report = wrong(f"{PLACE}:check" if minor else f"{PLACE}:dtype", verdict=task.report["verdict"])
+        outcome = Outcome(
+            "x = 1\n", report, "repro\n", True, "", None, "graph", True, "", Tally(), 1.0, True, None, None
+        )
+        future.set_result(Minimized.of(outcome, task.source))
+        return future
+
+
+def test_findings_that_turn_out_to_be_one_are_one_everywhere(tmp_path):
+    executor, summary, store = campaign(tmp_path, executor=Buggy(), budget=Budget(cases=6))
+    said = summary.to_json()["findings"]
+    assert [(line["id"], line["severity"], line["signature"], line["hits"]) for line in said] == [
+        ("F1", "silent", f"{PLACE}:dtype", 4),
+        ("F3", "accepts_invalid", f"{PLACE}:check", 2),
+    ]
+    assert said[1]["umbrella"] == "validation" and said[0]["status"] == "open" and said[0]["finding"] == "F1"
+    assert all(line["new"] for line in said) and summary.tally.new_findings == summary.tally.findings == 2
+    assert not {path.stem for path in (tmp_path / "drafts").glob("F*.md")} - {"F1", "F3"}
+    assert store.finding("F6").public_id == "F3"
+    assert summary.has_one_of(Severity.SILENT) and not replace(summary, findings=summary.findings[1:]).has_one_of(
+        Severity.LAYOUT
+    )
+    out = io.StringIO()
+    print_summary(Console(file=out, width=200), summary)
+    assert (
+        "F1  silent" in out.getvalue()
+        and "1 that accept what eager refuses: fuzzcompile corpus list --all" in out.getvalue()
+    )
+    store.close()
+
+
+def test_a_finding_is_minimized_again_only_for_something_worse(tmp_path):
+    @dataclass
+    class Worse(Buggy):
+        def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+            (task,) = args
+            if not isinstance(task, JudgeTask):
+                return super().submit(function, *args, **kwargs)
+            verdict = ("accepts_invalid", "accepts_invalid", "miscompile", "miscompile", "aliasing")[self.judged % 5]
+            self.judged += 1
+            future: Future[Any] = Future()
+            future.set_result(Judged(wrong(f"{PLACE}:dtype", verdict=verdict), ()))
+            return future
+
+    executor, summary, store = campaign(tmp_path, executor=Worse(), budget=Budget(cases=10))
+    assert (executor.judged, executor.reduced) == (10, 2)
+    store.close()

@@ -7,6 +7,7 @@ The signatures of old findings stay as they are: their cause, which is a part of
 import sqlalchemy as sa
 from alembic import op
 
+from fuzzcompile.corpus.merging import in_short
 from fuzzcompile.corpus.models import UtcDateTime
 from fuzzcompile.corpus.speaking import speaks_for
 from fuzzcompile.corpus.umbrellas import umbrella_of
@@ -169,6 +170,7 @@ def _choose_what_is_shown() -> None:
             shown = best.report
         own = severity(shown)
         values = {name: (shown or {}).get(name) for name in ("verdict", "confidence", "culprit", "evidence")}
+        values["culprit"] = in_short(values["culprit"])
         values |= {"severity": own, "umbrella": umbrella_of(own, signature), "case_id": case_id}
         values["speaks_by_reproducer"] = speaks
         values["best_reproducer_id"] = None if best is None else best.id
