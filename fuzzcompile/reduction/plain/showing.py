@@ -11,8 +11,9 @@ from fuzzcompile.privacy import scrub
 from fuzzcompile.reduction.plain.devices import makes_sense_on_cuda
 from fuzzcompile.reduction.plain.eager_only import eager_only
 from fuzzcompile.reduction.plain.expression import expression_at_fault
-from fuzzcompile.reduction.plain.ladder import BACKENDS, Clock, Seen, climbed, said
+from fuzzcompile.reduction.plain.ladder import BACKENDS, Clock, Seen, climbed
 from fuzzcompile.reduction.plain.machine import collected_environment
+from fuzzcompile.reduction.plain.outputs import error_log, said
 from fuzzcompile.reduction.plain.script import Plain, plain_scripts
 from fuzzcompile.reduction.scripts.comparing import Script
 
@@ -66,5 +67,5 @@ def _as_json(seen: Seen, report: ReportJson) -> ShownJson:
     if makes_sense_on_cuda(report):
         made["cuda"] = seen.plain.text(cuda=True)
     if report.get("verdict") in _ERRORS:
-        made["error_log"] = scrub(seen.output)
+        made["error_log"] = scrub(error_log(seen.output))
     return made
