@@ -101,3 +101,9 @@ def test_a_baseline_tells_causes_apart_where_both_are_known(known, met, is_known
     path = tmp_path / "known.txt"
     path.write_text(known + "\n")
     assert Baseline.read(path).knows({"is_bug": True, "signature": refined(SDPA, met)}) is is_known
+
+
+def test_a_program_in_place_of_a_cause_is_provisional():
+    provisional = signatures.refined(SDPA, f"{signatures.PROGRAM}0123456789ab")
+    assert signatures.is_provisional(provisional) and not signatures.is_provisional(PROGRAM)
+    assert signatures.agree(provisional, f"{SDPA}:dtype") and not signatures.is_unproved(provisional)

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fuzzcompile.case import source_hash
-from fuzzcompile.corpus import Kept, Reproducer, Store
+from fuzzcompile.corpus import Kept, Mark, Reproducer, Store
+from fuzzcompile.corpus.marking import status_of
 from fuzzcompile.replaying.history import history
-from fuzzcompile.reporting.facts import IssueFacts, Mark
+from fuzzcompile.reporting.facts import IssueFacts
 from fuzzcompile.reporting.filing import refusal_of
 from fuzzcompile.reporting.index import INDEX, entry_of, with_entry
 from fuzzcompile.reporting.issue import draft_issue
@@ -58,7 +59,7 @@ def facts_of(store: Store, finding: str | int) -> IssueFacts:
     reproducer = store.best_reproducer(finding)
     umbrellas = {umbrella.name: umbrella for umbrella in store.umbrellas()}
     return IssueFacts(
-        reproducer.report if reproducer is not None and reproducer.report else stored.report,
+        stored.report,
         reproducer.source if reproducer is not None else None,
         store.environment_of(finding),
         stored.first_seen.date().isoformat(),
@@ -69,7 +70,7 @@ def facts_of(store: Store, finding: str | int) -> IssueFacts:
         related=store.related(finding),
         searched=stored.searched.date().isoformat() if stored.searched else None,
         queries=stored.queries or (),
-        mark=Mark(stored.status, stored.issue, stored.note, stored.duplicate_of),
+        mark=Mark(status_of(stored.status), stored.issue, stored.duplicate_of, stored.note),
         umbrella=umbrellas.get(stored.umbrella or ""),
     )
 
@@ -77,18 +78,19 @@ def facts_of(store: Store, finding: str | int) -> IssueFacts:
 def write_draft(store: Store, finding: str, folder: Path) -> None:
     """Write the draft of ``finding`` into ``folder``, which is made if need be, and its line in the index there.
 
-    A finding that is not to be filed has a line that says why, and no draft.
+    A finding that is not to be filed has a line that says why, and no draft. One that was merged into another has
+    neither: those of the other are written.
 
     Raises:
         OSError: it cannot be written.
     """
-    facts = facts_of(store, finding)
+    name, facts = store.finding(finding).public_id, facts_of(store, finding)
     refusal = refusal_of(facts)
     folder.mkdir(parents=True, exist_ok=True)
-    draft, index = folder / f"{finding}.md", folder / INDEX
+    index = folder / INDEX
+    for gone in {finding, name} - ({name} if refusal is None else set()):
+        (folder / f"{gone}.md").unlink(missing_ok=True)
     if refusal is None:
-        draft.write_text(draft_issue(facts), encoding="utf-8")
-    else:
-        draft.unlink(missing_ok=True)
+        (folder / f"{name}.md").write_text(draft_issue(facts), encoding="utf-8")
     earlier = index.read_text(encoding="utf-8") if index.is_file() else ""
-    index.write_text(with_entry(earlier, entry_of(finding, facts, refusal)), encoding="utf-8")
+    index.write_text(with_entry(earlier, entry_of(name, facts, refusal), replaces=finding), encoding="utf-8")

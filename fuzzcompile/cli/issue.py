@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("name", metavar="FINDING|CASE")
-@click.option("--anyway", is_flag=True, help="Print the draft of a bug that is not to be filed, the reason on top.")
+@click.option("--anyway", is_flag=True, help="Print the draft of what is not to be filed, the reason on top.")
 @options.device
 @options.target
 @options.corpus
@@ -72,7 +72,7 @@ def _printed(name: str, facts: IssueFacts, found: Mapping[str, object], *, anywa
     from fuzzcompile.reporting.issue import draft_issue
 
     refusal = refusal_of(facts)
-    draft = draft_issue(facts, refusal) if refusal is None or (anyway and facts.is_bug) else None
+    draft = draft_issue(facts, refusal) if refusal is None or anyway else None
     if as_json:
         answer = {
             "finding": name,

@@ -26,4 +26,11 @@ def facts_of_file(path: Path, conditions: Conditions) -> IssueFacts:
     if not report["is_bug"]:
         return IssueFacts(report, None, environment)
     small = minimize(Subject(path.read_text(encoding="utf-8"), report), conditions, seconds=_SECONDS)
-    return IssueFacts(small.report, small.reproducer, environment, hits=1, confirmed=small.confirmed)
+    return IssueFacts(
+        small.report,
+        small.reproducer,
+        environment,
+        hits=1,
+        confirmed=small.confirmed,
+        shown=small.shown or {},
+    )

@@ -85,7 +85,7 @@ def refresh(
         group = [f for f in findings if (conditions.target or told(f.report)) == target]
         where = conditions if target is None else replace(conditions, device="cpu", target=target)
         for refreshed in _of_one_target(store, group, where, on_start):
-            if drafts is not None and refreshed.result == "refreshed":
+            if drafts is not None:
                 write_draft(store, refreshed.kept, drafts)
             yield refreshed
 

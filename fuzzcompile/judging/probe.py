@@ -19,7 +19,7 @@ from fuzzcompile.judging.decision import confirmed, decide
 from fuzzcompile.judging.report import normalised
 from fuzzcompile.oracle.judgement import wrong_values
 from fuzzcompile.oracle.verdicts import Verdict
-from fuzzcompile.signatures import fingerprint_of
+from fuzzcompile.signatures import fingerprint
 from fuzzcompile.stage_names import AROUND_CAPTURE, BEHIND_GRAPHS, GRAPH_STAGES
 from fuzzcompile.stages.base import Suspect
 from fuzzcompile.stages.rewriting import rewrites_visible
@@ -93,7 +93,7 @@ class Target:
         error = None
         if not named and Verdict(report["verdict"]).kind == "error" and len(parts) == 3 and parts[1] != "-":
             error = f"{parts[1]}: {parts[2]}"[:_MESSAGE]
-        cause = fingerprint_of(str(report.get("signature") or ""))
+        cause = fingerprint(str(report.get("signature") or ""))
         causes = () if cause is None or keep == "verdict" else (cause,)
         return cls(report["verdict"], stage, culprit.get("source"), families, keep, named, error, causes)
 

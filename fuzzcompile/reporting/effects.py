@@ -39,6 +39,8 @@ class Effect:
 
 def effect_of(facts: IssueFacts) -> Effect:
     """What the compiled program does instead of what eager does."""
+    if facts.without_compiler:
+        return Effect(_OF_KERNELS.get(facts.verdict, "gives wrong values"), " for inputs that are not contiguous")
     if facts.verdict in VALUES and (ignores := _computes_its_neighbour(facts.cause, facts)):
         return Effect(ignores)
     if facts.shares_wrongly:
@@ -68,15 +70,23 @@ _PLAIN: dict[str, Effect] = {
 }
 
 
+# What a kernel does that is wrong by itself; the script compares it with contiguous copies of its inputs.
+_OF_KERNELS: dict[str, str] = {
+    Verdict.RUNTIME_ERROR: "raises",
+    Verdict.CRASH: "crashes the process",
+    Verdict.METADATA: "returns another layout",
+}
+
+
 def condition_of(facts: IssueFacts) -> str:
     """On which inputs, as far as a title can say it; begins with a space, or is empty."""
-    cause = facts.cause or {}
+    cause: CauseJson = (not facts.without_compiler and facts.cause) or {}
     kind, before = cause.get("kind"), str(cause.get("before") or "")
     if kind == "layout":
         form = next((word for text, word in _LAYOUTS.items() if text in before), "non-contiguous")
         return f" for {'an' if form[0] in 'aeiou' else 'a'} {form} input"
-    if kind == "sharing":
-        return " when two arguments are the same tensor"
+    if kind == "sharing" and before.isidentifier():
+        return " when one tensor is used twice"
     if kind == "dtype" and (names := _DTYPE.findall(before)):
         return f" for {' and '.join(dict.fromkeys(names))}"
     if kind == "size" and str(cause.get("fingerprint")).startswith("size of "):
@@ -91,8 +101,16 @@ def refusal(facts: IssueFacts) -> tuple[str, str]:
 
 
 def error_in(facts: IssueFacts, limit: int = _ERROR) -> str:
-    """The error of a program that eager runs, on one line."""
-    return one_line(facts.detail, limit) or "an error"
+    """The error of a program that eager runs, on one line; as code where Markdown would read it otherwise."""
+    text = one_line(_said_by_the_compiler(facts) or facts.detail, limit) or "an error"
+    return f"`{text}`" if re.search(r"[<*_]", text) else text
+
+
+def _said_by_the_compiler(facts: IssueFacts) -> str | None:
+    """The type of the error with the first message of g++, clang++ or the like, which says more than torch's own."""
+    message = re.search(r": error: (.+)", facts.shown.get("error_log") or "")
+    kind = facts.detail.partition(":")[0]
+    return f"{kind}: {message[1]}" if message and kind.isidentifier() else None
 
 
 def pair(entry: OutputJson) -> tuple[str, str] | None:

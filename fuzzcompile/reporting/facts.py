@@ -13,21 +13,12 @@ from fuzzcompile.reporting.program import expression_of, short
 from fuzzcompile.severity import Severity, severity
 
 if TYPE_CHECKING:
+    from fuzzcompile.corpus.marking import Mark
     from fuzzcompile.corpus.records import Related, Umbrella
     from fuzzcompile.replaying.history import History
 
 # What the judge says of an output that is correct.
 _HARMLESS = ("same", "close", "wild")
-
-
-@dataclass(frozen=True)
-class Mark:
-    """What a person said of a finding (``fuzzcompile mark``); ``duplicate_of`` is a public id."""
-
-    status: str = "open"
-    issue: str | None = None
-    note: str | None = None
-    duplicate_of: str | None = None
 
 
 @dataclass(frozen=True)
@@ -46,7 +37,7 @@ class IssueFacts:
         related: public reports that a search found, the likeliest first.
         searched: the date of that search; None if there was none.
         queries: what it asked for.
-        mark: what a person said of the finding.
+        mark: what a person said of the finding; None if nothing.
         umbrella: the group that it belongs to, and what a person said of that.
     """
 
@@ -61,7 +52,7 @@ class IssueFacts:
     related: Sequence[Related] = ()
     searched: str | None = None
     queries: Sequence[str] = ()
-    mark: Mark = Mark()
+    mark: Mark | None = None
     umbrella: Umbrella | None = None
 
     @property
@@ -134,8 +125,12 @@ class IssueFacts:
     @property
     def kernel(self) -> str | None:
         """The operator whose own kernel is wrong, such as ``aten.cat.default``; None for any other culprit."""
-        kernel = (self.culprit or {}).get("details", {}).get("aten_kernel")
-        return str(kernel["operator"]) if isinstance(kernel, Mapping) and kernel.get("operator") else None
+        culprit = self.culprit or {}
+        kernel = culprit.get("details", {}).get("aten_kernel")
+        if isinstance(kernel, Mapping) and kernel.get("operator"):
+            return str(kernel["operator"])
+        blamed = str(culprit.get("rewrite") or "")
+        return blamed if self.without_compiler and blamed.startswith("aten.") else None
 
     @property
     def without_compiler(self) -> bool:
@@ -145,8 +140,6 @@ class IssueFacts:
     @property
     def expression(self) -> str | None:
         """The operation at fault as a user writes it; None where no short text stands for it."""
-        if self.without_compiler and self.kernel:
-            return f"torch.ops.{self.kernel.removesuffix('.default')}"
         if self.shown.get("expression"):
             return self.shown["expression"]
         details = (self.culprit or {}).get("details", {})

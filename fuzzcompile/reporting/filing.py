@@ -48,6 +48,8 @@ def _refusals(facts: IssueFacts) -> Iterator[Refusal]:
 
 def _marked(facts: IssueFacts) -> Iterator[Refusal]:
     mark = facts.mark
+    if mark is None:
+        return
     words = {
         "known": "it is known" + (f": {mark.issue}" if mark.issue else ""),
         "dup": f"it is a duplicate of {mark.duplicate_of or 'another finding'}",
@@ -57,12 +59,8 @@ def _marked(facts: IssueFacts) -> Iterator[Refusal]:
     }
     if mark.status in words:
         note = f" ({mark.note})" if mark.note else ""
-        yield Refusal(words[mark.status] + note, _remedy_of_mark(facts))
-
-
-def _remedy_of_mark(facts: IssueFacts) -> str:
-    reopen = "if that is wrong, `fuzzcompile mark FINDING open`"
-    return f"comment on that issue instead; {reopen}" if facts.mark.issue else reopen
+        comment = "comment on that issue instead; " if mark.issue else ""
+        yield Refusal(words[mark.status] + note, f"{comment}if that is wrong, `fuzzcompile mark FINDING open`")
 
 
 def _of_umbrella(facts: IssueFacts) -> Iterator[Refusal]:

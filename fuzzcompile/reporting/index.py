@@ -43,9 +43,13 @@ def entry_of(finding: str, facts: IssueFacts, refusal: Refusal | None) -> Entry:
     return Entry(finding, severity, words, refusal.reason, refusal.remedy)
 
 
-def with_entry(index: str, entry: Entry) -> str:
-    """The text of an index with one entry added or replaced; what a person wrote between the tables is lost."""
-    return index_of([*(known for known in _entries(index) if known.finding != entry.finding), entry])
+def with_entry(index: str, entry: Entry, replaces: str | None = None) -> str:
+    """The text of an index with one entry added or replaced; what a person wrote between the tables is lost.
+
+    ``replaces`` names a finding that was merged into that of the entry.
+    """
+    gone = (entry.finding, replaces)
+    return index_of([*(known for known in _entries(index) if known.finding not in gone), entry])
 
 
 def index_of(entries: Iterable[Entry]) -> str:

@@ -22,6 +22,8 @@ _MAX_DIFF = 60
 _MAX_KERNEL = 120
 _RELATED = 3  # links in the line on related reports
 _QUERIES = 4  # of a search that found nothing
+_WIDEST = 200  # characters of a line of output
+_ALIKE = 60  # characters by which a line of the log is known again in an output, where lines are cut
 _RESULTS = {"right": "right", "wrong": "**wrong**", "raises": "**raises**"}
 # The compilers' own messages in the log of an error: g++, clang++, Triton, and the last line of a traceback.
 _MESSAGE = re.compile(r"(?:\berror: |^[\w.]*(?:Error|Exception|Failure)\b: ).+")
@@ -52,14 +54,20 @@ def draft_issue(facts: IssueFacts, refusal: Refusal | None = None) -> str:
     It claims what the facts show and nothing beyond: what was not run is reported as not run.
 
     Args:
-        facts: a finding that is a bug.
+        facts: the finding; of one that is no bug, only the refusal is printed.
         refusal: why the finding is not to be filed; it stands on top.
     """
+    if not facts.is_bug:
+        return _on_top(refusal) if refusal is not None else ""
     for shape in _SHAPES:
         text = _rendered(facts, refusal, shape)
         if len(text.partition("<details>")[0].splitlines()) <= MOST_LINES:
             break
     return text
+
+
+def _on_top(refusal: Refusal) -> str:
+    return f"> **Not to be filed: {refusal.reason}.** What would change that: {refusal.remedy}.\n"
 
 
 def _rendered(facts: IssueFacts, refusal: Refusal | None, shape: Shape) -> str:
@@ -71,7 +79,7 @@ def _rendered(facts: IssueFacts, refusal: Refusal | None, shape: Shape) -> str:
         .get_template("reports/issue.md.j2")
         .render(
             facts=facts,
-            refusal=refusal,
+            on_top=_on_top(refusal) if refusal is not None else "",
             shape=shape,
             title=wording.title(facts),
             summary=wording.summary(facts),
@@ -111,24 +119,25 @@ def _shortened(output: str, log: str, limit: int) -> list[str]:
     """The last lines of an output, and the compilers' own messages that it lacks; at most ``limit`` lines."""
     lines = [scrub(line) for line in output.strip().splitlines()]
     messages = [line.strip() for line in log.splitlines() if _MESSAGE.search(line.strip())]
-    new = [line for line in dict.fromkeys(messages) if not any(line in known for known in lines)]
-    return [line[:200] for line in [*lines, *new[:2]]][-limit:] if limit else []
+    new = [line for line in dict.fromkeys(messages) if not any(line[:_ALIKE] in known for known in lines)]
+    return [line[:_WIDEST] for line in [*lines, *new[:2]]][-limit:] if limit else []
 
 
 def _ladder(facts: IssueFacts) -> Iterator[tuple[str, str]]:
     for rung in facts.shown.get("ladder") or ():
         says = one_line(rung.get("says") or "", 60) if rung["result"] == "raises" else ""
         result = _RESULTS.get(rung["result"], rung["result"])
-        yield rung["backend"], (f"{result}: {says}" if says else result).replace("|", "\\|")
+        yield rung["backend"], (f"{result}: `{says}`" if says else result).replace("|", "\\|")
 
 
 def _points(facts: IssueFacts) -> Iterator[tuple[str, str]]:
     """What stands in one line each: where, proof, workaround, related reports."""
     culprit, component = place.culprit_line(facts), place.component_of(facts)
+    label = f" (`{component[1]}`)" if component else ""
     if culprit:
-        yield ("Culprit" if facts.proved or facts.without_compiler else "Suspect, not proved"), culprit
+        yield ("Culprit" if facts.proved or facts.without_compiler else "Suspect, not proved"), culprit + label
     elif component:
-        yield "Component", component[0]
+        yield "Component", component[0] + label
     if proof := place.proof(facts):
         yield "Proof", proof
     if workaround := workaround_with_cost(facts.report):
@@ -138,7 +147,7 @@ def _points(facts: IssueFacts) -> Iterator[tuple[str, str]]:
 
 
 def _related(facts: IssueFacts) -> str:
-    known = facts.mark.issue or (facts.umbrella.issue if facts.umbrella is not None else None)
+    known = next((said.issue for said in (facts.mark, facts.umbrella) if said is not None and said.issue), None)
     links = [f"[{report.title}]({report.url}) ({report.kind}, {report.state})" for report in facts.related[:_RELATED]]
     if links or known:
         return "; ".join([*([known] if known else []), *links])

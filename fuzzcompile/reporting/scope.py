@@ -19,8 +19,6 @@ _MODES = {"enabled": "with gradients enabled", "inference_mode": "under `torch.i
 
 def reach(facts: IssueFacts) -> str:
     """Whether it is on by default, and which programs it hits: one or two sentences."""
-    if facts.without_compiler:
-        return "No compiler is involved: the operator itself is wrong, on inputs that compiled programs give it."
     setting, silent = setting_of(facts.reproducer), facts.severity in (Severity.SILENT, Severity.ALIASING)
     right = "; the values are right" if facts.severity in (Severity.RAISING_LAYOUT, Severity.LAYOUT) else ""
     if setting is None:

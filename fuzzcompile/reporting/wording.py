@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from fuzzcompile.contract import OutputJson
@@ -14,6 +15,7 @@ from fuzzcompile.reporting.scope import reach, since
 from fuzzcompile.reporting.told import meaning_for
 
 _LONGEST = 140  # characters of a title
+_NAMED = re.compile(r"^\w+ of (?!\d)")  # "mask of bool", "x of shape (1, 2)"; not "size of 1"
 _BENIGN = {
     Verdict.EQUAL: "eager and compiled agree bit for bit",
     Verdict.ROUNDING: "eager and compiled differ within what rounding explains",
@@ -26,7 +28,7 @@ _BENIGN = {
 
 def title(facts: IssueFacts) -> str:
     """The user's operation and what goes wrong: never the pass, which is no word of the user's."""
-    return one_line_title(f"{_claim(facts, 'torch.compile')}{condition_of(facts)}{_on(facts)}")
+    return one_line_title(_claim(facts, "torch.compile") + _on(facts))
 
 
 def summary(facts: IssueFacts) -> str:
@@ -47,7 +49,12 @@ def one_line_title(text: str) -> str:
 
 
 def _sentences(facts: IssueFacts) -> Iterator[str]:
-    yield f"{_claim(facts, '`torch.compile`')}{condition_of(facts)}."
+    yield _claim(facts, "`torch.compile`") + "."
+    if facts.without_compiler:
+        yield "No compiler is involved: the operator itself is wrong, on inputs that compiled programs give it."
+        yield f"The table is of {_subject(facts)} under `torch.compile`."
+        yield since(facts)
+        return
     if facts.target is not None and facts.verdict in VALUES:
         yield f"{_capital(meaning_for(facts.report, ''))}."
     yield _observed(facts)
@@ -58,11 +65,16 @@ def _sentences(facts: IssueFacts) -> Iterator[str]:
 
 def _claim(facts: IssueFacts, compiler: str) -> str:
     effect = effect_of(facts)
-    subject = f"`{facts.expression}`" if facts.expression else "A program"
-    # An operator that is wrong by itself, or an error of the compiler, needs no "under torch.compile".
+    if facts.without_compiler and facts.kernel:
+        return f"`torch.ops.{facts.kernel.removesuffix('.default')}` {effect.does}{effect.then}"
+    # An error of the compiler needs no "under torch.compile".
     bare = facts.without_compiler or facts.verdict == Verdict.COMPILE_ERROR or facts.target is not None
     under = "" if bare else f" under {compiler}"
-    return f"{subject} {effect.does}{under}{effect.then}"
+    return f"{_subject(facts)} {effect.does}{under}{condition_of(facts)}{effect.then}"
+
+
+def _subject(facts: IssueFacts) -> str:
+    return f"`{facts.expression}`" if facts.expression else "A program"
 
 
 def _on(facts: IssueFacts) -> str:
@@ -70,17 +82,21 @@ def _on(facts: IssueFacts) -> str:
 
 
 def _right_with(facts: IssueFacts) -> str:
-    """The nearest case that passes."""
+    """The nearest case that passes, without names of tensors: the script may call them otherwise."""
     cause = facts.cause or {}
-    before, after = str(cause.get("before") or ""), str(cause.get("after") or "")
+    before, after = (_NAMED.sub("", str(cause.get(side) or "")) for side in ("before", "after"))
     if not before or not after:
         return ""
+    if cause.get("kind") == "layout" and after.startswith("contiguous "):
+        return "With a contiguous input it is right."
     return f"With {_quoted(after)} instead of {_quoted(before)} it is right."
 
 
 def _quoted(text: str) -> str:
     """Code in backticks, words as they are."""
     flat = one_line(text, 80)
+    if re.search(r"\w \(", flat):  # "shape (1, 2)"
+        return flat
     try:
         ast.parse(f"call({flat})")
     except (SyntaxError, ValueError):
@@ -94,7 +110,8 @@ def _observed(facts: IssueFacts) -> str:
         message = refusal(facts)[1]
         return f"Eager's error: `{message}`." if message else ""
     if facts.verdict in (Verdict.COMPILE_ERROR, Verdict.RUNTIME_ERROR):
-        return f"Eager runs; the error is `{error_in(facts, 300)}`." if len(error_in(facts, 300)) > 90 else ""
+        whole = error_in(facts, 300)
+        return f"The error: {whole}." if whole != error_in(facts) else ""
     if not facts.wrong:
         return f"{one_line(facts.detail)}." if facts.detail else ""
     entry = facts.measured or facts.wrong[0]

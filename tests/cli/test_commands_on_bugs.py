@@ -177,3 +177,14 @@ def test_an_interrupted_triage_leaves_nothing_behind(number, write_case, tmp_pat
     log = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [line["event"] for line in log] == ["triage_started", "triage_finished"]
     assert log[-1]["ended"] == "interrupted"
+
+
+def test_there_is_nothing_to_file_of_a_clean_case(write_case, capsys, shared_workers):
+    case = write_case(CLEAN)
+    assert call("issue", case) == 0
+    out, err = capsys.readouterr()
+    assert out == "" and "is not to be filed: no bug: eager and compiled agree" in err and "--anyway" not in err
+    assert call("issue", case, "--anyway", "--json") == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["fileable"] is False and answer["reason"].startswith("no bug")
+    assert answer["draft"].startswith("> **Not to be filed: no bug: ") and "```" not in answer["draft"]

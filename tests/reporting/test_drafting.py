@@ -10,7 +10,7 @@ from findings import CASE, CHECK, CULPRIT, ENVIRONMENT, SHOWN, facts
 
 from fuzzcompile.campaign.findings import write_draft
 from fuzzcompile.cli import main
-from fuzzcompile.corpus import CaseRecord, Related, Replay, Reproducer, Store
+from fuzzcompile.corpus import CaseRecord, Mark, Related, Replay, Reproducer, Store
 from fuzzcompile.errors import FuzzcompileError
 
 SUSPECT = {**CULPRIT, "necessary": False}
@@ -110,3 +110,33 @@ def test_a_folder_that_cannot_be_written_is_an_error_of_the_system(store, tmp_pa
         write_draft(store, name, tmp_path / "file")
     with pytest.raises(FuzzcompileError, match="F99"):
         write_draft(store, "F99", tmp_path)
+
+
+def test_what_a_person_said_stands_against_filing(store, capsys):
+    name, _ = added(store)
+    store.mark(name, Mark("wontfix", note="Optimus only"))
+    assert "will not fix (Optimus only)" in issue(store, capsys, name)[2]
+    store.mark(name, Mark("open"))
+    assert issue(store, capsys, name)[1].startswith("# ")
+
+
+def test_a_group_with_an_issue_stands_against_filing(store, capsys):
+    detail = "eager raises ValueError: bad; compiled runs"
+    name, _ = added(store, verdict="accepts_invalid", detail=detail, cause=None)
+    assert issue(store, capsys, name)[1].startswith("# `torch.add(x, a @ b, alpha=0.5)` is accepted")
+    store.mark("validation", Mark("known", "https://github.com/pytorch/pytorch/issues/5"))
+    err = issue(store, capsys, name)[2]
+    assert "it belongs to the group validation, which has an issue: https://github.com/pytorch/pytorch/issues/5" in err
+
+
+def test_a_merged_finding_leaves_the_folder(store, tmp_path):
+    (kept, _), (merged, _) = added(store), added(store, 2)
+    for name in (kept, merged):
+        write_draft(store, name, tmp_path / "drafts")
+    same = store.best_reproducer(merged)
+    store.add_reproducer(kept, replace(same, program="key", sha256=f"{300:064}"))
+    store.add_reproducer(merged, replace(same, program="key", sha256=f"{301:064}"))
+    write_draft(store, merged, tmp_path / "drafts")
+    survivor = store.finding(merged).public_id
+    assert sorted(path.name for path in (tmp_path / "drafts").iterdir()) == [f"{survivor}.md", "INDEX.md"]
+    assert "1 to be filed, 0 refused" in (tmp_path / "drafts" / "INDEX.md").read_text(encoding="utf-8")

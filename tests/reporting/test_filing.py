@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from findings import CULPRIT, SHOWN, WRONG, facts
 
+from fuzzcompile.corpus.marking import Mark
 from fuzzcompile.corpus.records import Umbrella
 from fuzzcompile.replaying.history import History
-from fuzzcompile.reporting.facts import Mark
 from fuzzcompile.reporting.filing import refusal_of
 from fuzzcompile.reporting.index import entry_of, with_entry
 

@@ -45,6 +45,7 @@ ZERO = output(finding="far", at={"eager": 2.5, "compiled": 0.0}, max_abs_error_c
         ("aliasing", MOVED, "", "shares other memory under torch.compile than in eager"),
         ("aliasing", output(finding="missing"), "", "changes other tensors than in eager under torch.compile"),
         ("compile_error", None, "CppCompileError: no match", "fails to compile: CppCompileError: no match"),
+        ("compile_error", None, "TypeError: a Vec<float>", "fails to compile: `TypeError: a Vec<float>`"),
         ("runtime_error", None, "RuntimeError: bad view", "raises under torch.compile: RuntimeError: bad view"),
         (
             "accepts_invalid",
@@ -101,7 +102,8 @@ def test_what_is_ignored_is_named(expression, fingerprint, before, after, effect
         ("layout", "x.expand(3, 4)", " for an expanded input"),
         ("layout", "torch.randn(4)[::2]", " for a sliced input"),
         ("layout", "torch.as_strided(x, s, t)", " for a non-contiguous input"),
-        ("sharing", "f(x, x)", " when two arguments are the same tensor"),
+        ("sharing", "x", " when one tensor is used twice"),
+        ("sharing", "x.mul_(2)", ""),
         ("layout", "k with strides (1, 4)", " for a non-contiguous input"),
         ("dtype", "bfloat16 and float16", " for bfloat16 and float16"),
         ("dtype", "mask of bool", " for bool"),
@@ -112,6 +114,20 @@ def test_what_is_ignored_is_named(expression, fingerprint, before, after, effect
 def test_on_which_inputs(kind, before, condition):
     cause = {"fingerprint": kind, "kind": kind.split()[0], "before": before, "after": "x", "computes": "neighbour"}
     assert title(facts(cause=cause)).endswith(f"gives wrong values under torch.compile{condition}")
+
+
+def test_a_condition_stands_before_what_follows_from_it():
+    cause = {"fingerprint": "dtype", "kind": "dtype", "before": "mask of bool", "after": "mask of float32"}
+    text = title(facts("compile_error", cause=cause, detail="TypeError: no"))
+    assert text == "`torch.add(x, a @ b, alpha=0.5)` fails to compile for bool: TypeError: no"
+    text = title(facts("metadata", STRIDE, cause={**cause, "kind": "layout", "before": "x.permute(1, 0)"}))
+    assert text.endswith("tensor under torch.compile for a permuted input, so `.view()` raises")
+
+
+def test_the_message_of_the_cpp_compiler_says_more_than_that_it_failed():
+    log = "CppCompileError: C++ compile error\nk.cpp:3:5: error: no match for 'clamp'\nk.cpp:4:5: error: also"
+    finding = facts("compile_error", cause=None, detail="CppCompileError: C++", shown={**SHOWN, "error_log": log})
+    assert title(finding).endswith("fails to compile: CppCompileError: no match for 'clamp'")
 
 
 def test_a_title_names_no_pass_and_no_device():
