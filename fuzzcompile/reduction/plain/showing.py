@@ -44,8 +44,15 @@ def shown_as_issue(source: str, chosen: Script, report: ReportJson) -> ShownJson
     kernel = eager_only(chosen.drive.source, report, made["ladder"], clock)
     if kernel is not None:
         made["eager_only"], made["eager_only_output"] = kernel.files["script"], scrub(said(kernel.output))
-        made["eager_is_wrong"] = made["ladder"][1]["result"] == "right"
+        made["eager_is_wrong"] = _eager_is_wrong(report, made)
     return made
+
+
+def _eager_is_wrong(report: ReportJson, made: ShownJson) -> bool:
+    """Whether eager mode hands the kernel such inputs: as the report says, else if aot_eager agrees with eager."""
+    kernel = ((report.get("culprit") or {}).get("details") or {}).get("aten_kernel")
+    said = kernel.get("wrong_in") if isinstance(kernel, dict) else None
+    return said == "eager" if said else made["ladder"][1]["result"] == "right"
 
 
 def _not_run(candidates: Sequence[Plain], report: ReportJson) -> ShownJson:
