@@ -16,6 +16,7 @@ VALUES = (Verdict.MISCOMPILE, Verdict.WRONG_GRADIENT, Verdict.NONFINITE, Verdict
 _ERROR = 90  # characters of an error's message in a title
 _REFUSED = re.compile(r"eager raises (?P<kind>[\w.]+)(?:: (?P<message>.*))?; compiled runs$", re.DOTALL)
 _PAIR = re.compile(r"eager (?P<eager>.+?)[,;] compiled (?P<compiled>.+)$")
+_NAMESPACES = re.compile(r"(?:[A-Za-z_]\w*::)+")
 _DTYPE = re.compile(r"\b(?:b?float|u?int|complex)\d+\w*|\bbool\b")
 # What a change of an input's layout takes away, as an adjective; the first that the text calls.
 _LAYOUTS = {
@@ -110,7 +111,9 @@ def _said_by_the_compiler(facts: IssueFacts) -> str | None:
     """The type of the error with the first message of g++, clang++ or the like, which says more than torch's own."""
     message = re.search(r": error: (.+)", facts.shown.get("error_log") or "")
     kind = facts.detail.partition(":")[0]
-    return f"{kind}: {message[1]}" if message and kind.isidentifier() else None
+    if message is None or not kind.isidentifier():
+        return None
+    return f"{kind}: {_NAMESPACES.sub('', message[1])}"
 
 
 def pair(entry: OutputJson) -> tuple[str, str] | None:

@@ -45,7 +45,10 @@ def why_not(facts: IssueFacts) -> str:
 def one_line_title(text: str) -> str:
     """A title on one line, cut at a length that GitHub's lists show."""
     flat = " ".join(text.split())
-    return flat if len(flat) <= _LONGEST else flat[: _LONGEST - 1].rstrip(" `") + "…"
+    if len(flat) <= _LONGEST:
+        return flat
+    cut = flat[: _LONGEST - 2].rstrip(" `") + "…"
+    return cut + "`" * (cut.count("`") % 2)
 
 
 def _sentences(facts: IssueFacts) -> Iterator[str]:
