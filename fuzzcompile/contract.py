@@ -184,10 +184,11 @@ class ContractJson(TypedDict):
 
 
 class CostJson(TypedDict, total=False):
-    """What the answer took; ``seconds`` is wall time."""
+    """What the answer took; ``seconds`` is wall time, ``cause_screens`` what the search for the cause took besides."""
 
     compiles: int
     screens: int
+    cause_screens: int
     replays: int
     seconds: float
 
@@ -233,6 +234,8 @@ class ShownJson(TypedDict, total=False):
         cuda: the same script for a CUDA device; absent where it makes no sense there. It was not run.
         eager_only: a script that calls the operator at fault in eager mode; absent where the fault needs a compiler.
         eager_only_output: what it printed.
+        eager_is_wrong: whether eager mode calls that operator in the same way (it agrees with aot_eager), so that eager
+            is wrong, and the compiled program need not be.
         ladder: eager, aot_eager, aot_eager_decomp_partition and inductor, in this order.
         expression: the operation at fault in the user's words, such as ``torch.add(x, a @ b, alpha=0.5)``.
         error_log: the whole text of an error, with that of the C++ or Triton compiler, without paths of this machine.
@@ -245,6 +248,7 @@ class ShownJson(TypedDict, total=False):
     cuda: str
     eager_only: str
     eager_only_output: str
+    eager_is_wrong: bool
     ladder: list[RungJson]
     expression: str
     error_log: str

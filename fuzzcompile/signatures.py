@@ -14,12 +14,12 @@ import re
 from fuzzcompile.stage_names import DECOMPOSITION, FAKE_TENSOR, FUNCTIONALIZATION, GRAPH_STAGES
 
 UNATTRIBUTED = "unattributed"
-_PROGRAM = "program-"
+PROGRAM = "program-"
 # Hexadecimal digits of a program's key that a signature shows.
 _DIGITS = 12
 _FINGERPRINTED = (*GRAPH_STAGES, DECOMPOSITION, FAKE_TENSOR, FUNCTIONALIZATION)
 # An error's signature has its type in the place of the file, and its message may hold anything.
-_PARTS = re.compile(rf"((?:{'|'.join(_FINGERPRINTED)}):(?:-|[^:]*\.py):(?!{_PROGRAM})[^:]+)(?::(.+))?")
+_PARTS = re.compile(rf"((?:{'|'.join(_FINGERPRINTED)}):(?:-|[^:]*\.py):(?!{PROGRAM})[^:]+)(?::(.+))?")
 
 
 def has_fingerprints(stage: str | None) -> bool:
@@ -44,6 +44,11 @@ def fingerprint(signature: str) -> str | None:
     return match[2] if match is not None else None
 
 
+def is_provisional(signature: str) -> bool:
+    """Whether its fingerprint is a program's, in place of a cause that nobody has looked for yet."""
+    return (fingerprint(signature) or "").startswith(PROGRAM)
+
+
 def refined(signature: str, cause: str | None) -> str:
     """The signature with another fingerprint, or with none; as it is where none belongs there."""
     match = _PARTS.fullmatch(signature)
@@ -54,13 +59,13 @@ def refined(signature: str, cause: str | None) -> str:
 
 def of_program(stage_at_fault: str, key: str) -> str:
     """The signature of wrong values without a proved culprit, by the key of the program that shows them."""
-    return f"{stage_at_fault}:-:{_PROGRAM}{key[:_DIGITS]}"
+    return f"{stage_at_fault}:-:{PROGRAM}{key[:_DIGITS]}"
 
 
 def is_unproved(signature: str) -> bool:
     """Whether it rests on the program or on nothing, because no culprit was proved: what is known later replaces it."""
     own_stage, _, rest = signature.partition(":")
-    return rest.startswith(f"-:{_PROGRAM}") or (own_stage == UNATTRIBUTED and rest.startswith("-:"))
+    return rest.startswith(f"-:{PROGRAM}") or (own_stage == UNATTRIBUTED and rest.startswith("-:"))
 
 
 def same_place(left: str, right: str) -> bool:
@@ -76,6 +81,6 @@ def agree(wanted: str, reached: str) -> bool:
     """
     *place, families = coarse(wanted).rsplit(":", 1)
     *reached_place, reached_families = coarse(reached).rsplit(":", 1)
-    causes = {cause for signature in (wanted, reached) if (cause := fingerprint(signature)) is not None}
+    causes = {fingerprint(signature) for signature in (wanted, reached) if not is_provisional(signature)} - {None}
     common = set(families.split("+")) & set(reached_families.split("+"))
     return wanted == reached or (place == reached_place and bool(common) and len(causes) < 2)

@@ -39,7 +39,7 @@ ALLOWED = {
                  "signatures", "templating"},
     "causes": {"contract", "oracle", "reduction", "signatures"},
     "profiling": {"capture", "case", "compiler", "contract", "errors", "execution", "oracle", "tolerances"},
-    "replaying": {"contract", "corpus", "errors", "privacy", "severity"},
+    "replaying": {"contract", "corpus", "errors", "execution", "privacy", "severity"},
     "reporting": {"contract", "corpus", "errors", "oracle", "privacy", "replaying", "severity", "signatures",
                  "stage_names", "templating"},
     "trials": {"case", "compiler", "errors", "execution", "oracle", "tolerances"},

@@ -3,9 +3,13 @@
 import pytest
 
 from fuzzcompile import signatures
+from fuzzcompile.reduction.jobs import same_bug
+from fuzzcompile.reporting.baseline import Baseline
+from fuzzcompile.signatures import agree, coarse, fingerprint, is_unproved, of_program, refined
 
 SDPA = "joint_graph:torch/_inductor/fx_passes/fuse_attention.py:sfdp"
 ERROR = "lowering:CppCompileError:g++: error: 'tmp' was not declared"
+LOWERING_ERROR = "lowering:LoweringException:TypeError: got 'x': no such thing"
 PROGRAM = "unattributed:-:program-0123456789ab"
 
 
@@ -40,3 +44,66 @@ def test_two_fingerprints_are_two_bugs_of_one_place():
     assert signatures.same_place(dim, layout) and not signatures.agree(dim, layout)
     assert signatures.agree(dim, SDPA) and signatures.agree(SDPA, SDPA)
     assert not signatures.agree(SDPA, ERROR)
+
+
+def test_a_fingerprint_is_the_fourth_part():
+    signature = refined(SDPA, "softmax(dim)")
+    assert signature == f"{SDPA}:softmax(dim)"
+    assert (coarse(signature), fingerprint(signature)) == (SDPA, "softmax(dim)")
+    assert (coarse(SDPA), fingerprint(SDPA)) == (SDPA, None)
+    assert refined(SDPA, None) == SDPA
+
+
+@pytest.mark.parametrize(
+    "signature", [LOWERING_ERROR, "codegen:torch/_inductor/codegen/cpp.py:expm1", "unattributed:-:crash"]
+)
+def test_other_signatures_take_none_and_have_none(signature):
+    assert refined(signature, "layout") == coarse(signature) == signature
+    assert fingerprint(signature) is None
+
+
+@pytest.mark.parametrize(
+    ("wanted", "reached", "same"),
+    [
+        (SDPA, SDPA, True),
+        (SDPA, f"{SDPA}:layout", True),
+        (f"{SDPA}:layout", SDPA, True),
+        (f"{SDPA}:layout", f"{SDPA}:layout", True),
+        (f"{SDPA}:layout", f"{SDPA}:softmax(dim)", False),
+        (f"{SDPA}+addmm:layout", f"{SDPA}:layout", True),
+        (f"{SDPA}:layout", "joint_graph:other.py:sfdp:layout", False),
+        (LOWERING_ERROR, LOWERING_ERROR, True),
+        (LOWERING_ERROR, LOWERING_ERROR + "!", False),
+    ],
+)
+def test_one_cause_in_one_place(wanted, reached, same):
+    assert agree(wanted, reached) is same
+
+
+def test_a_program_stands_for_what_nothing_proves():
+    signature = of_program("decomposition", "0123456789abcdef")
+    assert signature == "decomposition:-:program-0123456789ab"
+    assert is_unproved(signature) and not is_unproved(SDPA)
+    assert not agree(signature, of_program("decomposition", "f" * 64))
+
+
+@pytest.mark.parametrize(("cause", "same"), [("softmax(dim)", True), (None, True), ("layout", False)])
+def test_a_reduction_that_meets_another_cause_met_another_bug(cause, same):
+    wanted = {"is_bug": True, "verdict": "miscompile", "confidence": "low", "signature": f"{SDPA}:softmax(dim)"}
+    assert same_bug(wanted, {**wanted, "signature": refined(SDPA, cause)}) is same
+
+
+@pytest.mark.parametrize(
+    ("known", "met", "is_known"),
+    [(SDPA, "layout", True), (f"{SDPA}:layout", None, True), (f"{SDPA}:layout", "softmax(dim)", False)],
+)
+def test_a_baseline_tells_causes_apart_where_both_are_known(known, met, is_known, tmp_path):
+    path = tmp_path / "known.txt"
+    path.write_text(known + "\n")
+    assert Baseline.read(path).knows({"is_bug": True, "signature": refined(SDPA, met)}) is is_known
+
+
+def test_a_program_in_place_of_a_cause_is_provisional():
+    provisional = signatures.refined(SDPA, f"{signatures.PROGRAM}0123456789ab")
+    assert signatures.is_provisional(provisional) and not signatures.is_provisional(PROGRAM)
+    assert signatures.agree(provisional, f"{SDPA}:dtype") and not signatures.is_unproved(provisional)

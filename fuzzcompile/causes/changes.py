@@ -162,7 +162,7 @@ class _Statement:
             return
         rank = len(known[0]) + (operation(self.statement) in ("stack", "unsqueeze"))
         for argument in self._arguments():
-            if argument.name == "dim" and _listed(argument.value):
+            if argument.name in ("dim", "dims") and _listed(argument.value):
                 yield argument, rank
 
     def _permuted(self) -> list[int] | None:

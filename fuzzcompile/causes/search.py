@@ -6,6 +6,7 @@ which the culprit still works, rightly, therefore come first; then those that it
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ from fuzzcompile.signatures import has_fingerprints
 _WINDOWS, _SMALLER, _NEIGHBOURS = 6, 8, 14
 # Programs that are looked at after the first that is right, for one that says more.
 _FURTHER = 6
+# A compiled result is that of a neighbour if it is this much nearer to it than to its own.
+_NEARER = 0.02
 
 
 class Still(IntEnum):
@@ -104,7 +107,7 @@ def cause_of(
     change, still = _nearest(window, budget, known, verdict)
     if change is None:
         return None
-    computes = verdict.kind == "values" and _computes(change.program, shown)
+    computes = verdict.kind == "values" and _computes(window, change.program, shown)
     return _told(change, still, computes="neighbour" if computes else None)
 
 
@@ -160,7 +163,7 @@ def _nearest(window: Program, budget: _Budget, known: Collection[str], verdict: 
         further += best[0] is not None
         if look.right and _counts(change, look.still, verdict) and (best[0] is None or look.still < best[1]):
             best = change, look.still
-            if look.still is Still.FIRES or change.fingerprint in known:
+            if change.fingerprint in known or (look.still is Still.FIRES and not change.hides):
                 break
         if further >= _FURTHER:
             break
@@ -190,19 +193,29 @@ def _told(change: Change, still: Still, *, computes: str | None) -> CauseJson:
     return cause if change.program.is_recorded else {**cause, "neighbour": case_source(change.program)}
 
 
-def _computes(neighbour: Program, shown: Look) -> bool:
-    """Whether the compiled program returned what eager returns on the neighbour."""
-    values = evaluate(neighbour).values
-    expected = [values.get(name) for name in neighbour.output_refs()]
-    if not expected or len(expected) != len(shown.outputs):
+def _computes(window: Program, neighbour: Program, shown: Look) -> bool:
+    """Whether the compiled window returned what eager returns on the neighbour, and not what it returns on the window.
+
+    Dtypes differ in how far the two may be apart; what counts is that the neighbour is much nearer.
+    """
+    own, changed = _results(window), _results(neighbour)
+    if not own or not len(own) == len(changed) == len(shown.outputs):
         return False
-    pairs = zip(expected, shown.outputs, strict=True)
-    return all(isinstance(value, torch.Tensor) and _close(value, output) for value, output in pairs)
+    far, near = (_distance(results, shown.outputs) for results in (own, changed))
+    return near <= _NEARER * far and far > 0.0
 
 
-def _close(expected: torch.Tensor, actual: torch.Tensor) -> bool:
-    try:
-        torch.testing.assert_close(actual, expected, equal_nan=True)
-    except AssertionError:
-        return False
-    return True
+def _results(program: Program) -> list[torch.Tensor]:
+    """What a program returns in eager, as far as those are tensors."""
+    values = evaluate(program).values
+    results = (values.get(name) for name in program.output_refs())
+    return [value.double() for value in results if isinstance(value, torch.Tensor) and not value.is_complex()]
+
+
+def _distance(expected: Sequence[torch.Tensor], actual: Sequence[torch.Tensor]) -> float:
+    """The largest difference of two lists of tensors; infinite where their shapes differ."""
+    if any(left.shape != right.shape for left, right in zip(expected, actual, strict=True)):
+        return math.inf
+    pairs = zip(expected, actual, strict=True)
+    apart = [(left - right.detach().double()).abs().max().item() for left, right in pairs if left.numel()]
+    return math.inf if any(map(math.isnan, apart)) else max(apart, default=0.0)

@@ -12,7 +12,7 @@ from fuzzcompile.causes import wording
 from fuzzcompile.causes.change import Change
 from fuzzcompile.causes.operations import arguments, operation
 from fuzzcompile.reduction.evaluating import Evaluation
-from fuzzcompile.reduction.filling import contiguous, is_contiguous, resized
+from fuzzcompile.reduction.filling import contiguous, input_expression, is_contiguous, resized
 from fuzzcompile.reduction.program import Input, Program, Ref, Statement, map_leaves, refs_in
 
 _USUAL = torch.float32
@@ -72,15 +72,16 @@ def sharing(program: Program) -> Iterator[Change]:
 
 
 def values_of_inputs(program: Program) -> Iterator[Change]:
-    """Usual values for odd ones: small whole numbers, and random numbers for those that are all alike."""
+    """Zeros for whole numbers, random numbers for those that are all alike, then random numbers from [0, 1)."""
     for input_ in program.inputs:
-        use = _used_as(program, input_.name)
         if input_.dtype.is_floating_point or input_.dtype.is_complex:
-            if input_.fill not in ("randn", "recorded"):
-                changed = replace(input_, fill="randn", values=None)
-                yield _of_values(program, changed, use, input_.fill, "random numbers")
+            if input_.fill in ("zeros", "ones", "arange", "literal"):
+                yield _of_values(program, replace(input_, fill="randn", values=None))
         elif input_.dtype is not torch.bool and input_.fill != "zeros":
-            yield _of_values(program, replace(input_, fill="zeros", values=None), use, "whole numbers", "zeros")
+            yield _of_values(program, replace(input_, fill="zeros", values=None))
+    for input_ in program.inputs:
+        if input_.dtype.is_floating_point and input_.fill in ("randn", "recorded"):
+            yield _of_values(program, replace(input_, fill="rand", values=None))
 
 
 def sizes(program: Program) -> Iterator[Change]:
@@ -190,9 +191,16 @@ def _used_as(program: Program, name: str) -> str:
     return "values"
 
 
-def _of_values(program: Program, changed: Input, use: str, before: str, after: str) -> Change:
-    name = changed.name
-    return Change(program.with_input(changed), "value", use, f"{name} of {before}", f"{name} of {after}")
+def _of_values(program: Program, changed: Input) -> Change:
+    before = program.input(changed.name)
+    assert before is not None
+    return Change(
+        program.with_input(changed),
+        "value",
+        _used_as(program, changed.name),
+        f"{changed.name} = {input_expression(before)}",
+        f"{changed.name} = {input_expression(changed)}",
+    )
 
 
 def _grown(program: Program, size: int, wanted: int) -> Program:

@@ -38,6 +38,10 @@ def windows(programs: Sequence[Program], lines: Collection[int], last: int | Non
 
 def smaller(program: Program) -> Iterator[Program]:
     """The window without a statement at one of its ends, the last ones first."""
+    return (part for part in _shorter(program) if part.statements)
+
+
+def _shorter(program: Program) -> Iterator[Program]:
     outputs = program.output_refs()
     for statement in reversed(program.statements):
         used = statement.refs()

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from fuzzcompile.cli import options
+from fuzzcompile.cli.findings import finding_as_json, print_finding, print_findings, reproducer_as_json
+from fuzzcompile.errors import UsageError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from fuzzcompile.commands.refresh import Refreshed
-    from fuzzcompile.corpus import Finding, FindingSummary, Reproducer, Umbrella
+    from fuzzcompile.corpus import Store
+    from fuzzcompile.corpus.importing import Arrived, Export
     from fuzzcompile.worker.conditions import Conditions
 
 
@@ -42,9 +43,9 @@ def list_findings(every: bool, location: str | None, as_json: bool) -> int:
         counters = None if as_json else store.counters()
     if as_json:
         for stored in findings:
-            click.echo(json.dumps(_as_json(stored, groups)))
+            click.echo(json.dumps(finding_as_json(stored, groups)))
         return 0
-    _print_findings(findings, groups, every=every)
+    print_findings(findings, groups, every=every)
     if counters is not None:
         click.echo(f"{counters.cases} cases, {counters.runs} runs, {len(findings)} findings.")
     return 0
@@ -69,11 +70,11 @@ def show(finding: str, location: str | None, as_json: bool) -> int:
         ]
     if as_json:
         groups = {} if group is None else {group.name: group}
-        whole = {"report": stored.report, "source": stored.source, "reproducer": _reproducer_as_json(reproducer)}
+        whole = {"report": stored.report, "source": stored.source, "reproducer": reproducer_as_json(reproducer)}
         seen = {"related": related, "replays": replays}
-        click.echo(json.dumps({**_as_json(stored, groups), **whole, **seen}, allow_nan=False))
+        click.echo(json.dumps({**finding_as_json(stored, groups), **whole, **seen}, allow_nan=False))
         return 0
-    _print_finding(finding, stored, reproducer, group)
+    print_finding(finding, stored, reproducer, group)
     return 0
 
 
@@ -136,124 +137,118 @@ def _became(refreshed: Refreshed) -> str:
     return f"{refreshed.finding}: {refreshed.result}{where}, {refreshed.signature}{note}"
 
 
-def _print_findings(findings: Sequence[FindingSummary], groups: Mapping[str, Umbrella], *, every: bool) -> None:
-    from fuzzcompile.reporting.lists import counted_line, divided
-    from fuzzcompile.reporting.verdict import report_console
+@corpus.command("import")
+@click.argument("source", metavar="DIR|FILE|URL")
+@options.corpus
+@options.json_output
+def import_findings(source: str, location: str | None, as_json: bool) -> int:
+    """Take findings into the corpus: exports in DIR or below it, a zip of them, or another corpus, here or at a URL.
 
-    console = report_console()
-    shown, counted = divided(findings)
-    if not findings:
-        click.echo("No findings yet.")
-    if shown:
-        console.print(_table(shown, groups))
-    if counted and not every:
-        click.echo(f"{'And ' if shown else ''}{counted_line(counted, '--all lists them')}.")
-    for name in sorted({stored.umbrella or "" for stored in counted}) if every else ():
-        members = [stored for stored in counted if (stored.umbrella or "") == name]
-        click.echo(f"\n{_group_line(name, len(members), groups.get(name))}")
-        console.print(_table(members, groups))
+    What is there already is recognised. A person's marks in this corpus stand. Nothing that is imported is run.
+    """
+    from fuzzcompile.corpus import Store
+    from fuzzcompile.corpus.location import file_of, resolve
+    from fuzzcompile.corpus.sources import opened
 
-
-def _table(findings: Sequence[FindingSummary], groups: Mapping[str, Umbrella]) -> Table:
-    from rich.markup import escape
-    from rich.table import Table
-
-    from fuzzcompile.reporting.verdict import name_of
-
-    columns = ("finding", "severity", "verdict", "culprit", "proved", "hits", "torch", "device", "reproducer")
-    said = [_mark_of(stored, groups) for stored in findings]
-    table = Table(*columns, *(("mark",) if any(said) else ()), box=None)
-    for stored, mark in zip(findings, said, strict=True):
-        number = stored.reproducer_lines
-        lines = "none yet" if number is None else f"{number} line{'s' if number != 1 else ''}"
-        cells = (
-            stored.public_id,
-            stored.severity or "unknown",
-            stored.verdict,
-            name_of(stored.culprit or {}),
-            "yes" if stored.is_proved else "no",
-            str(stored.hits),
-            ", ".join(stored.torch_versions),
-            ", ".join(stored.devices),
-            lines,
-            *((mark,) if any(said) else ()),
-        )
-        table.add_row(*map(escape, cells))
-    return table
+    with opened(source, file_of(resolve(location))) as found, Store.open(location) as store:
+        arrived = _arriving(store, found)
+        counts = dict.fromkeys(("new", "known", "refused"), 0)
+        for item in arrived:
+            counts[item.how] += 1
+            _say(item, as_json=as_json)
+    if not as_json:
+        click.echo(f"{counts['new']} new, {counts['known']} known, {counts['refused']} refused.")
+    if not sum(counts.values()) and not as_json:
+        click.echo(f"{source} holds no finding.")
+    if counts["refused"] and not counts["new"] + counts["known"]:
+        raise UsageError(f"Nothing of {source} could be imported; the reasons are above.")
+    return 0
 
 
-def _mark_of(stored: FindingSummary, groups: Mapping[str, Umbrella]) -> str:
-    """What a person said of a finding, or else of its group."""
-    group = groups.get(stored.umbrella or "")
-    if stored.status == "open" and group is not None:
-        return "" if group.status == "open" else " ".join(filter(None, (group.status, group.issue)))
-    return (
-        "" if stored.status == "open" else " ".join(filter(None, (stored.status, stored.duplicate_of or stored.issue)))
+@corpus.command()
+@options.corpus
+@options.json_output
+def stats(location: str | None, as_json: bool) -> int:
+    """Count what the corpus holds, and how large it is."""
+    from fuzzcompile.corpus import Store
+
+    with Store.open(location, create=False) as store:
+        counted = store.stats()
+    if as_json:
+        click.echo(json.dumps(counted.to_json()))
+        return 0
+    kept = f"{counted.reproducers} reproducers, {counted.replays} replays"
+    click.echo(f"{counted.cases} cases, {counted.runs} runs, {counted.campaigns} campaigns; {kept}.")
+    click.echo(f"Verdicts: {_numbers(counted.verdicts)}.")
+    click.echo(f"{counted.findings} findings.")
+    by = {"severity": counted.by_severity, "status": counted.by_status, "stage": counted.by_stage}
+    for what, numbers in by.items() if counted.findings else ():
+        click.echo(f"  by {what}: {_numbers(numbers)}")
+    sizes = counted.bytes
+    click.echo(
+        f"{_megabytes(sizes['file'])}, of which {_megabytes(sizes['reports'])} reports and "
+        f"{_megabytes(sizes['cases'])} cases; {counted.environments} environments."
     )
+    return 0
 
 
-def _group_line(name: str, members: int, group: Umbrella | None) -> str:
-    mark = "" if group is None or group.status == "open" else ", ".join(filter(None, (group.status, group.issue)))
-    return f"{name or 'no group'} ({members}{f'; {mark}' if mark else ''})"
+@corpus.command()
+@click.option("--older-than", "days", default=30, show_default=True, metavar="DAYS", type=click.IntRange(0))
+@click.option("--dry-run", "dry", is_flag=True, help="Only say what would go.")
+@options.corpus
+@options.json_output
+def gc(days: int, dry: bool, location: str | None, as_json: bool) -> int:
+    """Drop the sources and reports of clean cases that were last judged DAYS ago or earlier.
+
+    Findings keep all that is theirs, and so do cases that were the first to reach something. Of a campaign's cases, the
+    place in its stream and the verdict stay, so that a later campaign goes on behind them.
+    """
+    from datetime import UTC, datetime, timedelta
+
+    from fuzzcompile.corpus import Store
+
+    with Store.open(location, create=False) as store:
+        before = store.stats().bytes["file"]
+        freed = store.collect(datetime.now(UTC) - timedelta(days=days), dry=dry)
+        after = store.stats().bytes["file"]
+    if as_json:
+        click.echo(json.dumps({**vars(freed), "dry_run": dry, "file_before": before, "file_after": after}))
+        return 0
+    would = "would be " if dry else ""
+    click.echo(
+        f"{freed.cases} cases with {freed.runs} runs {would}dropped, {freed.emptied} cases {would}emptied, "
+        f"{freed.environments} environments {would}dropped: {_megabytes(freed.bytes)} of text."
+    )
+    if not dry:
+        click.echo(f"The corpus takes {_megabytes(after)}; it took {_megabytes(before)}.")
+    return 0
 
 
-def _print_finding(asked: str, stored: Finding, reproducer: Reproducer | None, group: Umbrella | None) -> None:
-    from fuzzcompile.contract import told
-    from fuzzcompile.reporting.verdict import print_report, report_console
+def _arriving(store: Store, found: Iterable[Export] | Store) -> Iterator[Arrived]:
+    """Import, with the progress of a copy on standard error."""
+    from rich.console import Console
 
-    if asked.strip().upper() != stored.public_id and asked.strip().upper()[:1] == "F" and asked.strip()[1:].isdigit():
-        click.echo(f"{asked.strip().upper()} was merged into {stored.public_id}: the same bug.")
-    click.echo(f"{stored.public_id}  {stored.severity or ''}  {stored.signature}")
-    versions, devices = ", ".join(stored.torch_versions), ", ".join(stored.devices)
-    click.echo(f"{stored.hits} hits, first seen {stored.first_seen:%Y-%m-%d}, torch {versions}, compiled for {devices}")
-    groups = {} if group is None else {group.name: group}
-    if mark := _mark_of(stored, groups):
-        click.echo(f"Marked: {mark}{f' ({stored.note})' if stored.note else ''}")
-    elif stored.note:
-        click.echo(f"Note: {stored.note}")
-    if group is not None:
-        click.echo(f"One of the group {group.name}; all of it: fuzzcompile corpus list --all")
-    print_report(report_console(), stored.report, proof=True, name=stored.public_id)
-    click.echo("")
-    if reproducer is None:
-        click.echo(f"No reproducer yet; the case as found (next: fuzzcompile minimize {stored.public_id}):\n")
-        click.echo(stored.source)
-    else:
-        state = "confirmed" if reproducer.confirmed else "not confirmed"
-        target = told(reproducer.report) if reproducer.report is not None else None
-        where = "" if target is None else f" for {target}, on no GPU"
-        click.echo(f"Reproducer ({state} in a clean process{where}):\n")
-        click.echo(reproducer.source)
+    from fuzzcompile.corpus import Store as Corpus
+
+    if not isinstance(found, Corpus):
+        yield from store.take(found)
+        return
+    with Console(stderr=True).status("Reading ...") as status:
+        yield from store.copy(found, lambda copied, total: status.update(f"Copied {copied.runs} of {total} runs ..."))
 
 
-def _as_json(stored: FindingSummary, groups: Mapping[str, Umbrella]) -> dict[str, object]:
-    group = groups.get(stored.umbrella or "")
-    return {
-        "finding": stored.public_id,
-        "signature": stored.signature,
-        "severity": stored.severity,
-        "verdict": stored.verdict,
-        "status": stored.status,
-        "issue": stored.issue,
-        "note": stored.note,
-        "duplicate_of": stored.duplicate_of,
-        "umbrella": stored.umbrella,
-        "umbrella_status": None if group is None else group.status,
-        "umbrella_issue": None if group is None else group.issue,
-        "hits": stored.hits,
-        "culprit": stored.culprit,
-        "torch": stored.torch_versions,
-        "devices": stored.devices,
-        "first_seen": stored.first_seen.isoformat(),
-        "last_seen": stored.last_seen.isoformat(),
-        "reproducer_lines": stored.reproducer_lines,
-        "confirmed": stored.confirmed,
-    }
+def _say(item: Arrived, *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(vars(item)))
+        return
+    merged = f"; {', '.join(item.merged)} merged into it" if item.merged else ""
+    why = f" ({item.why})" if item.why else ""
+    click.echo(f"{item.finding or 'refused'}  {item.name}{why}{merged}", err=item.how == "refused")
 
 
-def _reproducer_as_json(reproducer: Reproducer | None) -> dict[str, object] | None:
-    """The reproducer without its report, which is the finding's if it is confirmed."""
-    if reproducer is None:
-        return None
-    left_out = ("report", "environment")
-    return {name: value for name, value in vars(reproducer).items() if name not in left_out}
+def _numbers(counted: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {number}" for name, number in counted.items()) or "none"
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:.1f} MB"

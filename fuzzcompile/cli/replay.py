@@ -75,16 +75,15 @@ def replay(
     fixed bug that fails again), or with --strict on any failure; else 3 if a --torch could not be had or nothing could
     be run; else 0.
     """
-    from rich.console import Console
-
     from fuzzcompile.campaign.interrupts import sigterm_interrupts
     from fuzzcompile.commands.replay import Replays
     from fuzzcompile.corpus import Store
     from fuzzcompile.replaying.engine import Settings
     from fuzzcompile.replaying.record import Records
     from fuzzcompile.replaying.subjects import subjects
-    from fuzzcompile.replaying.text import line, print_records
+    from fuzzcompile.replaying.text import print_records
     from fuzzcompile.reporting.files import check_writable
+    from fuzzcompile.reporting.verdict import report_console
 
     for path, option in ((junit, "--junit"), (markdown, "--markdown")):
         if path is not None:
@@ -99,7 +98,7 @@ def replay(
         records = Records.of(store, subjects(store, selection))
         if not records.all:
             raise EnvironmentUnfit("There is no finding to replay: the corpus has none, or none that was selected.")
-        replays = Replays(store, records, Settings(runs, timeout, jobs, hide_gpus), lambda r: say(line(r)), say)
+        replays = Replays(store, records, Settings(runs, timeout, jobs, hide_gpus), say)
         try:
             with sigterm_interrupts():
                 replays.run(torches)
@@ -112,7 +111,7 @@ def replay(
         for record in records.all:
             click.echo(json.dumps(record.to_json(records.versions)))
     else:
-        print_records(Console(), records)
+        print_records(report_console(), records)
     return _status(records, replays.lacking, strict=strict)
 
 
@@ -133,7 +132,10 @@ def _may_bisect(replays: Replays, *, yes: bool) -> bool:
     if not yes and not sys.stdin.isatty():
         click.echo("Not bisected: there is nobody to ask; add --yes.", err=True)
         return False
-    return yes or click.confirm("Go on?", err=True)
+    try:
+        return yes or click.confirm("Go on?", err=True)
+    except click.Abort:  # Ctrl-C there is a no: what was found out is still shown
+        return False
 
 
 def _write(records: Records, junit: Path | None, markdown: Path | None) -> None:

@@ -208,7 +208,7 @@ class PooledTools:
     def judge(self, source: str) -> ReportJson:
         """The full report on a source; of a lost worker's, only the verdict is new."""
         try:
-            return self._done(source, partial(judge_source, source, self.vetoes))
+            return self._done(source, partial(judge_source, source, self.vetoes, self.target.causes))
         except WorkerFailed as error:
             return {**self.report, "verdict": str(verdict_of(error)), "cost": {"compiles": 1}}
         except RemoteError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -78,27 +79,48 @@ def refresh(
         OSError: a draft cannot be written.
         EnvironmentUnfit: no worker can be started.
     """
-    gone: set[str] = set()
-    for name in names:
-        finding = store.finding(name)
-        if finding.public_id in gone:
-            continue  # it was merged into one that has been judged
-        if on_start is not None:
-            on_start(name)
-        refreshed = _refresh(store, finding, conditions)
-        gone.add(refreshed.kept)
-        if drafts is not None:
-            write_draft(store, refreshed.kept, drafts)
-        yield refreshed
+    findings = [store.finding(name) for name in names]
+    targets = dict.fromkeys(conditions.target or told(finding.report) for finding in findings)
+    for target in targets:
+        group = [f for f in findings if (conditions.target or told(f.report)) == target]
+        where = conditions if target is None else replace(conditions, device="cpu", target=target)
+        for refreshed in _of_one_target(store, group, where, on_start):
+            if drafts is not None:
+                write_draft(store, refreshed.kept, drafts)
+            yield refreshed
 
 
-def _refresh(store: Store, finding: Finding, conditions: Conditions) -> Refreshed:
+def _of_one_target(
+    store: Store, findings: Sequence[Finding], conditions: Conditions, on_start: Callable[[str], None] | None
+) -> Iterator[Refreshed]:
+    """Refresh findings whose cases workers judge under the same conditions."""
+    scripts = [_script(store, finding) for finding in findings]
+    settled: set[str] = set()
+    with tempfile.TemporaryDirectory(prefix="fuzzcompile-") as folder:
+        paths = [Path(folder, f"{finding.public_id}.py") for finding in findings]
+        for path, (source, _) in zip(paths, scripts, strict=True):
+            path.write_text(source, encoding="utf-8")
+        with contextlib.closing(triage_files(paths, conditions)) as answers:
+            for finding, (source, best) in zip(findings, scripts, strict=True):
+                if on_start is not None:
+                    on_start(finding.public_id)
+                answer = next(answers)
+                if store.finding(finding.public_id).public_id in settled:
+                    continue  # it was merged into one that has been judged
+                refreshed = _refreshed(store, finding, source, best, answer, conditions)
+                settled.add(refreshed.kept)
+                yield refreshed
+
+
+def _script(store: Store, finding: Finding) -> tuple[str, Reproducer | None]:
+    """What is judged: the best reproducer, else the case."""
     best = store.best_reproducer(finding.public_id)
-    source = finding.source if best is None else best.source
-    target = told(finding.report)
-    if target is not None and conditions.target is None:
-        conditions = replace(conditions, device="cpu", target=target)
-    answer = _judged(source, conditions)
+    return (finding.source if best is None else best.source), best
+
+
+def _refreshed(
+    store: Store, finding: Finding, source: str, best: Reproducer | None, answer: Answer, conditions: Conditions
+) -> Refreshed:
     report = answer.report
     if report is None:
         return _left(finding, "not judged", answer.error or "")
@@ -116,14 +138,6 @@ def _refresh(store: Store, finding: Finding, conditions: Conditions) -> Refreshe
     made = replace(made, environment=environment)
     kept = store.add_reproducer(finding.public_id, made, replaces=source_hash(source))
     return Refreshed(finding.public_id, "refreshed", kept.public_id, kept.signature)
-
-
-def _judged(source: str, conditions: Conditions) -> Answer:
-    with tempfile.TemporaryDirectory(prefix="fuzzcompile-") as folder:
-        path = Path(folder, "repro.py")
-        path.write_text(source, encoding="utf-8")
-        (answer,) = triage_files([path], conditions)
-    return answer
 
 
 def _shown(source: str, report: ReportJson, best: Reproducer | None) -> Reproducer:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
+from functools import cached_property
 
 from fuzzcompile.corpus import Store
 from fuzzcompile.errors import EnvironmentUnfit
 from fuzzcompile.replaying import pip
-from fuzzcompile.replaying.bisecting import finals, next_release, open_releases
+from fuzzcompile.replaying.bisecting import finals, next_release, open_releases, unknown
 from fuzzcompile.replaying.engine import Result, Settings, replay_on
 from fuzzcompile.replaying.environments import CPU_GB, DEFAULT_GB, NoDisk, check, free_bytes, is_made, obtain
 from fuzzcompile.replaying.installed import Torch, torch_at_hand
 from fuzzcompile.replaying.record import Records
 from fuzzcompile.replaying.status import Status
+from fuzzcompile.replaying.text import line
 from fuzzcompile.replaying.versions import order
 
 Say = Callable[[str], None]
@@ -21,18 +24,15 @@ Say = Callable[[str], None]
 class Replays:
     """Runs selected findings on torches, one after the other; ``records`` holds what is known so far.
 
-    A result is stored before ``on_result`` hears of it. ``say`` gets sentences: progress, and which torch could not be
-    had and why; ``lacking`` lists those torches.
+    A result is stored before ``say`` hears of it, as of all else that happens. ``lacking`` lists the torches that could
+    not be had.
     """
 
-    def __init__(
-        self, store: Store, records: Records, settings: Settings, on_result: Callable[[Result], None], say: Say
-    ) -> None:
+    def __init__(self, store: Store, records: Records, settings: Settings, say: Say) -> None:
         self.records = records
         self.lacking: list[str] = []
         self._store = store
         self._settings = settings
-        self._on_result = on_result
         self._say = say
 
     def run(self, asked: Sequence[str]) -> None:
@@ -54,18 +54,26 @@ class Replays:
         Raises:
             EnvironmentUnfit: pip lists no releases.
         """
-        return open_releases(self.records.all, finals(pip.versions()))
+        return open_releases(self.records.all, self._releases)
 
     def bisect(self) -> None:
         """Narrow down, between the versions tried, which release brought each bug and which fixed it."""
-        releases, unusable = finals(pip.versions()), set[str]()
-        while (step := next_release(self.records.all, releases, unusable)) is not None:
+        try:
+            self._bisect()
+        except NoDisk as error:
+            self._say(f"The bisection stops: {error}")
+        for record in self.records.all:
+            left = unknown(record, self._releases)
+            record.note = f"nothing is known of {', '.join(left)}, which lie between" if left else None
+
+    def _bisect(self) -> None:
+        unusable = set[str]()
+        while (step := next_release(self.records.all, self._releases, unusable)) is not None:
             release, findings = step
             try:
                 torch = obtain(release, self._say)
-            except NoDisk as error:
-                self._say(f"The bisection stops: {error}")
-                return
+            except NoDisk:
+                raise
             except EnvironmentUnfit as error:
                 self._say(str(error))
                 unusable.add(release)
@@ -94,15 +102,20 @@ class Replays:
         self.records.builds[torch.name] = (torch.version, torch.git)
         chosen = [self.records.by_finding[key] for key in findings or self.records.by_finding]
         runnable = [record.subject for record in chosen if record.subject.not_replayable is None]
-        for result in replay_on(torch, runnable, self._settings):
-            self._keep(torch.name, result)
+        with closing(replay_on(torch, runnable, self._settings)) as results:
+            for number, result in enumerate(results, 1):
+                self._keep(torch.name, result)
+                self._say(line(result, number, len(runnable)))
 
     def _keep(self, version: str, result: Result) -> None:
         key = result.subject.finding.id
         self.records.by_finding[key].results[version] = result
         if result.replay.status != Status.NOT_RUN:
             self._store.add_replay(key, result.replay)
-        self._on_result(result)
+
+    @cached_property
+    def _releases(self) -> list[str]:
+        return finals(pip.versions())
 
 
 def cost_of(releases: Sequence[str]) -> str:

@@ -64,6 +64,11 @@ class Application:
     draws: bool = False
     _arguments: tuple[tuple[object, ...], dict[str, object]] = field(default=((), {}), repr=False)
 
+    @property
+    def given(self) -> tuple[tuple[object, ...], dict[str, object]]:
+        """The arguments, as they were before any way ran."""
+        return self._arguments
+
     def refuses_always(self) -> bool:
         """Whether the kernel raises the same on other values: then no values are needed to see what is wrong."""
         message = str(self.kernel.error)

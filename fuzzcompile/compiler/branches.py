@@ -19,12 +19,14 @@ from torch import fx
 from torch.autograd import profiler
 from torch.overrides import TorchFunctionMode
 
-from fuzzcompile.compiler.composites import operators_of
+from fuzzcompile.compiler.composites import listening, operators_of
 from fuzzcompile.compiler.ledger import Snapshot
 from fuzzcompile.compiler.replay import _Replayer
 from fuzzcompile.execution.tensors import copy_tree
 
 Backend = Callable[..., Any]
+# What torch.compiler.is_compiling() and is_exporting() return.
+_FLAGS = ("_is_compiling_flag", "_is_exporting_flag")
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def _called(graph: Snapshot, inputs: Sequence[object]) -> list[tuple[str, str]]:
     """The operators that the nodes of a graph call themselves, each with the node."""
     interpreter = _Marked(graph)
     # Of a graph that raises, the operators up to there are known.
-    with torch.no_grad(), profiler.profile() as heard, contextlib.suppress(Exception):
+    with torch.no_grad(), listening() as heard, contextlib.suppress(Exception):
         interpreter.run(*copy_tree(list(inputs)))
     return operators_of(heard, interpreter.names)
 
@@ -115,6 +117,18 @@ def _fused_attention_off() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
+@contextlib.contextmanager
+def _said_to_be_traced() -> Iterator[None]:
+    flags = {name: getattr(torch.compiler, name) for name in _FLAGS if hasattr(torch.compiler, name)}
+    try:
+        for name in flags:
+            setattr(torch.compiler, name, True)
+        yield
+    finally:
+        for name, value in flags.items():
+            setattr(torch.compiler, name, value)
+
+
 class _Inert(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -123,12 +137,14 @@ class _Inert(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def plain_paths() -> list[tuple[str, contextlib.AbstractContextManager[object]]]:
-    """Ways to have modules leave their fast paths in eager mode: each as a reader knows it, and its context.
+def traced_paths() -> list[tuple[str, contextlib.AbstractContextManager[object]]]:
+    """Ways to have eager mode take the path that dynamo traces: each as a reader knows it, and its context.
 
-    The last is a mode that does nothing: a module that looks for overrides of torch's functions finds one.
+    Modules ask whether they are traced, whether their fast paths are on, or whether there are overrides of torch's
+    functions, which a mode that does nothing is.
     """
     return [
         ("eager mode with torch.backends.mha.set_fastpath_enabled(False)", _fused_attention_off()),
+        ("eager mode in which torch.compiler.is_compiling() and is_exporting() are true", _said_to_be_traced()),
         ("eager mode under a torch function mode that does nothing", _Inert()),
     ]

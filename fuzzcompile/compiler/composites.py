@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable, Collection, Sequence
+import os
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -61,13 +62,38 @@ class TakenCall:
     def eager_operators(self) -> list[str]:
         """The operators that the eager path calls, each before those that it consists of."""
         args, kwargs = copy_tree(self._arguments)
-        with profiler.profile() as heard:
+        with listening() as heard:
             self._run(args, kwargs)
         return [name for name, _ in operators_of(heard)]
 
     def traced_operators(self) -> list[str]:
         """The operators that the traced path calls."""
         return [str(operator) for operator in _traced(self._run, self._arguments)[1]]
+
+
+@contextlib.contextmanager
+def listening() -> Iterator[profiler.profile]:
+    """A profiler that hears every operator of the block; what its library prints as it starts and stops is dropped."""
+    with contextlib.ExitStack() as stack:
+        with _silent():
+            heard = stack.enter_context(profiler.profile())
+        try:
+            yield heard
+        finally:
+            with _silent():
+                stack.close()
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def operators_of(heard: profiler.profile, inside: Collection[str] | None = None) -> list[tuple[str, str]]:

@@ -30,6 +30,7 @@ from fuzzcompile.compiler.applications import (
     python_dispatcher,
     same_stream,
 )
+from fuzzcompile.compiler.aten_kernels import beside_contiguous
 from fuzzcompile.compiler.decompositions import decomposition_of, decomposition_table, dispatcher_kernels
 from fuzzcompile.compiler.fake import FakeRuns
 from fuzzcompile.compiler.functional import transforms_left
@@ -60,7 +61,7 @@ class Watched:
     """How far the run came: the operator that raised, if one did, and with what.
 
     ``unseen`` is what kept operators from being compared; ``writes`` says whether an operator of the graph writes to
-    its arguments.
+    its arguments. ``called`` are the operators that ran, apart from those inside of decompositions.
     """
 
     raised: Exception | None = None
@@ -68,6 +69,7 @@ class Watched:
     place: Place | None = None
     unseen: UnseenLog = field(default_factory=UnseenLog)
     writes: bool = False
+    called: set[str] = field(default_factory=set)
 
 
 def watch_operators(
@@ -185,6 +187,9 @@ class _Crossref(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         if not self._inside and func._schema.is_mutable:
             self.watched.writes = True
+        if not self._inside:
+            self.watched.called.add(str(func))
+            self._compare_layouts(func, args, kwargs, place)
         self._compare_all(func, args, kwargs, place)
         try:
             return func(*args, **kwargs)
@@ -192,6 +197,18 @@ class _Crossref(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if not self._inside and self.watched.operator is None:
                 self.watched.operator, self.watched.place, self.watched.raised = func, place, error
             raise
+
+    def _compare_layouts(
+        self, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object], place: Place
+    ) -> None:
+        """Compare a kernel of eager mode on its operands as they are with the same kernel on contiguous ones."""
+        if without_values(args, kwargs) or time.monotonic() > self._deadline:
+            return  # of the second the comparison of decompositions says so
+        # An operator that cannot be copied or compared shows nothing, as said of it below.
+        with contextlib.suppress(NotImplementedError, RuntimeError, TypeError), python_dispatcher(False):
+            application = beside_contiguous(func, args, kwargs, place)
+            if application is not None:
+                self._judge(application)
 
     def _compare_all(self, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object], place: Place) -> None:
         if without_values(args, kwargs):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from fuzzcompile.case import CompileSettings
-from fuzzcompile.compiler import branches, breaks, decompositions, fake, patches
+from fuzzcompile.compiler import aten_kernels, branches, breaks, decompositions, fake, patches
 from fuzzcompile.compiler.configs import config_of, has_entry, patched
 from fuzzcompile.compiler.kernels.control import UNCHANGED, Control
 from fuzzcompile.compiler.kernels.kernel_watch import Watch
@@ -55,7 +55,8 @@ class Compilation:
     have results of the dtype, shape and strides that their kernels give, whatever fake tensors say. For a target,
     ``order`` says which program of an interpreted kernel runs first, and with ``templates`` a matrix template stands
     where a device would time it against a library. Nodes of dynamo's graph that are ``bypassed`` give their first
-    argument; a backend that is told so gets neither mode nor options.
+    argument; a backend that is told so gets neither mode nor options. The ATen kernels of the operators in
+    ``contiguous_operands`` get contiguous copies of their operands.
     """
 
     backend: str | None = None
@@ -75,6 +76,7 @@ class Compilation:
     order: Order = Order.FORWARD
     templates: bool = False
     bypassed: tuple[str, ...] = ()
+    contiguous_operands: tuple[str, ...] = ()
 
     def with_vetoes(self, *names: str) -> Compilation:
         """The same compile with further rewrites refused."""
@@ -123,6 +125,8 @@ def _operators_changed(how: Compilation, ledger: Ledger) -> Iterator[None]:
         if how.kernel_metadata:
             stack.enter_context(installed(fake.Metadata(how.kernel_metadata, ledger), patches.METADATA))
             stack.enter_context(fake.forgetting_metadata())
+        if how.contiguous_operands:
+            stack.enter_context(aten_kernels.given_contiguous(how.contiguous_operands))
         yield
 
 

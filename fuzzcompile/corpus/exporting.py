@@ -5,18 +5,38 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from fuzzcompile.corpus.failures import CorpusError, FolderTakenError
-from fuzzcompile.corpus.records import Finding, Reproducer
+from fuzzcompile.corpus.records import Finding, Related, Reproducer, StoredReplay, Umbrella
 
 REPORT_FILE = "finding.json"
-_REPRODUCER_FIELDS = ("sha256", "lines", "kind", "confirmed", "torch", "report")
 SOURCE_FILES = ("case.py", "repro.py", "neighbour.py")
+# What finding.json says of a finding in these very words. An export of an older version lacks some of them.
+SAID = ("signature", "status", "issue", "note", "umbrella", "severity", "verdict", "confidence", "hits")
+_OF_REPRODUCER = ("sha256", "lines", "kind", "confirmed", "torch", "report", "program", "shown", "environment")
 
 
-def export(finding: Finding, reproducer: Reproducer | None, folder: Path) -> list[Path]:
+@dataclass(frozen=True)
+class Exported:
+    """All that is exported of a finding: nothing else of its corpus is needed to import it elsewhere.
+
+    ``names`` are the signatures that it has and had; ``original`` is the finding of which it is a duplicate.
+    """
+
+    finding: Finding
+    names: Sequence[str]
+    reproducer: Reproducer | None
+    environment: Mapping[str, object]
+    related: Sequence[Related]
+    replays: Sequence[StoredReplay]
+    umbrella: Umbrella | None
+    original: Finding | None
+
+
+def export(exported: Exported, folder: Path) -> list[Path]:
     """Write case, reproducer, its passing neighbour and report into a folder; return the paths.
 
     Only files that an earlier export of this finding wrote, unchanged since, are replaced.
@@ -25,12 +45,13 @@ def export(finding: Finding, reproducer: Reproducer | None, folder: Path) -> lis
         FolderTakenError: the folder holds other files of these names.
         CorpusError: the folder cannot be written.
     """
-    files = {name: text.encode(errors="surrogatepass") for name, text in _sources(finding, reproducer)}
-    summary = _summary(finding, reproducer) | {"files": {name: _sha256(data) for name, data in files.items()}}
+    finding, sources = exported.finding, _sources(exported.finding, exported.reproducer)
+    files = {name: text.encode(errors="surrogatepass") for name, text in sources}
+    summary = _summary(exported) | {"files": {name: _sha256(data) for name, data in files.items()}}
     report = json.dumps(summary, indent=2, allow_nan=False) + "\n"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        earlier = _earlier_export(finding, folder)
+        earlier = _earlier_export(exported, folder)
         _refuse_foreign_files(finding, folder, files, earlier)
         for name in earlier.keys() - files.keys():
             (folder / name).unlink(missing_ok=True)
@@ -52,22 +73,36 @@ def _sources(finding: Finding, reproducer: Reproducer | None) -> Iterator[tuple[
             yield "neighbour.py", reproducer.neighbour
 
 
-def _summary(finding: Finding, reproducer: Reproducer | None) -> dict[str, object]:
+def _summary(exported: Exported) -> dict[str, object]:
+    finding, reproducer, group = exported.finding, exported.reproducer, exported.umbrella
     return {
-        "schema": 1,
+        "schema": 2,
         "id": finding.public_id,
-        **{name: getattr(finding, name) for name in ("signature", "status", "verdict", "confidence", "hits")},
+        "names": list(exported.names),
+        **{name: getattr(finding, name) for name in SAID},
+        "umbrella_mark": None if group is None else vars(group),
+        "duplicate_of": None if exported.original is None else exported.original.signature,
         "first_seen": finding.first_seen.isoformat(),
         "last_seen": finding.last_seen.isoformat(),
+        "searched": finding.searched and finding.searched.isoformat(),
+        "queries": finding.queries,
         "torch_versions": list(finding.torch_versions),
         "devices": list(finding.devices),
         "case_sha256": finding.source_sha256,
-        "reproducer": reproducer and {name: getattr(reproducer, name) for name in _REPRODUCER_FIELDS},
+        "environment": dict(exported.environment),
+        "reproducer": reproducer and {name: getattr(reproducer, name) for name in _OF_REPRODUCER},
+        "related": [vars(link) for link in exported.related],
+        "replays": [_replay(replay) for replay in exported.replays],
         "report": finding.report,
     }
 
 
-def _earlier_export(finding: Finding, folder: Path) -> dict[str, str]:
+def _replay(replay: StoredReplay) -> dict[str, object]:
+    kept = {name: value for name, value in vars(replay).items() if name != "finding_id"}
+    return {**kept, "runs": list(replay.runs), "created": replay.created.isoformat()}
+
+
+def _earlier_export(exported: Exported, folder: Path) -> dict[str, str]:
     """Names and hashes of the files that an earlier export of this finding wrote into the folder."""
     path = folder / REPORT_FILE
     try:
@@ -76,8 +111,8 @@ def _earlier_export(finding: Finding, folder: Path) -> dict[str, str]:
         return {}
     except ValueError:
         earlier = None
-    if not isinstance(earlier, dict) or earlier.get("signature") != finding.signature:
-        raise _taken(finding, path)
+    if not isinstance(earlier, dict) or earlier.get("signature") not in exported.names:
+        raise _taken(exported.finding, path)
     files = earlier.get("files")
     # Anyone may have edited the file: only names that an export writes count.
     return {name: files[name] for name in SOURCE_FILES if name in files} if isinstance(files, dict) else {}

@@ -23,11 +23,12 @@ from fuzzcompile.corpus.models import (
     ReproducerRow,
     RunRow,
 )
-from fuzzcompile.corpus.querying import shown_reproducer, starts_with
+from fuzzcompile.corpus.querying import starts_with
 from fuzzcompile.corpus.records import public_id
+from fuzzcompile.corpus.speaking import speaks_for
 from fuzzcompile.corpus.umbrellas import umbrella_of
 from fuzzcompile.severity import Severity, rank, severity
-from fuzzcompile.signatures import agree, coarse, fingerprint, is_unproved, same_place
+from fuzzcompile.signatures import agree, coarse, fingerprint, is_provisional, is_unproved, same_place
 
 if TYPE_CHECKING:
     from fuzzcompile.contract import ReportJson
@@ -144,7 +145,10 @@ def choose(session: Session, finding: FindingRow) -> None:
     best = min(rows, key=lambda row: _place_of_reproducer(finding, row), default=None)
     finding.best_reproducer_id = None if best is None else best.id
     run = session.get_one(RunRow, finding.best_run_id)
-    shown = shown_reproducer(session, finding)
+    finding.speaks_by_reproducer = (
+        best is not None and best.confirmed and speaks_for(finding.signature, best.report or {}, run.report)
+    )
+    shown = best if finding.speaks_by_reproducer else None
     if shown is None:
         report, finding.case_id = run.report, run.case_id
     else:
@@ -210,7 +214,9 @@ def _says_more(signature: str, known: str) -> bool:
     """Whether a signature says more of a bug than the one that is known."""
     if is_unproved(known):
         return not is_unproved(signature)
-    return same_place(signature, known) and fingerprint(signature) is not None and fingerprint(known) is None
+    known_cause = fingerprint(known) is not None and not is_provisional(known)
+    own_cause = fingerprint(signature) is not None and not is_provisional(signature)
+    return same_place(signature, known) and own_cause and not known_cause
 
 
 def _is_all_there_is(session: Session, finding: FindingRow, reproducer: ReproducerRow) -> bool:

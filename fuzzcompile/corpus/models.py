@@ -117,8 +117,8 @@ class CaseRow(Base):
 class FindingRow(Base):
     """One root cause; verdict, severity, confidence, culprit and evidence are those of the report that is shown.
 
-    That is the report on its best reproducer where a confirmed one shows the bug, and else that on its best run.
-    ``case_id`` is the case which that report is about or was reduced from; null where that is not known any more.
+    That is the report on its best reproducer if ``speaks_by_reproducer``, and else that on its best run. ``case_id`` is
+    the case which that report is about or was reduced from; null where that is not known any more.
     """
 
     __tablename__ = "findings"
@@ -146,6 +146,7 @@ class FindingRow(Base):
     # Null only inside the transaction that stores the first hit: runs refer to findings too.
     best_run_id: Mapped[int | None] = mapped_column(ForeignKey("runs.id", use_alter=True))
     best_reproducer_id: Mapped[int | None] = mapped_column(ForeignKey("reproducers.id", use_alter=True))
+    speaks_by_reproducer: Mapped[bool] = mapped_column(server_default=false())
     case_id: Mapped[int | None] = mapped_column(ForeignKey("cases.id"))
 
 

@@ -27,6 +27,7 @@ from fuzzcompile.corpus.records import (
     Finding,
     FindingSummary,
     Related,
+    Replay,
     Reproducer,
     StoredCampaign,
     StoredCoverage,
@@ -40,8 +41,8 @@ _FINDINGS_NAMED = 10
 _MOST_NAMED = 500
 # The records whose fields are columns of one row, but for those that are given beside it.
 Stored = TypeVar(
-    "Stored", CaseRecord, Finding, FindingSummary, Related, Reproducer, StoredCampaign, StoredCoverage, StoredReplay,
-    Umbrella,
+    "Stored", CaseRecord, Finding, FindingSummary, Related, Replay, Reproducer, StoredCampaign, StoredCoverage,
+    StoredReplay, Umbrella,
 )  # fmt: skip
 
 
@@ -75,10 +76,8 @@ def starts_with(text: str) -> ColumnElement[bool]:
 
 
 def shown_reproducer(session: Session, finding: FindingRow) -> ReproducerRow | None:
-    """The reproducer whose report the finding shows: the best, if it is confirmed and shows the bug."""
-    best = None if finding.best_reproducer_id is None else session.get_one(ReproducerRow, finding.best_reproducer_id)
-    shows = best is not None and best.confirmed and bool((best.report or {}).get("is_bug"))
-    return best if shows else None
+    """The reproducer whose report the finding shows, if it does not show that of a run."""
+    return session.get_one(ReproducerRow, finding.best_reproducer_id) if finding.speaks_by_reproducer else None
 
 
 def details_of(session: Session, environment_id: int | None) -> dict[str, object] | None:

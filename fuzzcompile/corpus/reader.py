@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, cast
 from sqlalchemy import Engine, func, select
 from sqlalchemy.orm import Session
 
+from fuzzcompile.corpus import keeping
 from fuzzcompile.corpus.connection import explained_errors, integrity
+from fuzzcompile.corpus.keeping import Stats
 from fuzzcompile.corpus.location import describe
 from fuzzcompile.corpus.merging import finding_of
 from fuzzcompile.corpus.models import (
@@ -19,6 +21,7 @@ from fuzzcompile.corpus.models import (
     CoverageRow,
     EnvironmentRow,
     FindingRow,
+    FormerNameRow,
     RelatedRow,
     ReplayRow,
     ReproducerRow,
@@ -200,6 +203,15 @@ class Reader:
             row = finding_of(session, signature)
             return None if row is None else public_id(row.id)
 
+    def names_of(self, finding: str | int) -> list[str]:
+        """The signatures of a finding: its own, then those that it had, and those of findings merged into it."""
+        with self._read() as session:
+            row = session.get_one(FindingRow, finding_id(session, finding))
+            former = (
+                select(FormerNameRow.signature).where(FormerNameRow.finding_id == row.id).order_by(FormerNameRow.id)
+            )
+            return list(dict.fromkeys([row.signature, *session.scalars(former)]))
+
     def environment_of(self, finding: str | int) -> dict[str, object]:
         """The environment in which a finding's report was made; what is known of it, if it was not stored."""
         with self._read() as session:
@@ -260,6 +272,11 @@ class Reader:
         with self._read() as session:
             rows = session.execute(select(EnvironmentRow.id, EnvironmentRow.details))
             return [key for key, details in rows if compiler_of(details) == compiler]
+
+    def stats(self) -> Stats:
+        """What the corpus holds."""
+        with self._read() as session:
+            return keeping.stats(session)
 
     def integrity(self) -> str:
         """``ok``, or what is wrong with the database."""

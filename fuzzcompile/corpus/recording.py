@@ -90,6 +90,7 @@ def put_case(session: Session, case: CaseRecord) -> CaseRow:
         row.spec = plain(case.spec)
     if row.choices is None:
         row.choices = case.choices
+    row.source = row.source or case.source  # it had been dropped (`fuzzcompile.corpus.keeping`)
     session.flush()
     return row
 
@@ -103,8 +104,12 @@ def put_run(
     coverage: Sequence[Coverage],
     *,
     screened: bool = False,
+    created: datetime | None = None,
+    signature: str | None = None,
 ) -> Recorded:
     """Store a judged case: its source, environment, run, finding and coverage.
+
+    A run that comes from another corpus was ``created`` there, and hit a finding of that ``signature``.
 
     Raises:
         ValueError: a bug has no signature, the environment no torch, or a number is NaN or infinite.
@@ -124,11 +129,11 @@ def put_run(
         seconds=cost.get("seconds"),
         compiles=cost.get("compiles"),
         report=plain(report),
-        created=now(),
+        created=created or now(),
     )
     session.add(run)
     session.flush()
-    is_new = run.is_bug and _count_finding(session, run, str(report["signature"]), case_row.source)
+    is_new = run.is_bug and _count_finding(session, run, signature or str(report["signature"]), case_row.source)
     _count_coverage(session, compiler_of(environment), case_row.id, coverage)
     return Recorded(case_row.id, run.id, run.finding_id, is_new)
 
@@ -186,7 +191,7 @@ def _count_finding(session: Session, run: RunRow, signature: str, source: str) -
     if row is None:
         row = merging.new_finding(session, signature, run)
     row.hits += 1
-    row.last_seen = run.created
+    row.first_seen, row.last_seen = min(row.first_seen, run.created), max(row.last_seen, run.created)
     run.finding_id = row.id
     if merging.take_if_better(session, row, run, source):
         merging.choose(session, row)

@@ -287,9 +287,10 @@ class FindingSummary:
 class Finding(FindingSummary):
     """One root cause, in whole.
 
-    ``report`` is that on its best reproducer where a confirmed one shows the bug, and else that on its best run;
-    severity, verdict, confidence, culprit and evidence are that report's. ``source`` is the case that it is about, or
-    from which the reproducer was reduced; where that is not known, the reproducer itself. All runs count as hits.
+    ``report`` is that on its best reproducer where a confirmed one speaks for it
+    (`fuzzcompile.corpus.speaking.speaks_for`), and else that on its best run; severity, verdict, confidence, culprit
+    and evidence are that report's. ``source`` is the case that it is about, or from which the reproducer was reduced;
+    where that is not known, the reproducer itself. All runs count as hits.
     """
 
     evidence: EvidenceJson | None

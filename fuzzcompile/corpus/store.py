@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
-from fuzzcompile.corpus import exporting, recording
+from fuzzcompile.corpus import copying, exporting, keeping, recording
 from fuzzcompile.corpus.connection import connect, explained_errors, writing
+from fuzzcompile.corpus.copying import Copied
+from fuzzcompile.corpus.importing import Arrived, Export, original_in, put_export, settle_duplicates
+from fuzzcompile.corpus.keeping import Freed
 from fuzzcompile.corpus.location import file_of, require_file, resolve
 from fuzzcompile.corpus.marking import Mark, put_mark
 from fuzzcompile.corpus.models import CampaignRow
@@ -28,6 +34,7 @@ from fuzzcompile.corpus.records import (
     Related,
     Replay,
     Reproducer,
+    public_id,
 )
 from fuzzcompile.corpus.schema import bring_up_to_date
 
@@ -167,7 +174,89 @@ class Store(Reader):
             FolderTakenError: the folder holds files that are not of this finding.
         """
         stored = self.finding(finding)
-        return exporting.export(stored, self.best_reproducer(stored.id), Path(folder))
+        exported = exporting.Exported(
+            stored,
+            self.names_of(stored.id),
+            self.best_reproducer(stored.id),
+            self.environment_of(stored.id),
+            self.related(stored.id),
+            self.replays(stored.id),
+            self.umbrella(stored.umbrella),
+            None if stored.duplicate_of is None else self.finding(stored.duplicate_of),
+        )
+        return exporting.export(exported, Path(folder))
+
+    def take(self, exports: Iterable[Export]) -> Iterator[Arrived]:
+        """Store exported findings, each in a transaction of its own, and say what became of it.
+
+        One that cannot be imported is refused, with the reason; the others go on.
+        """
+        originals: list[tuple[str, str | None]] = []
+        for export in exports:
+            try:
+                with self._write() as session:
+                    arrived = put_export(session, export)
+            except ValueError as error:
+                arrived = Arrived(export.name, "refused", why=str(error))
+            else:
+                originals.append(original_in(export))
+            yield arrived
+        with self._write() as session:
+            settle_duplicates(session, originals)
+
+    def copy(self, other: Store, on_progress: Callable[[Copied, int], object]) -> Iterator[Arrived]:
+        """Store everything of another corpus; each chunk of runs and each finding is a transaction of its own.
+
+        Args:
+            other: the corpus to read.
+            on_progress: called after each chunk of runs with what has come, and how many runs there are.
+        """
+        before = {finding.id for finding in self.summaries()}
+        with other._read() as source:
+            copied, total = Copied(), copying.number_of_runs(source)
+            with self._write() as session:
+                copying.put_campaigns(session, source, copied)
+            last = 0
+            while runs := copying.runs_after(source, last):
+                with self._write() as session:
+                    for run, case, signature in runs:
+                        copying.put_copy(session, run, case, signature, copied)
+                last = runs[-1][0].id
+                source.expunge_all()
+                on_progress(copied, total)
+            yield from self._copy_findings(source, before)
+            with self._write() as session:
+                copying.put_coverage(session, source)
+                copying.put_groups(session, source)
+
+    def _copy_findings(self, source: Session, before: set[int]) -> Iterator[Arrived]:
+        originals = list[tuple[str, str | None]]()
+        for row in list(copying.findings_of(source)):
+            try:
+                with self._write() as session:
+                    arrived = copying.put_finding(session, source, row)
+            except ValueError as error:
+                arrived = Arrived(f"{public_id(row.id)} {row.signature}", "refused", why=str(error))
+            else:
+                originals.append((row.signature, copying.original_of(source, row)))
+                known = any(arrived.finding == public_id(key) for key in before)
+                arrived = replace(arrived, how="known" if known else "new")
+            yield arrived
+        with self._write() as session:
+            settle_duplicates(session, originals)
+
+    def collect(self, before: datetime, *, dry: bool = False) -> Freed:
+        """Drop what clean cases hold that were last judged before a moment (`fuzzcompile.corpus.keeping.collect`).
+
+        The file gets smaller only then: SQLite rewrites it.
+        """
+        with self._write() as session:
+            freed = keeping.collect(session, before, dry=dry)
+        if not dry and self._engine.dialect.name == "sqlite":
+            with explained_errors(self._engine.url), contextlib.closing(self._engine.raw_connection()) as connection:
+                connection.cursor().execute("VACUUM")
+                connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        return freed
 
     @contextmanager
     def _write(self) -> Iterator[Session]:

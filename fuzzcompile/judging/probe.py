@@ -19,6 +19,7 @@ from fuzzcompile.judging.decision import confirmed, decide
 from fuzzcompile.judging.report import normalised
 from fuzzcompile.oracle.judgement import wrong_values
 from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.signatures import fingerprint
 from fuzzcompile.stage_names import AROUND_CAPTURE, BEHIND_GRAPHS, GRAPH_STAGES
 from fuzzcompile.stages.base import Suspect
 from fuzzcompile.stages.rewriting import rewrites_visible
@@ -31,8 +32,8 @@ _SCREENABLE = (*GRAPH_STAGES, *AROUND_CAPTURE)
 _NEEDS_CODE = (Verdict.CRASH, Verdict.TIMEOUT, Verdict.NONDETERMINISTIC)
 # The part of an error's message that says which error it is: sizes and names come later.
 _MESSAGE = 60
-# What is found of a value that is right, strides apart.
-_IN_ORDER = ("same", "close", "stride")
+# What is found of a value whose elements are right.
+_RIGHT_VALUES = ("same", "close", "stride", "alias")
 # How long the operators of a candidate are compared, which is small most of the time.
 _SECONDS = 10.0
 
@@ -43,8 +44,8 @@ class Probe:
 
     ``suspects`` are the suspects of the stages that were asked, most telling first. ``error`` is the type and message
     of what was raised, without what changes from case to case. ``outcomes`` are the stage and family of whatever
-    matched, each with what became of it, ``only_strides`` whether nothing but strides is wrong, and ``outputs`` what
-    the compiled program returned.
+    matched, each with what became of it, ``right_values`` whether nothing but strides and aliases can be wrong, and
+    ``outputs`` what the compiled program returned.
     """
 
     verdict: Verdict
@@ -54,7 +55,7 @@ class Probe:
     compiles: int = 1
     screens: int = 0
     outcomes: frozenset[tuple[str, str, str]] = frozenset()
-    only_strides: bool = False
+    right_values: bool = False
     outputs: tuple[torch.Tensor, ...] = field(default=(), compare=False, repr=False)
 
     @property
@@ -68,7 +69,8 @@ class Target:
     """The signature that a reduction is locked to.
 
     ``named`` says that a culprit has a name; otherwise ``error`` distinguishes one error from another, and all else is
-    held by stage.
+    held by stage. ``causes`` holds the fingerprint of the cause, if it is known: no probe looks for it, but a full
+    judgement tries it first.
     """
 
     verdict: str
@@ -78,6 +80,7 @@ class Target:
     keep: Keep = "culprit"
     named: bool = True
     error: str | None = None
+    causes: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, report: Mapping[str, Any], keep: Keep = "culprit") -> Target:
@@ -90,7 +93,9 @@ class Target:
         error = None
         if not named and Verdict(report["verdict"]).kind == "error" and len(parts) == 3 and parts[1] != "-":
             error = f"{parts[1]}: {parts[2]}"[:_MESSAGE]
-        return cls(report["verdict"], stage, culprit.get("source"), families, keep, named, error)
+        cause = fingerprint(str(report.get("signature") or ""))
+        causes = () if cause is None or keep == "verdict" else (cause,)
+        return cls(report["verdict"], stage, culprit.get("source"), families, keep, named, error, causes)
 
     @property
     def screens(self) -> bool:
@@ -180,7 +185,7 @@ def probe(
         experiments.compiles,
         experiments.screens,
         frozenset((rule.stage, family_of(rule.rewrite), outcome) for rule, outcome in trial.ledger.coverage),
-        verdict is Verdict.METADATA and all(c.finding in _IN_ORDER for c in trial.judgement.comparisons),
+        failure is None and all(c.finding in _RIGHT_VALUES for c in trial.judgement.comparisons),
         tuple(value.value for value in trial.observation.values if value.kind == "output" and value.is_tensor),
     )
 

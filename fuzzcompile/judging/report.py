@@ -26,12 +26,17 @@ _REWRITING = (*GRAPH_STAGES, PARTITION)
 
 @dataclass(frozen=True)
 class Cost:
-    """What the answer took. ``screens`` are compiles without code generation; ``seconds`` is wall time."""
+    """What the answer took.
+
+    ``screens`` are compiles without code generation; ``cause_screens`` are further ones, of parts of the case, that the
+    search for its cause took. ``seconds`` is wall time.
+    """
 
     compiles: int
     replays: int
     seconds: float
     screens: int = 0
+    cause_screens: int = 0
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,12 @@ class _Candidate:
 
 
 def find_workaround(ablator: Ablator, culprit: Culprit) -> Workaround | None:
-    """The narrowest setting that repairs the divergence; None if there is none, or no time to look for it."""
+    """The narrowest setting that repairs the divergence; None if there is none, or no time to look for it.
+
+    Where eager mode is what is wrong, a setting that made compiled agree with it would mend nothing.
+    """
+    if culprit.details.get("aten_kernel", {}).get("wrong_in") == "eager":
+        return None
     start, before = time.perf_counter(), ablator.experiments.compiles
     try:
         workaround = _first(ablator, _candidates(culprit, ablator), screen=culprit.stage in GRAPH_STAGES)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+
+from fuzzcompile.execution.alone import status_of
 
 SCRIPT = "repro.py"
 
@@ -55,7 +52,7 @@ def run_alone(
             Path(folder, name).write_text(text, encoding="utf-8")
         # A file, not a pipe: the compiler's own workers may outlive the script and hold a pipe open.
         with Path(folder, "output.txt").open("w+b") as out:
-            status = _status([sys.executable, *command, SCRIPT, *arguments], folder, environment or {}, out, timeout)
+            status = status_of([sys.executable, *command, SCRIPT, *arguments], folder, environment or {}, out, timeout)
             out.seek(0)
             output = out.read().decode(errors="replace")
         kept = {name: _text(Path(folder, name)) for name in wanted if Path(folder, name).is_file()}
@@ -66,27 +63,3 @@ def run_alone(
 
 def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace")
-
-
-def _status(
-    command: Sequence[str], folder: str, environment: Mapping[str, str], out: IO[bytes], timeout: float
-) -> int | None:
-    """Exit status of a command in ``folder``; None if it was ended after ``timeout`` seconds."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
-    process = subprocess.Popen(
-        command,
-        cwd=folder,
-        env={**kept, **environment},
-        stdin=subprocess.DEVNULL,
-        stdout=out,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    try:
-        return process.wait(timeout)
-    except subprocess.TimeoutExpired:
-        return None
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()

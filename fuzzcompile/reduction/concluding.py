@@ -100,6 +100,9 @@ def _with_plain(shown: Shown, source: str, script: Script, report: ReportJson) -
         return replace(shown, plain=shown_as_issue(source, script, report))
     except KeyboardInterrupt:
         return replace(shown, interrupted=True)
+    except Exception as error:  # a case may be of any form, and its reproducer stands without this script
+        why = f"no script for an issue could be made ({type(error).__name__}: {error})"
+        return replace(shown, note="; ".join(filter(None, (shown.note, why))))
 
 
 def can_be_shown(source: str, report: ReportJson) -> bool:

@@ -33,7 +33,8 @@ OPERATORS = {
 }  # fmt: skip
 _NAMESPACES = ("torch", "F", "torch.special", "torch.linalg", "torch.fft", "torch.nn.utils.rnn", "torch.sparse")
 # Dynamo's checks and hints, which compute nothing.
-_SILENT = ("_assert", "_check", "_assert_async", "_assert_scalar", "lazy_load_decompositions", "sym_constrain_range")
+_SILENT = ("_assert", "_check", "_assert_async", "_assert_scalar", "lazy_load_decompositions", "sym_constrain_range",
+           "_log_api_usage_once")  # fmt: skip
 # Private arguments of torch's Python functions.
 _PRIVATE_ARGUMENTS = ("_stacklevel",)
 _CONTEXTS = ("_enter_autocast", "_exit_autocast", "_set_grad_enabled", "_sdpa_kernel", "_backend_from_string")

@@ -36,11 +36,14 @@ def ends(record: Record) -> Iterator[tuple[str, str]]:
 def candidates(record: Record, releases: Sequence[str], unusable: Collection[str]) -> list[list[str]]:
     """For each pair of `ends` the releases between them that were not tried, the oldest first; none if settled."""
     skipped = {*unusable, *record.results}
-    between = [
-        [release for release in releases if order(low) < order(release) < order(high) and release not in skipped]
-        for low, high in ends(record)
-    ]
-    return [found for found in between if found]
+    between = [_between(pair, releases) for pair in ends(record)]
+    untried = [[release for release in part if release not in skipped] for part in between]
+    return [part for part in untried if part]
+
+
+def unknown(record: Record, releases: Sequence[str]) -> list[str]:
+    """The releases of which nothing is known, where the finding came or went in one of them or in the next."""
+    return [release for pair in ends(record) for release in _between(pair, releases)]
 
 
 def next_release(
@@ -53,8 +56,8 @@ def next_release(
     """
     wanted: dict[str, list[int]] = defaultdict(list)
     for record in records:
-        for found in candidates(record, releases, unusable):
-            wanted[found[len(found) // 2]].append(record.subject.finding.id)
+        for part in candidates(record, releases, unusable):
+            wanted[part[len(part) // 2]].append(record.subject.finding.id)
     if not wanted:
         return None
     release = max(wanted, key=lambda name: (len(wanted[name]), order(name)))
@@ -63,8 +66,13 @@ def next_release(
 
 def open_releases(records: Sequence[Record], releases: Sequence[str]) -> list[str]:
     """Every release that the search may have to try, the oldest first."""
-    found = {name for record in records for part in candidates(record, releases, ()) for name in part}
-    return sorted(found, key=order)
+    names = {name for record in records for part in candidates(record, releases, ()) for name in part}
+    return sorted(names, key=order)
+
+
+def _between(pair: tuple[str, str], releases: Sequence[str]) -> list[str]:
+    low, high = map(order, pair)
+    return [release for release in releases if low < order(release) < high]
 
 
 def _answers(replay: Replay) -> bool:

@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class Result:
     why: str
 
 
-def replay_on(torch: Torch, subjects: Sequence[Subject], settings: Settings) -> Iterator[Result]:
+def replay_on(torch: Torch, subjects: Sequence[Subject], settings: Settings) -> Generator[Result, None, None]:
     """Run the reproducers; each result comes as soon as it is believed.
 
     Kernels are kept for the later runs, in a folder of this call. Graphs are not: each run compiles anew.

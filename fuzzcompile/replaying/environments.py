@@ -22,9 +22,9 @@ from packaging.version import InvalidVersion, Version
 from platformdirs import user_cache_path
 
 from fuzzcompile.errors import EnvironmentUnfit, UsageError
+from fuzzcompile.execution.alone import clean
 from fuzzcompile.replaying import pip
 from fuzzcompile.replaying.installed import Torch, torch_of
-from fuzzcompile.replaying.process import clean
 
 VARIABLE, NIGHTLY_INDEX = "FUZZCOMPILE_CACHE", "FUZZCOMPILE_NIGHTLY_INDEX"
 _NIGHTLY = "nightly"
@@ -107,7 +107,7 @@ def _version(asked: str) -> Version | None:
 
 
 def _is_path(asked: str) -> bool:
-    return os.sep in asked or asked.startswith(("~", ".")) or Path(asked).exists()
+    return os.sep in asked or asked.startswith(("~", ".")) or (asked != "" and Path(asked).exists())
 
 
 def _of_path(path: Path) -> Torch:
@@ -171,7 +171,7 @@ def _make(release: Release, folder: Path, say: Say) -> Torch:
         _check_disk(requirement, gigabytes)
         if number == 1:
             say(f"Making an environment with torch {release.version} in {folder} ({free_bytes() / _GB:.0f} GB free).")
-            _run([sys.executable, "-m", "venv", str(folder)])
+            _run([sys.executable, "-m", "venv", "--without-pip", str(folder)])
             temporary.mkdir()
         try:
             pip.install(_python(folder), [requirement], release.options, temporary)
@@ -179,21 +179,21 @@ def _make(release: Release, folder: Path, say: Say) -> Torch:
         except pip.NotFound as error:
             if number == len(release.builds):
                 raise
-            say(f"No CPU build there: the default build, which takes up to {DEFAULT_GB} GB. {error}")
-    _add_numpy(release, folder, temporary, say)
+            say(f"{error} Next: the default build, which takes up to {DEFAULT_GB} GB.")
+    _add_extras(release, folder, temporary, say)
     shutil.rmtree(temporary, ignore_errors=True)
     torch = torch_of(_python(folder))
     (folder / _MARKER).write_text(json.dumps({"torch": torch.version, "torch_git": torch.git}), encoding="utf-8")
     return torch
 
 
-def _add_numpy(release: Release, folder: Path, temporary: Path, say: Say) -> None:
-    """What torch itself does not depend on; builds before 2.3 do not load NumPy 2."""
-    wanted = "numpy<2" if release.version < Version("2.3") else "numpy"
+def _add_extras(release: Release, folder: Path, temporary: Path, say: Say) -> None:
+    """What some releases need and do not depend on; builds before 2.3 do not load NumPy 2."""
+    extras = ["numpy<2" if release.version < Version("2.3") else "numpy", "setuptools"]
     try:
-        pip.install(_python(folder), [wanted], (), temporary)
+        pip.install(_python(folder), extras, (), temporary)
     except EnvironmentUnfit as error:
-        say(f"torch {release.version} is there without NumPy, which some scripts need: {error}")
+        say(f"torch {release.version} is there without {' and '.join(extras)}, which some scripts need: {error}")
 
 
 def _check_disk(requirement: str, gigabytes: int) -> None:

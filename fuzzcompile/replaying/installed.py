@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fuzzcompile.errors import EnvironmentUnfit
-from fuzzcompile.replaying.process import clean
+from fuzzcompile.execution.alone import clean
 from fuzzcompile.replaying.versions import public
 
 _ASK = """

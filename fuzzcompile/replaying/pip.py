@@ -1,4 +1,4 @@
-"""pip, run for another environment: what it installs, which releases it knows, and what it says when it cannot."""
+"""pip, run for another environment: what it installs, which releases it knows, what it says when it cannot."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from fuzzcompile.errors import EnvironmentUnfit
-from fuzzcompile.replaying.process import clean
+from fuzzcompile.execution.alone import clean
 
 _QUIET = {"PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 _STDERR = 2
@@ -31,7 +31,7 @@ def install(python: Path, requirements: Sequence[str], options: Sequence[str], f
     """
     done = subprocess.run(
         # What is installed here is the cache: pip's own would hold the same gigabytes again.
-        [python, "-m", "pip", "install", "--no-cache-dir", *options, *requirements],
+        [sys.executable, "-m", "pip", "--python", python, "install", "--no-cache-dir", *options, *requirements],
         env=clean(_QUIET | {"TMPDIR": str(folder)}),
         stdin=subprocess.DEVNULL,
         stdout=_STDERR,
@@ -73,7 +73,8 @@ def _explained(requirement: str, said: str) -> EnvironmentUnfit:
     known = sorted(_parsed(listed[1])) if listed is not None else []
     if not known:
         return NotFound(f"pip finds no torch for Python {python}: check the network and pip's index.")
-    return NotFound(f"pip finds no {requirement} for Python {python}, only versions from {known[0]} to {known[-1]}.")
+    finals = [version.public for version in known if not version.is_prerelease] or [str(known[-1])]
+    return NotFound(f"pip finds no {requirement} for Python {python}, only versions from {finals[0]} to {finals[-1]}.")
 
 
 def _parsed(listed: str) -> list[Version]:

@@ -34,11 +34,11 @@ class Record:
         """The versions on which it was fixed and fails again."""
         replays = self.by_version
 
-        def others(version: str) -> list[Replay]:
+        def rest(version: str) -> list[Replay]:
             return [*self.earlier, *(replay for name, replay in replays.items() if name != version)]
 
         finding = self.subject.finding
-        return [name for name, replay in replays.items() if is_regression(finding, replay, others(name))]
+        return [name for name, replay in replays.items() if is_regression(finding, replay, rest(name))]
 
     @property
     def by_version(self) -> dict[str, Replay]:
@@ -57,14 +57,14 @@ class Record:
         """What a reader must know beside the statuses."""
         if self.subject.not_replayable is not None:
             return [self.subject.not_replayable]
-        told, notes = self.history, [self.note] if self.note else []
-        if told.torch and told.affected_since is None:
+        known, notes = self.history, [self.note] if self.note else []
+        if known.torch and known.affected_since is None:
             notes.append("fails on none of the versions that were tried")
         return notes
 
     def to_json(self, versions: Sequence[str]) -> dict[str, object]:
         """The object of ``replay --json``."""
-        told = self.history
+        known = self.history
         statuses = {version: self.status(version) for version in versions}
         return {
             "finding": self.subject.finding.public_id,
@@ -72,9 +72,9 @@ class Record:
             "severity": self.subject.severity,
             "verdict": self.subject.expected.verdict,
             "torch": {version: status for version, status in statuses.items() if status is not None},
-            "affected_since": told.affected_since,
-            "earlier": "not tried" if told.earlier_not_tried else None,
-            "fixed_in": told.fixed_in,
+            "affected_since": known.affected_since,
+            "earlier": "not tried" if known.earlier_not_tried else None,
+            "fixed_in": known.fixed_in,
             "regression": bool(self.regressions),
             "runs": {version: list(replay.runs) for version, replay in self.by_version.items()},
             "why": {version: result.why for version, result in self.results.items()},

@@ -83,8 +83,8 @@ def subjects(store: Store, selection: Sequence[str] = ()) -> list[Subject]:
         UsageError: something was selected that the corpus does not have.
     """
     chosen = selected(store.findings(), selection)
-    found = [Subject(finding, store.best_reproducer(finding.id)) for finding in chosen]
-    return sorted(found, key=lambda subject: (_rank(subject.severity), subject.finding.id))
+    replayed = [Subject(finding, store.best_reproducer(finding.id)) for finding in chosen]
+    return sorted(replayed, key=lambda subject: (_rank(subject.severity), subject.finding.id))
 
 
 def selected(findings: Sequence[Finding], selection: Sequence[str]) -> list[Finding]:

@@ -8,17 +8,18 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.table import Table
 
+from fuzzcompile.corpus import Finding
 from fuzzcompile.replaying.engine import Result
 from fuzzcompile.replaying.record import Record, Records
 from fuzzcompile.replaying.status import Status
-from fuzzcompile.replaying.versions import public
+from fuzzcompile.replaying.versions import order, public
 
 
-def line(result: Result) -> str:
-    """One result: ``F3 on 2.15.0: fixed (3 runs, 12 s): compiled is as exact as eager``."""
+def line(result: Result, number: int, total: int) -> str:
+    """One result: ``2/26 F3 on 2.15.0: fixed (3 runs, 12 s): compiled is as exact as eager``."""
     replay = result.replay
-    agree = f"{len(replay.runs)} runs" if replay.status != Status.FLAKY else _disagreement(replay.runs)
-    finding = result.subject.finding.public_id
+    agree = _many(len(replay.runs), "run") if replay.status != Status.FLAKY else _disagreement(replay.runs)
+    finding = f"{number}/{total} {result.subject.finding.public_id}"
     return f"{finding} on {public(replay.torch)}: {replay.status} ({agree}, {replay.seconds:.0f} s): {result.why}"
 
 
@@ -38,16 +39,16 @@ def print_records(console: Console, records: Records) -> None:
     for record in records.all:
         for note in record.notes if several or record.subject.not_replayable else ():
             say(f"{record.subject.finding.public_id}: {note}.")
-    for advice in _next(records):
+    for advice in list(_next(records)) or ["nothing: what was known still fails"]:
         say(f"next: {advice}")
 
 
 def since(record: Record) -> str:
     """Since when it fails, as far as versions were tried."""
-    told = record.history
-    if told.affected_since is None:
+    known = record.history
+    if known.affected_since is None:
         return "-"
-    return f"{told.affected_since} or earlier" if told.earlier_not_tried else told.affected_since
+    return f"{known.affected_since} or earlier" if known.earlier_not_tried else known.affected_since
 
 
 def _cells(record: Record, versions: list[str], *, several: bool) -> Iterator[str]:
@@ -66,7 +67,11 @@ def _counted(records: Records) -> str:
     counts = ", ".join(f"{count} {status}" for status, count in records.counts.items()) or "nothing was run"
     interrupted = "Interrupted; what is shown is stored. " if records.interrupted else ""
     back = sum(bool(record.regressions) for record in records.all)
-    return f"{interrupted}{len(records.all)} findings on torch {torches}: {counts}; regressions: {back}."
+    return f"{interrupted}{_many(len(records.all), 'finding')} on torch {torches}: {counts}; regressions: {back}."
+
+
+def _many(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _disagreement(runs: Sequence[str]) -> str:
@@ -80,13 +85,23 @@ def _next(records: Records) -> Iterator[str]:
     if back:
         yield f"{_names(back)}: was fixed and is back; `fuzzcompile corpus show {_id(back[0])}`"
     fixed = [record for record in records.all if record.status(newest) == Status.FIXED and record not in back]
-    unmarked = [record for record in fixed if record.subject.finding.status in ("open", "known")]
+    unmarked = [record for record in fixed if _may_be_marked(record.subject.finding, newest)]
     if unmarked:
         yield f"{_names(unmarked)}: fixed on {newest}; `fuzzcompile mark {_id(unmarked[0])} fixed` once you are sure"
+    unreached = [record for record in records.all if not record.results and not record.subject.not_replayable]
+    if unreached and records.builds:
+        yield f"not reached: `fuzzcompile replay {' '.join(f'--select {_id(record)}' for record in unreached)}`"
     for status, advice in _ADVICE.items():
         concerned = [record for record in records.all if status in map(record.status, records.versions)]
         if concerned:
             yield f"{_names(concerned)}: {status}; " + advice.format(id=_id(concerned[0]))
+
+
+def _may_be_marked(finding: Finding, version: str) -> bool:
+    """Whether passing on that version is news: an older one than those on which it was seen may not be affected."""
+    return finding.status in ("open", "known") and all(
+        order(public(t)) <= order(version) for t in finding.torch_versions
+    )
 
 
 _ADVICE = {

@@ -119,7 +119,11 @@ def prove_in_turn(ablator: Ablator, suspects: Sequence[tuple[Stage, Suspect]]) -
             return Attribution(replace(stage.culprit(suspect), necessary=True))
     certain = [(stage, suspect) for stage, suspect in tried if suspect.certain]
     if len(certain) > 1 and _repairs(ablator, certain):
-        first, *rest = (replace(stage.culprit(suspect), confidence="low") for stage, suspect in certain)
+        culprits = [stage.culprit(suspect) for stage, suspect in certain]
+        if len({(culprit.rewrite, culprit.source, culprit.site) for culprit in culprits}) == 1:
+            # One function is at fault, which several stages take for what the operator is.
+            return Attribution(replace(culprits[0], necessary=True))
+        first, *rest = (replace(culprit, confidence="low") for culprit in culprits)
         return Attribution(first, rest)
     return None
 

@@ -6,14 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 from torch import fx
-from torch.autograd import profiler
 
 from fuzzcompile.attribution.ablating import Ablator
 from fuzzcompile.attribution.culprit import Attribution, Culprit
 from fuzzcompile.attribution.divergence import Divergence
 from fuzzcompile.attribution.inputs import inputs_of
-from fuzzcompile.compiler.branches import branch_of, plain_paths
-from fuzzcompile.compiler.composites import operators_of
+from fuzzcompile.compiler.branches import branch_of, traced_paths
+from fuzzcompile.compiler.composites import listening, operators_of
 from fuzzcompile.compiler.decompositions import family_of_operator
 from fuzzcompile.compiler.labels import location, source_of
 from fuzzcompile.compiler.replay import random_calls
@@ -21,6 +20,8 @@ from fuzzcompile.execution import runs
 from fuzzcompile.execution.building import build
 from fuzzcompile.stage_names import DYNAMO, PRE_GRAD
 from fuzzcompile.trials.compiles import Experiments
+
+_FEW = 2
 
 
 def branch_taken(divergence: Divergence) -> Culprit | None:
@@ -66,20 +67,21 @@ def _module_of(node: fx.Node) -> tuple[str | None, int | None]:
 def prove_branch(ablator: Ablator, culprit: Culprit) -> Attribution:
     """The branch, proved where one side agrees with the other once it takes the same way.
 
-    Either eager mode does on its plain path, or the captured graph does without the calls that it alone makes.
+    Either the captured graph does without the few calls that it alone makes, or eager mode does on the path that dynamo
+    traces.
 
     Raises:
         OutOfTime: no further compile may be begun.
     """
-    for way, change in plain_paths() if culprit.details["eager"] else ():
-        if ablator.attempt_in_eager(change, way):
-            return _proved(culprit, way)
-    if culprit.nodes:
+    if 0 < len(culprit.nodes) <= _FEW:
         without = replace(ablator.how, backend="eager", record=False, bypassed=culprit.nodes)
         toggle = f"backend=eager without {', '.join(culprit.nodes)}"
         if ablator.attempt(without, toggle)[1]:
             operator = culprit.details["compiled"][0]
             return _proved(replace(culprit, rewrite=operator, family=family_of_operator(operator)), toggle)
+    for way, change in traced_paths():
+        if ablator.attempt_in_eager(change, way):
+            return _proved(culprit, way)
     return Attribution(replace(culprit, confidence="low"))
 
 
@@ -95,7 +97,7 @@ def _called_in_eager(experiments: Experiments) -> list[str]:
     def model(*args: Any, **kwargs: Any) -> Any:
         if called:
             return program.model(*args, **kwargs)
-        with profiler.profile() as heard:
+        with listening() as heard:
             result = program.model(*args, **kwargs)
         called.extend(name for name, _ in operators_of(heard, {""}))
         return result

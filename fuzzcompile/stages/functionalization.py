@@ -26,6 +26,7 @@ from fuzzcompile.oracle.change import SEMANTIC_STEP, relative_change
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.stages.base import Stage, Suspect
 from fuzzcompile.stages.breaking import prove_by_break
+from fuzzcompile.stages.operators.aten import kernel_suspects
 from fuzzcompile.stages.operators.composites import other_paths
 from fuzzcompile.stages.operators.stage import culprit_of
 from fuzzcompile.stages.operators.suspected import doubted, lost_checks_suspected, operators_suspected
@@ -50,11 +51,12 @@ class Functionalization(Stage):
             return undeclared
         culprit = divergence.once(_first_functionalized)
         shown = [*([] if culprit is None else [culprit]), *divergence.once(other_paths)]
-        return [*map(doubted, shown), *undeclared]
+        return [*map(doubted, shown), *undeclared, *kernel_suspects(divergence, self.name)]
 
     def prove(self, ablator: Ablator, suspects: Sequence[Suspect]) -> Attribution | None:
         """Shown by a compile that ends behind this stage, proved by one that leaves the call to eager mode."""
-        shown = [self.culprit(suspect) for suspect in suspects if isinstance(suspect.finding, Culprit)]
+        # What a kernel's layouts explain was tried before.
+        shown = [self.culprit(s) for s in suspects if isinstance(s.finding, Culprit) and not _is_kernel(s.finding)]
         if not shown:
             return None
         how = replace(ablator.how, backend="aot_eager", record=False)
@@ -66,6 +68,10 @@ class Functionalization(Stage):
     def culprit(self, suspect: Suspect) -> Culprit:
         """The operator that writes."""
         return culprit_of(suspect)
+
+
+def _is_kernel(culprit: Culprit) -> bool:
+    return "aten_kernel" in culprit.details
 
 
 def _first_functionalized(divergence: Divergence) -> Culprit | None:

@@ -21,6 +21,7 @@ from fuzzcompile.stages.kernels.examined import examined_in, first_wrong_kernels
 from fuzzcompile.stages.kernels.failures import failed_families, failure_of, prove_failure, stage_of, without_failure
 from fuzzcompile.stages.kernels.omissions import left_undone
 from fuzzcompile.stages.kernels.wrong import Failure, WrongOperator, family_of_node
+from fuzzcompile.stages.operators.aten import kernel_suspects
 
 _MAX_OPERATORS = 3
 
@@ -49,7 +50,8 @@ class Lowering(Stage):
             operators = [operator for operator in _wrong_operators(divergence) if operator.exact]
         failure = failure_of(trial) if error is not None else None
         failed = [Suspect(self.name, family, finding=failure) for family in failed_families(failure)]
-        return [*map(self._suspect, operators), *_omitted(failure), *failed]
+        lowered = [*map(self._suspect, operators), *_omitted(failure), *failed]
+        return lowered or kernel_suspects(divergence, self.name)
 
     def _suspect(self, wrong: WrongOperator) -> Suspect:
         family = family_of_node(wrong.lowered, wrong.lowered.producer(wrong.node))

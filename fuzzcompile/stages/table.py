@@ -21,6 +21,7 @@ from fuzzcompile.stages.functionalization import Functionalization
 from fuzzcompile.stages.joint_graph import JointGraph
 from fuzzcompile.stages.kernels.search import behind_the_graphs
 from fuzzcompile.stages.lowering import Lowering
+from fuzzcompile.stages.operators.aten import prove_kernels
 from fuzzcompile.stages.operators.stage import doubt_first, doubt_operators, prove_operators
 from fuzzcompile.stages.operators.suspected import lost_checks_suspected, metadata_suspected
 from fuzzcompile.stages.partition import Partition
@@ -103,6 +104,8 @@ ORDER: tuple[Look, ...] = (
     Look(Shows.ANYWHERE, _rewrites(Ground.UNREPLAYED)),
     Look(Shows.ANYWHERE, _rewrites(Ground.OPAQUE)),
     Look(Shows.ANYWHERE, _rewrites(Ground.MANDATORY)),
+    # Of a kernel that is wrong on some layouts, whatever agrees with it or not would be blamed.
+    Look(Shows.CERTAINLY, prove_kernels),
     # Code that is generated for a wrong dtype or layout is wrong code: this comes before any search behind the graphs.
     Look(Shows.CERTAINLY, _operators(certain=True)),
     Look(Shows.IN_GRAPHS, _operators(certain=False)),

@@ -25,6 +25,7 @@ from fuzzcompile.worker.capturing import programs_of, written_out
 
 # Seconds after which no further compile is begun.
 _SECONDS = 20.0
+_NONE = "no program that is right was found one change away: the signature names no cause, and may hold several bugs"
 # Compiling a candidate of one of these would take this process down.
 _LOST = (Verdict.CRASH, Verdict.TIMEOUT)
 _RIGHT = (Verdict.EQUAL, Verdict.ROUNDING)
@@ -55,18 +56,20 @@ def with_cause(
     culprit = report.attribution.culprit
     if culprit is None or not has_fingerprints(culprit.stage) or report.verdict in _LOST or report.target is not None:
         return report
-    latest = time.monotonic() + _SECONDS
+    started = time.monotonic()
     asked = cast(ReportJson, report.to_json())
+    screens = Screens(Target.of(asked), device, vetoes)
+    ends = started + _SECONDS if deadline is None else min(started + _SECONDS, deadline)
+    note = _NONE
     try:
-        looker = _Looker(Target.of(asked), device, vetoes)
-        ends = latest if deadline is None else min(latest, deadline)
-        cause = cause_of(asked, programs_of(case, device), looker, known=known, deadline=ends)
+        cause = cause_of(asked, programs_of(case, device), screens, known=known, deadline=ends)
     except MemoryError:
         raise
     except Exception as error:  # the search runs parts of any program, which may raise anything; the verdict stands
-        note = f"the search for the cause failed, so that the signature names none: {type(error).__name__}: {error}"
-        return replace(report, notes=(*report.notes, note[:300]))
-    return replace(report, cause=cause)
+        cause, note = None, f"the search for the cause failed, and the signature names none: {str(error)[:200]}"
+    seconds = report.cost.seconds + time.monotonic() - started
+    cost = replace(report.cost, seconds=seconds, cause_screens=screens.count)
+    return replace(report, cause=cause, cost=cost, notes=report.notes if cause else (*report.notes, note))
 
 
 def known_causes(report: Report, known: Collection[tuple[str, str]]) -> frozenset[str]:
@@ -83,16 +86,21 @@ def known_causes(report: Report, known: Collection[tuple[str, str]]) -> frozense
     return frozenset(cause for signature in here if (cause := fingerprint(signature)) is not None)
 
 
-@dataclass(frozen=True)
-class _Looker:
-    """Compiles candidates in this process, without code generation."""
+@dataclass
+class Screens:
+    """Compiles candidates in this process, without code generation, and compares what they show with ``target``.
+
+    ``count`` says how many.
+    """
 
     target: Target
     device: torch.device
-    vetoes: tuple[str, ...]
+    vetoes: tuple[str, ...] = ()
+    count: int = 0
 
     def look(self, program: Program) -> Look:
         """Compile a program once; one that cannot run at all shows nothing."""
+        self.count += 1
         with written_out(written(program)) as path:
             try:
                 probed = probe(
@@ -102,8 +110,9 @@ class _Looker:
                 raise
             except Exception:  # a part of a program may fail anywhere, in any way
                 return Look(False, False, Still.ABSENT)
-        values = Verdict(self.target.verdict).kind == "values"
-        right = probed.verdict in _RIGHT or (values and probed.only_strides)
+        # Of wrong values, those are mended that another bug of the same pass leaves with other strides or memory.
+        mended = Verdict(self.target.verdict).kind == "values" and probed.is_bug and probed.right_values
+        right = probed.verdict in _RIGHT or (mended and probed.verdict in (Verdict.METADATA, Verdict.ALIASING))
         return Look(self.target.matches(probed), right, self._still(probed.outcomes), probed.outputs)
 
     def _still(self, outcomes: Collection[tuple[str, str, str]]) -> Still:

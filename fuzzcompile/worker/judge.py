@@ -33,6 +33,7 @@ from fuzzcompile.execution.worker import current_device, restore_streams
 from fuzzcompile.judging.report import CoverageCount, Report
 from fuzzcompile.judging.triage import triage
 from fuzzcompile.plants import run_plants
+from fuzzcompile.signatures import coarse
 from fuzzcompile.targets import target_of
 from fuzzcompile.worker.causes import known_causes, with_cause
 from fuzzcompile.worker.conditions import Question
@@ -191,7 +192,10 @@ def _of_its_cause(
     cause = report.cause
     if not report.attribution.known or cause is None or cause["fingerprint"] in known:
         return report
-    return replace(triaged(()), cause=cause, program=report.program)
+    fresh = triaged(())
+    if fresh.attribution.culprit is None or fresh.attribution.culprit.signature != coarse(report.signature or ""):
+        return with_cause(fresh, case, device, vetoes=task.vetoes, deadline=deadline)
+    return replace(fresh, cause=cause, program=report.program)
 
 
 def _limits_noted(task: JudgeTask) -> Iterator[str]:

@@ -143,7 +143,7 @@ class LocalTools:
 
     def judge(self, source: str) -> ReportJson:
         """The full report on a source."""
-        return judge_source(source, self.vetoes)
+        return judge_source(source, self.vetoes, self.target.causes)
 
     def become_thorough(self) -> None:
         """From now on, probe as triage judges."""
@@ -170,12 +170,13 @@ def probe_candidate(task: ProbeTask) -> Probed:
     return Probed(task.target.matches(result), result.is_bug, str(result.verdict), result.compiles, result.screens)
 
 
-def judge_source(source: str, vetoes: tuple[str, ...] = ()) -> ReportJson:
-    """The full report on a source."""
+def judge_source(source: str, vetoes: tuple[str, ...] = (), causes: tuple[str, ...] = ()) -> ReportJson:
+    """The full report on a source, refusing the rewrites ``vetoes``; ``causes`` are fingerprints to try first."""
     device = torch.device(current_device())
     with written_out(Written(source, {})) as path, isolated():
         case = load(path, device)
-        return cast(ReportJson, with_cause(triage(case, device, vetoes=vetoes), case, device, vetoes=vetoes).to_json())
+        report = with_cause(triage(case, device, vetoes=vetoes), case, device, vetoes=vetoes, known=causes)
+        return cast(ReportJson, report.to_json())
 
 
 def capture_programs(source: str, capture: Capture = "static") -> list[Program]:

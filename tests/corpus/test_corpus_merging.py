@@ -196,3 +196,22 @@ def test_layouts_are_grouped_by_stage(store: Store) -> None:
     found(store, "post_grad:d.py:cat", "c\n", verdict="metadata", evidence=harmless)
     assert [f.umbrella for f in store.findings()] == ["layout-decomposition", None, "layout-post_grad"]
     assert [u.name for u in store.umbrellas()] == ["layout-decomposition", "layout-post_grad"]
+
+
+def test_a_script_judged_again_is_replaced_and_says_what_the_finding_is(store: Store) -> None:
+    found(store, AXIS, "a\n")
+    reduced(store, "F1", AXIS)
+    moved = "functionalization:-:sum"
+    anew = reproducer("again\n", report=bug(moved), shown={"plain": "print(1)"}, program="p" * 64)
+    assert store.add_reproducer("F1", anew, replaces=reproducer("repro\n").sha256) == Kept(1, moved)
+    (stored,) = store.reproducers("F1")
+    assert (stored.source, stored.shown, stored.program) == ("again\n", {"plain": "print(1)"}, "p" * 64)
+    assert store.finding(AXIS).public_id == "F1", "what it was called goes on meaning it"
+
+
+def test_a_finding_judged_again_is_merged_with_what_it_turns_out_to_be(store: Store) -> None:
+    found(store, AXIS, "a\n")
+    found(store, DTYPE, "b\n")
+    reduced(store, "F2", DTYPE)
+    anew = reproducer("again\n", report=bug(AXIS))
+    assert store.add_reproducer("F2", anew, replaces=reproducer("repro\n").sha256) == Kept(1, AXIS, merged=(2,))

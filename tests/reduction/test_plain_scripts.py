@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import copy
 import io
 import runpy
 import traceback
@@ -11,10 +12,11 @@ import traceback
 import pytest
 import torch
 
+from fuzzcompile.reduction import concluding
 from fuzzcompile.reduction.plain import rungs
 from fuzzcompile.reduction.plain.expression import expression_at_fault
 from fuzzcompile.reduction.plain.script import Plain, plain_scripts
-from fuzzcompile.reduction.reproducer import script_of
+from fuzzcompile.reduction.reproducer import Confirmation, script_of
 
 HEAD = "import torch\nimport torch.nn.functional as F\nfrom torch import nn\n\n"
 FUNCTION = (
@@ -47,9 +49,7 @@ def make():
 
 
 def report(verdict, **outputs):
-    entries = [
-        {"name": name.replace("_", " "), "max_abs_error_compiled": 1.0, **entry} for name, entry in outputs.items()
-    ]
+    entries = [{"name": name, "max_abs_error_compiled": 1.0, **entry} for name, entry in outputs.items()]
     return {"verdict": verdict, "is_bug": True, "torch": torch.__version__, "evidence": {"outputs": entries}}
 
 
@@ -210,6 +210,12 @@ CASES = {
                "compiled: shares memory with input0"}}, returning_its_input),
     "gradients": (BACKWARD, "wrong_gradient", {"gradient of input0": {"finding": "far"}},
                   lambda function, **_: lambda *args: function(*args) * 2),
+    "gradients of a parameter": (MODULE.replace("\nclass", "BACKWARD = True\n\nclass", 1), "wrong_gradient",
+                                 {"gradient of parameter norm.weight": {"finding": "far"}},
+                                 lambda function, **_: lambda *args: function(*args) * 2),
+    "a buffer that is written": (MODULE.replace("LayerNorm", "BatchNorm1d").replace(".eval()", ""), "miscompile",
+                                 {"buffer norm.running_mean after the call": {"finding": "far"}},
+                                 lambda module, **_: copy.deepcopy(module)),
     "an error": (FUNCTION, "compile_error", {}, raising),
     "what eager refuses": (REFUSED, "accepts_invalid", {}, accepting),
 }  # fmt: skip
@@ -236,10 +242,17 @@ def test_it_reads_as_a_user_would_write_it():
     )
 
 
-def test_a_module_that_only_calls_another_is_a_function():
-    text = scripts(MODULE, "miscompile", **WHOLE)[0].text()
+def test_a_module_that_only_holds_others_is_a_function():
+    held = MODULE.replace("self.norm(x)", "self.norm(x) + x")
+    text = scripts(held, "miscompile", **WHOLE)[0].text()
+    assert "def f(x):\n    return norm(x) + x\n" in text
     assert "norm = nn.LayerNorm(4).eval()\n" in text and "class" not in text
     assert "with torch.no_grad():" in text, "its parameters ask for gradients, which the case does not record"
+
+
+def test_a_module_that_only_calls_another_is_that():
+    text = scripts(MODULE, "miscompile", **WHOLE)[0].text()
+    assert "def " not in text and "torch.testing.assert_close(torch.compile(norm)(x), norm(x))\n" in text
 
 
 def test_settings_stand_where_users_write_them():
@@ -312,3 +325,13 @@ IN_TORCH = 'Traceback (most recent call last):\n  File "a/torch/_ops.py", line 9
 )
 def test_what_a_script_showed_is_read_off_its_output(check, output, status, result):
     assert rungs.result_of(check, output, status) == result
+
+
+def test_a_case_of_which_no_script_can_be_made_keeps_its_reproducer(monkeypatch):
+    def fails(*_):
+        raise NotImplementedError("a form of its own")
+
+    monkeypatch.setattr(concluding, "shown_as_issue", fails)
+    monkeypatch.setattr(concluding, "confirm_reproducer", lambda _: Confirmation(1, "BUG: x", True))
+    shown = concluding.show(FUNCTION, report("miscompile", **WHOLE), None)
+    assert shown.confirmed and shown.plain is None and "a form of its own" in shown.note

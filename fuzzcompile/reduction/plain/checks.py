@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch.utils import _pytree as pytree
@@ -14,6 +15,8 @@ from fuzzcompile.reduction.scripts import naming, tolerances
 from fuzzcompile.reduction.scripts.comparing import Script, Target
 from fuzzcompile.reduction.scripts.probe import Probe
 
+# A result or the inputs of one call of several.
+_CALL = re.compile(r"\b(outs|calls)\[\d+\]")
 _PROPERTIES = {"strides": "{}.stride()", "dtype": "{}.dtype", "shape": "{}.shape"}
 
 
@@ -61,7 +64,23 @@ class Calls:
 
 
 def checks(script: Script, calls: Calls) -> Iterator[Check]:
-    """The ways to show what ``script`` compares, the plainest first."""
+    """The ways to show what ``script`` compares, the plainest first; each call of several is checked as it is made."""
+    if len(script.drive.probe.inputs) == 1:
+        yield from _of_one_call(script, calls)
+        return
+    targets = tuple(
+        replace(target, expression=_CALL.sub(_of_each, target.expression), partner=_CALL.sub(_of_each, target.partner))
+        for target in script.targets
+    )
+    for check in _of_one_call(replace(script, targets=targets), calls):
+        yield replace(check, lines=["for inputs in [inputs, *CALLS]:", *(f"    {line}" for line in check.lines)])
+
+
+def _of_each(match: re.Match[str]) -> str:
+    return "out" if match[1] == "outs" else "inputs"
+
+
+def _of_one_call(script: Script, calls: Calls) -> Iterator[Check]:
     probe = script.drive.probe
     if script.form == "raises":
         yield from _raising(script, calls, "raises")
@@ -96,14 +115,8 @@ def _values(script: Script, calls: Calls) -> Iterator[Check]:
     doubled = _doubled(calls, probe) if script.form == "apart in float64" else []
     pair = f"{_of(script, calls, 'compiled')}, {_of(script, calls, calls.callee)}"
     if not script.tensors:
-        lines = [f"print({pair})", f"assert {pair.replace(', ', ' == ', 1)}"]
-        expected = _of(script, calls, calls.callee)
-        yield Check("asserts", [lines[0], f"assert {_of(script, calls, 'compiled')} == {expected}"])
-        return
-    if len(probe.inputs) > 1:
-        yield Check(
-            "asserts", ["for inputs in [inputs, *CALLS]:", f"    torch.testing.assert_close({pair}{_close(probe)})"]
-        )
+        result, expected = (_of(script, calls, function) for function in ("compiled", calls.callee))
+        yield Check("asserts", [f"print({pair})", f"assert {result} == {expected}"])
         return
     hidden = [target for target in script.targets if target.evidence.get("within_default_tolerance")]
     plain = _compared(script, pair, _close(probe), calls, doubled)
@@ -114,7 +127,8 @@ def _values(script: Script, calls: Calls) -> Iterator[Check]:
         share = tolerances.share_apart([(target.observable, target.evidence)])
         relative = f", rtol={_number(share)}, atol=0{_close(probe)}"
         yield _compared(script, pair, relative, calls, doubled)
-        if script.form == "values" and probe.tensor_inputs:
+        convertible = not (probe.is_module and calls.held)
+        if script.form == "values" and probe.tensor_inputs and convertible:
             yield _against_float64(script, calls)
 
 
@@ -152,7 +166,7 @@ def _mutation(script: Script, calls: Calls) -> Iterator[Check]:
     if reached in calls.arguments:
         lines = [f"expected = {reached}.clone()", calls.of(calls.callee, {reached: "expected"}), calls.of("compiled")]
         yield Check("asserts", [*lines, f"torch.testing.assert_close({reached}, expected{_close(script.drive.probe)})"])
-    elif target.expression.startswith("model.") and not calls.held:
+    elif target.expression.startswith("model.") and (not calls.held or reached.startswith(f"{calls.callee}.")):
         expected = calls.reached(target.expression, "out").replace(calls.callee, "expected", 1)
         lines = [calls.of("expected"), calls.of("compiled")]
         lines.append(f"torch.testing.assert_close({reached}, {expected}{_close(script.drive.probe)})")
@@ -167,7 +181,7 @@ def _gradient(script: Script, calls: Calls, tolerance: str, measured: str = "") 
     target = next(target for target in script.targets if _kind(target) == "gradient")
     with_respect_to = calls.reached(target.expression.removesuffix(".grad"), "out")
     output = script.drive.probe.outputs[0] if script.drive.probe.outputs else None
-    if isinstance(output, torch.Tensor) and not script.drive.random:
+    if isinstance(output, torch.Tensor) and not (script.drive.random or script.drive.calls):
         sizes = ", ".join(map(str, output.shape)) or "()"
         kind = "" if output.dtype is torch.get_default_dtype() else f", dtype={output.dtype}"
         setup = [f"grad = torch.randn({sizes}{kind})"]
@@ -258,6 +272,8 @@ def _raising(script: Script, calls: Calls, kind: str) -> Iterator[Check]:
 
 def _kind(target: Target) -> str:
     """What a script reaches: a result, its gradient, or what a call leaves behind."""
+    if target.expression.endswith(".grad"):
+        return "gradient"
     return "output" if target.expression.startswith("out") else target.observable.kind
 
 
@@ -266,8 +282,8 @@ def _kind(target: Target) -> str:
 
 def _of(script: Script, calls: Calls, function: str) -> str:
     """The compared outputs of a call of ``function``."""
-    probe, call = script.drive.probe, calls.of(function, _clones(script, calls))
-    if len(probe.inputs) > 1 or _is_whole(script):
+    call = calls.of(function, _clones(script, calls))
+    if _is_whole(script):
         return call
     parts = [calls.reached(target.expression, call) for target in script.targets] or [call]
     return parts[0]

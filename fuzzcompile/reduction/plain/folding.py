@@ -157,6 +157,20 @@ def renamed(pieces: Pieces, kinds: Sequence[str] = ()) -> Pieces:
     )
 
 
+def direct(pieces: Pieces) -> Pieces:
+    """The same without a function that only calls one of the script's modules."""
+    function = pieces.function
+    returned = function.body[-1] if function is not None else None
+    call = returned.value if isinstance(returned, ast.Return) else None
+    if function is None or len(function.body) != 1 or not isinstance(call, ast.Call) or call.keywords:
+        return pieces
+    variables = {ast.unparse(node.targets[0]) for node in pieces.setup if isinstance(node, ast.Assign)}
+    passed = [ast.unparse(argument) for argument in call.args]
+    if not (isinstance(call.func, ast.Name) and call.func.id in variables and passed == list(pieces.parameters)):
+        return pieces
+    return replace(pieces, definitions=[node for node in pieces.definitions if node is not function], callee=call.func)
+
+
 # -- parts ------------------------------------------------------------------------------
 
 

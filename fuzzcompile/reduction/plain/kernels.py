@@ -112,7 +112,9 @@ def _expression(name: str, tensor: torch.Tensor, *, drawn: bool) -> str:
     input_ = Input.of(name, tensor.detach())
     small = tensor.numel() <= MOST_LITERALS
     fill: Fill = "randn" if tensor.is_floating_point() or tensor.is_complex() else "zeros"
-    if small and not (drawn and fill == "randn"):
+    if tensor.is_floating_point() and tensor.numel() and not bool((tensor < 0).any()):
+        fill = "rand"  # a variance, a probability
+    if small and not (drawn and fill in ("randn", "rand")):
         fill = "literal"
     input_ = replace(input_, fill=fill)
     text = input_expression(contiguous(input_) if fill == "literal" else input_)

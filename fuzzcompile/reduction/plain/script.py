@@ -12,7 +12,7 @@ import torch
 
 from fuzzcompile.reduction.plain.checks import Calls, Check, checks
 from fuzzcompile.reduction.plain.devices import moved_lines, on_cuda
-from fuzzcompile.reduction.plain.folding import folded, renamed, unwrapped
+from fuzzcompile.reduction.plain.folding import direct, folded, renamed, unwrapped
 from fuzzcompile.reduction.plain.pieces import Pieces, names_in, pieces_of
 from fuzzcompile.reduction.scripts.comparing import Script
 from fuzzcompile.reduction.scripts.sources import names_bound
@@ -44,7 +44,8 @@ class Plain:
         before, compiled = self._compiled(backend)
         lines = self._within(check.lines)
         used = [line for line in lines if re.search(r"\bcompiled\(", line)]
-        if len(used) == 1 and len(used[0]) + len(compiled) < _WIDTH:
+        looped = any(line.lstrip().startswith("for ") for line in lines)
+        if len(used) == 1 and not looped and len(used[0]) + len(compiled) < _WIDTH:
             lines = [re.sub(r"\bcompiled\(", lambda _: f"{compiled}(", line) for line in lines]
         else:
             before.append(f"compiled = {compiled}")
@@ -112,7 +113,7 @@ def plain_scripts(chosen: Script) -> Iterator[Plain]:
     """The plain scripts of a case, the shortest first: not every one of them shows the bug."""
     pieces = pieces_of(chosen.drive.source)
     kinds = kinds_of(chosen)
-    shapes = [folded(renamed(unwrapped(pieces), kinds)), renamed(unwrapped(pieces), kinds), pieces]
+    shapes = [direct(folded(renamed(unwrapped(pieces), kinds))), renamed(unwrapped(pieces), kinds), pieces]
     made = set()
     for number, shape in enumerate(shapes):
         calls, shaped = _calls(chosen, shape, pieces)
@@ -121,7 +122,7 @@ def plain_scripts(chosen: Script) -> Iterator[Plain]:
             if plain.text() not in made:
                 made.add(plain.text())
                 yield plain
-            if number:
+            if number == 1:
                 break
 
 
@@ -141,13 +142,13 @@ def _calls(chosen: Script, pieces: Pieces, original: Pieces) -> tuple[Calls, Pie
     arguments, setup = pieces.arguments, list(pieces.setup)
     probe = chosen.drive.probe
     runs, callee = probe.case.run is not None, "model"
+    held = frozenset(ast.unparse(node.targets[0]) for node in setup if isinstance(node, ast.Assign)) - frozenset(
+        ast.unparse(node.targets[0]) for node in original.setup if isinstance(node, ast.Assign)
+    )
     if isinstance(pieces.callee, ast.Name):
         callee = pieces.callee.id
     else:
         setup.append(_assign("model", pieces.callee))
-    held = frozenset(ast.unparse(node.targets[0]) for node in setup if isinstance(node, ast.Assign)) - frozenset(
-        ast.unparse(node.targets[0]) for node in original.setup if isinstance(node, ast.Assign)
-    )
     if len(probe.inputs) > 1 or not isinstance(arguments, ast.Tuple):
         if not (isinstance(arguments, ast.Name) and arguments.id == "inputs"):
             setup.append(_assign("inputs", arguments))
@@ -206,7 +207,8 @@ def _setup(plain: Plain, pieces: Pieces) -> list[str]:
     seeds = [line for line in lines if line.startswith("torch.manual_seed(")]
     if not (drawn and plain.check.seeded):
         return [line for line in lines if line not in seeds]
-    return lines if seeds else ["torch.manual_seed(0)", *lines]
+    # Before anything that draws: modules may stand in front of the line that seeded the inputs.
+    return [*(seeds[:1] or ["torch.manual_seed(0)"]), *(line for line in lines if line not in seeds[:1])]
 
 
 def _unparsed(node: ast.AST) -> list[str]:

@@ -11,13 +11,15 @@ from fuzzcompile.privacy import scrub
 from fuzzcompile.reduction.plain.devices import makes_sense_on_cuda
 from fuzzcompile.reduction.plain.eager_only import eager_only
 from fuzzcompile.reduction.plain.expression import expression_at_fault
-from fuzzcompile.reduction.plain.ladder import BACKENDS, Seen, climbed, said
+from fuzzcompile.reduction.plain.ladder import BACKENDS, Clock, Seen, climbed, said
 from fuzzcompile.reduction.plain.machine import collected_environment
 from fuzzcompile.reduction.plain.script import Plain, plain_scripts
 from fuzzcompile.reduction.scripts.comparing import Script
 
 # Most scripts to try: each takes a compile or two.
-_MOST_TRIED = 5
+_MOST_TRIED = 6
+# Seconds for all of them together: a minimization in a campaign has little time left.
+_SECONDS = 150.0
 _ERRORS = (Verdict.COMPILE_ERROR, Verdict.RUNTIME_ERROR, Verdict.CRASH)
 
 
@@ -29,6 +31,7 @@ def shown_as_issue(source: str, chosen: Script, report: ReportJson) -> ShownJson
         chosen: how the case is run, and what is compared.
         report: the report on it.
     """
+    clock = Clock.of(_SECONDS)
     made = ShownJson(collect_env=collected_environment())
     expression = expression_at_fault(source, chosen, report)
     if expression is not None:
@@ -36,10 +39,11 @@ def shown_as_issue(source: str, chosen: Script, report: ReportJson) -> ShownJson
     candidates = list(islice(plain_scripts(chosen), _MOST_TRIED))
     if told(report) is not None or not candidates:
         return made | _not_run(candidates, report)
-    made |= _as_json(climbed(candidates), report)
-    kernel = eager_only(chosen.drive.source, report, made["ladder"])
+    made |= _as_json(climbed(candidates, clock), report)
+    kernel = eager_only(chosen.drive.source, report, made["ladder"], clock)
     if kernel is not None:
         made["eager_only"], made["eager_only_output"] = kernel.files["script"], scrub(said(kernel.output))
+        made["eager_is_wrong"] = made["ladder"][1]["result"] == "right"
     return made
 
 

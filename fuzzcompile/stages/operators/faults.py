@@ -130,14 +130,15 @@ def _error(application: Application) -> Fault | None:
     if kernel is not None:
         if application.way == "fake" and not application.refuses_always():
             return None  # fake tensors have no values to check
-        return _fault(application, "check", _described(kernel), "no error")
+        return _fault(application, "check", described_error(kernel), "no error")
     assert substitute is not None
     if isinstance(substitute, NotImplementedError):
         return None
-    return _fault(application, "raises", "no error", _described(substitute))
+    return _fault(application, "raises", "no error", described_error(substitute))
 
 
-def _described(error: BaseException) -> str:
+def described_error(error: BaseException) -> str:
+    """An error's type and first line."""
     return f"{type(error).__name__}: {first_line(error)}"
 
 
@@ -202,18 +203,18 @@ def _values(application: Application) -> Fault | None:
     exact = application.exact()
     if exact is not None:
         step = change.largest_change(exact[0].results, exact[1].results)
-        if step > change.SEMANTIC_STEP and change.changes_meaning(step, _noise(application, exact)):
+        if step > change.SEMANTIC_STEP and change.changes_meaning(step, noise_of(application, exact)):
             return _fault(application, "values", *worst_of(*exact), step=step)
     if not native:
         return None
-    if not _has_floats([*kernel.results, *kernel.arguments]):
+    if not has_floats([*kernel.results, *kernel.arguments]):
         return _fault(application, "values", *worst_of(kernel, substitute), step=native)
     if far_from(kernel, substitute, exact[0] if exact is not None else None):
         return _fault(application, "values", *worst_of(kernel, substitute), step=native, proved=False)
     return None
 
 
-def _noise(application: Application, exact: tuple[Outcome, Outcome]) -> float:
+def noise_of(application: Application, exact: tuple[Outcome, Outcome]) -> float:
     """How far one ulp of float64 in the arguments moves either result."""
     most = 0.0
     for seed in _NOISE_SEEDS:
@@ -254,5 +255,6 @@ def worst_of(kernel: Outcome, substitute: Outcome) -> tuple[str, str]:
     return shown
 
 
-def _has_floats(values: Sequence[Any]) -> bool:
+def has_floats(values: Sequence[Any]) -> bool:
+    """Whether some tensor among the values is floating or complex."""
     return any(isinstance(v, torch.Tensor) and (v.is_floating_point() or v.is_complex()) for v in values)

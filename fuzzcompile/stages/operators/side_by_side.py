@@ -11,6 +11,7 @@ from typing import Any
 from fuzzcompile.attribution.inputs import inputs_of, placeholders_of
 from fuzzcompile.attribution.replays import ReplayCount
 from fuzzcompile.compiler.applications import Application
+from fuzzcompile.compiler.aten_kernels import CONTIGUOUS
 from fuzzcompile.compiler.crossref import Watched, watch_operators, watch_program
 from fuzzcompile.compiler.decompositions import configured
 from fuzzcompile.compiler.ledger import Frame, Ledger
@@ -19,6 +20,7 @@ from fuzzcompile.execution import runs
 from fuzzcompile.execution.building import build
 from fuzzcompile.stage_names import JOINT_GRAPH, PRE_GRAD
 from fuzzcompile.stages.operators.faults import Fault, fault_of
+from fuzzcompile.stages.operators.layouts import KernelFault, kernel_fault_of
 from fuzzcompile.stages.operators.lines import program_lines
 from fuzzcompile.trials.compiles import Experiments
 
@@ -33,9 +35,17 @@ class Checked:
     frame: Frame | None
     faults: list[Fault] = field(default_factory=list)
     watched: Watched = field(default_factory=Watched)
+    kernels: list[KernelFault] = field(default_factory=list)
 
     def judge(self, application: Application) -> None:
-        """Keep what is the matter with one application of an operator, if anything is."""
+        """Keep what is the matter with one application of an operator, if anything is.
+
+        Kernels that give something else on contiguous operands are kept apart.
+        """
+        if application.way == CONTIGUOUS:
+            kernel = kernel_fault_of(application, "eager")
+            self.kernels += [] if kernel is None else [kernel]
+            return
         fault = fault_of(application)
         if fault is not None:
             self.faults.append(fault)

@@ -10,6 +10,8 @@ from fuzzcompile.attribution.culprit import Attribution, Culprit
 from fuzzcompile.attribution.divergence import Divergence
 from fuzzcompile.stage_names import FAKE_TENSOR
 from fuzzcompile.stages.base import Stage, Suspect, prove_in_turn
+from fuzzcompile.stages.breaking import prove_by_break
+from fuzzcompile.stages.operators.aten import kernel_suspects
 from fuzzcompile.stages.operators.faults import Fault
 from fuzzcompile.stages.operators.suspected import operators_suspected, wrong_anywhere
 
@@ -19,7 +21,8 @@ class OperatorStage(Stage):
 
     def suspects(self, divergence: Divergence) -> list[Suspect]:
         """The operators of this stage whose fault can show as the verdict."""
-        return [suspect for suspect in divergence.once(operators_suspected) if suspect.stage == self.name]
+        operators = [suspect for suspect in divergence.once(operators_suspected) if suspect.stage == self.name]
+        return [*operators, *kernel_suspects(divergence, self.name)]
 
     def culprit(self, suspect: Suspect) -> Culprit:
         """The operator; its family is its name without namespace and overload."""
@@ -55,7 +58,12 @@ def prove_operators(
     named = {stage.name: stage for stage in stages}
     suspects = [suspect for suspect in divergence.once(operators_suspected) if suspect.stage in named]
     chosen = [suspect for suspect in suspects if (suspect.certain or suspect.stage == FAKE_TENSOR) == certain]
-    return prove_in_turn(ablator, [(named[suspect.stage], suspect) for suspect in chosen])
+    attribution = prove_in_turn(ablator, [(named[suspect.stage], suspect) for suspect in chosen])
+    if attribution is not None or not certain:
+        return attribution
+    faults = [suspect for suspect in chosen if suspect.certain and isinstance(suspect.finding, Fault)]
+    # What no compile could do without (its sizes are symbols, say) is left to eager mode with the whole call.
+    return prove_by_break(ablator, culprit_of(faults[0])) if faults else None
 
 
 def doubt_first(

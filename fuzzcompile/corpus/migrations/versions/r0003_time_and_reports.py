@@ -8,6 +8,7 @@ import sqlalchemy as sa
 from alembic import op
 
 from fuzzcompile.corpus.models import UtcDateTime
+from fuzzcompile.corpus.speaking import speaks_for
 from fuzzcompile.corpus.umbrellas import umbrella_of
 from fuzzcompile.severity import rank, severity
 
@@ -68,6 +69,7 @@ def upgrade() -> None:
         batch_op.add_column(sa.Column("searched", UtcDateTime(), nullable=True))
         batch_op.add_column(sa.Column("best_reproducer_id", sa.Integer(), nullable=True))
         batch_op.add_column(sa.Column("case_id", sa.Integer(), nullable=True))
+        batch_op.add_column(sa.Column("speaks_by_reproducer", sa.Boolean(), server_default=sa.false(), nullable=False))
         batch_op.add_column(sa.Column("queries", sa.JSON(none_as_null=True), nullable=True))
         batch_op.create_index(batch_op.f("ix_findings_severity"), ["severity"], unique=False)
         batch_op.create_index(batch_op.f("ix_findings_umbrella"), ["umbrella"], unique=False)
@@ -135,6 +137,7 @@ def downgrade() -> None:
         batch_op.drop_index(batch_op.f("ix_findings_umbrella"))
         batch_op.drop_index(batch_op.f("ix_findings_severity"))
         batch_op.drop_column("case_id")
+        batch_op.drop_column("speaks_by_reproducer")
         batch_op.drop_column("best_reproducer_id")
         batch_op.drop_column("queries")
         batch_op.drop_column("searched")
@@ -160,19 +163,21 @@ def _choose_what_is_shown() -> None:
         rows = connection.execute(sa.select(_REPRODUCERS).where(_REPRODUCERS.c.finding_id == key)).all()
         best = min(rows, key=lambda row: (not row.confirmed, rank(row.report), row.lines, row.id), default=None)
         shown, case_id = run.report if run else None, run.case_id if run else None
-        if best is not None and best.confirmed and (best.report or {}).get("is_bug"):
+        speaks = best is not None and best.confirmed and speaks_for(signature, best.report or {}, shown or {})
+        if best is not None and speaks:
             case_id = case_id if run and run.report["verdict"] == best.report["verdict"] else None
             shown = best.report
         own = severity(shown)
         values = {name: (shown or {}).get(name) for name in ("verdict", "confidence", "culprit", "evidence")}
         values |= {"severity": own, "umbrella": umbrella_of(own, signature), "case_id": case_id}
+        values["speaks_by_reproducer"] = speaks
         values["best_reproducer_id"] = None if best is None else best.id
         connection.execute(sa.update(_FINDINGS).where(_FINDINGS.c.id == key).values(values))
 
 
 _FINDINGS = sa.table(
     "findings",
-    *map(sa.column, ("id", "signature", "best_run_id", "best_reproducer_id", "case_id")),
+    *map(sa.column, ("id", "signature", "best_run_id", "best_reproducer_id", "case_id", "speaks_by_reproducer")),
     *map(sa.column, ("verdict", "confidence", "severity", "umbrella")),
     *(sa.column(name, sa.JSON(none_as_null=True)) for name in ("culprit", "evidence")),
 )

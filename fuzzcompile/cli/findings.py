@@ -1,0 +1,147 @@
+"""Stored findings as text and as JSON: what ``fuzzcompile corpus list`` and ``show`` print."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from fuzzcompile.corpus import Finding, FindingSummary, Reproducer, Umbrella
+
+
+def print_findings(findings: Sequence[FindingSummary], groups: Mapping[str, Umbrella], *, every: bool) -> None:
+    """Print a table, the worst first; what is minor is counted in one line, or listed by group."""
+    from fuzzcompile.reporting.lists import counted_line, divided
+    from fuzzcompile.reporting.verdict import report_console
+
+    console = report_console()
+    shown, counted = divided(findings)
+    if not findings:
+        click.echo("No findings yet.")
+    if shown:
+        console.print(_table(shown, groups))
+    if counted and not every:
+        click.echo(f"{'And ' if shown else ''}{counted_line(counted, '--all lists them')}.")
+    for name in sorted({stored.umbrella or "" for stored in counted}) if every else ():
+        members = [stored for stored in counted if (stored.umbrella or "") == name]
+        click.echo(f"\n{_group_line(name, len(members), groups.get(name))}")
+        console.print(_table(members, groups))
+
+
+def _table(findings: Sequence[FindingSummary], groups: Mapping[str, Umbrella]) -> Table:
+    from rich.markup import escape
+    from rich.table import Table
+
+    columns = ("finding", "severity", "verdict", "culprit", "proved", "hits", "torch", "device", "reproducer")
+    said = [_mark_of(stored, groups) for stored in findings]
+    table = Table(*columns, *(("mark",) if any(said) else ()), box=None)
+    for stored, mark in zip(findings, said, strict=True):
+        number = stored.reproducer_lines
+        lines = "none yet" if number is None else f"{number} line{'s' if number != 1 else ''}"
+        cells = (
+            stored.public_id,
+            stored.severity or "unknown",
+            stored.verdict,
+            _culprit(stored),
+            "yes" if stored.is_proved else "no",
+            str(stored.hits),
+            ", ".join(stored.torch_versions),
+            ", ".join(stored.devices),
+            lines,
+            *((mark,) if any(said) else ()),
+        )
+        table.add_row(*map(escape, cells))
+    return table
+
+
+def _culprit(stored: FindingSummary) -> str:
+    """The culprit and where it stands, short enough for a column."""
+    culprit = stored.culprit
+    if not culprit:
+        return "not attributed"
+    file = (culprit.get("source") or "").rpartition("/")[2]
+    place = f"{file}:{culprit.get('line')}" if file else culprit.get("stage")
+    return f"{culprit.get('rewrite') or 'unknown'} ({place})"
+
+
+def _mark_of(stored: FindingSummary, groups: Mapping[str, Umbrella]) -> str:
+    """What a person said of a finding, or else of its group."""
+    group = groups.get(stored.umbrella or "")
+    if stored.status == "open" and group is not None:
+        return "" if group.status == "open" else " ".join(filter(None, (group.status, group.issue)))
+    return (
+        "" if stored.status == "open" else " ".join(filter(None, (stored.status, stored.duplicate_of or stored.issue)))
+    )
+
+
+def _group_line(name: str, members: int, group: Umbrella | None) -> str:
+    mark = "" if group is None or group.status == "open" else ", ".join(filter(None, (group.status, group.issue)))
+    return f"{name or 'no group'} ({members}{f'; {mark}' if mark else ''})"
+
+
+def print_finding(asked: str, stored: Finding, reproducer: Reproducer | None, group: Umbrella | None) -> None:
+    """Print a finding that was ``asked`` for by some name, its report, and its reproducer or else its case."""
+    from fuzzcompile.contract import told
+    from fuzzcompile.reporting.verdict import print_report, report_console
+
+    if asked.strip().upper() != stored.public_id and asked.strip().upper()[:1] == "F" and asked.strip()[1:].isdigit():
+        click.echo(f"{asked.strip().upper()} was merged into {stored.public_id}: the same bug.")
+    click.echo(f"{stored.public_id}  {stored.severity or ''}  {stored.signature}")
+    versions, devices = ", ".join(stored.torch_versions), ", ".join(stored.devices)
+    click.echo(f"{stored.hits} hits, first seen {stored.first_seen:%Y-%m-%d}, torch {versions}, compiled for {devices}")
+    groups = {} if group is None else {group.name: group}
+    if mark := _mark_of(stored, groups):
+        click.echo(f"Marked: {mark}{f' ({stored.note})' if stored.note else ''}")
+    elif stored.note:
+        click.echo(f"Note: {stored.note}")
+    if group is not None:
+        click.echo(f"One of the group {group.name}; all of it: fuzzcompile corpus list --all")
+    print_report(report_console(), stored.report, proof=True, name=stored.public_id)
+    click.echo("")
+    if reproducer is None:
+        click.echo(f"No reproducer yet; the case as found (next: fuzzcompile minimize {stored.public_id}):\n")
+        click.echo(stored.source)
+    else:
+        state = "confirmed" if reproducer.confirmed else "not confirmed"
+        target = told(reproducer.report) if reproducer.report is not None else None
+        where = "" if target is None else f" for {target}, on no GPU"
+        click.echo(f"Reproducer ({state} in a clean process{where}):\n")
+        click.echo(reproducer.source)
+
+
+def finding_as_json(stored: FindingSummary, groups: Mapping[str, Umbrella]) -> dict[str, object]:
+    """A finding in one JSON object, without its report."""
+    group = groups.get(stored.umbrella or "")
+    return {
+        "finding": stored.public_id,
+        "signature": stored.signature,
+        "severity": stored.severity,
+        "verdict": stored.verdict,
+        "status": stored.status,
+        "issue": stored.issue,
+        "note": stored.note,
+        "duplicate_of": stored.duplicate_of,
+        "umbrella": stored.umbrella,
+        "umbrella_status": None if group is None else group.status,
+        "umbrella_issue": None if group is None else group.issue,
+        "hits": stored.hits,
+        "culprit": stored.culprit,
+        "torch": stored.torch_versions,
+        "devices": stored.devices,
+        "first_seen": stored.first_seen.isoformat(),
+        "last_seen": stored.last_seen.isoformat(),
+        "reproducer_lines": stored.reproducer_lines,
+        "confirmed": stored.confirmed,
+    }
+
+
+def reproducer_as_json(reproducer: Reproducer | None) -> dict[str, object] | None:
+    """The reproducer without its report, which is the finding's if it is confirmed."""
+    if reproducer is None:
+        return None
+    left_out = ("report", "environment")
+    return {name: value for name, value in vars(reproducer).items() if name not in left_out}

@@ -1,0 +1,282 @@
+"""Takes findings into a corpus: exports (`fuzzcompile.corpus.exporting`), from folders or from a zip of them.
+
+Nothing that is imported is executed. What comes twice changes nothing: the hits of a finding are the greater of both
+numbers, and what a person said in this corpus stands.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal, cast
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from fuzzcompile.corpus import merging, recording
+from fuzzcompile.corpus.exporting import REPORT_FILE, SOURCE_FILES
+from fuzzcompile.corpus.marking import Mark, status_of
+from fuzzcompile.corpus.models import CaseRow, FindingRow, FormerNameRow, RelatedRow, ReplayRow, RunRow, UmbrellaRow
+from fuzzcompile.corpus.records import CaseRecord, Related, Replay, Reproducer, Umbrella, public_id
+from fuzzcompile.errors import UsageError
+from fuzzcompile.severity import severity
+from fuzzcompile.signatures import PROGRAM, agree, coarse, refined
+
+ORIGIN = "import"
+# A finding and its sources are some hundred kilobytes.
+MOST_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class Export:
+    """The files of one exported finding; ``name`` is where they lie."""
+
+    name: str
+    files: Mapping[str, bytes]
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """What became of an imported finding: ``finding`` is its public id here, ``why`` a reason or a remark.
+
+    It is "new", "known" (something of it may have been new), or it was "refused".
+    """
+
+    name: str
+    how: Literal["new", "known", "refused"]
+    finding: str | None = None
+    why: str = ""
+    merged: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Said:
+    """What is known of a finding beside its runs and reproducers."""
+
+    names: tuple[str, ...] = ()
+    hits: int = 1
+    first_seen: datetime | None = None
+    last_seen: datetime | None = None
+    mark: Mark | None = None
+    group: Umbrella | None = None
+    searched: datetime | None = None
+    queries: tuple[str, ...] = ()
+    related: tuple[Related, ...] = ()
+    replays: tuple[tuple[Replay, datetime], ...] = ()
+
+
+def exports_in_folder(folder: Path) -> Iterator[Export]:
+    """Every export in a folder or below it, in the order of their paths."""
+    for path in sorted(folder.rglob(REPORT_FILE)):
+        beside = {name: path.with_name(name) for name in (REPORT_FILE, *SOURCE_FILES)}
+        try:
+            files = {name: file.read_bytes() for name, file in beside.items() if file.is_file()}
+        except OSError:
+            files = {}
+        yield Export(str(path.parent), files)
+
+
+def exports_in_zip(archive: zipfile.ZipFile) -> Iterator[Export]:
+    """Every export in an archive, in the order of their paths; nothing is unpacked onto the disk."""
+    members = {info.filename: info for info in archive.infolist() if info.file_size <= MOST_BYTES}
+    for name in sorted(members):
+        path = PurePosixPath(name)
+        if path.name != REPORT_FILE:
+            continue
+        beside = {file: members.get(str(path.with_name(file))) for file in (REPORT_FILE, *SOURCE_FILES)}
+        try:
+            files = {file: archive.read(info) for file, info in beside.items() if info is not None}
+        except (
+            zipfile.BadZipFile,
+            zlib.error,
+            RuntimeError,
+            NotImplementedError,
+        ):  # damaged, encrypted, or packed anew
+            files = {}
+        yield Export(str(path.parent), files)
+
+
+def put_export(session: Session, export: Export) -> Arrived:
+    """Store one export.
+
+    Raises:
+        ValueError: it is none, or lacks what a finding needs; the message says what.
+    """
+    if not export.files:
+        raise ValueError("its files cannot be read")
+    try:
+        told: dict[str, Any] = json.loads(export.files[REPORT_FILE])
+        sources = {
+            name: data.decode(errors="surrogatepass") for name, data in export.files.items() if name in SOURCE_FILES
+        }
+        signature = str(told["signature"])
+        if not signature or not told["report"]["is_bug"] or severity(told["report"]) is None:
+            raise ValueError("its report shows no bug")
+        known, signature = _known(session, signature, _sha256(sources["case.py"]), severity(told["report"]))
+        before = 0 if known is None else known.hits
+        finding_id = _put_case(session, told, sources["case.py"], known, signature)
+        put_said(session, finding_id, _said(told), before)
+        gone: tuple[int, ...] = ()
+        if "repro.py" in sources and told.get("reproducer"):
+            kept = recording.put_reproducer(session, finding_id, _reproducer(told["reproducer"], sources))
+            finding_id, gone = kept.finding_id, kept.merged
+    except KeyError as error:
+        raise ValueError(f"it has no {error.args[0]}") from error
+    except UsageError as error:
+        raise ValueError(str(error)) from error
+    except (TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"its {REPORT_FILE} is not one that fuzzcompile wrote ({error})") from error
+    how: Literal["new", "known"] = "new" if known is None else "known"
+    return Arrived(export.name, how, public_id(finding_id), _changed(told, export), tuple(map(public_id, gone)))
+
+
+def original_in(export: Export) -> tuple[str, str | None]:
+    """The signature of an export that was stored, and that of the finding of which it is a duplicate."""
+    told: dict[str, Any] = json.loads(export.files[REPORT_FILE])
+    return told["signature"], told.get("duplicate_of")
+
+
+def settle_duplicates(session: Session, originals: Iterable[tuple[str, str | None]]) -> None:
+    """Link imported duplicates to their originals, which may have come after them; both are named by signature."""
+    for signature, original in originals:
+        row = merging.finding_of(session, signature)
+        if original and row is not None and row.status == "dup" and row.duplicate_of_id is None:
+            found = merging.finding_of(session, original)
+            row.duplicate_of_id = None if found is None or found.id == row.id else found.id
+
+
+def put_said(session: Session, finding_id: int, said: Said, before: int) -> None:
+    """Add what is known of a finding elsewhere; ``before`` are the hits that it had here."""
+    row = session.get_one(FindingRow, finding_id)
+    row.hits = max(before, said.hits)
+    row.first_seen = min(filter(None, (row.first_seen, said.first_seen)))
+    row.last_seen = max(filter(None, (row.last_seen, said.last_seen)))
+    row.searched = max(filter(None, (row.searched, said.searched)), default=None)
+    row.queries = list(dict.fromkeys([*(row.queries or ()), *said.queries])) or None
+    if said.mark is not None and row.status == merging.OPEN:
+        row.status, row.issue, row.note = said.mark.status, said.mark.issue or row.issue, said.mark.note or row.note
+    if said.group is not None and session.get(UmbrellaRow, said.group.name) is None:
+        session.add(UmbrellaRow(**vars(said.group)))
+    _put_links(session, row, said)
+    names = set(session.scalars(select(FormerNameRow.signature).where(FormerNameRow.finding_id == row.id)))
+    for name in set(said.names) - names - {row.signature}:
+        session.add(FormerNameRow(finding_id=row.id, signature=name, merged_id=None))
+    session.flush()
+
+
+def _known(session: Session, signature: str, case: str, own: str | None) -> tuple[FindingRow | None, str]:
+    """The finding of an export, None for a new one, and the signature to give to that.
+
+    Before signatures named a cause, two bugs of one place could have the same one. An export that shows another kind of
+    symptom than the finding of its place is therefore kept apart until it has been judged anew.
+    """
+    of_case = (
+        select(FindingRow)
+        .join(RunRow, RunRow.finding_id == FindingRow.id)
+        .join(CaseRow, RunRow.case_id == CaseRow.id)
+        .where(CaseRow.sha256 == case)
+        .distinct()
+    )
+    for row in session.scalars(of_case):
+        if agree(row.signature, signature):
+            return row, signature
+    known = merging.finding_of(session, signature)
+    if known is None or known.severity == own or coarse(signature) != signature:
+        return known, signature
+    apart = refined(signature, f"{PROGRAM}{case[:12]}")
+    return (known, signature) if apart == signature else (merging.finding_of(session, apart), apart)
+
+
+def _put_case(session: Session, told: Mapping[str, Any], source: str, known: FindingRow | None, signature: str) -> int:
+    """Store the exported case as a run of its finding, unless it is there; the finding's id."""
+    case = CaseRecord(_sha256(source), source, ORIGIN)
+    if known is not None:
+        of_case = select(RunRow.id).join(CaseRow, RunRow.case_id == CaseRow.id).where(CaseRow.sha256 == case.sha256)
+        if session.scalar(of_case.where(RunRow.finding_id == known.id).limit(1)) is not None:
+            return known.id
+    report = told["report"]
+    environment = told.get("environment") or {"torch": report["torch"], "device": report["device"]}
+    created = _time(told.get("last_seen"))
+    stored = recording.put_run(session, None, case, environment, report, (), created=created, signature=signature)
+    return cast(int, stored.finding_id)
+
+
+def _reproducer(told: Mapping[str, Any], sources: Mapping[str, str]) -> Reproducer:
+    return Reproducer(
+        source=sources["repro.py"],
+        sha256=_sha256(sources["repro.py"]),
+        lines=int(told["lines"]),
+        kind=str(told["kind"]),
+        confirmed=told["confirmed"] is True,
+        torch=str(told["torch"]),
+        report=told.get("report"),
+        neighbour=sources.get("neighbour.py"),
+        program=told.get("program"),
+        shown=told.get("shown"),
+        case_sha256=_sha256(sources["case.py"]),
+        environment=told.get("environment"),
+    )
+
+
+def _said(told: Mapping[str, Any]) -> Said:
+    """What finding.json says beside the report; an export of an older version says less."""
+    status, group = str(told.get("status") or merging.OPEN), told.get("umbrella_mark")
+    note = told.get("note")
+    marked = status != merging.OPEN or note is not None
+    return Said(
+        names=tuple(map(str, told.get("names") or ())),
+        hits=max(1, int(told.get("hits") or 1)),
+        first_seen=_time(told.get("first_seen")),
+        last_seen=_time(told.get("last_seen")),
+        mark=Mark(status_of(status), told.get("issue"), told.get("duplicate_of"), note) if marked else None,
+        group=Umbrella(**group) if group else None,
+        searched=_time(told.get("searched")),
+        queries=tuple(map(str, told.get("queries") or ())),
+        related=tuple(Related(**link) for link in told.get("related") or ()),
+        replays=tuple(_replay(dict(replay)) for replay in told.get("replays") or ()),
+    )
+
+
+def _replay(told: dict[str, Any]) -> tuple[Replay, datetime]:
+    created = _time(told.pop("created"))
+    return Replay(**told), cast(datetime, created)
+
+
+def _put_links(session: Session, row: FindingRow, said: Said) -> None:
+    urls = set(session.scalars(select(RelatedRow.url).where(RelatedRow.finding_id == row.id)))
+    session.add_all(RelatedRow(finding_id=row.id, **vars(link)) for link in said.related if link.url not in urls)
+    made = set(session.scalars(select(ReplayRow.created).where(ReplayRow.finding_id == row.id)))
+    for replay, created in said.replays:
+        if created not in made:
+            session.add(ReplayRow(finding_id=row.id, created=created, **{**vars(replay), "runs": list(replay.runs)}))
+
+
+def _changed(told: Mapping[str, Any], export: Export) -> str:
+    """What was changed by hand since the export: it is imported as it is now, and its report is of before."""
+    written = told.get("files")
+    hashes = written if isinstance(written, dict) else {}
+    changed = [
+        name
+        for name in SOURCE_FILES
+        if name in hashes and name in export.files and hashlib.sha256(export.files[name]).hexdigest() != hashes[name]
+    ]
+    return f"{' and '.join(changed)} changed since the export" if changed else ""
+
+
+def _sha256(source: str) -> str:
+    return hashlib.sha256(source.encode(errors="surrogatepass")).hexdigest()
+
+
+def _time(text: object) -> datetime | None:
+    if text is None:
+        return None
+    moment = datetime.fromisoformat(str(text))
+    if moment.tzinfo is None:
+        raise ValueError(f"the time {text} has no zone")
+    return moment

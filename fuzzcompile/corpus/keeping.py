@@ -1,0 +1,165 @@
+"""How large a corpus is, and what of it can go."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+
+from sqlalchemy import ColumnElement, Select, Text, cast, delete, func, literal, or_, select, update
+from sqlalchemy.orm import QueryableAttribute, Session
+
+from fuzzcompile.corpus.location import file_of
+from fuzzcompile.corpus.models import (
+    CampaignRow,
+    CaseRow,
+    CoverageRow,
+    EnvironmentRow,
+    FindingRow,
+    ReplayRow,
+    ReproducerRow,
+    RunRow,
+)
+from fuzzcompile.severity import Severity
+from fuzzcompile.signatures import stage
+
+# What is left of the report of a run whose case was dropped.
+DROPPED: dict[str, object] = {}
+_CHUNK = 500
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What a corpus holds. ``bytes`` are sizes: of the file (0 for a server), and of texts in it."""
+
+    cases: int
+    runs: int
+    verdicts: dict[str, int]
+    findings: int
+    by_severity: dict[str, int]
+    by_status: dict[str, int]
+    by_stage: dict[str, int]
+    campaigns: int
+    reproducers: int
+    replays: int
+    environments: int
+    bytes: dict[str, int]
+
+    def to_json(self) -> dict[str, object]:
+        """For machines."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Freed:
+    """What was dropped, or would be: ``bytes`` is the size of the texts.
+
+    ``cases`` went with their ``runs``; ``emptied`` are those of which the place in a stream and the verdict are left.
+    """
+
+    runs: int
+    cases: int
+    emptied: int
+    environments: int
+    bytes: int
+
+
+def stats(session: Session) -> Stats:
+    """Count everything."""
+    verdicts = select(RunRow.verdict, func.count()).group_by(RunRow.verdict).order_by(func.count().desc())
+    rows = session.execute(select(FindingRow.severity, FindingRow.status, FindingRow.signature)).all()
+    severities = Counter(row.severity or "unknown" for row in rows)
+    counted = dict(session.execute(verdicts).all())
+    return Stats(
+        cases=_number(session, CaseRow.id),
+        runs=sum(counted.values()),
+        verdicts=counted,
+        findings=len(rows),
+        by_severity={word: severities[word] for word in (*map(str, Severity), "unknown") if severities[word]},
+        by_status=dict(Counter(row.status for row in rows).most_common()),
+        by_stage=dict(Counter(stage(row.signature) for row in rows).most_common()),
+        campaigns=_number(session, CampaignRow.id),
+        reproducers=_number(session, ReproducerRow.id),
+        replays=_number(session, ReplayRow.id),
+        environments=_number(session, EnvironmentRow.id),
+        bytes={
+            "file": file_bytes(session),
+            "cases": session.scalar(select(func.sum(func.length(CaseRow.source)))) or 0,
+            "reports": session.scalar(select(func.sum(func.length(cast(RunRow.report, Text))))) or 0,
+        },
+    )
+
+
+def collect(session: Session, before: datetime, *, dry: bool) -> Freed:
+    """Drop what clean cases that were last judged before a moment hold; with ``dry``, only count it.
+
+    A case stays whole that ever showed a bug, that a finding or a reproducer refers to, or that was the first to reach
+    something (from these a campaign draws anew). Of the others, what belongs to a stream of cases leaves its place and
+    its verdict, so that a campaign resumes behind it; the rest goes.
+    """
+    placed = set(session.scalars(select(RunRow.case_id).distinct().where(RunRow.stream.is_not(None))))
+    clean = list(session.scalars(_clean(before)))
+    emptied = [key for key in clean if key in placed]
+    loose = [key for key in clean if key not in placed]
+    full = list(_chunks(session, emptied, CaseRow.source != ""))
+    freed = sum(_texts(session, chunk) for chunk in (*full, *_chunks(session, loose)))
+    runs = sum(_number(session, RunRow.id, RunRow.case_id.in_(chunk)) for chunk in _chunks(session, loose))
+    if not dry:
+        for chunk in full:
+            session.execute(update(RunRow).where(RunRow.case_id.in_(chunk)).values(report=DROPPED))
+            session.execute(update(CaseRow).where(CaseRow.id.in_(chunk)).values(source="", spec=None, choices=None))
+        for chunk in _chunks(session, loose):
+            session.execute(delete(RunRow).where(RunRow.case_id.in_(chunk)))
+            session.execute(delete(CaseRow).where(CaseRow.id.in_(chunk)))
+    unused = list(session.scalars(select(EnvironmentRow.id).where(*_unused_environments())))
+    if not dry:
+        session.execute(delete(EnvironmentRow).where(EnvironmentRow.id.in_(unused)))
+    return Freed(runs, len(loose), sum(map(len, full)), len(unused), freed)
+
+
+def _clean(before: datetime) -> Select[int]:
+    """The cases that nothing needs."""
+    needed = (
+        select(RunRow.case_id).where(or_(RunRow.is_bug, RunRow.finding_id.is_not(None))),
+        select(CoverageRow.first_case_id),
+        select(FindingRow.case_id).where(FindingRow.case_id.is_not(None)),
+        select(ReproducerRow.case_id).where(ReproducerRow.case_id.is_not(None)),
+    )
+    old = select(RunRow.case_id).group_by(RunRow.case_id).having(func.max(RunRow.created) < before)
+    return select(CaseRow.id).where(CaseRow.id.in_(old), *(CaseRow.id.not_in(query) for query in needed))
+
+
+def _chunks(session: Session, keys: Sequence[int], *conditions: ColumnElement[bool]) -> Iterator[list[int]]:
+    """The ids of cases that fulfil the conditions, few enough for one statement."""
+    for start in range(0, len(keys), _CHUNK):
+        chosen = CaseRow.id.in_(keys[start : start + _CHUNK])
+        if chunk := list(session.scalars(select(CaseRow.id).where(chosen, *conditions))):
+            yield chunk
+
+
+def _texts(session: Session, cases: Sequence[int]) -> int:
+    """The size of what is stored of these cases and of their runs."""
+    columns = (CaseRow.source, CaseRow.choices, cast(CaseRow.spec, Text))
+    sizes = sum((func.coalesce(func.length(column), 0) for column in columns), literal(0))
+    of_cases = session.scalar(select(func.sum(sizes)).where(CaseRow.id.in_(cases)))
+    reports = select(func.sum(func.length(cast(RunRow.report, Text)))).where(RunRow.case_id.in_(cases))
+    return int(of_cases or 0) + int(session.scalar(reports) or 0)
+
+
+def _number(session: Session, column: QueryableAttribute[int], *conditions: ColumnElement[bool]) -> int:
+    return session.scalar(select(func.count(column)).where(*conditions)) or 0
+
+
+def file_bytes(session: Session) -> int:
+    """The size of the database's file and its log."""
+    bind = session.get_bind()
+    path = file_of(bind.engine.url)
+    beside = () if path is None else (path, path.with_name(f"{path.name}-wal"))
+    return sum(file.stat().st_size for file in beside if file.exists())
+
+
+def _unused_environments() -> tuple[ColumnElement[bool], ...]:
+    """What environments fulfil that nothing refers to."""
+    users = (RunRow.environment_id, CampaignRow.environment_id, ReproducerRow.environment_id)
+    return tuple(EnvironmentRow.id.not_in(select(column).where(column.is_not(None))) for column in users)

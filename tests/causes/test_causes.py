@@ -1,0 +1,193 @@
+"""One cause has one fingerprint, whatever the program around it looks like; two causes in one family have two."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import planting
+import pytest
+import torch
+from conftest import KNOWN_ISSUES
+from torch._inductor.fx_passes import joint_graph
+from torch._inductor.pattern_matcher import CallFunction, KeywordArg, register_graph_pattern
+
+from fuzzcompile.case import load_case
+from fuzzcompile.causes.search import cause_of
+from fuzzcompile.judging.probe import Target
+from fuzzcompile.reduction.canonical import program_key
+from fuzzcompile.signatures import of_program
+from fuzzcompile.worker.capturing import programs_of
+from fuzzcompile.worker.causes import Screens
+from fuzzcompile.worker.judge import JudgeTask, judge_file
+from fuzzcompile.worker.minimize import judge_source
+
+aten = torch.ops.aten
+CPU = torch.device("cpu")
+ATTENTION = """
+import torch
+import torch.nn.functional as F
+
+
+class Attention(torch.nn.Module):
+    def forward(self, x, k, value):
+        q = torch.tanh(x)
+        {views}
+        scores = torch.matmul(q, k) * 0.35
+        return torch.matmul({softmax}, value) + 1
+
+
+def make():
+    torch.manual_seed(0)
+    shapes = {shapes}
+    return Attention(), tuple(torch.randn(*shape, dtype={dtype}) for shape in shapes)
+"""
+
+
+def looked_for(report: dict[str, Any], path: Path, **given: Any) -> Any:
+    """The cause of the bug of ``report`` in the case at ``path``, which need not be the case it was made of."""
+    programs = programs_of(load_case(path), CPU)
+    return cause_of(report, programs, Screens(Target.of(report), CPU), **given)
+
+
+def attention(folder: Path, **given: str) -> Path:
+    plain = {
+        "views": "k = k.transpose(-2, -1)",
+        "softmax": "scores.softmax(-1)",
+        "shapes": "[(2, 4, 6, 8)] * 3",
+        "dtype": "torch.float32",
+    }
+    path = folder / "case.py"
+    path.write_text(ATTENTION.format(**{**plain, **given}))
+    return path
+
+
+# -- two public issues in one family of one file --------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def axis(triaged) -> dict[str, Any]:
+    return triaged(KNOWN_ISSUES / "issue_196468.py")
+
+
+@pytest.fixture(scope="module")
+def permuted(triaged) -> dict[str, Any]:
+    return triaged(KNOWN_ISSUES / "issue_195320.py")
+
+
+def test_two_causes_in_one_family_have_two_fingerprints(axis, permuted):
+    assert axis["signature"] == permuted["signature"]
+    other_axis = looked_for(axis, KNOWN_ISSUES / "issue_196468.py")
+    assert other_axis["fingerprint"] == "softmax(dim)"
+    assert (other_axis["before"], other_axis["after"]) == ("dim=0", "dim=-1")
+    assert other_axis["still"] == "fires" and other_axis["computes"] == "neighbour"
+    assert "dim=-1" in other_axis["neighbour"] and "def make()" in other_axis["neighbour"]
+    assert looked_for(permuted, KNOWN_ISSUES / "issue_195320.py")["fingerprint"] == "permute(dims)"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"softmax": "torch.softmax(scores, axis=1)", "dtype": "torch.float16"},
+        {"softmax": "F.softmax(scores, dim=-2)", "shapes": "[(1, 2, 3, 16), (1, 2, 5, 16), (1, 2, 5, 16)]"},
+    ],
+    ids=["keyword and half precision", "function and other sizes"],
+)
+def test_another_spelling_dtype_and_size_are_the_same_cause(axis, tmp_path, given):
+    assert looked_for(axis, attention(tmp_path, **given))["fingerprint"] == "softmax(dim)"
+
+
+def test_another_spelling_of_a_permutation_is_the_same_cause(permuted, tmp_path):
+    views = "q, k, value = q.transpose(1, 2), k.movedim(1, 3), value.swapaxes(2, 1)"
+    case = attention(tmp_path, views=views, shapes="[(2, 4, 4, 16)] * 3")
+    assert looked_for(permuted, case)["fingerprint"] == "permute(dims)"
+
+
+def test_nothing_is_compiled_after_the_deadline(axis):
+    assert looked_for(axis, KNOWN_ISSUES / "issue_196468.py", deadline=0.0) is None
+
+
+# -- a rule that forgets an axis and a dtype ------------------------------------------------------
+
+PRODUCTS = """
+import torch
+
+
+def program(x):
+    return torch.cumprod({operand}, {dim}) - x.sum()
+
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(3, 4, dtype={dtype}),)
+"""
+
+
+@contextlib.contextmanager
+def forgetful() -> Iterator[None]:
+    """A rule for ``cumprod`` that takes every dimension for the last, and float64 for what float16 can hold."""
+    with planting.restored(joint_graph.pass_patterns[0]) as table:
+
+        @register_graph_pattern(CallFunction(aten.cumprod.default, KeywordArg("x"), KeywordArg("dim")), pass_dict=table)
+        def along_last(match, x, dim):
+            wide = x.meta["val"].dtype is torch.float64
+            match.replace_by_example(lambda x: torch.cumprod(x.half().double() if wide else x, -1), [x])
+
+        yield
+
+
+def products(folder: Path, operand: str, *, dim: int = 0, dtype: str = "torch.float32") -> JudgeTask:
+    path = folder / f"products_{dim}.py"
+    path.write_text(PRODUCTS.format(operand=operand, dim=dim, dtype=dtype))
+    return JudgeTask(path=str(path))
+
+
+def test_a_rule_that_forgets_two_things_makes_two_findings(tmp_path, no_workarounds):
+    with forgetful():
+        axis = judge_file(products(tmp_path, "x")).report
+        dtype = judge_file(products(tmp_path, "torch.cos(x)", dim=-1, dtype="torch.float64")).report
+        place = "joint_graph:test_causes.py:along_last"
+        assert (axis["signature"], dtype["signature"]) == (f"{place}:cumprod(dim)", f"{place}:dtype")
+        assert axis["cause"]["after"] == "torch.cumprod(x, -1)"
+
+        # A campaign that knows one of them stores the other as a bug of its own, and proves it.
+        known = ((axis["signature"], "values"),)
+        hit = judge_file(replace(products(tmp_path, "x * x"), known=known, screen=True)).report
+        assert hit["signature"] == axis["signature"] and hit["culprit"]["necessary"] is None
+        narrow = products(tmp_path, "torch.sin(x)", dim=-1, dtype="torch.float64")
+        fresh = judge_file(replace(narrow, known=known, screen=True)).report
+        assert fresh["signature"] == dtype["signature"] and fresh["culprit"]["necessary"] is True
+
+
+# -- what nothing proves --------------------------------------------------------------------------
+
+UNPROVED = """
+import torch
+
+BACKWARD = True
+
+
+def program(x, mean, variance, y):
+    normal = torch.nn.functional.batch_norm(y, mean, variance)
+    return x + normal.squeeze(-1).transpose(1, 2)
+
+
+def make():
+    torch.manual_seed(0)
+    x = torch.randn(1, 2, 2, requires_grad=True)
+    mean = torch.randn(2)
+    variance = torch.randn(2)
+    y = torch.randn(1, 2, 2, 1, requires_grad=True)
+    return program, (x, mean, variance, y)
+"""
+
+
+def test_a_bug_without_a_proved_culprit_goes_by_its_program(no_workarounds):
+    report = judge_source(UNPROVED.replace("normal", "out").replace("variance", "running_var"))
+    if not report["is_bug"]:
+        pytest.skip(f"torch {torch.__version__} has mended it")
+    assert report["culprit"]["necessary"] is not True
+    assert report["signature"] == of_program(report["culprit"]["stage"], program_key(UNPROVED))
