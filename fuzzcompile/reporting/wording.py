@@ -73,7 +73,8 @@ def _claim(facts: IssueFacts, compiler: str) -> str:
     # An error of the compiler needs no "under torch.compile".
     bare = facts.without_compiler or facts.verdict == Verdict.COMPILE_ERROR or facts.target is not None
     under = "" if bare else f" under {compiler}"
-    return f"{_subject(facts)} {effect.does}{under}{condition_of(facts)}{effect.then}"
+    subject = f"A program with {_subject(facts)}" if effect.of_program and facts.expression else _subject(facts)
+    return f"{subject} {effect.does}{under}{condition_of(facts)}{effect.then}"
 
 
 def _subject(facts: IssueFacts) -> str:

@@ -70,6 +70,21 @@ def test_every_verdict_that_is_a_bug_has_words_of_its_own():
     assert not [text for text in titles if "behaves differently" in text]
 
 
+@pytest.mark.parametrize(
+    ("detail", "effect"),
+    [
+        ("only eager has it", "does not change its input under torch.compile, as eager does"),
+        ("only compiled has it", "changes its input under torch.compile, which eager leaves as it is"),
+    ],
+)
+@pytest.mark.parametrize("verdict", ["miscompile", "aliasing"])
+def test_an_input_that_only_one_run_changes_says_more_than_what_follows_from_it(verdict, detail, effect):
+    after = output("input0 after the call", finding="missing", detail=detail)
+    assert title(facts(verdict, WRONG, after)) == f"A program with `torch.add(x, a @ b, alpha=0.5)` {effect}"
+    state = {**after, "name": "attribute count after the call"}
+    assert effect.replace("input", "state") in title(facts(verdict, WRONG, state))
+
+
 SOFTMAX = "scores.softmax(-2) @ v"
 
 
