@@ -36,14 +36,13 @@ class CampaignOutputs(contextlib.ExitStack):
         for path, option in ((sarif, "--sarif"), (summary, "--summary")):
             if path is not None:
                 check_writable(path, option)
-        self._log = CampaignLog(self.enter_context(EventLog(log))) if log is not None else None
+        self._log = CampaignLog(self.enter_context(EventLog(log)))
 
     def before(self, handle: Callable[[Event], object]) -> Callable[[Event], None]:
         """Log each event, then hand it on."""
 
         def logged(event: Event) -> None:
-            if self._log is not None:
-                self._log.handle(event)
+            self._log.handle(event)
             handle(event)
 
         return logged
@@ -54,8 +53,7 @@ class CampaignOutputs(contextlib.ExitStack):
         Raises:
             UsageError: a file cannot be written any more.
         """
-        if self._log is not None:
-            self._log.handle(finished)
+        self._log.handle(finished)
         if self._summary is not None:
             text = json.dumps(finished.to_json(), allow_nan=False, indent=1)
             write_whole(self._summary, f"{text}\n".encode(), "--summary")

@@ -48,7 +48,7 @@ def _all(program: Program, evaluation: Evaluation) -> Iterator[Change]:
     yield from sharing(program)
     yield from each(_Statement.numbers)
     yield from values_of_inputs(program)
-    yield from sizes(program)
+    yield from sizes(program, evaluation)
     yield from each(_Statement.first_dimension, _Statement.flags)
     yield from _by_keyword(program)
 

@@ -16,6 +16,8 @@ from fuzzcompile.reduction.filling import contiguous, input_expression, is_conti
 from fuzzcompile.reduction.program import Input, Program, Ref, Statement, map_leaves, refs_in
 
 _USUAL = torch.float32
+# Functions that take the shape of what they make.
+_MAKING = ("full", "ones", "zeros", "empty", "randn", "rand")
 # Statements after which a tensor may be laid out in another way than a fresh one.
 _VIEWS = ("permute", "expand", "as_strided", "unfold", "diagonal", "getitem")
 
@@ -84,8 +86,12 @@ def values_of_inputs(program: Program) -> Iterator[Change]:
             yield _of_values(program, replace(input_, fill="rand", values=None))
 
 
-def sizes(program: Program) -> Iterator[Change]:
-    """2 for 1 and for 0, 1 dimension for none; then one more for every size, in all its places together."""
+def sizes(program: Program, evaluation: Evaluation) -> Iterator[Change]:
+    """2 for 1 and for 0, 1 dimension for none; then one more for every size, in all its places together.
+
+    Of a program that eager refuses, also 1 for a size in one place.
+    """
+    yield from _sizes_made(program)
     for input_ in program.inputs:
         if not input_.shape:
             values = None if input_.values is None else input_.values.reshape(1)
@@ -99,6 +105,23 @@ def sizes(program: Program) -> Iterator[Change]:
             yield _resized(program, _resized_input(input_, _put(input_.shape, place, 2)), named)
     for size in sorted({n for input_ in program.inputs for n in input_.shape if n > 1}):
         yield Change(_grown(program, size, size + 1), "size", "size", f"size of {size}", f"size of {size + 1}")
+    if evaluation.failed is not None:
+        places = [(input_, place) for input_ in program.inputs for place, n in enumerate(input_.shape) if n > 1]
+        for input_, place in places:
+            yield _resized(program, resized(input_, _put(input_.shape, place, 1)), "size")
+
+
+def _sizes_made(program: Program) -> Iterator[Change]:
+    """Another size for a tensor that a statement makes."""
+    for statement in program.statements:
+        shape = statement.args[0] if operation(statement) in _MAKING and statement.args else None
+        if not isinstance(shape, tuple | list) or not all(type(size) is int for size in shape):
+            continue
+        wanted = {place: [*shape[:place], 2, *shape[place + 1 :]] for place, size in enumerate(shape) if size == 1}
+        for changed in [[1]] if not shape else wanted.values():
+            after = replace(statement, args=(type(shape)(changed), *statement.args[1:]))
+            named = "size of 1" if shape else "no dimension"
+            yield Change(program.with_statement(after), "size", named, wording.call(statement), wording.call(after))
 
 
 # -- private --------------------------------------------------------------------------------------

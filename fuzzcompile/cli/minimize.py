@@ -46,6 +46,7 @@ _INTERRUPTED = 130
     help="Folder for candidates that fail in another way (secondary findings).",
 )
 @click.option("--resume", is_flag=True, help="Continue an earlier search for this case.")
+@options.log
 @options.conditions
 @options.corpus
 def minimize(
@@ -56,6 +57,7 @@ def minimize(
     keep: Literal["verdict", "culprit"],
     others: Path | None,
     resume: bool,
+    log: Path | None,
     conditions: Conditions,
     location: str | None,
 ) -> int:
@@ -69,9 +71,10 @@ def minimize(
     from fuzzcompile.campaign.findings import keep_reproducer
     from fuzzcompile.commands.minimize import conditions_of
     from fuzzcompile.commands.minimize import minimize as search
+    from fuzzcompile.reporting.event_log import EventLog
 
     seconds = seconds_of(budget, "minimize --budget")
-    with existing_corpus(location) as store:
+    with EventLog(log) as events, existing_corpus(location) as store:
         subject = _subject(name, out, store, conditions, resume=resume)
         if subject is None:
             click.echo(f"{name} shows no bug: there is nothing to minimize. `fuzzcompile triage` says why.")
@@ -79,7 +82,15 @@ def minimize(
         conditions = conditions_of(subject, conditions)
         out = out or _default_out(name, subject.finding)
         click.echo(f"Minimizing: {subject.report['verdict']}, {subject.report['signature']} ...", err=True)
+        started = {"name": name, "verdict": subject.report["verdict"], "signature": subject.report["signature"]}
+        events.write("minimize_started", started)
+
         with ProgressLine(subject.source) as line:
+
+            def probed(progress: Progress) -> None:
+                events.write("candidate_probed", vars(progress))
+                line.show(progress)
+
             small = search(
                 subject,
                 conditions,
@@ -88,8 +99,9 @@ def minimize(
                 keep=keep,
                 state=_state_of(out),
                 resume=resume,
-                on_progress=line.show,
+                on_progress=probed,
             )
+        events.write("minimize_finished", _summary(small, out))
         if store is not None and subject.finding is not None and not small.interrupted:
             kept = keep_reproducer(store, subject.finding, small)
             for text in _what_became(kept, subject.finding):
@@ -103,6 +115,13 @@ def minimize(
         for number, source in enumerate(small.other_sources, start=1):
             _write(others / f"{out.stem}_other_{number}.py", source)
     return _status(small, out, subject.finding or name)
+
+
+def _summary(small: Minimized, out: Path) -> dict[str, object]:
+    """The fields of the last event."""
+    lines = {"lines_before": small.lines_before, "lines": small.lines_after, "how": small.how}
+    ended = {"confirmed": small.confirmed, "interrupted": small.interrupted, "note": small.note}
+    return {"out": str(out), **lines, **ended, "tests": small.tests, "seconds": round(small.seconds, 1)}
 
 
 def _subject(

@@ -17,6 +17,7 @@ from fuzzcompile.errors import EnvironmentUnfit, UsageError
 
 if TYPE_CHECKING:
     from fuzzcompile.commands.replay import Replays
+    from fuzzcompile.replaying.engine import Result
     from fuzzcompile.replaying.record import Records
 
 # The exit status that shells give to a program that Ctrl-C ended.
@@ -52,6 +53,7 @@ _INTERRUPTED = 130
 @click.option("--strict", is_flag=True, help="Exit with 1 on any failure, not only on a regression.")
 @click.option("--junit", type=click.Path(path_type=Path), metavar="FILE", help="Also write JUnit XML.")
 @click.option("--markdown", type=click.Path(path_type=Path), metavar="FILE", help="Also write a table of versions.")
+@options.log
 @options.json_output
 @options.corpus
 def replay(
@@ -66,6 +68,7 @@ def replay(
     strict: bool,
     junit: Path | None,
     markdown: Path | None,
+    log: Path | None,
     as_json: bool,
     location: str | None,
 ) -> int:
@@ -82,6 +85,7 @@ def replay(
     from fuzzcompile.replaying.record import Records
     from fuzzcompile.replaying.subjects import subjects
     from fuzzcompile.replaying.text import print_records
+    from fuzzcompile.reporting.event_log import EventLog
     from fuzzcompile.reporting.files import check_writable
     from fuzzcompile.reporting.verdict import report_console
 
@@ -94,11 +98,15 @@ def replay(
     def say(text: str) -> None:
         click.echo(text, err=True)
 
-    with Store.open(location, create=False) as store:
+    def replayed(result: Result) -> None:
+        events.write("replayed", _logged(result))
+
+    with EventLog(log) as events, Store.open(location, create=False) as store:
         records = Records.of(store, subjects(store, selection))
         if not records.all:
             raise EnvironmentUnfit("There is no finding to replay: the corpus has none, or none that was selected.")
-        replays = Replays(store, records, Settings(runs, timeout, jobs, hide_gpus), say)
+        replays = Replays(store, records, Settings(runs, timeout, jobs, hide_gpus), replayed, say)
+        events.write("replay_started", {"findings": len(records.all), "torches": list(torches), "runs": runs})
         try:
             with sigterm_interrupts():
                 replays.run(torches)
@@ -106,13 +114,22 @@ def replay(
                     replays.bisect()
         except KeyboardInterrupt:
             records.interrupted = True
+        status = _status(records, replays.lacking, strict=strict)
+        events.write("replay_finished", {"exit_status": status, "not_had": replays.lacking})
     _write(records, junit, markdown)
     if as_json:
         for record in records.all:
             click.echo(json.dumps(record.to_json(records.versions)))
     else:
         print_records(report_console(), records)
-    return _status(records, replays.lacking, strict=strict)
+    return status
+
+
+def _logged(result: Result) -> dict[str, object]:
+    """The fields of a replay's event."""
+    replay, finding = result.replay, result.subject.finding
+    what = {"finding": finding.public_id, "signature": finding.signature, "torch": replay.torch}
+    return {**what, "status": str(replay.status), "runs": list(replay.runs), "seconds": round(replay.seconds, 1)}
 
 
 def _may_bisect(replays: Replays, *, yes: bool) -> bool:

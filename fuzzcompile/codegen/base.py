@@ -44,6 +44,8 @@ class CodeGenerator(ABC):
     """Entries of ``torch._inductor.config`` that may work around wrong code, the narrowest first."""
     scalars: ClassVar[Mapping[str, object]] = {}
     """Entries with which no loop is vectorised; empty if the code generator has no vectors."""
+    all_vectors: ClassVar[Mapping[str, object]] = {}
+    """Entries with which a loop is vectorised however little it computes."""
     assignment: ClassVar[re.Pattern[str]]
     """A line of a kernel that assigns an expression (second group) to a variable (first group)."""
 

@@ -24,6 +24,7 @@ class Cpp(CodeGenerator):
     scheduling = "CppScheduling"
     devices = ("cpu",)
     scalars: ClassVar[Mapping[str, object]] = {"cpp.simdlen": 1}
+    all_vectors: ClassVar[Mapping[str, object]] = {"cpp.enable_tiling_heuristics": False}
     settings = (scalars, {"max_fusion_size": 1})
     assignment = re.compile(r"^\s*(?:auto|[\w:<>]+) (\w+) = (.*);\s*$")
 

@@ -97,8 +97,9 @@ def _of_one_target(
     scripts = [_script(store, finding) for finding in findings]
     settled: set[str] = set()
     with tempfile.TemporaryDirectory(prefix="fuzzcompile-") as folder:
-        paths = [Path(folder, f"{finding.public_id}.py") for finding in findings]
+        paths = [Path(folder, finding.public_id, "repro.py") for finding in findings]
         for path, (source, _) in zip(paths, scripts, strict=True):
+            path.parent.mkdir()
             path.write_text(source, encoding="utf-8")
         with contextlib.closing(triage_files(paths, conditions)) as answers:
             for finding, (source, best) in zip(findings, scripts, strict=True):

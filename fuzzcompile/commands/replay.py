@@ -24,15 +24,18 @@ Say = Callable[[str], None]
 class Replays:
     """Runs selected findings on torches, one after the other; ``records`` holds what is known so far.
 
-    A result is stored before ``say`` hears of it, as of all else that happens. ``lacking`` lists the torches that could
-    not be had.
+    A result is stored before ``on_result`` gets it and ``say`` hears of it, as of all else that happens. ``lacking``
+    lists the torches that could not be had.
     """
 
-    def __init__(self, store: Store, records: Records, settings: Settings, say: Say) -> None:
+    def __init__(
+        self, store: Store, records: Records, settings: Settings, on_result: Callable[[Result], None], say: Say
+    ) -> None:
         self.records = records
         self.lacking: list[str] = []
         self._store = store
         self._settings = settings
+        self._on_result = on_result
         self._say = say
 
     def run(self, asked: Sequence[str]) -> None:
@@ -112,6 +115,7 @@ class Replays:
         self.records.by_finding[key].results[version] = result
         if result.replay.status != Status.NOT_RUN:
             self._store.add_replay(key, result.replay)
+        self._on_result(result)
 
     @cached_property
     def _releases(self) -> list[str]:

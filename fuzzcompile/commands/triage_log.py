@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +20,7 @@ class TriageLog:
         Raises:
             UsageError: it cannot be written.
         """
-        self._log = EventLog(path) if path is not None else None
+        self._log = EventLog(path)
         self._files = files
         self._answers: list[Answer] = []
 
@@ -44,11 +43,8 @@ class TriageLog:
             "finished" if kind is None else "interrupted" if kind in (KeyboardInterrupt, GeneratorExit) else "failed"
         )
         judged = {"judged": len(self._answers), "cases": len(self._files)}
-        with contextlib.ExitStack() as closing:
-            if self._log is not None:
-                closing.push(self._log)
+        with self._log:
             self._write("triage_finished", ended=ended, exit_status=overall_status(self._answers), **judged)
 
     def _write(self, event: str, **fields: object) -> None:
-        if self._log is not None:
-            self._log.write(event, fields)
+        self._log.write(event, fields)

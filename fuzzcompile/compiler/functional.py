@@ -60,6 +60,29 @@ def run_functionally(
     return _run(snapshot, inputs, double, functional=True, by_node=by_node)
 
 
+def passing_on(snapshot: Snapshot, inputs: Sequence[object]) -> set[str]:
+    """The nodes of a torch-level graph that give back their first argument itself: ``x.to(x.dtype)``."""
+    interpreter = _PassedOn(snapshot)
+    # Whatever ends the run, the nodes up to there are known.
+    with torch.no_grad(), transforms_left(), contextlib.suppress(Exception):
+        interpreter.run(*copy_tree(list(inputs)))
+    return interpreter.names
+
+
+class _PassedOn(_Replayer):
+    def __init__(self, snapshot: Snapshot) -> None:
+        super().__init__(snapshot)
+        self.names: set[str] = set()
+
+    def run_node(self, n: fx.Node) -> object:
+        """Run one node and see whether its result is its argument."""
+        value = super().run_node(n)
+        first = n.args[0] if n.args else None
+        if n.op.startswith("call") and isinstance(first, fx.Node) and self.env[first] is value:
+            self.names.add(n.name)
+        return value
+
+
 def _run(snapshot: Snapshot, inputs: Sequence[object], double: bool, *, functional: bool, by_node: bool) -> NodeRun:
     arguments = copy_tree(list(inputs), double=double)
     seed_everything(_SEED)

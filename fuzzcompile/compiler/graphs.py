@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -31,7 +31,9 @@ class CapturedGraph:
 
 
 def capture_graphs(case: Case, device: torch.device, *, dynamic: bool | None = False) -> list[CapturedGraph]:
-    """Run the case with a backend that only watches: every graph that was called, in the order of the calls.
+    """Run the case with a backend that only watches: every graph that was called, in the order of the first calls.
+
+    A graph comes with the inputs of its first call, or of the call that it refused, which ends the case.
 
     Args:
         case: the case; its program runs eagerly, graph by graph.
@@ -44,15 +46,20 @@ def capture_graphs(case: Case, device: torch.device, *, dynamic: bool | None = F
     seen: list[CapturedGraph] = []
 
     def backend(module: fx.GraphModule, example_inputs: object) -> Callable[..., object]:
-        called = False
+        place: int | None = None
 
         def run(*inputs: object) -> object:
-            nonlocal called
-            if not called:
-                called = True
-                held = tuple(isinstance(value, torch.nn.Parameter) for value in inputs)
-                seen.append(CapturedGraph(module, copy_tree(list(inputs)), held, torch.is_grad_enabled()))
-            return module(*inputs)
+            nonlocal place
+            if place is None:
+                place = len(seen)
+                seen.append(_called(module, inputs))
+                return module(*inputs)
+            try:
+                return module(*inputs)
+            except Exception:  # the case may be one of a call that eager refuses, whatever it raises
+                # Copied after the call: a copy before each call would be for nothing in all other cases.
+                seen[place] = _called(module, inputs)
+                raise
 
         return run
 
@@ -61,6 +68,11 @@ def capture_graphs(case: Case, device: torch.device, *, dynamic: bool | None = F
         program = build(case, device)
         observe(case, program, session.compile(program.model), describe_failure=session.describe_failure)
     return seen
+
+
+def _called(module: fx.GraphModule, inputs: Sequence[object]) -> CapturedGraph:
+    held = tuple(isinstance(value, torch.nn.Parameter) for value in inputs)
+    return CapturedGraph(module, copy_tree(list(inputs)), held, torch.is_grad_enabled())
 
 
 def capture_functional(case: Case, device: torch.device) -> list[CapturedGraph]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from torch import fx
@@ -12,8 +12,10 @@ from torch import fx
 from fuzzcompile.attribution.ablating import Ablator, OutOfTime
 from fuzzcompile.attribution.culprit import Attribution, Culprit
 from fuzzcompile.attribution.divergence import Divergence
+from fuzzcompile.attribution.inputs import inputs_of
 from fuzzcompile.attribution.proving import Prover
 from fuzzcompile.attribution.steps import Step, changing_meaning
+from fuzzcompile.compiler.functional import passing_on
 from fuzzcompile.compiler.labels import backend_label
 from fuzzcompile.judging.workaround import find_workaround, workaround_by
 from fuzzcompile.stage_names import LOWERING, PRE_GRAD
@@ -158,7 +160,9 @@ class Attributor:
         for frame in self.ablator.trial.ledger.frames:
             record = frame.record(PRE_GRAD)
             if record is not None and record.snapshots:
-                return producer(record.snapshots[0].graph, worst.name)
+                inputs = inputs_of(frame, record)
+                passing = passing_on(record.snapshots[0], inputs) if inputs is not None else ()
+                return producer(record.snapshots[0].graph, worst.name, passing)
         return None
 
 
@@ -172,13 +176,19 @@ def first_rewrite(divergence: Divergence) -> Culprit | None:
     return replace(culprit_of_rewrite(suspects[0]), confidence="low") if suspects else None
 
 
-def producer(graph: fx.Graph, output: str) -> str | None:
-    """Name of the operator behind output ``outN`` of a dynamo-level graph."""
+def producer(graph: fx.Graph, output: str, passing: Collection[str] = ()) -> str | None:
+    """Name of the operator behind output ``outN`` of a dynamo-level graph.
+
+    Args:
+        graph: dynamo's.
+        output: the name of the output.
+        passing: names of nodes that give back their first argument itself, which have made nothing.
+    """
     result = list(graph.nodes)[-1].args[0]
     index = output.rsplit("out", 1)[-1]
     listed = list(result) if isinstance(result, (tuple, list)) else [result]
     node = listed[int(index)] if index.isdigit() and int(index) < len(listed) else listed[0]
-    while isinstance(node, fx.Node) and node.op == "call_function" and node.target is operator.getitem:
+    while isinstance(node, fx.Node) and (node.target is operator.getitem or node.name in passing):
         node = node.args[0]
     target = getattr(node, "target", None)
     return target if isinstance(target, str) else getattr(target, "__name__", None)

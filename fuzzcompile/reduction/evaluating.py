@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -13,6 +14,9 @@ from fuzzcompile.execution.tensors import copy_tree
 from fuzzcompile.reduction.filling import input_expression
 from fuzzcompile.reduction.program import Program
 from fuzzcompile.reduction.writing import Writer
+
+# Characters of an error that say which one it is: the sizes that are wrong come later.
+_MESSAGE = 60
 
 
 @dataclass(frozen=True)
@@ -26,10 +30,20 @@ class Evaluation:
     failed: int | None = None
     error: str = ""
 
+    @property
+    def refusal(self) -> str | None:
+        """The error without what hangs on sizes and values: the same for a smaller program that eager refuses alike."""
+        return None if self.failed is None else without_sizes(self.error)
+
     def shape_of(self, name: str) -> tuple[tuple[int, ...], torch.dtype] | None:
         """Shape and dtype of a tensor; None for anything else."""
         value = self.values.get(name)
         return (tuple(value.shape), value.dtype) if isinstance(value, torch.Tensor) else None
+
+
+def without_sizes(error: str) -> str:
+    """The beginning of an error's type and message, without numbers, lists and names."""
+    return re.sub(r"'[^']*'|\[[^]]*\]|-?\d+(?:\.\d+)?", "…", error)[:_MESSAGE]
 
 
 def evaluate(program: Program) -> Evaluation:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -9,11 +10,14 @@ from typing import Literal, Protocol
 from fuzzcompile.contract import ReportJson, ShownJson
 from fuzzcompile.generation import GeneratedCase, Profile
 from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.reduction.evaluating import without_sizes
 from fuzzcompile.reduction.program import Program
 from fuzzcompile.reduction.scripts.sources import case_part
 from fuzzcompile.reduction.search import Prober, Tally
 from fuzzcompile.reduction.writing import model_lines
 from fuzzcompile.signatures import agree, coarse
+
+_ERROR = re.compile(r"\w+(?:Error|Exception)\b: [^;\n]*")
 
 # How graphs are captured: by dynamo with static sizes, by dynamo with sizes read off the inputs, or by AOTAutograd,
 # which leaves no function transforms and higher-order operators.
@@ -88,7 +92,8 @@ def same_bug(wanted: ReportJson, reached: ReportJson, keeps: str = "culprit") ->
 
     They do if their signatures agree (:func:`~fuzzcompile.signatures.agree`). If a culprit has low confidence, the kind
     of verdict and the stage decide, unless the causes are known to be two; if ``keeps`` is "verdict", the kind of
-    verdict alone.
+    verdict alone. A large case may name no culprit because its time was up: then the kind of verdict and the error that
+    was raised decide, and the smaller case says more.
     """
     if not reached.get("is_bug"):
         return False
@@ -100,11 +105,17 @@ def same_bug(wanted: ReportJson, reached: ReportJson, keeps: str = "culprit") ->
             return False  # the same place, for another cause
     if Verdict(wanted["verdict"]).kind != Verdict(reached["verdict"]).kind:
         return False
-    if keeps == "verdict":
+    if keeps == "verdict" or (not wanted.get("culprit") and _raised(wanted) == _raised(reached)):
         return True
     guessed = "low" in (wanted.get("confidence"), reached.get("confidence"))
     stages = [(report.get("culprit") or {}).get("stage") for report in (wanted, reached)]
     return guessed and (stages[0] == stages[1] or None in stages)
+
+
+def _raised(report: ReportJson) -> str | None:
+    """The error that a report is about, without what hangs on sizes; None for another kind of bug."""
+    error = _ERROR.search(str(report.get("detail") or ""))
+    return None if error is None else without_sizes(error.group())
 
 
 def is_smaller(source: str, program: Program, original: str, captured: Sequence[Program]) -> bool:

@@ -152,8 +152,8 @@ class Questions:
 class Search:
     """The best program so far, and the test for candidates.
 
-    ``refuses``: the bug is that eager raises and compiled does not, so candidates must raise in eager. ``path`` holds
-    the best programs in the order in which they were found.
+    ``refuses``: the bug is that eager raises and compiled does not, so candidates must raise the same error in eager;
+    otherwise none. ``path`` holds the best programs in the order in which they were found.
     """
 
     best: Program
@@ -182,7 +182,7 @@ class Search:
         if not candidate.statements or candidate == self.best:
             return False
         evaluation = evaluate(candidate)
-        if (evaluation.failed is not None) != self.refuses or not self.holds(candidate):
+        if evaluation.refusal != (self.evaluation.refusal if self.refuses else None) or not self.holds(candidate):
             return False
         self.best, self._evaluation = candidate, (candidate, evaluation)
         self.path.append(candidate)

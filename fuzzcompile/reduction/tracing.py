@@ -274,6 +274,8 @@ def public_name(target: Callable[..., object]) -> str:
         for known in (name, re.sub(r"^(special|linalg|fft)_", "", name)):
             if known and not known.startswith("_") and getattr(holder, known, None) is target:
                 return f"{space}.{known}"
+    if getattr(torch._C._nn, name, None) is target and hasattr(torch.nn.functional, name):
+        return f"F.{name}"  # a Python function of the same arguments, which dynamo has inlined
     if getattr(math, name, None) is target:
         raise Untranslatable(f"{name} of the module math")
     if getattr(builtins, name, None) is target:

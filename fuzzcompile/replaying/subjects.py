@@ -54,7 +54,8 @@ class Subject:
     def what(self) -> str:
         """The bug in a few words: the operation in the user's words, or else the rewrite at fault, and the symptom."""
         shown = (self.reproducer.shown if self.reproducer is not None else None) or {}
-        symptom = _SYMPTOMS.get(self.expected.verdict, self.expected.verdict)
+        layout = self.severity in (Severity.LAYOUT, Severity.RAISING_LAYOUT)
+        symptom = "other strides" if layout else _SYMPTOMS.get(self.expected.verdict, self.expected.verdict)
         if shown.get("expression"):
             return f"{shown['expression']}: {symptom}"
         culprit = self.finding.culprit or {}

@@ -13,9 +13,12 @@ from fuzzcompile.reporting.facts import IssueFacts
 from fuzzcompile.severity import Severity
 
 VALUES = (Verdict.MISCOMPILE, Verdict.WRONG_GRADIENT, Verdict.NONFINITE, Verdict.PRECISION_LOSS)
+# How the judge names what the program has changed.
+_AFTERWARDS = " after the call"
 _ERROR = 90  # characters of an error's message in a title
 _REFUSED = re.compile(r"eager raises (?P<kind>[\w.]+)(?:: (?P<message>.*))?; compiled runs$", re.DOTALL)
 _PAIR = re.compile(r"eager (?P<eager>.+?)[,;] compiled (?P<compiled>.+)$")
+_NAMESPACES = re.compile(r"(?:[A-Za-z_]\w*::)+")
 _DTYPE = re.compile(r"\b(?:b?float|u?int|complex)\d+\w*|\bbool\b")
 # What a change of an input's layout takes away, as an adjective; the first that the text calls.
 _LAYOUTS = {
@@ -31,16 +34,22 @@ _LAYOUTS = {
 
 @dataclass(frozen=True)
 class Effect:
-    """``does`` follows the operation; ``then`` follows the words "under torch.compile"."""
+    """``does`` follows the operation; ``then`` follows the words "under torch.compile".
+
+    ``of_program``: it is the program around the operation that does it.
+    """
 
     does: str
     then: str = ""
+    of_program: bool = False
 
 
 def effect_of(facts: IssueFacts) -> Effect:
     """What the compiled program does instead of what eager does."""
     if facts.without_compiler:
         return Effect(_OF_KERNELS.get(facts.verdict, "gives wrong values"), " for inputs that are not contiguous")
+    if written := _written(facts):
+        return written
     if facts.verdict in VALUES and (ignores := _computes_its_neighbour(facts.cause, facts)):
         return Effect(ignores)
     if facts.shares_wrongly:
@@ -110,7 +119,9 @@ def _said_by_the_compiler(facts: IssueFacts) -> str | None:
     """The type of the error with the first message of g++, clang++ or the like, which says more than torch's own."""
     message = re.search(r": error: (.+)", facts.shown.get("error_log") or "")
     kind = facts.detail.partition(":")[0]
-    return f"{kind}: {message[1]}" if message and kind.isidentifier() else None
+    if message is None or not kind.isidentifier():
+        return None
+    return f"{kind}: {_NAMESPACES.sub('', message[1])}"
 
 
 def pair(entry: OutputJson) -> tuple[str, str] | None:
@@ -133,6 +144,18 @@ def _computes_its_neighbour(cause: CauseJson | None, facts: IssueFacts) -> str |
     if whole and before in whole:
         return f"is computed as `{whole.replace(before, after)}`"
     return f"computes `{after}` instead of `{before}`"
+
+
+def _written(facts: IssueFacts) -> Effect | None:
+    """Inputs or parts of the module that only one of both runs changes: what else differs follows from it."""
+    written = [entry for entry in facts.wrong if str(entry.get("name")).endswith(_AFTERWARDS)]
+    details = {entry.get("detail") for entry in written}
+    what = "input" if all("input" in str(entry.get("name")) for entry in written) else "state"
+    if details == {"only eager has it"}:
+        return Effect(f"does not change its {what}", ", as eager does", of_program=True)
+    if details == {"only compiled has it"}:
+        return Effect(f"changes its {what}", ", which eager leaves as it is", of_program=True)
+    return None
 
 
 def _wrong_values(facts: IssueFacts) -> Effect:

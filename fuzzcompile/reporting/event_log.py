@@ -15,10 +15,11 @@ from fuzzcompile.errors import EnvironmentUnfit, UsageError
 class EventLog:
     """Appends to a file, a line at a time, so that whatever ends the program leaves what happened before.
 
-    Every object has ``time`` (UTC, ISO 8601 with microseconds) and ``event``, the event's name.
+    Every object has ``time`` (UTC, ISO 8601 with microseconds) and ``event``, the event's name. Without a path, nothing
+    is written.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | None) -> None:
         """Open the file.
 
         Raises:
@@ -26,16 +27,18 @@ class EventLog:
         """
         self._path = path
         try:
-            self._file = path.open("a", encoding="utf-8", buffering=1)
+            self._file = path.open("a", encoding="utf-8", buffering=1) if path is not None else None
         except OSError as error:
             raise UsageError(f"Cannot write {path}: {error.strerror}; name another file for --log.") from error
 
     def write(self, event: str, fields: Mapping[str, object]) -> None:
-        """Append an event; numbers that JSON does not have become null.
+        """Append an event.
 
         Raises:
             EnvironmentUnfit: it cannot be written, such as on a full disk.
         """
+        if self._file is None:
+            return
         moment = datetime.now(UTC).isoformat(timespec="microseconds")
         line = json.dumps({"time": moment, "event": event, **fields}, allow_nan=False)
         try:
@@ -51,4 +54,5 @@ class EventLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()

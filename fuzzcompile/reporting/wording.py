@@ -45,7 +45,10 @@ def why_not(facts: IssueFacts) -> str:
 def one_line_title(text: str) -> str:
     """A title on one line, cut at a length that GitHub's lists show."""
     flat = " ".join(text.split())
-    return flat if len(flat) <= _LONGEST else flat[: _LONGEST - 1].rstrip(" `") + "…"
+    if len(flat) <= _LONGEST:
+        return flat
+    cut = flat[: _LONGEST - 2].rstrip(" `") + "…"
+    return cut + "`" * (cut.count("`") % 2)
 
 
 def _sentences(facts: IssueFacts) -> Iterator[str]:
@@ -70,7 +73,8 @@ def _claim(facts: IssueFacts, compiler: str) -> str:
     # An error of the compiler needs no "under torch.compile".
     bare = facts.without_compiler or facts.verdict == Verdict.COMPILE_ERROR or facts.target is not None
     under = "" if bare else f" under {compiler}"
-    return f"{_subject(facts)} {effect.does}{under}{condition_of(facts)}{effect.then}"
+    subject = f"A program with {_subject(facts)}" if effect.of_program and facts.expression else _subject(facts)
+    return f"{subject} {effect.does}{under}{condition_of(facts)}{effect.then}"
 
 
 def _subject(facts: IssueFacts) -> str:

@@ -95,8 +95,12 @@ def _prove_kernel(ablator: Ablator, wrong: WrongKernel) -> Attribution | None:
 
 
 def _isolated(ablator: Ablator, wrong: WrongKernel) -> tuple[_Alone, WrongKernel | None]:
-    """What becomes of the divergence when each operator has its own kernel, and the kernel that is wrong then."""
-    trial, repaired = attempt(ablator, isolated(ablator.how, wrong.labels))
+    """What becomes of the divergence when each operator has its own kernel, and the kernel that is wrong then.
+
+    Small kernels of one operator stay vectorised where the fused one is: their scalar code says nothing of it.
+    """
+    config = {**(ablator.how.config or {}), **(wrong.generator.all_vectors if wrong.vectorised else {})}
+    trial, repaired = attempt(ablator, isolated(replace(ablator.how, config=config), wrong.labels))
     if repaired:
         return "right", None
     if trial.observation.failure is not None:
@@ -130,7 +134,8 @@ def _vectorised(ablator: Ablator, wrong: WrongKernel, single: WrongKernel | None
     named, untested = right_in_scalars(ablator, wrong.generator, elementwise)
     if named is None and len(untested) == 1 and not reductions:
         # Its scalar form does not compile inside the vectors; all in scalars is right.
-        return _doubted(_code_culprit(wrong, single, untested[0], vectorised=True, necessary=True))
+        culprit = _code_culprit(wrong, single, untested[0], vectorised=True, necessary=True)
+        return Attribution(culprit) if len(operators) == 1 else _doubted(culprit)
     if named is None and not reductions:
         # A small error there may be what a later operator makes a large one of: NaN out of a lost tiny number.
         rest = [name for name in wrong.all_operators() if ":" not in name and name not in operators]

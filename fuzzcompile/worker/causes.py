@@ -62,7 +62,8 @@ def with_cause(
     ends = started + _SECONDS if deadline is None else min(started + _SECONDS, deadline)
     note = _NONE
     try:
-        cause = cause_of(asked, programs_of(case, device), screens, known=known, deadline=ends)
+        programs = programs_of(case, device) or programs_of(case, device, "aten")
+        cause = cause_of(asked, programs, screens, known=known, deadline=ends)
     except MemoryError:
         raise
     except Exception as error:  # the search runs parts of any program, which may raise anything; the verdict stands

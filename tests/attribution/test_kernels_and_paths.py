@@ -11,8 +11,12 @@ import pytest
 import torch
 from torch._inductor.decomposition import decompositions
 
+from fuzzcompile.attribution.inputs import inputs_of
 from fuzzcompile.case import load_case
+from fuzzcompile.compiler.functional import passing_on
+from fuzzcompile.judging.attribute import producer
 from fuzzcompile.judging.triage import triage
+from fuzzcompile.trials.compiles import Experiments
 
 pytestmark = [
     pytest.mark.usefixtures("no_workarounds"),
@@ -206,3 +210,27 @@ def test_a_fast_path_that_dynamo_does_not_trace_is_named_and_proved(write_case: 
     assert (culprit["stage"], culprit["family"]) == ("dynamo", "_native_multi_head_attention")
     assert culprit["necessary"] is True and "is_exporting" in culprit["details"]["agrees"]
     assert not torch.compiler.is_exporting() and torch.backends.mha.get_fastpath_enabled()
+
+
+# -- what made an output ------------------------------------------------------------------------------
+
+PASSED_ON = """
+import torch
+
+def program(x):
+    return torch.sin(x).contiguous().to(x.dtype)
+
+def make():
+    return program, (torch.ones(3),)
+"""
+
+
+def test_what_gives_its_argument_back_has_made_no_output(write_case: WriteCase):
+    frame = Experiments(load_case(write_case(PASSED_ON)), CPU).trial().ledger.frames[0]
+    record = frame.record("pre_grad")
+    assert record is not None
+    snapshot, inputs = record.snapshots[0], inputs_of(frame, record)
+    assert inputs is not None
+    passing = passing_on(snapshot, inputs)
+    assert len(passing) == 2
+    assert producer(snapshot.graph, "out0", passing) == "sin"

@@ -26,9 +26,10 @@ from fuzzcompile.errors import UsageError
 KNOWN = Path(__file__).parent.parent / "known_issues"
 # A known issue, and its signature: one that fails while it compiles, and a wrong result, whose search takes minutes.
 ISSUES = [
-    ("issue_193265", "post_grad:torch/_inductor/fx_passes/post_grad.py:pointless_cumsum_replacement"),
+    ("issue_193265", "post_grad:torch/_inductor/fx_passes/post_grad.py:pointless_cumsum_replacement:no dimension"),
     pytest.param(
-        ("issue_195320", "joint_graph:torch/_inductor/fx_passes/fuse_attention.py:sfdp"), marks=pytest.mark.slow
+        ("issue_195320", "joint_graph:torch/_inductor/fx_passes/fuse_attention.py:sfdp:permute(dims)"),
+        marks=pytest.mark.slow,
     ),
 ]
 
@@ -110,7 +111,7 @@ class Campaign:
 
     @property
     def family(self) -> str:
-        return self.signature.rpartition(":")[2]
+        return self.signature.split(":")[2]
 
     @property
     def finding(self) -> dict:

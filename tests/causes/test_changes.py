@@ -76,6 +76,7 @@ def test_a_permutation_is_taken_apart_only_where_it_swaps_the_last_two_among_oth
         (Statement("out", "method", "sin", (X,)), (drawn("x", 1, 3),), "size of 1"),
         (Statement("out", "method", "sin", (X,)), (drawn("x", 0, 3),), "size of 0"),
         (Statement("out", "method", "sin", (X,)), (drawn("x"),), "no dimension"),
+        (Statement("out", "function", "torch.full", ((), 5.0)), (), "no dimension"),
         (
             Statement("out", "function", "torch.index_select", (X, 0, Ref("index"))),
             (drawn("x", 3), Input.of("index", torch.tensor([2]))),

@@ -85,9 +85,12 @@ def test_eager_that_crashes_or_hangs_cannot_be_judged(write_case, capsys):
 
 def test_minimize_makes_a_reproducer_of_any_case(tmp_path, monkeypatch, capsys, shared_workers):
     monkeypatch.chdir(tmp_path)
-    assert call("minimize", QUICK, "--out", "small.py") == 0
+    assert call("minimize", QUICK, "--out", "small.py", "--log", "log.jsonl") == 0
     done = subprocess.run([sys.executable, "small.py"], capture_output=True, text=True, check=False)
     assert done.returncode == 1 and "BUG" in done.stdout
+    started, *probed, finished = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert started["event"] == "minimize_started" and finished["event"] == "minimize_finished"
+    assert finished["confirmed"] and probed and {line["event"] for line in probed} == {"candidate_probed"}
 
 
 def test_minimize_of_a_clean_case_says_so(write_case, capsys, shared_workers):

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fuzzcompile.reduction import concluding
-from fuzzcompile.reduction.plain import rungs
+from fuzzcompile.reduction.plain import outputs, rungs
 from fuzzcompile.reduction.plain.expression import expression_at_fault
 from fuzzcompile.reduction.plain.script import Plain, plain_scripts
 from fuzzcompile.reduction.reproducer import Confirmation, script_of
@@ -335,3 +335,17 @@ def test_a_case_of_which_no_script_can_be_made_keeps_its_reproducer(monkeypatch)
     monkeypatch.setattr(concluding, "confirm_reproducer", lambda _: Confirmation(1, "BUG: x", True))
     shown = concluding.show(FUNCTION, report("miscompile", **WHOLE), None)
     assert shown.confirmed and shown.plain is None and "a form of its own" in shown.note
+
+
+def test_an_errors_text_is_kept_without_the_warnings_of_its_compiler():
+    warning = "a.h:12:3: warning: overflow [-Woverflow]\n   12 |   0xff,\n      |   ^~~~\n"
+    error = "main.cpp:30:51: error: no matching function\n   30 |   auto tmp1 = f(x);\n      |   ~~~\n"
+    output = f"{HERE}torch._inductor.exc.InductorError: CppCompileError: C++ compile error\n\n{warning * 30}{error}"
+    log = outputs.error_log(output)
+    assert "warning" not in log and "0xff" not in log and log.endswith(error)
+    assert outputs.said(output).splitlines() == [
+        "torch._inductor.exc.InductorError: CppCompileError: C++ compile error",
+        "main.cpp:30:51: error: no matching function",
+        "...",
+    ]
+    assert outputs.line_of(output) == "torch._inductor.exc.InductorError: CppCompileError: C++ compile error"

@@ -59,7 +59,7 @@ def test_a_module_becomes_one_attention_expression(attention):
 def test_the_product_shows_the_bug_alone_and_is_the_same_bug(attention):
     outcome, _ = attention
     assert outcome.confirmed, outcome.confirmation
-    assert outcome.report["signature"] == "joint_graph:torch/_inductor/fx_passes/fuse_attention.py:sfdp"
+    assert outcome.report["signature"] == "joint_graph:torch/_inductor/fx_passes/fuse_attention.py:sfdp:permute(dims)"
     assert "torch._inductor." not in case_part(outcome.reproducer) and "/tmp" not in outcome.reproducer
 
 

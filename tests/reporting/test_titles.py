@@ -70,6 +70,21 @@ def test_every_verdict_that_is_a_bug_has_words_of_its_own():
     assert not [text for text in titles if "behaves differently" in text]
 
 
+@pytest.mark.parametrize(
+    ("detail", "effect"),
+    [
+        ("only eager has it", "does not change its input under torch.compile, as eager does"),
+        ("only compiled has it", "changes its input under torch.compile, which eager leaves as it is"),
+    ],
+)
+@pytest.mark.parametrize("verdict", ["miscompile", "aliasing"])
+def test_an_input_that_only_one_run_changes_says_more_than_what_follows_from_it(verdict, detail, effect):
+    after = output("input0 after the call", finding="missing", detail=detail)
+    assert title(facts(verdict, WRONG, after)) == f"A program with `torch.add(x, a @ b, alpha=0.5)` {effect}"
+    state = {**after, "name": "attribute count after the call"}
+    assert effect.replace("input", "state") in title(facts(verdict, WRONG, state))
+
+
 SOFTMAX = "scores.softmax(-2) @ v"
 
 
@@ -125,7 +140,7 @@ def test_a_condition_stands_before_what_follows_from_it():
 
 
 def test_the_message_of_the_cpp_compiler_says_more_than_that_it_failed():
-    log = "CppCompileError: C++ compile error\nk.cpp:3:5: error: no match for 'clamp'\nk.cpp:4:5: error: also"
+    log = "CppCompileError: C++ compile error\nk.cpp:3:5: error: no match for 'at::vec::clamp'\nk.cpp:4:5: error: also"
     finding = facts("compile_error", cause=None, detail="CppCompileError: C++", shown={**SHOWN, "error_log": log})
     assert title(finding).endswith("fails to compile: CppCompileError: no match for 'clamp'")
 
@@ -150,6 +165,10 @@ def test_an_old_finding_is_called_by_the_code_that_was_matched_or_reduced():
 def test_a_long_error_does_not_make_a_long_title():
     text = title(facts("compile_error", detail="AssertionError: " + "very " * 100, cause=None))
     assert len(text) <= 140 and text.endswith("…")
+    text = title(
+        facts("compile_error", detail="AssertionError: " + "<x> " * 100, shown={**SHOWN, "expression": "f(" * 35})
+    )
+    assert len(text) <= 140 and text.endswith("…`") and text.count("`") % 2 == 0
 
 
 def test_a_report_without_anything_has_a_title():

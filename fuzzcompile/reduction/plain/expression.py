@@ -17,7 +17,9 @@ _LINE = re.compile(r":(\d+)")
 
 
 def expression_at_fault(source: str, chosen: Script, report: ReportJson) -> str | None:
-    """The expression at the culprit's site (else the one that is returned), at most some 76 characters long.
+    """The expression at the culprit's site, else one that its name speaks of, at most some 76 characters long.
+
+    Without either it is the expression that is returned.
 
     Args:
         source: the text that was judged; the culprit's site is a line of it.
@@ -30,7 +32,7 @@ def expression_at_fault(source: str, chosen: Script, report: ReportJson) -> str 
     if function is None:
         return None
     body = list(function.body)
-    place = number if number is not None and _computes(body[number]) else len(body) - 1
+    place = number if number is not None and _computes(body[number]) else _named(body, report)
     return next((text for text in _expressions(body, place) if len(text) <= _WIDTH), None)
 
 
@@ -46,6 +48,19 @@ def _expressions(body: list[ast.stmt], place: int) -> Iterator[str]:
     if calls:
         yield f"{ast.unparse(calls[0].func)}(...)"
     yield f"{plain[: _WIDTH - 3]}..."
+
+
+def _named(body: list[ast.stmt], report: ReportJson) -> int:
+    """The number of the last statement that calls something by a name out of the culprit's; else of the last one."""
+    culprit = report.get("culprit") or {}
+    said = f"{culprit.get('rewrite')} {culprit.get('family')} {culprit.get('pass')}".lower()
+    for place in reversed(range(len(body))):
+        calls = [
+            ast.unparse(node.func).rpartition(".")[2] for node in ast.walk(body[place]) if isinstance(node, ast.Call)
+        ]
+        if any(len(name) > 2 and name.lower() in said for name in calls):
+            return place
+    return len(body) - 1
 
 
 def _computes(statement: ast.stmt) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 from fuzzcompile.contract import RungJson
 from fuzzcompile.reduction.alone import Ran, run_alone
 from fuzzcompile.reduction.plain import rungs
+from fuzzcompile.reduction.plain.outputs import line_of
 from fuzzcompile.reduction.plain.script import Plain
 
 BACKENDS = ("eager", "aot_eager", "aot_eager_decomp_partition", "inductor")
@@ -23,13 +23,6 @@ _TRIED = ("inductor", _OFF, "eager", "aot_eager", "aot_eager_decomp_partition")
 # Seconds for one process, and least seconds that are worth starting one for.
 _LIMIT = 90.0
 _LEAST = 5.0
-# Lines of an error that say how to get more output, or are empty.
-_HINTS = re.compile(
-    r"^(Set TORCH|For even more developer|You can suppress|    import torch\._dynamo|    torch\._dynamo\.config)"
-)
-_COMPILER_ERROR = re.compile(r"\b(fatal )?error: ")
-_MOST_LINES = 12
-_MOST_CHARACTERS = 160
 
 
 @dataclass(frozen=True)
@@ -82,17 +75,6 @@ def climbed(candidates: Sequence[Plain], clock: Clock) -> Seen:
     ladder = [_as_json(backend, found.get(backend) or _alone(plain, backend, clock), plain) for backend in BACKENDS]
     shows = rungs.shows(plain.check.kind, alone.result) and best is not None
     return Seen(plain, shows, alone.output, ladder)
-
-
-def said(output: str) -> str:
-    """What a script printed, without the frames of a traceback, in a few lines."""
-    before, _, error = rungs.split_error(output)
-    lines = [line.rstrip() for line in (*before.splitlines(), *error.splitlines())]
-    lines = [line for line in lines if line and not _HINTS.match(line)]
-    if len(lines) > _MOST_LINES:  # a compiler's message: what it calls errors
-        errors = [line for line in lines[1:] if _COMPILER_ERROR.search(line)]
-        lines = [lines[0], *(errors or lines[1:])[: _MOST_LINES - 2], "..."]
-    return "\n".join(line if len(line) <= _MOST_CHARACTERS else f"{line[:_MOST_CHARACTERS]}..." for line in lines)
 
 
 def _rung(plain: Plain, backend: str) -> dict[str, str]:
@@ -148,24 +130,9 @@ def _death(ran: Ran) -> str:
 
 
 def _as_json(backend: str, rung: _Rung, plain: Plain) -> RungJson:
-    says = "" if rung.result == "right" else _line(rung.output)
+    says = "" if rung.result == "right" else line_of(rung.output)
     if plain.check.kind == "accepts" and rung.result != _NOT_RUN:
-        says = "accepts what eager refuses" if rung.result == "wrong" else f"raises as eager does: {_line(rung.output)}"
+        says = (
+            "accepts what eager refuses" if rung.result == "wrong" else f"raises as eager does: {line_of(rung.output)}"
+        )
     return RungJson(backend=backend, result=rung.result, says=says)
-
-
-def _line(output: str) -> str:
-    """The line of an output that says most."""
-    _, _, error = rungs.split_error(output)
-    lines = [line.strip() for line in (error or output).splitlines() if line.strip() and not _HINTS.match(line)]
-    if not lines:
-        return ""
-    if not error:
-        return lines[-1][:_MOST_CHARACTERS]
-    apart = next((line for line in lines if line.startswith("Greatest absolute")), "")
-    first = lines[0].removeprefix("AssertionError: ").removeprefix("AssertionError")
-    if not first:
-        printed = [line for line in output.splitlines() if line.strip()]
-        first = printed[0] if printed and not printed[0].startswith("Traceback") else "the assertion fails"
-    text = " ".join(part for part in (first, re.sub(r" \(up to.*", "", apart)) if part)
-    return re.sub(r"\d+\.\d{4,}(e[-+]\d+)?", lambda number: f"{float(number[0]):.3g}", text)[:_MOST_CHARACTERS]

@@ -11,8 +11,9 @@ from fuzzcompile.privacy import scrub
 from fuzzcompile.reduction.plain.devices import makes_sense_on_cuda
 from fuzzcompile.reduction.plain.eager_only import eager_only
 from fuzzcompile.reduction.plain.expression import expression_at_fault
-from fuzzcompile.reduction.plain.ladder import BACKENDS, Clock, Seen, climbed, said
+from fuzzcompile.reduction.plain.ladder import BACKENDS, Clock, Seen, climbed
 from fuzzcompile.reduction.plain.machine import collected_environment
+from fuzzcompile.reduction.plain.outputs import error_log, said
 from fuzzcompile.reduction.plain.script import Plain, plain_scripts
 from fuzzcompile.reduction.scripts.comparing import Script
 
@@ -43,8 +44,15 @@ def shown_as_issue(source: str, chosen: Script, report: ReportJson) -> ShownJson
     kernel = eager_only(chosen.drive.source, report, made["ladder"], clock)
     if kernel is not None:
         made["eager_only"], made["eager_only_output"] = kernel.files["script"], scrub(said(kernel.output))
-        made["eager_is_wrong"] = made["ladder"][1]["result"] == "right"
+        made["eager_is_wrong"] = _eager_is_wrong(report, made)
     return made
+
+
+def _eager_is_wrong(report: ReportJson, made: ShownJson) -> bool:
+    """Whether eager mode hands the kernel such inputs: as the report says, else if aot_eager agrees with eager."""
+    kernel = ((report.get("culprit") or {}).get("details") or {}).get("aten_kernel")
+    said = kernel.get("wrong_in") if isinstance(kernel, dict) else None
+    return said == "eager" if said else made["ladder"][1]["result"] == "right"
 
 
 def _not_run(candidates: Sequence[Plain], report: ReportJson) -> ShownJson:
@@ -66,5 +74,5 @@ def _as_json(seen: Seen, report: ReportJson) -> ShownJson:
     if makes_sense_on_cuda(report):
         made["cuda"] = seen.plain.text(cuda=True)
     if report.get("verdict") in _ERRORS:
-        made["error_log"] = scrub(seen.output)
+        made["error_log"] = scrub(error_log(seen.output))
     return made

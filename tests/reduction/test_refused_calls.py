@@ -1,0 +1,152 @@
+"""Calls that eager refuses and compiled accepts, reduced like any other bug: in a large model, in its later calls."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from fuzzcompile.capture.loading import load
+from fuzzcompile.generation import Profile
+from fuzzcompile.judging.probe import Target
+from fuzzcompile.judging.triage import triage
+from fuzzcompile.reduction import concluding
+from fuzzcompile.reduction.evaluating import evaluate
+from fuzzcompile.reduction.jobs import Outcome, same_bug
+from fuzzcompile.reduction.minimize import minimize
+from fuzzcompile.reduction.program import Input, Program, Ref, Statement
+from fuzzcompile.reduction.reproducer import Confirmation
+from fuzzcompile.reduction.schedule import reduce_programs
+from fuzzcompile.reduction.search import Budget, Probed, Questions
+from fuzzcompile.reduction.writing import Written, model_lines
+from fuzzcompile.worker.isolation import isolated
+from fuzzcompile.worker.minimize import LocalTools, capture_programs, job_of
+
+CPU = torch.device("cpu")
+# Eager counts no places from the end here, and compiled code does.
+SPREADS = """
+import torch
+from torch import nn
+
+class Spread(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.project = nn.Linear(8, 8)
+
+    def forward(self, x, where):
+        x = torch.tanh(self.project(x))
+        return torch.index_add(x, 1, where, x[:, :2]) * 0.5
+"""
+LATER = """
+def make():
+    return Spread().eval(), (torch.ones(2, 4, 8), torch.tensor([0, 1]))
+
+CALLS = [(torch.ones(2, 4, 8), torch.tensor([0, 1])), (torch.ones(2, 4, 8), torch.tensor([0, -1]))]
+"""
+LARGE = """
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.attention = nn.LayerNorm(8), nn.MultiheadAttention(8, 2, batch_first=True)
+        self.mlp = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8))
+
+    def forward(self, x):
+        y = self.norm(x)
+        x = x + self.attention(y, y, y, need_weights=False)[0]
+        return x + self.mlp(x)
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.before, self.spread, self.after = Block(), Spread(), Block()
+        self.register_buffer("where", torch.tensor([0, -1]))
+
+    def forward(self, x):
+        return self.after(self.spread(self.before(x), self.where))
+
+BACKWARD = True
+
+def make():
+    torch.manual_seed(0)
+    return Model().train(), (torch.randn(2, 4, 8),)
+"""
+
+
+def test_of_several_calls_that_which_eager_refuses_is_captured():
+    (program,) = capture_programs(SPREADS + LATER)
+    refused = evaluate(program)
+    assert refused.failed is not None and refused.error.startswith("IndexError")
+    assert next(value for value in program.inputs if value.dtype == torch.int64).values.tolist() == [0, -1]
+
+
+class Anything:
+    """A compiler that accepts every program, whatever eager says of it."""
+
+    def probe(self, candidate: Written, *, screen: bool) -> Probed:
+        return Probed(True, True, "accepts_invalid")
+
+
+def test_only_programs_that_eager_refuses_in_the_same_way_are_taken():
+    x, where = Input.of("x", torch.ones(3, 4)), Input.of("where", torch.tensor([0, -1]))
+    statements = (
+        Statement("wide", "function", "torch.sin", (Ref("x"),)),
+        Statement("part", "method", "narrow", (Ref("wide"), 0, 0, 2)),
+        Statement("spread", "function", "torch.index_add", (Ref("wide"), 0, Ref("where"), Ref("part"))),
+        Statement("last", "function", "torch.cos", (Ref("spread"),)),
+    )
+    program = Program((x, where), statements, Ref("last"))
+    reduced = reduce_programs([program], Questions(Anything(), Budget(200)), screens=False, refuses=True).program
+    assert [statement.target for statement in reduced.statements] == ["torch.index_add"]
+    # Shapes that do not go together are refused too, but that is another error.
+    assert evaluate(reduced).refusal == evaluate(program).refusal and not reduced.is_recorded
+
+
+REFUSED = {
+    "verdict": "accepts_invalid",
+    "is_bug": True,
+    "confidence": "high",
+    "signature": "unattributed:-:IndexError",
+    "culprit": None,
+    "detail": "eager raises IndexError: index 7 is out of bounds for dimension 2; compiled runs",
+}
+
+
+def test_what_a_large_case_had_no_time_to_name_a_small_one_may():
+    small = {
+        **REFUSED,
+        "signature": "decomposition:torch/x.py:index_add",
+        "culprit": {"stage": "decomposition", "rewrite": "aten.index_add.default"},
+        "detail": "eager raises IndexError: index 1 is out of bounds for dimension 0; compiled runs",
+    }
+    assert same_bug(REFUSED, small)
+    assert not same_bug(REFUSED, {**small, "detail": "eager raises RuntimeError: wrong sizes; compiled runs"})
+    assert not same_bug(REFUSED, {**small, "verdict": "metadata"})
+    known = {**REFUSED, "culprit": {"stage": "joint_graph"}, "signature": "joint_graph:torch/x.py:index_add"}
+    assert not same_bug(known, small)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("culprit_known", [True, False])
+def test_a_large_model_in_training_around_one_refused_call_becomes_the_call(tmp_path, monkeypatch, culprit_known):
+    monkeypatch.setattr(concluding, "confirm_reproducer", lambda text: Confirmation(1, text, True))
+    path = tmp_path / "large.py"
+    path.write_text(SPREADS + LARGE)
+    outcome, report = _minimized(path, culprit_known=culprit_known)
+    if report is None:
+        pytest.skip("this torch refuses the call in compiled code too")
+    assert outcome.how == "graph" and outcome.operators == 1 < 30 < outcome.operators_before, outcome.note
+    assert "torch.index_add(" in outcome.source and model_lines(outcome.source) <= 6
+    assert outcome.report["culprit"]["rewrite"] == "aten.index_add.default"
+
+
+def _minimized(path: Path, *, culprit_known: bool) -> tuple[Outcome | None, dict | None]:
+    with isolated():
+        report = triage(load(path, CPU), CPU).to_json()
+    if report["verdict"] != "accepts_invalid":
+        return None, None
+    if not culprit_known:  # as where the time for a large case was up
+        report |= {"culprit": None, "signature": "unattributed:-:accepts_invalid", "cause": None}
+    job = job_of(path.read_text(), report, None, Profile())
+    return minimize(job, LocalTools(Target.of(report)), Budget(150, time.monotonic() + 400)), report
