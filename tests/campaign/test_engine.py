@@ -206,7 +206,7 @@ class Buggy(Executor):
 
 
 def test_findings_that_turn_out_to_be_one_are_one_everywhere(tmp_path):
-    _, summary, store = campaign(tmp_path, executor=Buggy(), budget=Budget(cases=6))
+    _executor, summary, store = campaign(tmp_path, executor=Buggy(), budget=Budget(cases=6))
     said = summary.to_json()["findings"]
     assert [(line["id"], line["severity"], line["signature"], line["hits"]) for line in said] == [
         ("F1", "silent", f"{PLACE}:dtype", 4),
@@ -241,6 +241,6 @@ def test_a_finding_is_minimized_again_only_for_something_worse(tmp_path):
             future.set_result(Judged(wrong(f"{PLACE}:dtype", verdict=verdict), ()))
             return future
 
-    executor, _, store = campaign(tmp_path, executor=Worse(), budget=Budget(cases=10))
+    executor, _summary, store = campaign(tmp_path, executor=Worse(), budget=Budget(cases=10))
     assert (executor.judged, executor.reduced) == (10, 2)
     store.close()
