@@ -23,7 +23,6 @@ from fuzzcompile.signatures import of_program
 from fuzzcompile.worker.capturing import programs_of
 from fuzzcompile.worker.causes import Screens
 from fuzzcompile.worker.judge import JudgeTask, judge_file
-from fuzzcompile.worker.minimize import judge_source
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")
@@ -166,30 +165,13 @@ def test_a_rule_that_forgets_two_things_makes_two_findings(tmp_path, no_workarou
 
 # -- what nothing proves --------------------------------------------------------------------------
 
-UNPROVED = """
-import torch
 
-BACKWARD = True
-
-
-def program(x, mean, variance, y):
-    normal = torch.nn.functional.batch_norm(y, mean, variance)
-    return x + normal.squeeze(-1).transpose(1, 2)
-
-
-def make():
-    torch.manual_seed(0)
-    x = torch.randn(1, 2, 2, requires_grad=True)
-    mean = torch.randn(2)
-    variance = torch.randn(2)
-    y = torch.randn(1, 2, 2, 1, requires_grad=True)
-    return program, (x, mean, variance, y)
-"""
-
-
-def test_a_bug_without_a_proved_culprit_goes_by_its_program(no_workarounds):
-    report = judge_source(UNPROVED.replace("normal", "out").replace("variance", "running_var"))
-    if not report["is_bug"]:
-        pytest.skip(f"torch {torch.__version__} has mended it")
-    assert report["culprit"]["necessary"] is not True
-    assert report["signature"] == of_program(report["culprit"]["stage"], program_key(UNPROVED))
+def test_a_bug_without_a_proved_culprit_goes_by_its_program(tmp_path):
+    with forgetful():
+        task = replace(products(tmp_path, "x.exp()"), seconds=0.0)  # no time for any proof
+        report = judge_file(task).report
+    assert report["is_bug"] and report["culprit"]["necessary"] is not True
+    key = program_key(
+        Path(task.path).read_text().replace("program", "scores").replace("(x)", "(tensor)").replace("x.", "tensor.")
+    )
+    assert report["signature"] == of_program(report["culprit"]["stage"], key)
