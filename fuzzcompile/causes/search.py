@@ -93,16 +93,17 @@ def cause_of(
         report: names the culprit and its site.
         programs: the case's captured graphs, with recorded inputs.
         looker: compiles candidates.
-        known: fingerprints of causes to try first, the first of which that mends the bug is taken.
+        known: fingerprints of causes to try first; one under which the culprit still matches is taken.
         deadline: value of ``time.monotonic()`` after which nothing more is compiled.
     """
     culprit = report.get("culprit")
     if not report.get("is_bug") or culprit is None or not has_fingerprints(culprit.get("stage")):
         return None
     budget = _Budget(looker, deadline)
-    window, shown = _window(report, programs, budget, shrink=not known)
-    if window is None or shown is None:
+    shows = _window(report, programs, budget, shrink=not known)
+    if shows is None:
         return None
+    window, shown = shows
     verdict = Verdict(report["verdict"])
     change, still = _nearest(window, budget, known, verdict)
     if change is None:
@@ -113,25 +114,25 @@ def cause_of(
 
 def _window(
     report: ReportJson, programs: Sequence[Program], budget: _Budget, *, shrink: bool
-) -> tuple[Program | None, Look | None]:
-    """The smallest part of the captured graphs that shows the bug, and what it showed."""
-    lines, last, ordinal = _places(report)
-    candidates = budget.looks(windows(programs, lines, last, ordinal), _WINDOWS)
-    best, shown = next(((program, look) for program, look in candidates if look.shows), (None, None))
-    left = _SMALLER if best is not None and shrink else 0
+) -> tuple[Program, Look] | None:
+    """The smallest part of the captured graphs that shows the bug, and what it showed; None if none does."""
+    candidates = budget.looks(windows(programs, *_places(report)), _WINDOWS)
+    shown = next(((program, look) for program, look in candidates if look.shows), None)
+    return _shrunk(*shown, budget) if shown is not None and shrink else shown
+
+
+def _shrunk(best: Program, shown: Look, budget: _Budget) -> tuple[Program, Look]:
+    """The window without what it does not need at its ends."""
     tried: list[Program] = []
-    while best is not None and left > 0:
-        following = None
+    while len(tried) < _SMALLER:
         fresh = (program for program in smaller(best) if program not in tried)
-        for program, look in budget.looks(fresh, left):
+        for program, look in budget.looks(fresh, _SMALLER - len(tried)):
             tried.append(program)
-            left -= 1
             if look.shows:
-                following = program, look
+                best, shown = program, look
                 break
-        if following is None:
+        else:
             break
-        best, shown = following
     return best, shown
 
 
@@ -161,13 +162,24 @@ def _nearest(window: Program, budget: _Budget, known: Collection[str], verdict: 
     further = 0
     for change, (_, look) in zip(offered, looks, strict=False):
         further += best[0] is not None
-        if look.right and _counts(change, look.still, verdict) and (best[0] is None or look.still < best[1]):
+        if look.right and _counts(change, look.still, verdict) and _says_more(change, look.still, best):
             best = change, look.still
-            if change.fingerprint in known or (look.still is Still.FIRES and not change.hides):
+            known_again = change.fingerprint in known and look.still is not Still.ABSENT
+            if known_again or (look.still is Still.FIRES and not _is_weak(change)):
                 break
         if further >= _FURTHER:
             break
     return best
+
+
+def _says_more(change: Change, still: Still, best: tuple[Change | None, Still]) -> bool:
+    """Whether a change says more than the best so far; of two that say as much, the first is kept."""
+    return best[0] is None or (still, _is_weak(change)) < (best[1], _is_weak(best[0]))
+
+
+def _is_weak(change: Change) -> bool:
+    """Whether a copy was put between two operators, which a pass may take for something else than the layout."""
+    return change.hides and change.kind != "argument"
 
 
 def _counts(change: Change, still: Still, verdict: Verdict) -> bool:
@@ -202,7 +214,7 @@ def _computes(window: Program, neighbour: Program, shown: Look) -> bool:
     if not own or not len(own) == len(changed) == len(shown.outputs):
         return False
     far, near = (_distance(results, shown.outputs) for results in (own, changed))
-    return near <= _NEARER * far and far > 0.0
+    return math.isfinite(near) and near <= _NEARER * far and far > 0.0
 
 
 def _results(program: Program) -> list[torch.Tensor]:

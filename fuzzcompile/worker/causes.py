@@ -67,7 +67,8 @@ def with_cause(
     except MemoryError:
         raise
     except Exception as error:  # the search runs parts of any program, which may raise anything; the verdict stands
-        cause, note = None, f"the search for the cause failed, and the signature names none: {str(error)[:200]}"
+        said = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        cause, note = None, f"the search for the cause failed, and the signature names none: {said}"
     seconds = report.cost.seconds + time.monotonic() - started
     cost = replace(report.cost, seconds=seconds, cause_screens=screens.count)
     return replace(report, cause=cause, cost=cost, notes=report.notes if cause else (*report.notes, note))

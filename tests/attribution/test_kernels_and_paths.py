@@ -78,6 +78,7 @@ def make():
 """
 
 
+@pytest.mark.slow
 def test_a_kernel_that_misreads_what_eager_mode_gives_it_is_named_and_proved(write_case: WriteCase):
     with kernel(aten.special_erfcx.default, read_in_order_of_memory):
         report = report_on(write_case(EAGER))
@@ -202,6 +203,7 @@ def sequence_first(right: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return (result.transpose(0, 1).contiguous().transpose(0, 1), *rest)
 
 
+@pytest.mark.slow
 def test_a_fast_path_that_dynamo_does_not_trace_is_named_and_proved(write_case: WriteCase):
     with kernel(aten._native_multi_head_attention.default, sequence_first):
         report = report_on(write_case(FAST_PATH))

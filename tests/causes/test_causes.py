@@ -48,7 +48,9 @@ def make():
 
 
 def looked_for(report: dict[str, Any], path: Path, **given: Any) -> Any:
-    """The cause of the bug of ``report`` in the case at ``path``, which need not be the case it was made of."""
+    """The cause of the bug of ``report`` in the case at ``path``; the lines are those of its own case alone."""
+    if path.stem != report["case"]:
+        report = {**report, "culprit": {**report["culprit"], "site": None, "details": {}}}
     programs = programs_of(load_case(path), CPU)
     return cause_of(report, programs, Screens(Target.of(report), CPU), **given)
 

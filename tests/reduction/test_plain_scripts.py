@@ -307,6 +307,23 @@ def test_the_expression_is_the_operation_at_the_site_in_the_scripts_names():
     assert expression_at_fault(long, script_of(long, at_site), at_site) == "x @ y"
 
 
+def test_a_long_expression_holds_as_much_of_what_led_to_it_as_fits():
+    source = (
+        HEAD
+        + """
+def program(q, k, v):
+    scores = q.permute(0, 2, 1) @ k.permute(0, 1, 2).transpose(-2, -1) / 1.4142
+    weights = scores.softmax(-1)
+    return weights @ v.permute(0, 2, 1)
+
+def make():
+    return program, (torch.ones(1, 2, 2), torch.ones(1, 2, 2), torch.ones(1, 2, 2))
+"""
+    )
+    found = report("miscompile", **WHOLE)
+    assert expression_at_fault(source, script_of(source, found), found) == "scores.softmax(-1) @ v.permute(0, 2, 1)"
+
+
 HERE = 'Traceback (most recent call last):\n  File "repro.py", line 9, in <module>\n'
 IN_TORCH = 'Traceback (most recent call last):\n  File "a/torch/_ops.py", line 9, in call\n'
 

@@ -37,6 +37,17 @@ OTHER_MEANINGS = {
     "judging/claims.py": {"freezing"},  # the same entry
     "stages/freezing.py": {"freezing"},  # the same entry
     "worker/capturing.py": {"freezing"},  # the same entry
+    # Words that titles of PyTorch's issues have, and names of files that say nothing.
+    "searching/terms.py": {
+        "dynamo",
+        "pre_grad",
+        "functionalization",
+        "decomposition",
+        "joint_graph",
+        "post_grad",
+        "lowering",
+        "scheduler",
+    },
     "compiler/kernels/kernel_code.py": {"codegen"},  # a method of torch's scheduler nodes
     "compiler/patches.py": {"freezing", "partition", "scheduler"},  # an entry of the config, and names of patches
     "stages/cudagraphs.py": {"cudagraphs"},  # the component that a report names

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from fuzzcompile.contract import ReportJson
-from fuzzcompile.reduction.plain.folding import inlined, renamed, unwrapped
+from fuzzcompile.reduction.plain.folding import inlined, last_grown, renamed, unwrapped
 from fuzzcompile.reduction.plain.pieces import Pieces, pieces_of
 from fuzzcompile.reduction.plain.script import kinds_of
 from fuzzcompile.reduction.scripts.comparing import Script
@@ -41,7 +41,7 @@ def _expressions(body: list[ast.stmt], place: int) -> Iterator[str]:
     whole = inlined(body)
     if len(whole) == 1:
         yield _value(whole[0])
-    yield _value(inlined(body[: place + 1])[-1])
+    yield _value(last_grown(body[: place + 1], _WIDTH + len("return ")))
     plain = _value(body[place])
     yield plain
     calls = [node for node in ast.walk(body[place]) if isinstance(node, ast.Call)]

@@ -56,7 +56,18 @@ def inlined(body: Sequence[ast.stmt]) -> list[ast.stmt]:
     return statements
 
 
-def _merged(statements: Sequence[ast.stmt], place: int) -> tuple[int, ast.stmt] | None:
+def last_grown(body: Sequence[ast.stmt], width: int) -> ast.stmt:
+    """The last statement with the values that it uses written into it, the nearest first, in ``width`` characters."""
+    statements = list(body)
+    for place in reversed(range(len(statements) - 1)):
+        merged = _merged(statements, place, named=width)
+        if merged is not None and merged[0] == len(statements) - 1 and len(ast.unparse(merged[1])) <= width:
+            statements[-1] = merged[1]
+            del statements[place]
+    return statements[-1]
+
+
+def _merged(statements: Sequence[ast.stmt], place: int, named: int = _NAMED_WIDTH) -> tuple[int, ast.stmt] | None:
     """The statement that uses the value of the one at ``place``, with that value in it, and where; None if it stays."""
     statement = statements[place]
     name = _assigned(statement)
@@ -70,7 +81,7 @@ def _merged(statements: Sequence[ast.stmt], place: int) -> tuple[int, ast.stmt] 
     if bound & names_in([statement.value]):
         return None  # it would see another value there
     merged = _Substitution({name: statement.value}).visit(copy.deepcopy(later[uses[0]]))
-    if _binds(later[uses[0]], name) or len(ast.unparse(merged)) > (_NAMED_WIDTH if name in USUAL else _WIDTH):
+    if _binds(later[uses[0]], name) or len(ast.unparse(merged)) > (named if name in USUAL else _WIDTH):
         return None
     return place + 1 + uses[0], merged
 
