@@ -23,7 +23,7 @@ def _plain_names(program: Program) -> dict[str, str]:
     for name in (*inputs, *(s.name for s in program.statements)):
         base = name.rstrip("0123456789_") or name  # all of it, or a second renaming would find another name
         if name in inputs and base in _MEANINGLESS:
-            base = next(free, base)
+            base = next((letter for letter in free if letter not in taken), base)
         wanted = base if base not in taken else name
         number = 1
         while wanted in taken:

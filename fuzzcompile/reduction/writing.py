@@ -51,12 +51,16 @@ def written(program: Program) -> Written:
         for input_ in program.inputs
         if input_.fill == "recorded" and input_.values is not None
     }
-    return Written(case_source(program), values)
+    # Named once: the text must read the values by the names under which they are kept.
+    return Written(_text(program), values)
 
 
 def case_source(program: Program) -> str:
     """The text of a program's case file."""
-    program = plain(program)
+    return _text(plain(program))
+
+
+def _text(program: Program) -> str:
     lines = ["import torch"]
     body, result = body_lines(program)
     inputs = [input_expression(input_) for input_ in program.inputs]

@@ -222,3 +222,11 @@ def test_transforms_are_worked_out_in_the_functional_graph(write_case):
     model, inputs = case.make()
     for one, wanted in zip(result_of(program), model(*inputs), strict=True):
         torch.testing.assert_close(one, wanted)
+
+
+def test_recorded_values_are_kept_under_the_names_by_which_the_text_reads_them():
+    """A cut leaves names of the compiler's such as these, and a second look at them gave one of them another name."""
+    inputs = tuple(Input.of(name, torch.ones(2)) for name in ("x_1", "getitem_1"))
+    program = Program(inputs, (Statement("s", "function", "torch.stack", ([Ref(i.name) for i in inputs],)),), Ref("s"))
+    text = written(program)
+    assert len(text.values) == 2 and all(f'VALUES["{name}"]' in text.source for name in text.values)
