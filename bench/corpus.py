@@ -65,7 +65,7 @@ def main() -> None:
         print("\nIn the library")
         library(path, given.findings)
         print("\nAs commands")
-        commands(path)
+        commands(path, f"F{given.findings // 2}")
 
 
 def fill(path: Path, cases: int, findings: int) -> None:
@@ -93,12 +93,13 @@ def fill(path: Path, cases: int, findings: int) -> None:
 def library(path: Path, findings: int) -> None:
     """What each call takes, the corpus being open."""
     with Store.open(path) as store:
+        beginning = signature(findings // 2).rpartition(":")[0]
         names = [f"F{number}" for number in range(1, findings, findings // 20)]
         show("open", 1.0, timed(lambda: Store.open(path).close()))
         show("summaries (corpus list)", 1.0, timed(store.summaries))
         show("counters (corpus list)", 1.0, timed(store.counters))
         show("finding, reproducer, environment (show)", 0.2, timed(lambda: one(store, names)).shared(len(names)))
-        show("finding by the beginning of a signature", 0.2, timed(lambda: store.finding("lowering:torch/f1203.py")))
+        show("finding by the beginning of a signature", 0.2, timed(lambda: store.finding(beginning)))
         named = [signature(number) for number in range(1, findings)]
         show(
             "which finding a signature belongs to",
@@ -126,7 +127,7 @@ def library(path: Path, findings: int) -> None:
         )
 
 
-def commands(path: Path) -> None:
+def commands(path: Path, finding: str) -> None:
     """What each command takes, with the start of Python."""
     start = command(sys.executable, "-c", "import fuzzcompile.cli, fuzzcompile.corpus, rich.console")
     show("python -c pass", None, command(sys.executable, "-c", "pass"))
@@ -135,8 +136,8 @@ def commands(path: Path) -> None:
         ("corpus", "list"): 1.0,
         ("corpus", "list", "--all"): 1.0,
         ("corpus", "list", "--json"): 10.0,
-        ("corpus", "show", "F1000"): 0.2,
-        ("corpus", "show", "F1000", "--json"): 0.2,
+        ("corpus", "show", finding): 0.2,
+        ("corpus", "show", finding, "--json"): 0.2,
         ("corpus", "stats"): 10.0,
     }.items():
         whole = command(sys.executable, "-m", "fuzzcompile", *words, "--corpus", str(path))
@@ -211,8 +212,8 @@ def hits(store: Store, *, known: bool, number: int = 200) -> Iterator[Took]:
     for index in range(number):
         source = f"# {time.time_ns()}\n{SOURCE}"
         drawn = CaseRecord(sha(source), source, "generated", "seed=1", index)
-        name = index % 1000 + 1 if known else f"new {time.time_ns()}"
-        judged = report(index % 1000 + 1) | {"signature": signature(name)}
+        name = index + 1 if known else f"new {time.time_ns()}"
+        judged = report(index + 1) | {"signature": signature(name)}
         yield took(lambda: store.record(1, drawn, ENVIRONMENT, judged, coverage))  # noqa: B023 (called at once)
 
 
@@ -254,7 +255,9 @@ def run(number: int, finding: int | None) -> dict[str, object]:
 
 def clean() -> dict[str, object]:
     """The report on a case that shows no bug."""
-    outputs = [{"name": f"out{n}", "finding": "close", "max_abs_error_eager": 1e-7, "cosine": 1.0} for n in range(4)]
+    told = ("max_abs_error_eager", "max_abs_error_compiled", "error_ratio", "noise_floor", "cosine")
+    close = {"finding": "close", "within_default_tolerance": True, "torch_same": True, **dict.fromkeys(told, 1e-7)}
+    outputs = [{"name": f"out{number}", **close} for number in range(4)]
     rules = [
         {"stage": "joint_graph", "pass": "p", "rewrite": f"_sfdp_pattern_{n}", "fired": 0, "refused": 1}
         for n in range(9)
