@@ -138,6 +138,11 @@ class IssueFacts:
         return bool(self.shown.get("eager_only"))
 
     @property
+    def eager_is_wrong(self) -> bool:
+        """Whether eager mode, too, calls the operator at fault in the way that goes wrong."""
+        return bool(self.shown.get("eager_is_wrong"))
+
+    @property
     def expression(self) -> str | None:
         """The operation at fault as a user writes it; None where no short text stands for it."""
         if self.shown.get("expression"):

@@ -25,6 +25,8 @@ _QUERIES = 4  # of a search that found nothing
 _WIDEST = 200  # characters of a line of output
 _ALIKE = 60  # characters by which a line of the log is known again in an output, where lines are cut
 _RESULTS = {"right": "right", "wrong": "**wrong**", "raises": "**raises**"}
+# The same where eager mode itself is wrong: what agrees with it is wrong too.
+_AGAINST_WRONG_EAGER = {"right": "as eager: **wrong**", "wrong": "differs"}
 # The compilers' own messages in the log of an error: g++, clang++, Triton, and the last line of a traceback.
 _MESSAGE = re.compile(r"(?:\berror: |^[\w.]*(?:Error|Exception|Failure)\b: ).+")
 
@@ -126,7 +128,8 @@ def _shortened(output: str, log: str, limit: int) -> list[str]:
 def _ladder(facts: IssueFacts) -> Iterator[tuple[str, str]]:
     for rung in facts.shown.get("ladder") or ():
         says = one_line(rung.get("says") or "", 60) if rung["result"] == "raises" else ""
-        result = _RESULTS.get(rung["result"], rung["result"])
+        results = _AGAINST_WRONG_EAGER if facts.eager_is_wrong else _RESULTS
+        result = results.get(rung["result"], rung["result"])
         yield rung["backend"], (f"{result}: `{says}`" if says else result).replace("|", "\\|")
 
 
@@ -138,6 +141,8 @@ def _points(facts: IssueFacts) -> Iterator[tuple[str, str]]:
         yield ("Culprit" if facts.proved or facts.without_compiler else "Suspect, not proved"), culprit + label
     elif component:
         yield "Component", component[0] + label
+    if paths := place.paths(facts):
+        yield "Paths", paths
     if proof := place.proof(facts):
         yield "Proof", proof
     if workaround := workaround_with_cost(facts.report):

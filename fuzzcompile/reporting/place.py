@@ -71,6 +71,15 @@ def labels(facts: IssueFacts) -> list[str]:
     return [*own, *([component[1]] if component else []), "topic: fuzzer"]
 
 
+def paths(facts: IssueFacts) -> str:
+    """What a composite operator calls in eager mode and as it is traced; empty where no such operator is at fault."""
+    composite = ((facts.culprit or {}).get("details") or {}).get("composite")
+    if not isinstance(composite, dict):
+        return ""
+    eager, compiled = (", ".join(f"`{name}`" for name in composite.get(side) or ()) for side in ("eager", "compiled"))
+    return f"eager mode calls {eager or 'nothing'}; traced for the compiler it becomes {compiled or 'nothing'}"
+
+
 def culprit_line(facts: IssueFacts) -> str:
     """The code at fault, with a link; that of a suspect says that it is one. Empty where there is neither."""
     culprit = facts.culprit

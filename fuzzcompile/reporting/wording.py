@@ -54,8 +54,7 @@ def one_line_title(text: str) -> str:
 def _sentences(facts: IssueFacts) -> Iterator[str]:
     yield _claim(facts, "`torch.compile`") + "."
     if facts.without_compiler:
-        yield "No compiler is involved: the operator itself is wrong, on inputs that compiled programs give it."
-        yield f"The table is of {_subject(facts)} under `torch.compile`."
+        yield from _without_compiler(facts)
         yield since(facts)
         return
     if facts.target is not None and facts.verdict in VALUES:
@@ -64,6 +63,18 @@ def _sentences(facts: IssueFacts) -> Iterator[str]:
     yield _right_with(facts)
     yield reach(facts)
     yield since(facts)
+
+
+def _without_compiler(facts: IssueFacts) -> Iterator[str]:
+    side = "eager mode gives it" if facts.eager_is_wrong else "compiled programs give it"
+    yield f"No compiler is involved: the operator itself is wrong, on inputs that {side}."
+    if not facts.eager_is_wrong:
+        yield f"The table is of {_subject(facts)} under `torch.compile`."
+        return
+    yield f"Eager mode calls it so in {_subject(facts)}."
+    if facts.proved:
+        yield "Compiled programs compute it in another way: they agree with eager mode once it gets contiguous copies."
+    yield "In the table, a backend that does what eager mode does is wrong."
 
 
 def _claim(facts: IssueFacts, compiler: str) -> str:

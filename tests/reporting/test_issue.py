@@ -153,6 +153,20 @@ def test_an_operator_that_is_wrong_without_a_compiler_comes_first(named):
     assert "`module:" not in text
 
 
+def test_where_eager_mode_is_wrong_too_the_table_says_what_agrees_with_it():
+    kernel = {"details": {"aten_kernel": {"operator": "aten.tril_backwards.default", "inputs": []}}}
+    shown = {**SHOWN, "eager_only": "print(torch.ops.aten.tril_backwards(x.mT))", "eager_is_wrong": True}
+    page = visible(draft("wrong_gradient", culprit={**CULPRIT, **kernel}, cause=None, shown=shown))
+    assert "on inputs that eager mode gives it" in page and "compiled programs give it" not in page
+    assert "| as eager: **wrong** | as eager: **wrong** | as eager: **wrong** | differs |" in page
+
+
+def test_what_a_composite_operator_calls_on_either_side_is_said():
+    called = {"call": "torch.tril", "eager": ["aten.tril"], "compiled": ["aten.where.self", "aten.zeros"]}
+    page = visible(draft(culprit={**CULPRIT, "details": {"composite": called}}))
+    assert "eager mode calls `aten.tril`; traced for the compiler it becomes `aten.where.self`, `aten.zeros`" in page
+
+
 def test_the_error_of_a_compiler_is_shown():
     log = (
         "Traceback (most recent call last):\n"

@@ -19,7 +19,7 @@ def collected_environment() -> str:
 
     It takes seconds, so that it runs once in a process.
     """
-    ran = run_alone("", command=("-m", "torch.utils.collect_env"), timeout=_LIMIT)
+    ran = run_alone("", command=("-W", "ignore", "-m", "torch.utils.collect_env"), timeout=_LIMIT)
     if ran.status != 0:
         return ""
     text = scrub(ran.output)
