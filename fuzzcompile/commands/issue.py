@@ -25,7 +25,7 @@ def facts_of_file(path: Path, conditions: Conditions) -> IssueFacts:
     environment = describe(resolve(conditions.device), conditions.target)
     if not report["is_bug"]:
         return IssueFacts(report, None, environment)
-    small = minimize(Subject(path.read_text(encoding="utf-8"), report), conditions, seconds=_SECONDS)
+    small = minimize(Subject(path.read_text(encoding="utf-8"), report), conditions, seconds=_SECONDS, for_issue=True)
     return IssueFacts(
         small.report,
         small.reproducer,

@@ -130,6 +130,7 @@ def minimize(
     keep: Keep = "culprit",
     state: Path | None = None,
     resume: bool = False,
+    for_issue: bool = False,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Minimized:
     """Minimize the subject under its locked signature; candidates compile in a worker, which a crash may cost.
@@ -144,6 +145,7 @@ def minimize(
         keep: what must stay: the verdict's kind, or the culprit too.
         state: a file that keeps what was learned, and is deleted once the search is finished.
         resume: continue the search that ``state`` holds.
+        for_issue: make what an issue shows, too; of a stored finding it always is.
         on_progress: called after each candidate.
 
     Raises:
@@ -152,7 +154,13 @@ def minimize(
     """
     target = Target.of(subject.report, keep)
     tally = read_state(state, subject) if resume and state is not None else Tally()
-    job = job_of(subject.source, subject.report, *drawn_as(subject.recipe), keep)
+    job = job_of(
+        subject.source,
+        subject.report,
+        *drawn_as(subject.recipe),
+        keep,
+        for_issue=for_issue or subject.finding is not None,
+    )
 
     def progressed(progress: Progress) -> None:
         if state is not None:

@@ -144,7 +144,7 @@ def _refreshed(
 def _shown(source: str, report: ReportJson, best: Reproducer | None) -> Reproducer:
     """The reproducer made anew, with its plain script and ladder."""
     neighbour = None if best is None else best.neighbour
-    shown = show(source, report, neighbour)
+    shown = show(source, report, neighbour, for_issue=True)
     if shown.interrupted:
         raise KeyboardInterrupt
     return Reproducer(

@@ -63,12 +63,18 @@ def find_neighbour(program: Program, prober: Prober, tally: Tally, budget: Budge
         return None
 
 
-def show(source: str, report: ReportJson, neighbour: str | None) -> Shown:
+def show(source: str, report: ReportJson, neighbour: str | None, *, for_issue: bool) -> Shown:
     """Build the reproducer and run it in a clean process, several times if the first run does not show the bug.
 
     That of a target's finding is judged there for the target instead.
 
     An interrupt ends the runs; the reproducer is returned unconfirmed.
+
+    Args:
+        source: the text of the case.
+        report: its report.
+        neighbour: the source of a program that passes.
+        for_issue: also make what an issue shows, if the bug is confirmed.
 
     Raises:
         CaseError, UsageError: no reproducer can be built.
@@ -83,7 +89,7 @@ def show(source: str, report: ReportJson, neighbour: str | None) -> Shown:
         confirmation = run()
         first = Shown(reproducer, confirmation.confirmed, confirmation.output)
         if confirmation.confirmed:
-            return _with_plain(first, source, script, report)
+            return _with_plain(first, source, script, report) if for_issue else first
         again = [run() for _ in range(_FURTHER_RUNS)]
     except KeyboardInterrupt:
         return Shown(reproducer, False, "the confirmation was interrupted", interrupted=True)
@@ -91,7 +97,8 @@ def show(source: str, report: ReportJson, neighbour: str | None) -> Shown:
     if not shown:
         return replace(first, note=f"the reproducer does not show the bug alone in {len(again) + 1} runs")
     note = f"the bug comes and goes: the reproducer showed it in {len(shown)} of {len(again) + 1} runs"
-    return _with_plain(Shown(reproducer, True, shown[0].output, note), source, script, report)
+    late = Shown(reproducer, True, shown[0].output, note)
+    return _with_plain(late, source, script, report) if for_issue else late
 
 
 def _with_plain(shown: Shown, source: str, script: Script, report: ReportJson) -> Shown:

@@ -15,7 +15,7 @@ from fuzzcompile.reduction.program import Program
 from fuzzcompile.reduction.scripts.sources import case_part
 from fuzzcompile.reduction.search import Prober, Tally
 from fuzzcompile.reduction.writing import model_lines
-from fuzzcompile.signatures import agree, coarse
+from fuzzcompile.signatures import agree, coarse, is_unproved
 
 _ERROR = re.compile(r"\w+(?:Error|Exception)\b: [^;\n]*")
 
@@ -42,7 +42,8 @@ class Job:
     """A source to be minimized, its report, and the recipe (``choices``, ``profile``) of a generated case.
 
     ``is_case``: it is a case file, not a script. ``screens``: the bug may show without code generation. ``resizes``: it
-    may be compiled for dynamic sizes. ``keeps``: what must stay the same, "culprit" or "verdict".
+    may be compiled for dynamic sizes. ``keeps``: what must stay the same, "culprit" or "verdict". ``for_issue``: what
+    an issue shows is made too (`Outcome.shown`), which takes some more processes.
     """
 
     source: str
@@ -53,6 +54,7 @@ class Job:
     screens: bool = False
     resizes: bool = False
     keeps: str = "culprit"
+    for_issue: bool = False
 
 
 @dataclass(frozen=True)
@@ -105,11 +107,16 @@ def same_bug(wanted: ReportJson, reached: ReportJson, keeps: str = "culprit") ->
             return False  # the same place, for another cause
     if Verdict(wanted["verdict"]).kind != Verdict(reached["verdict"]).kind:
         return False
-    if keeps == "verdict" or (not wanted.get("culprit") and _raised(wanted) == _raised(reached)):
+    if keeps == "verdict" or (_names_nobody(wanted) and _raised(wanted) == _raised(reached)):
         return True
     guessed = "low" in (wanted.get("confidence"), reached.get("confidence"))
     stages = [(report.get("culprit") or {}).get("stage") for report in (wanted, reached)]
     return guessed and (stages[0] == stages[1] or None in stages)
+
+
+def _names_nobody(report: ReportJson) -> bool:
+    """Whether a report has no culprit, and a signature that names no place in the compiler either."""
+    return not report.get("culprit") and (is_unproved(report.get("signature") or "") or _raised(report) is not None)
 
 
 def _raised(report: ReportJson) -> str | None:

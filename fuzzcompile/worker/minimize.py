@@ -107,11 +107,19 @@ def minimize(task: MinimizeTask) -> Minimized:
     budget = Budget(task.tests, time.monotonic() + task.seconds)
     if task.report["verdict"] in _LOST:
         budget = Budget(0)
-    job = job_of(task.source, task.report, task.choices, task.profile)
+    job = job_of(task.source, task.report, task.choices, task.profile, for_issue=True)
     return Minimized.of(reduce_case(job, tools, budget), task.source)
 
 
-def job_of(source: str, report: ReportJson, choices: bytes | None, profile: Profile, keeps: Keep = "culprit") -> Job:
+def job_of(
+    source: str,
+    report: ReportJson,
+    choices: bytes | None,
+    profile: Profile,
+    keeps: Keep = "culprit",
+    *,
+    for_issue: bool = False,
+) -> Job:
     """The reduction of a source with that report; ``choices`` and ``profile`` are its recipe."""
     return Job(
         source,
@@ -122,6 +130,7 @@ def job_of(source: str, report: ReportJson, choices: bytes | None, profile: Prof
         screens=Target.of(report).screens,
         resizes=_RESIZED.search(source) is not None,
         keeps=keeps,
+        for_issue=for_issue,
     )
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from fuzzcompile.contract import ReportJson
 from fuzzcompile.reduction import reproducer
+from fuzzcompile.reduction.alone import Ran
 from fuzzcompile.reduction.reproducer import build_reproducer, confirm_for_target
 from fuzzcompile.reduction.scripts.sources import makes_tensors
 
@@ -113,9 +114,9 @@ def test_tensors_without_a_device_are_seen(expression, makes):
     ],
 )
 def test_it_is_confirmed_by_judging_it_for_the_target(status, said, confirmed, monkeypatch):
-    def alone(source, command, environment, timeout):
+    def alone(source, *, command, **_):
         assert command[-2:] == ("--target", "cuda:sm_90") and source == SOURCE
-        return status, f"a warning\n{json.dumps(said)}\n" if said is not None else "fuzzcompile: no worker\n"
+        return Ran(status, f"a warning\n{json.dumps(said)}\n" if said is not None else "fuzzcompile: no worker\n")
 
-    monkeypatch.setattr(reproducer, "_alone", alone)
+    monkeypatch.setattr(reproducer, "run_alone", alone)
     assert confirm_for_target(SOURCE, report()).confirmed is confirmed
