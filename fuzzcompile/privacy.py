@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-_PATH = re.compile(r"(?<![\w:/.])(?:/|[A-Za-z]:\\|~/)[^\s'\"`,;:()\[\]]*[/\\][^\s'\"`,;:()\[\]]+")
+# A path may follow an option of a C++ compiler without a space.
+_PATH = re.compile(r"(?:(?<![\w:/.])|(?<=-I)|(?<=-L))(?:/|[A-Za-z]:\\|~/)[^\s'\"`,;:()\[\]]*[/\\][^\s'\"`,;:()\[\]]+")
 _INSTALLED = re.compile(r"(?:site|dist)-packages[/\\](.+)")
 
 

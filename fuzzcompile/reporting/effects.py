@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,6 +31,10 @@ _LAYOUTS = {
     "expand": "expanded",
     "[": "sliced",
 }
+
+
+# Names of values, not of functions, attributes or keywords.
+_NAME = re.compile(r"(?<![\w.])[A-Za-z_]\w*(?![\w.(]|\s*=)")
 
 
 @dataclass(frozen=True)
@@ -140,10 +145,39 @@ def _computes_its_neighbour(cause: CauseJson | None, facts: IssueFacts) -> str |
         return f"ignores `{argument[1]}`"
     if not before or not after:
         return None
+    if not in_users_words(facts, before, after):
+        return f"takes {reordered} in another order" if (reordered := reordering(facts)) else None
     whole = facts.expression
     if whole and before in whole:
         return f"is computed as `{whole.replace(before, after)}`"
     return f"computes `{after}` instead of `{before}`"
+
+
+def in_users_words(facts: IssueFacts, *texts: str) -> bool:
+    """Whether every name in texts that are code stands in the script or the expression that the reader sees."""
+    plain = facts.shown.get("plain") or ""
+    seen = f"{plain}\n{facts.expression or ''}"
+    names = [name for text in texts if _is_composed(text) for name in _NAME.findall(text)]
+    return not plain or all(re.search(rf"\b{name}\b", seen) for name in names)
+
+
+def _is_composed(text: str) -> bool:
+    """Whether a text is code that calls or indexes something, not a name or words such as "shape (1, 2)"."""
+    if re.search(r"\w \(", text):
+        return False
+    try:
+        tree = ast.parse(f"call({text})")
+    except (SyntaxError, ValueError):
+        return False
+    return any(isinstance(node, ast.Call | ast.Subscript | ast.List) for node in list(ast.walk(tree))[3:])
+
+
+def reordering(facts: IssueFacts) -> str | None:
+    """The argument whose parts the nearest case that passes has in another order; None if it differs otherwise."""
+    cause = facts.cause or {}
+    before, after = (sorted(_NAME.findall(str(cause.get(side) or ""))) for side in ("before", "after"))
+    argument = re.search(r"\((\w+)\)$", str(cause.get("fingerprint") or ""))
+    return f"its `{argument[1]}`" if argument and before == after and len(before) > 1 else None
 
 
 def _written(facts: IssueFacts) -> Effect | None:

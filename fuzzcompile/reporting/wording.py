@@ -9,7 +9,16 @@ from collections.abc import Iterator
 from fuzzcompile.contract import OutputJson
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.privacy import one_line
-from fuzzcompile.reporting.effects import VALUES, condition_of, effect_of, error_in, pair, refusal
+from fuzzcompile.reporting.effects import (
+    VALUES,
+    condition_of,
+    effect_of,
+    error_in,
+    in_users_words,
+    pair,
+    refusal,
+    reordering,
+)
 from fuzzcompile.reporting.facts import IssueFacts
 from fuzzcompile.reporting.scope import reach, since
 from fuzzcompile.reporting.told import meaning_for
@@ -104,6 +113,8 @@ def _right_with(facts: IssueFacts) -> str:
         return ""
     if cause.get("kind") == "layout" and after.startswith("contiguous "):
         return "With a contiguous input it is right."
+    if not in_users_words(facts, before, after):
+        return f"With {reordered} in another order it is right." if (reordered := reordering(facts)) else ""
     return f"With {_quoted(after)} instead of {_quoted(before)} it is right."
 
 

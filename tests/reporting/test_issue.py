@@ -167,6 +167,11 @@ def test_what_a_composite_operator_calls_on_either_side_is_said():
     assert "eager mode calls `aten.tril`; traced for the compiler it becomes `aten.where.self`, `aten.zeros`" in page
 
 
+def test_paths_behind_options_of_a_compiler_are_cut_too():
+    said = "g++ -I/home/someone/include/python3.11 -L/home/someone/lib/python3.11/site-packages/torch/lib a.cpp"
+    assert scrub(said) == "g++ -Ipython3.11 -Ltorch/lib a.cpp"
+
+
 def test_the_error_of_a_compiler_is_shown():
     log = (
         "Traceback (most recent call last):\n"

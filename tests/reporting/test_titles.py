@@ -105,8 +105,24 @@ SOFTMAX = "scores.softmax(-2) @ v"
 )
 def test_what_is_ignored_is_named(expression, fingerprint, before, after, effect):
     cause = {"fingerprint": fingerprint, "kind": "argument", "before": before, "after": after, "computes": "neighbour"}
-    text = title(facts(cause=cause, shown={**SHOWN, "expression": expression}))
+    plain = f"def f(x, y):\n    return {expression}"
+    text = title(facts(cause=cause, shown={**SHOWN, "expression": expression, "plain": plain}))
     assert f"{effect} under torch.compile" in text and "wrong" not in text
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "effect"),
+    [
+        ("torch.cat([split_1, split_0])", "torch.cat([split_0, split_1])", "takes its `tensors` in another order"),
+        ("torch.cat([split_1, split_0])", "torch.cat([split_0])", "gives wrong values"),
+    ],
+)
+def test_names_that_the_reader_does_not_see_are_not_told(before, after, effect):
+    cause = {"fingerprint": "cat(tensors)", "kind": "argument", "before": before, "after": after}
+    text = title(
+        facts(cause={**cause, "computes": "neighbour"}, shown={**SHOWN, "expression": "torch.cat(x.split(2))"})
+    )
+    assert text == f"`torch.cat(x.split(2))` {effect} under torch.compile"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Wrong metadata under torch.compile, suspect dynamo; torch 2.13.0+cpu."""
+"""Wrong metadata under torch.compile, culprit aten.contiguous (dynamo); torch 2.13.0+cpu."""
 import torch
 from torch import nn
 

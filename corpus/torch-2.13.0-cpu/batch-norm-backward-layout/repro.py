@@ -1,4 +1,4 @@
-"""Wrong gradients under torch.compile, suspect aten.native_batch_norm_backward.default; torch 2.13.0+cpu."""
+"""Wrong gradients under torch.compile, culprit aten.native_batch_norm_backward.default; torch 2.13.0+cpu."""
 import torch
 import torch.nn.functional as F
 

@@ -1,4 +1,4 @@
-"""Wrong values under torch.compile, suspect fusion (codegen); torch 2.13.0+cpu."""
+"""Wrong values under torch.compile, culprit CppVecOverrides.expm1 (codegen); torch 2.13.0+cpu."""
 import torch
 import torch.nn.functional as F
 

@@ -1,4 +1,4 @@
-"""Wrong metadata under torch.compile, suspect functionalization; torch 2.13.0+cpu."""
+"""Wrong metadata under torch.compile, culprit torch.nn.functional.max_pool1d; torch 2.13.0+cpu."""
 import torch
 import torch.nn.functional as F
 

@@ -17,9 +17,9 @@ if __name__ == "__main__":
         eager, compiled = model(*inputs), torch.compile(model)(*inputs)
         exact = model(*[x.double() for x in inputs])
 
-    def distance(one, other):  # none between two NaNs or two equal infinities
-        same = (one == other) | (one.isnan() & other.isnan())
-        return torch.where(same, 0.0, (one - other).abs()).nan_to_num(nan=torch.inf)
+    def distance(left, right):  # none between two NaNs or two equal infinities
+        same = (left == right) | (left.isnan() & right.isnan())
+        return torch.where(same, 0.0, (left - right).abs()).nan_to_num(nan=torch.inf)
 
     known = distance(eager.double(), exact).isfinite()  # elsewhere eager itself is no number
     errors = (distance(out.double(), exact)[known] for out in (eager, compiled))

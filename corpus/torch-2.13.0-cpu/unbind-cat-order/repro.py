@@ -1,4 +1,4 @@
-"""Wrong values under torch.compile, suspect outside any pass (pre_grad); torch 2.13.0+cpu."""
+"""Wrong values under torch.compile, culprit unbind_cat_to_view; torch 2.13.0+cpu."""
 import torch
 
 OPTIONS = {'pre_grad_fusion_options': {'normalization_pass': {}, 'unbind_cat_to_view_pass': {}}}

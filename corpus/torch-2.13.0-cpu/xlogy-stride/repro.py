@@ -1,4 +1,4 @@
-"""Wrong metadata under torch.compile, suspect aten.xlogy.Tensor (decomposition); torch 2.13.0+cpu."""
+"""Wrong metadata under torch.compile, culprit aten.xlogy.Tensor (decomposition); torch 2.13.0+cpu."""
 import torch
 
 def program(attn_output, other):
