@@ -124,7 +124,7 @@ def triage_and_print(
                 print_report(out, answer.report, proof=proof, name=str(answer.path), known=bool(answer.known))
             if page is not None and answer.report is not None:
                 _write_page(page, answer.report, str(answer.path))
-    if not as_json and len(answers) > 1:
+    if not as_json and sum(answer.report is not None for answer in answers) > 1:
         _list_bugs([answer for answer in answers if answer.report is not None and answer.report["is_bug"]])
     if junit is not None:
         outputs.write_whole(junit, junit_xml([answer.to_junit() for answer in answers]), "--junit")

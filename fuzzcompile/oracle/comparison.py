@@ -59,7 +59,7 @@ def compare(
             return _metadata(eager, "dtype", f"eager {eager.form or 'Tensor'}, compiled {compiled.form or 'Tensor'}")
         comparison = _with_aliases(comparison, eager, compiled)
         if comparison.finding != "alias" and eager.kind == "output" and eager.stride != compiled.stride:
-            raises = _is_contiguous(expected.shape, eager.stride) and not _is_contiguous(actual.shape, compiled.stride)
+            raises = _is_contiguous(expected.shape, eager.stride) and not _is_flat(actual.shape, compiled.stride)
             detail = f"eager {eager.stride}, compiled {compiled.stride}"
             return replace(_metadata(eager, "stride", detail), view_raises=raises)
     return comparison
@@ -72,6 +72,13 @@ def _is_contiguous(shape: Sequence[int], significant: Sequence[int]) -> bool:
         expected.insert(0, following)
         following *= size
     return list(significant) == expected
+
+
+def _is_flat(shape: Sequence[int], significant: Sequence[int]) -> bool:
+    """Whether ``view(-1)`` runs: each step along a dimension is a whole row of the next one."""
+    sizes = [size for size in shape if size != 1]
+    inner = zip(significant, sizes[1:], significant[1:], strict=False)
+    return all(stride == size * step for stride, size, step in inner)
 
 
 def _values_agree(comparison: Comparison) -> bool:

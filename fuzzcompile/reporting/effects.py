@@ -146,7 +146,7 @@ def _computes_its_neighbour(cause: CauseJson | None, facts: IssueFacts) -> str |
     if not before or not after:
         return None
     if not in_users_words(facts, before, after):
-        return f"takes {reordered} in another order" if (reordered := reordering(facts)) else None
+        return f"ignores the order of {reordered}" if (reordered := reordering(facts)) else None
     whole = facts.expression
     if whole and before in whole:
         return f"is computed as `{whole.replace(before, after)}`"

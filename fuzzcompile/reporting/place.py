@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from fuzzcompile.privacy import scrub
 from fuzzcompile.reporting.facts import IssueFacts
+from fuzzcompile.severity import Severity
 from fuzzcompile.stage_names import (
     CODEGEN,
     CUDAGRAPHS,
@@ -68,6 +69,7 @@ def labels(facts: IssueFacts) -> list[str]:
     """The labels to ask for; those of the component only where it is known."""
     component = component_of(facts)
     own = [] if facts.without_compiler else ["oncall: pt2"]
+    own += ["module: correctness (silent)"] if facts.severity is Severity.SILENT else []
     return [*own, *([component[1]] if component else []), "topic: fuzzer"]
 
 
@@ -128,12 +130,12 @@ def _proved(facts: IssueFacts) -> Iterator[str]:
     what = f"switching off this and {siblings}, which takes its place," if siblings else "switching off this alone"
     repairing = next((entry for entry in facts.report.get("ablations") or () if entry.get("repairs")), None)
     how = f" ({plain_toggle(str(repairing['toggle']))})" if repairing else ""
-    yield f"{what} repairs it{how}"
+    yield f"the bug is gone after {what.removesuffix(',')}{how}"
     if culprit.get("sufficient"):
-        yield "with every other optional rewrite off, the bug stays"
+        yield "it stays with every other optional rewrite off"
     if contributors := facts.report.get("contributors"):
         names = ", ".join(f"`{entry.get('rewrite') or entry.get('family')}`" for entry in contributors)
-        yield f"it also needs {names}"
+        yield f"the bug also needs {names}"
 
 
 def plain_toggle(toggle: str) -> str:

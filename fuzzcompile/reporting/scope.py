@@ -24,11 +24,11 @@ def reach(facts: IssueFacts) -> str:
     if setting is None:
         where = "with the settings of its own script" if facts.is_script else f"on {_device(facts)}"
         return f"It was seen {where}{' and is silent' if silent else right}."
-    hits = f"hits programs {_where(facts, setting)}{right}."
+    seen = f"It was seen {_where(facts, setting)}{right}."
+    quiet = " Nothing warns of it." if silent else ""
     if setting.opt_ins:
-        takes = f"It is off by default: it takes `{'`, `'.join(setting.opt_ins)}`."
-        return f"{takes} It {'is silent and ' if silent else ''}{hits}"
-    return f"It is on by default and {'silent, and ' if silent else ''}{hits}"
+        return f"It needs options that are off by default: `{'`, `'.join(setting.opt_ins)}`.{quiet} {seen}"
+    return f"It happens with the default settings.{quiet} {seen}"
 
 
 def since(facts: IssueFacts) -> str:
@@ -46,19 +46,19 @@ def _versions(history: History, seen: str) -> Iterator[str]:
         return
     right = [version for version, status in history.torch.items() if status == Status.NOT_AFFECTED]
     if right:
-        yield f"Wrong since torch {first}; {right[-1]} is right."
+        yield f"It is there since torch {first}; {right[-1]} does not have it."
     else:
-        yield f"Wrong in torch {first}; earlier versions were not tried."
+        yield f"torch {first}, the oldest version tried, has it."
     if history.fixed_in:
         yield f"It is fixed in {history.fixed_in}."
     elif newest and newest != first:
-        yield f"The newest version tried is {newest}: {_NEWEST.get(history.torch[newest], 'no answer there')}."
+        yield f"On {newest}, the newest tried, {_NEWEST.get(history.torch[newest], 'there was no answer')}."
 
 
 _NEWEST: dict[str, str] = {
-    Status.FAILING: "still wrong",
-    Status.DIFFERENT: "it fails in another way",
-    Status.FLAKY: "wrong in some runs",
+    Status.FAILING: "it is still there",
+    Status.DIFFERENT: "the program fails in another way",
+    Status.FLAKY: "it shows in some runs",
 }
 
 

@@ -80,10 +80,14 @@ def _without_compiler(facts: IssueFacts) -> Iterator[str]:
     if not facts.eager_is_wrong:
         yield f"The table is of {_subject(facts)} under `torch.compile`."
         return
-    yield f"Eager mode calls it so in {_subject(facts)}."
+    yield (
+        f"Autograd in eager mode makes that call in the backward of {_subject(facts)}."
+        if facts.verdict == (Verdict.WRONG_GRADIENT)
+        else f"Eager mode makes that call in {_subject(facts)}."
+    )
     if facts.proved:
-        yield "Compiled programs compute it in another way: they agree with eager mode once it gets contiguous copies."
-    yield "In the table, a backend that does what eager mode does is wrong."
+        yield "Backends that compute it in another way match the operator called on contiguous copies."
+    yield "In the table, what agrees with eager mode is wrong."
 
 
 def _claim(facts: IssueFacts, compiler: str) -> str:
@@ -111,11 +115,14 @@ def _right_with(facts: IssueFacts) -> str:
     before, after = (_NAMED.sub("", str(cause.get(side) or "")) for side in ("before", "after"))
     if not before or not after:
         return ""
+    fine = "it compiles" if facts.verdict == Verdict.COMPILE_ERROR else "the result is correct"
     if cause.get("kind") == "layout" and after.startswith("contiguous "):
-        return "With a contiguous input it is right."
+        return f"With a contiguous input {fine}."
     if not in_users_words(facts, before, after):
-        return f"With {reordered} in another order it is right." if (reordered := reordering(facts)) else ""
-    return f"With {_quoted(after)} instead of {_quoted(before)} it is right."
+        return (
+            f"With {reordered} in their usual order the result is correct." if (reordered := reordering(facts)) else ""
+        )
+    return f"With {_quoted(after)} instead of {_quoted(before)} {fine}."
 
 
 def _quoted(text: str) -> str:

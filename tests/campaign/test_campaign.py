@@ -279,6 +279,7 @@ def test_a_killed_worker_costs_its_case_only_and_a_killed_campaign_nothing_store
     wait_for(lambda: not any(child.is_running() for child in children), 20)
 
 
+@pytest.mark.slow
 def test_a_killed_campaign_goes_on_and_ctrl_c_ends_it_with_the_summary(killed):
     folder, _ = killed
     stored = judged(folder)

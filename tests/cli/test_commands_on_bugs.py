@@ -61,6 +61,7 @@ def test_a_crash_while_compiling_is_a_bug(write_case, capsys):
     assert report["verdict"] == "crash" and "SIGABRT" in report["detail"]
 
 
+@pytest.mark.slow
 def test_a_compile_that_hangs_is_a_time_out(write_case, capsys):
     arguments = [
         write_case(SUBTRACTS),

@@ -350,7 +350,7 @@ def test_a_case_of_which_no_script_can_be_made_keeps_its_reproducer(monkeypatch)
 
     monkeypatch.setattr(concluding, "shown_as_issue", fails)
     monkeypatch.setattr(concluding, "confirm_reproducer", lambda _: Confirmation(1, "BUG: x", True))
-    shown = concluding.show(FUNCTION, report("miscompile", **WHOLE), None)
+    shown = concluding.show(FUNCTION, report("miscompile", **WHOLE), None, for_issue=True)
     assert shown.confirmed and shown.plain is None and "a form of its own" in shown.note
 
 
