@@ -25,6 +25,8 @@ _QUERIES = 4  # of a search that found nothing
 _WIDEST = 200  # characters of a line of output
 _ALIKE = 60  # characters by which a line of the log is known again in an output, where lines are cut
 _RESULTS = {"right": "right", "wrong": "**wrong**", "raises": "**raises**"}
+# What a workaround costs on a program of a few elements says nothing.
+_PRICE = re.compile(r", [\d.]+ times the run time$")
 # The same where eager mode itself is wrong: what agrees with it is wrong too.
 _AGAINST_WRONG_EAGER = {"right": "as eager: **wrong**", "wrong": "differs"}
 # The compilers' own messages in the log of an error: g++, clang++, Triton, and the last line of a traceback.
@@ -147,11 +149,7 @@ def _points(facts: IssueFacts) -> Iterator[tuple[str, str]]:
         yield "Proof", proof
     if workaround := workaround_with_cost(facts.report):
         how, _, seen = workaround.partition("  # ")
-        # What it costs on a program of a few elements says nothing.
-        yield (
-            "Workaround",
-            f"`{scrub(how)}`" + (f" ({re.sub(r', [\d.]+ times the run time$', '', seen)})" if seen else ""),
-        )
+        yield "Workaround", f"`{scrub(how)}`" + (f" ({_PRICE.sub('', seen)})" if seen else "")
     yield "Related", _related(facts)
 
 
