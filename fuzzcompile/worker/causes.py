@@ -79,12 +79,14 @@ def known_causes(report: Report, known: Collection[tuple[str, str]]) -> frozense
 
     Args:
         report: the hit.
-        known: signatures of known bugs, each with the kind of its verdict.
+        known: signatures of known bugs, each with the kind of its verdict. Only those of the report's kind count: a bug
+            that was proved to raise is yet to be proved where it gives wrong values.
     """
     culprit = report.attribution.culprit
     if culprit is None or not report.attribution.known:
         return frozenset()
-    here = (signature for signature, _ in known if coarse(signature) == culprit.signature)
+    kind = report.verdict.kind
+    here = (signature for signature, of in known if of == kind and coarse(signature) == culprit.signature)
     return frozenset(cause for signature in here if (cause := fingerprint(signature)) is not None)
 
 

@@ -15,13 +15,16 @@ from conftest import KNOWN_ISSUES
 from torch._inductor.fx_passes import joint_graph
 from torch._inductor.pattern_matcher import CallFunction, KeywordArg, register_graph_pattern
 
+from fuzzcompile.attribution.culprit import Attribution, Culprit
 from fuzzcompile.case import load_case
 from fuzzcompile.causes.search import cause_of
 from fuzzcompile.judging.probe import Target
+from fuzzcompile.judging.report import Report
+from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.reduction.canonical import program_key
 from fuzzcompile.signatures import of_program
 from fuzzcompile.worker.capturing import programs_of
-from fuzzcompile.worker.causes import Screens
+from fuzzcompile.worker.causes import Screens, known_causes
 from fuzzcompile.worker.judge import JudgeTask, judge_file
 
 aten = torch.ops.aten
@@ -175,3 +178,10 @@ def test_a_bug_without_a_proved_culprit_goes_by_its_program(tmp_path):
         Path(task.path).read_text().replace("program", "scores").replace("(x)", "(tensor)").replace("x.", "tensor.")
     )
     assert report["signature"] == of_program(report["culprit"]["stage"], key)
+
+
+def test_a_cause_that_is_proved_for_errors_is_not_known_for_values():
+    culprit = Culprit("joint_graph", "pass_pattern_0", "rule", "rule", source="mine.py")
+    hit = Report("case", "2.13.0", "cpu", Verdict.MISCOMPILE, "low", attribution=Attribution(culprit, known=True))
+    known = [("joint_graph:mine.py:rule:dtype", "error"), ("joint_graph:mine.py:rule:sum(dim)", "values")]
+    assert known_causes(hit, known) == {"sum(dim)"}
