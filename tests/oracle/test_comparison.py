@@ -9,6 +9,7 @@ import torch
 
 from fuzzcompile.execution.observation import Value
 from fuzzcompile.oracle.comparison import compare
+from fuzzcompile.severity import Severity, severity
 
 
 def output(value, **more) -> Value:
@@ -121,3 +122,20 @@ def test_an_element_is_wrong_only_if_itself_is_beyond_rounding_and_tolerance():
     compiled[0, 0] += 1e-3
     beyond = compare(runs[0], output(compiled.float()), output(exact), [output(noisy.float())])
     assert beyond.finding == "far" and not beyond.within_scaled_tolerance
+
+
+@pytest.mark.parametrize(
+    ("eager", "compiled", "raises"),
+    [
+        ((3, 1), (1, 2), True),  # eager lies one behind the other, and compiled cannot be viewed flat
+        ((3, 1), (6, 2), False),  # every second element of a line: `view(-1)` runs
+        ((1, 2), (3, 1), False),  # the compiled one is the plainer
+    ],
+)
+def test_a_layout_raises_where_view_ran_and_does_no_more(eager, compiled, raises):
+    values = torch.arange(6.0).reshape(2, 3)
+    outputs = [output(values, stride=stride) for stride in (eager, compiled)]
+    comparison = compare(*outputs, outputs[0], [])
+    assert (comparison.finding, comparison.view_raises) == ("stride", raises)
+    report = {"verdict": "metadata", "evidence": {"outputs": [{"finding": "stride", "view_raises": raises}]}}
+    assert severity(report) is (Severity.RAISING_LAYOUT if raises else Severity.LAYOUT)
