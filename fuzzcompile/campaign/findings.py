@@ -57,7 +57,6 @@ def facts_of(store: Store, finding: str | int) -> IssueFacts:
     """
     stored = store.finding(finding)
     reproducer = store.best_reproducer(finding)
-    umbrellas = {umbrella.name: umbrella for umbrella in store.umbrellas()}
     return IssueFacts(
         stored.report,
         reproducer.source if reproducer is not None else None,
@@ -71,7 +70,7 @@ def facts_of(store: Store, finding: str | int) -> IssueFacts:
         searched=stored.searched.date().isoformat() if stored.searched else None,
         queries=stored.queries or (),
         mark=Mark(status_of(stored.status), stored.issue, stored.duplicate_of, stored.note),
-        umbrella=umbrellas.get(stored.umbrella or ""),
+        umbrella=store.umbrella(stored.umbrella),
     )
 
 

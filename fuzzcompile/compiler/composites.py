@@ -19,10 +19,9 @@ import torch
 from torch import fx
 from torch.autograd import profiler
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuzzcompile.compiler.applications import Outcome, aliases_of, python_dispatcher
-from fuzzcompile.compiler.functional import transforms_left
+from fuzzcompile.compiler.functional import Heard, transforms_left
 from fuzzcompile.compiler.ledger import Snapshot
 from fuzzcompile.compiler.replay import _draws, _Replayer
 from fuzzcompile.execution.device import seed_everything
@@ -194,7 +193,7 @@ def _traced(
     tools = importlib.import_module("torch._functorch._aot_autograd.functional_utils")
     mode = importlib.import_module("torch._subclasses.functional_tensor").FunctionalTensorMode
     plain = copy_tree(arguments, double=double)
-    heard = _Heard()
+    heard = Heard({})
     with contextlib.ExitStack() as stack:
         for context in (transforms_left(), python_dispatcher(True), mode(), heard):
             stack.enter_context(context)
@@ -204,7 +203,7 @@ def _traced(
             return pytree.tree_map_only(torch.Tensor, tools.from_fun, run(args, kwargs))
 
         outcome = _outcome(traced, plain)
-    return outcome, heard.operators
+    return outcome, heard.operators.get("", [])
 
 
 def _outcome(call: Callable[[], object], given: object) -> Outcome:
@@ -216,22 +215,6 @@ def _outcome(call: Callable[[], object], given: object) -> Outcome:
         return Outcome(error=error)
     arguments = tuple(pytree.tree_leaves(given))
     return Outcome(results, arguments, aliases_of(results, arguments))
-
-
-class _Heard(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.operators: list[OpOverload] = []
-
-    def __torch_dispatch__(
-        self,
-        func: OpOverload,
-        types: Sequence[type],
-        args: tuple[object, ...] = (),
-        kwargs: dict[str, object] | None = None,
-    ) -> object:
-        self.operators.append(func)
-        return func(*args, **(kwargs or {}))
 
 
 def _can_trace() -> bool:

@@ -35,7 +35,7 @@ class NodeRun:
     values: dict[str, Any] = field(default_factory=dict)
     outputs: list[object] = field(default_factory=list)
     inputs: list[object] = field(default_factory=list)
-    operators: dict[str, list[object]] = field(default_factory=dict)
+    operators: dict[str, list[OpOverload]] = field(default_factory=dict)
     error: BaseException | None = None
 
 
@@ -99,7 +99,7 @@ def _run(snapshot: Snapshot, inputs: Sequence[object], double: bool, *, function
             stack.enter_context(mode())
         if double:
             stack.enter_context(Float64Mode(keep_casts=False))
-        heard = stack.enter_context(_Heard(found))
+        heard = stack.enter_context(Heard(found.operators))
         keep = _kept(plain) if by_node else None
         try:
             given = [wrap(argument) for argument in arguments]
@@ -130,13 +130,13 @@ def transforms_left() -> Iterator[None]:
             functorch.pop_dynamic_layer_stack()  # type: ignore[union-attr]
 
 
-class _Heard(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Writes down the operators that each node calls."""
+class Heard(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Writes down the operators that are called, by the ``node`` that calls them (``""``: none was named)."""
 
-    def __init__(self, found: NodeRun) -> None:
+    def __init__(self, operators: dict[str, list[OpOverload]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.node = ""
-        self._found = found
+        self.operators = operators
 
     def __torch_dispatch__(
         self,
@@ -145,13 +145,13 @@ class _Heard(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> object:
-        self._found.operators.setdefault(self.node, []).append(func)
+        self.operators.setdefault(self.node, []).append(func)
         return func(*args, **(kwargs or {}))
 
 
 class _Interpreter(_Replayer):
     def __init__(
-        self, snapshot: Snapshot, heard: _Heard, found: NodeRun, keep: Callable[[object], object] | None
+        self, snapshot: Snapshot, heard: Heard, found: NodeRun, keep: Callable[[object], object] | None
     ) -> None:
         super().__init__(snapshot)
         self._heard, self._found, self._kept = heard, found, keep

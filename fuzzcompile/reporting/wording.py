@@ -80,11 +80,10 @@ def _without_compiler(facts: IssueFacts) -> Iterator[str]:
     if not facts.eager_is_wrong:
         yield f"The table is of {_subject(facts)} under `torch.compile`."
         return
-    yield (
-        f"Autograd in eager mode makes that call in the backward of {_subject(facts)}."
-        if facts.verdict == (Verdict.WRONG_GRADIENT)
-        else f"Eager mode makes that call in {_subject(facts)}."
-    )
+    if facts.verdict == Verdict.WRONG_GRADIENT:
+        yield f"Autograd in eager mode makes that call in the backward of {_subject(facts)}."
+    else:
+        yield f"Eager mode makes that call in {_subject(facts)}."
     if facts.proved:
         yield "Backends that compute it in another way match the operator called on contiguous copies."
     yield "In the table, what agrees with eager mode is wrong."
