@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import click
 
 from fuzzcompile.cli import options
+from fuzzcompile.cli.configured import configured
+from fuzzcompile.settings import Ignored, in_force
 from fuzzcompile.severity import Severity
 from fuzzcompile.worker.conditions import Conditions, Question
 
@@ -24,13 +26,14 @@ if TYPE_CHECKING:
 @options.model("cases", lambda path: (path,))
 @options.question
 @options.conditions
-@click.option("--workers", default=1, show_default=True, type=click.IntRange(1, 256), help="Worker processes.")
-@click.option(
-    "--baseline",
+@configured("workers", default=1, show_default=True, type=click.IntRange(1, 256), help="Worker processes.")
+@configured(
+    "baseline",
     type=click.Path(path_type=Path),
     metavar="FILE",
     help="Known bugs: earlier --json output, or one signature a line. They do not make the exit status 1.",
 )
+@options.ignore
 @click.option("--junit", type=click.Path(path_type=Path), metavar="FILE", help="Also write JUnit XML for CI.")
 @options.fail_on
 @options.sarif
@@ -40,6 +43,7 @@ def triage(
     cases: tuple[Path, ...],
     workers: int,
     baseline: Path | None,
+    ignored: tuple[str, ...],
     junit: Path | None,
     fail_on: str | None,
     sarif: Path | None,
@@ -61,6 +65,7 @@ def triage(
         as_json=as_json,
         workers=workers,
         baseline=baseline,
+        ignored=in_force().ignored(ignored),
         junit=junit,
         sarif=sarif,
         log=log,
@@ -77,6 +82,7 @@ def triage_and_print(
     proof: bool = False,
     workers: int = 1,
     baseline: Path | None = None,
+    ignored: Ignored | None = None,
     junit: Path | None = None,
     sarif: Path | None = None,
     log: Path | None = None,
@@ -100,8 +106,8 @@ def triage_and_print(
     from fuzzcompile.reporting.sarif import sarif as sarif_log
     from fuzzcompile.reporting.verdict import print_report, report_console
 
-    files = case_files(cases)
-    known = Baseline.read(baseline) if baseline is not None else None
+    files = case_files(cases, ignored)
+    known = Baseline.of(baseline, ignored)
     for file, option in ((junit, "--junit"), (sarif, "--sarif"), (page, "--html")):
         if file is not None:
             outputs.check_writable(file, option)

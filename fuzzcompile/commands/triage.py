@@ -31,6 +31,7 @@ from fuzzcompile.plants import check_plants
 from fuzzcompile.reporting.baseline import Baseline
 from fuzzcompile.reporting.junit import Entry
 from fuzzcompile.reporting.sarif import Scanned
+from fuzzcompile.settings import Ignored
 from fuzzcompile.severity import Severity, severity
 from fuzzcompile.trials.compiles import check_against
 from fuzzcompile.worker.conditions import Conditions, Question
@@ -93,8 +94,10 @@ class Answer:
         return replace(self, known=known, status=0 if known else self.status)
 
 
-def case_files(paths: Sequence[Path]) -> list[Path]:
+def case_files(paths: Sequence[Path], ignored: Ignored | None = None) -> list[Path]:
     """The files that ``paths`` name: files as they are, folders and globs as their Python files in order.
+
+    What ``ignored`` names is passed over in folders and globs.
 
     Raises:
         CaseError: a path names nothing.
@@ -109,8 +112,15 @@ def case_files(paths: Sequence[Path]) -> list[Path]:
             named = sorted(Path(name) for name in glob.glob(str(path)) if name.endswith(".py"))  # noqa: PTH207
         if not named:
             raise CaseError(f"{path} names no case: give a Python file, a folder of them, or a glob.")
-        files += named
+        files += named if path.exists() and not path.is_dir() else _not_ignored(path, named, ignored)
     return files
+
+
+def _not_ignored(path: Path, named: list[Path], ignored: Ignored | None) -> list[Path]:
+    left = [file for file in named if ignored is None or not ignored.file(file)]
+    if not left:
+        raise CaseError(f"All {len(named)} files of {path} are ignored: name one of them, or change `ignore`.")
+    return left
 
 
 def triage_files(
