@@ -28,7 +28,7 @@ from pathlib import Path
 
 import torch
 
-from fuzzcompile.capture.loading import defines_make
+from fuzzcompile.casefiles import defines_make
 from fuzzcompile.commands.minimize import drawn_as
 from fuzzcompile.corpus import Store
 from fuzzcompile.execution.environment import describe

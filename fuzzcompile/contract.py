@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypedDict
 
+SCHEMA = 1
+"""The version of the contract, in each object."""
+
 
 class OutputJson(TypedDict, total=False):
     """How one output differs. Errors are absolute, against the float64 run; None where none was measured."""
