@@ -56,7 +56,7 @@ ALLOWED = {
               "generation", "judging", "oracle", "plants", "profiling", "reduction", "signatures", "stage_names",
               "targets", "tolerances"},
     "campaign": {"case", "compiler", "contract", "corpus", "errors", "execution", "generation", "judging", "oracle",
-                "replaying", "reporting", "severity", "stage_names", "variations", "worker"},
+                "plants", "replaying", "reporting", "severity", "stage_names", "variations", "worker"},
     "commands": {"campaign", "case", "casefiles", "compiler", "contract", "corpus", "errors", "execution", "facts",
                 "generation", "judging", "oracle", "plants", "privacy", "profiling", "reduction", "replaying",
                 "reporting", "searching", "settings", "severity", "stage_names", "targets", "templating", "trials",
@@ -65,9 +65,9 @@ ALLOWED = {
     "hints": {"errors", "settings"},
     "settings": {"errors", "severity", "targets"},
     "casefiles": {"errors"},
-    "cli": {"campaign", "case", "commands", "contract", "corpus", "errors", "execution", "generation", "models",
-           "plants", "profiling", "reduction", "replaying", "reporting", "settings", "severity", "stage_names",
-           "targets", "tolerances", "watching", "worker"},
+    "cli": {"campaign", "commands", "contract", "corpus", "errors", "execution", "generation", "models", "profiling",
+           "reduction", "replaying", "reporting", "settings", "severity", "stage_names", "targets", "tolerances",
+           "watching", "worker"},
     "__main__": {"cli"},
 }  # fmt: skip
 
