@@ -123,7 +123,7 @@ def triage_and_print(
             elif answer.report is not None:
                 print_report(out, answer.report, proof=proof, name=str(answer.path), known=bool(answer.known))
             if page is not None and answer.report is not None:
-                _write_page(page, answer.report, str(answer.path))
+                _write_page(page, answer.report, answer.path)
     if not as_json and sum(answer.report is not None for answer in answers) > 1:
         _list_bugs([answer for answer in answers if answer.report is not None and answer.report["is_bug"]])
     if junit is not None:
@@ -146,13 +146,15 @@ def _list_bugs(bugs: Sequence[Answer]) -> None:
         click.echo(f"  {answer.path}  {'  '.join(map(str, said))}{known}")
 
 
-def _write_page(page: Path, report: ReportJson, name: str) -> None:
+def _write_page(page: Path, report: ReportJson, path: Path) -> None:
     import torch
 
     from fuzzcompile.contract import told
     from fuzzcompile.execution.environment import describe
+    from fuzzcompile.pages.case_page import page_of
     from fuzzcompile.reporting.files import write_whole
-    from fuzzcompile.reporting.page import page_of
 
-    text = page_of(report, describe(torch.device(report["device"]), told(report)), name=name)
+    source = path.read_text(encoding="utf-8", errors="replace") if path.suffix == ".py" else None
+    environment = describe(torch.device(report["device"]), told(report))
+    text = page_of(report, environment, name=str(path), source=source)
     write_whole(page, text.encode("utf-8"), "--html")
