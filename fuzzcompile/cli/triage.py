@@ -152,10 +152,12 @@ def _list_bugs(bugs: Sequence[Answer]) -> None:
 
 
 def _write_page(page: Path, answer: Answer) -> None:
+    from fuzzcompile.pages.case_page import page_of
     from fuzzcompile.reporting.files import write_whole
-    from fuzzcompile.reporting.page import page_of
 
     assert answer.report is not None
     machine = answer.machine or {"torch": answer.report["torch"], "device": answer.report["device"]}
-    text = page_of(answer.report, machine, name=str(answer.path))
+    path = answer.path
+    source = path.read_text(encoding="utf-8", errors="replace") if path.suffix == ".py" else None
+    text = page_of(answer.report, machine, name=str(path), source=source)
     write_whole(page, text.encode("utf-8"), "--html")

@@ -134,6 +134,7 @@ def judge_file(task: JudgeTask) -> Judged:
                 thorough=task.thorough and not bitwise,
                 screen=task.screen,
                 suspects=task.suspects,
+                error_maps=task.error_maps,
                 on_eager=lambda: _mark(task.marker, ""),
                 on_verdict=lambda verdict: _mark_verdict(task, file, verdict),
                 on_ledger=lambda ledger: _dump(task.dump, ledger),
