@@ -13,7 +13,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 INTERNALS = ("torch._inductor", "torch._dynamo", "torch._functorch", "torch._subclasses", "torch._prims")
 # What each package may import of the others; a package is the folder (or module) below fuzzcompile/.
 ALLOWED = {
-    "__init__": {"watching"},
+    "__init__": {"api", "watching"},
     "contract": set(),
     "errors": set(),
     "reference": set(),
@@ -62,6 +62,9 @@ ALLOWED = {
                 "reporting", "searching", "severity", "stage_names", "targets", "templating", "trials", "watching",
                 "worker"},
     "privacy": set(),
+    "api": {"capture", "case", "commands", "compiler", "contract", "errors", "execution", "judging", "reporting",
+           "templating", "worker"},
+    "pytest_plugin": {"api", "errors"},
     "cli": {"campaign", "case", "commands", "contract", "corpus", "errors", "execution", "generation", "models",
            "plants", "profiling", "reduction", "replaying", "reporting", "severity", "stage_names", "targets",
            "tolerances", "watching", "worker"},

@@ -6,6 +6,7 @@ import glob
 import tempfile
 from collections.abc import Generator, Sequence
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypedDict
@@ -120,8 +121,11 @@ def triage_files(
     *,
     workers: int = 1,
     baseline: Baseline | None = None,
+    pool: WorkerPool | None = None,
 ) -> Generator[Answer, None, None]:
     """Judge the files and yield an answer for each, in order.
+
+    With ``pool``, its workers judge them and stay; it was opened under the same conditions.
 
     Raises:
         UsageError: a plant cannot be used, or ``question.against`` names nothing to compare with.
@@ -135,7 +139,7 @@ def triage_files(
     where = _Where(str(resolve(conditions.device)), conditions.target)
     with (
         tempfile.TemporaryDirectory(prefix="fuzzcompile-") as folder,
-        open_pool(conditions, workers, least_threads=LEAST_THREADS) as pool,
+        open_pool(conditions, workers, least_threads=LEAST_THREADS) if pool is None else nullcontext(pool) as pool,
     ):
         tasks = [
             JudgeTask(

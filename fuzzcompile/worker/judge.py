@@ -14,6 +14,7 @@ from typing import cast
 
 import torch
 
+from fuzzcompile.capture.invocation import SENT_SUFFIX, Invocation
 from fuzzcompile.capture.loading import load
 from fuzzcompile.case import Case
 from fuzzcompile.compiler.dump import dump_ledger
@@ -132,7 +133,7 @@ def _collect_garbage(seconds: float) -> None:
 
 
 def judge_file(task: JudgeTask) -> Judged:
-    """Judge one case file on this worker's device.
+    """Judge one case file, or a call that another process sent, on this worker's device.
 
     Raises:
         CaseError: the file is not a case, or the case cannot be run.
@@ -141,9 +142,31 @@ def judge_file(task: JudgeTask) -> Judged:
     start = time.monotonic()
     deadline = None if task.seconds is None else start + task.seconds
     device = torch.device(current_device())
-    with isolated(), contextlib.ExitStack() as exact:
-        case = load(Path(task.path), device, call=task.call, module=task.module)
+    path = Path(task.path)
+    # Outside of the block, so that the modules that a call imports are there for the next one.
+    called = _received(path, device) if path.suffix == SENT_SUFFIX else None
+    with isolated():
+        case = load(path, device, call=task.call, module=task.module) if called is None else called.case()
         restore_streams()  # the script may have closed them, and the compiler writes to them
+        report = judge_case(case, task, device, deadline)
+    _collect_garbage(time.monotonic() - start)
+    return Judged(cast(ReportJson, report.to_json()), report.coverage, report.screened)
+
+
+def _received(path: Path, device: torch.device) -> Invocation:
+    from fuzzcompile.capture.sending import receive  # most workers never need a pickler
+
+    return receive(path, device)
+
+
+def judge_case(case: Case, task: JudgeTask, device: torch.device, deadline: float | None) -> Report:
+    """Judge a loaded case in this process; of ``task``, its path is not read.
+
+    Raises:
+        CaseError: the case cannot be run.
+        EnvironmentUnfit: it needs more than ``task.memory``, or the ledger cannot be written.
+    """
+    with contextlib.ExitStack() as exact:
         if task.memory is not None:
             refuse_oversized(case, device, task.memory)
         case = replace(case, notes=(*case.notes, *_limits_noted(task)))
@@ -172,8 +195,7 @@ def judge_file(task: JudgeTask) -> Judged:
         report = _of_its_cause(triaged, task, judged, device, deadline)
         if bitwise:
             report = judge_bitwise(judged, device, report, own=case, vetoes=task.vetoes, deadline=deadline)
-    _collect_garbage(time.monotonic() - start)
-    return Judged(cast(ReportJson, report.to_json()), report.coverage, report.screened)
+    return report
 
 
 def _of_its_cause(
