@@ -8,7 +8,8 @@ from fuzzcompile.compiler.kernel_cache import shared_kernel_cache
 from fuzzcompile.execution.device import assign, resolve
 from fuzzcompile.execution.pool import WorkerPool
 from fuzzcompile.worker.conditions import Conditions
-from fuzzcompile.worker.judge import WorkerSetup, prepare
+from fuzzcompile.worker.judge import WorkerSetup
+from fuzzcompile.worker.start import start
 
 # After this share of a case's time, attribution starts no further compile: a long proof must not cost the finding.
 ATTRIBUTION_SHARE = 0.6
@@ -50,7 +51,7 @@ def open_pool(conditions: Conditions, workers: int, *, least_threads: int = 1) -
         time_limit=conditions.limits.seconds,
         memory_limit=conditions.limits.memory,
         max_tasks=_TASKS_PER_WORKER,
-        initializer=prepare,
+        initializer=start,
         initargs=(setup,),
         devices=assign(conditions.device, workers),
         environment=shared_kernel_cache(),
