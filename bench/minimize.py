@@ -30,7 +30,7 @@ import torch
 
 from fuzzcompile.campaign.drawing import recipe_of
 from fuzzcompile.campaign.leftovers import drawn_of
-from fuzzcompile.capture.loading import defines_make
+from fuzzcompile.casefiles import defines_make
 from fuzzcompile.corpus import Store
 from fuzzcompile.execution.environment import describe
 from fuzzcompile.generation import Profile

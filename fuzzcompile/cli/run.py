@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from fuzzcompile.cli import options
+from fuzzcompile.cli.configured import configured
 from fuzzcompile.errors import EnvironmentUnfit, UsageError
 from fuzzcompile.worker.conditions import Conditions
 
@@ -18,7 +19,7 @@ from fuzzcompile.worker.conditions import Conditions
 @click.option("--budget", default="10m", show_default=True, metavar="90s|10m|1h|200c", help="Time or number of cases.")
 @options.conditions
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**63 - 1), help="Which cases are drawn.")
-@click.option("--workers", default=None, type=click.IntRange(1, 256), help="Worker processes; default: by processors.")
+@configured("workers", type=click.IntRange(1, 256), help="Worker processes; default: by processors.")
 @options.corpus
 @click.option("--max-findings", default=None, type=click.IntRange(1), help="Stop after this many new findings.")
 @click.option("--no-near-misses", is_flag=True, help="Draw only plain idioms, no near misses.")
@@ -35,9 +36,8 @@ from fuzzcompile.worker.conditions import Conditions
 @click.option("--no-steering", is_flag=True, help="Draw cases uniformly, whatever earlier cases found.")
 @click.option("--fail-on-finding", is_flag=True, help="Exit with 1 if there is a finding.")
 @options.fail_on
-@click.option(
-    "--drafts",
-    default=Path("reports/drafts"),
+@configured(
+    "drafts",
     show_default=True,
     type=click.Path(path_type=Path, file_okay=False),
     help="Folder for issue drafts.",

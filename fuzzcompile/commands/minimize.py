@@ -14,8 +14,8 @@ from typing import TypeVar
 import torch
 
 from fuzzcompile.campaign.drawing import recipe_of
-from fuzzcompile.capture.loading import defines_make
 from fuzzcompile.case import source_hash
+from fuzzcompile.casefiles import defines_make, read_case_file
 from fuzzcompile.commands.triage import triage_files
 from fuzzcompile.contract import ReportJson, told
 from fuzzcompile.corpus import CaseRecord, Store
@@ -104,7 +104,7 @@ def subject_of_state(path: Path, store: Store | None, state: Path) -> Subject:
     Raises:
         UsageError: no search was started for this source with this torch.
     """
-    subject = Subject(path.read_text(encoding="utf-8"), {"torch": torch.__version__})
+    subject = Subject(read_case_file(path).source, {"torch": torch.__version__})
     return _subject(path, store, _kept(state, subject)[1])
 
 
@@ -120,7 +120,7 @@ def conditions_of(subject: Subject, conditions: Conditions) -> Conditions:
 
 
 def _subject(path: Path, store: Store | None, report: ReportJson) -> Subject:
-    source, signature = path.read_text(encoding="utf-8"), report.get("signature")
+    source, signature = read_case_file(path).source, report.get("signature")
     if store is None:
         return Subject(source, report)
     finding = None if signature is None else store.finding_of(signature)
