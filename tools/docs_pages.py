@@ -1,7 +1,7 @@
 """A hook of MkDocs: a page for each command, made from its ``--help``.
 
-MkDocs calls ``on_config`` and ``on_files`` (https://www.mkdocs.org/user-guide/plugins/#events). The pages are made while
-the site is built, and are in no file.
+MkDocs calls ``on_config`` and ``on_files`` (https://www.mkdocs.org/user-guide/plugins/#events). The pages are made
+while the site is built, and are in no file.
 """
 
 from __future__ import annotations

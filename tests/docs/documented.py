@@ -17,7 +17,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 @dataclass(frozen=True)
 class Block:
-    """A code block of a page: its language, the name that its title gives it, its text, and the line where it begins."""
+    """A code block of a page: its language, the file name that its title gives, its text, the line where it begins."""
 
     language: str
     title: str

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from documented import PAGES, ROOT, Block, blocks
 
 _WITH_EXAMPLES = [page for page in PAGES if any(block.language == "console" for block in blocks(page))]
