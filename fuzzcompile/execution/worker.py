@@ -33,6 +33,7 @@ LINE_LOST = 113
 
 _device = "cpu"
 _importing_main = False
+_retired = False
 _HIGH = 200  # number of the first descriptor that the streams are kept under
 _pid = os.getpid()
 
@@ -40,6 +41,12 @@ _pid = os.getpid()
 def current_device() -> str:
     """The device that this worker was given, such as ``"cuda:1"``; ``"cpu"`` outside of a worker."""
     return _device
+
+
+def retire() -> None:
+    """Let this worker end once its task is answered: the process can do no further work. Another takes its place."""
+    global _retired
+    _retired = True
 
 
 def importing_main() -> bool:
@@ -88,8 +95,10 @@ def main(descriptor: int) -> None:
     connection = Connection(descriptor)
     try:
         if _set_up(connection):
-            while message := connection.recv_bytes():
+            while not _retired and (message := connection.recv_bytes()):
                 _serve(connection, pickle.loads(message))
+        if _retired:
+            os._exit(0)  # without exit handlers, which may wait for what this process has lost
     except (EOFError, OSError):  # the pool is gone, or a task has closed the line: end quietly
         sys.exit(LINE_LOST)
 

@@ -29,7 +29,8 @@ from fuzzcompile.errors import EnvironmentUnfit
 from fuzzcompile.execution.attention_backends import MATH_ONLY, math_only
 from fuzzcompile.execution.device import Numerics, seed_everything
 from fuzzcompile.execution.footprint import refuse_oversized
-from fuzzcompile.execution.worker import current_device, restore_streams
+from fuzzcompile.execution.lost_gpu import lost_gpu
+from fuzzcompile.execution.worker import current_device, restore_streams, retire
 from fuzzcompile.judging.report import CoverageCount, Report
 from fuzzcompile.judging.triage import triage
 from fuzzcompile.plants import run_plants
@@ -138,9 +139,56 @@ def judge_file(task: JudgeTask) -> Judged:
         CaseError: the file is not a case, or the case cannot be run.
         EnvironmentUnfit: the case needs more than ``task.memory``, or the ledger cannot be written.
     """
+    device = torch.device(current_device())
+    progress = _Progress()
+    try:
+        return _judged(task, device, progress)
+    except Exception as error:  # of any kind: a GPU that is lost fails in whatever comes next
+        why = lost_gpu(device)
+        if why is None:
+            raise
+        return progress.without_gpu(task, why, error)
+    finally:
+        if lost_gpu(device) is not None:
+            retire()
+
+
+@dataclass
+class _Progress:
+    """How far a case came before its GPU was lost: the report so far, if there was a verdict."""
+
+    eager_done: bool = False
+    report: Report | None = None
+
+    def without_gpu(self, task: JudgeTask, why: str, error: Exception) -> Judged:
+        """The verdict that was reached before.
+
+        Raises:
+            EnvironmentUnfit: there was none.
+        """
+        if self.report is not None:
+            detail = "; ".join(part for part in (self.report.detail, f"what came after the verdict: {why}") if part)
+            report = replace(self.report, confidence="low", detail=detail)
+            return Judged(cast(ReportJson, report.to_json()), report.coverage, report.screened)
+        when = "while it was judged" if self.eager_done else "before anything was compiled"
+        raise EnvironmentUnfit(
+            f"{task.path} could not be judged: {why}, {when}, and the GPU did nothing more for that process; mend the "
+            "program (an index out of range?), or run it with CUDA_LAUNCH_BLOCKING=1 to see where."
+        ) from error
+
+
+def _judged(task: JudgeTask, device: torch.device, progress: _Progress) -> Judged:
     start = time.monotonic()
     deadline = None if task.seconds is None else start + task.seconds
-    device = torch.device(current_device())
+
+    def eager_done() -> None:
+        progress.eager_done = True
+        _mark(task.marker, "")
+
+    def verdict_reached(report: Report) -> None:
+        progress.report = report
+        _mark_verdict(task, report)
+
     with isolated(), contextlib.ExitStack() as exact:
         case = load(Path(task.path), device, call=task.call, module=task.module)
         restore_streams()  # the script may have closed them, and the compiler writes to them
@@ -164,8 +212,8 @@ def judge_file(task: JudgeTask) -> Judged:
                 thorough=task.thorough and not bitwise,
                 screen=task.screen,
                 suspects=task.suspects,
-                on_eager=lambda: _mark(task.marker, ""),
-                on_verdict=lambda verdict: _mark_verdict(task, verdict),
+                on_eager=eager_done,
+                on_verdict=verdict_reached,
                 on_ledger=lambda ledger: _dump(task.dump, ledger),
             )
 
