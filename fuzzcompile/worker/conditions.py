@@ -47,7 +47,8 @@ def running_device(device: str, target: str | None) -> str:
     """The device on which cases run, of those that the user named: for a target, the CPU.
 
     Raises:
-        UsageError: ``device`` is spelled otherwise, there is no such target, or a GPU is to run what is compiled for a target.
+        UsageError: ``device`` is spelled otherwise, there is no such target, or a GPU is to run what is compiled for
+            a target.
     """
     device_index(device)
     if target is None:
