@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import torch
 
+from fuzzcompile.campaign.drawing import recipe_of
 from fuzzcompile.case import source_hash
 from fuzzcompile.casefiles import defines_make, read_case_file
 from fuzzcompile.commands.triage import triage_files
@@ -20,7 +21,7 @@ from fuzzcompile.contract import ReportJson, told
 from fuzzcompile.corpus import CaseRecord, Store
 from fuzzcompile.errors import EnvironmentUnfit, UsageError
 from fuzzcompile.execution.pool import RemoteError, WorkerFailed, WorkerOutOfMemory, WorkerPool, WorkerStartFailed
-from fuzzcompile.generation import Profile, StaleRecipe
+from fuzzcompile.generation import Profile
 from fuzzcompile.judging.probe import Keep, Target
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.reduction.jobs import Capture
@@ -54,6 +55,11 @@ class Subject:
     report: ReportJson
     recipe: CaseRecord | None = None
     finding: str | None = None
+
+    @property
+    def drawn_as(self) -> tuple[bytes | None, Profile]:
+        """The recipe's choices, and the profile without which they mean nothing; no choices where there is none."""
+        return (None, Profile()) if self.recipe is None else recipe_of(self.recipe.choices, self.recipe.spec)
 
 
 def subject_of_file(path: Path, store: Store | None, conditions: Conditions) -> Subject | None:
@@ -157,7 +163,7 @@ def minimize(
     job = job_of(
         subject.source,
         subject.report,
-        *drawn_as(subject.recipe),
+        *subject.drawn_as,
         keep,
         for_issue=for_issue or subject.finding is not None,
     )
@@ -262,19 +268,3 @@ def write_state(state: Path, subject: Subject, tally: Tally) -> None:
     with contextlib.suppress(OSError):
         draft.write_text(json.dumps(kept), encoding="utf-8")
         draft.replace(state)
-
-
-def drawn_as(recipe: CaseRecord | None) -> tuple[bytes | None, Profile]:
-    """The choices of a stored recipe, and the profile without which they mean nothing.
-
-    Returns:
-        No choices where there is no recipe, or a generator of another version wrote it.
-    """
-    profile = (recipe.spec or {}).get("profile") if recipe is not None else None
-    choices = (recipe.choices or None) if recipe is not None else None
-    if not isinstance(profile, dict):
-        return choices, Profile()
-    try:
-        return choices, Profile.from_json(profile)
-    except StaleRecipe:
-        return None, Profile()

@@ -6,6 +6,7 @@ import glob
 import tempfile
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from fuzzcompile.execution.pool import (
 from fuzzcompile.facts import facts_of
 from fuzzcompile.plants import check_plants
 from fuzzcompile.reporting.baseline import Baseline
+from fuzzcompile.settings import Ignored
 from fuzzcompile.trials.against import check_against
 from fuzzcompile.worker.conditions import Conditions, Question
 from fuzzcompile.worker.lost import left_behind, report_of, unstartable
@@ -39,8 +41,10 @@ _SUFFIXES = (".py", ".ipynb")
 _MORE_MEMORY = "raise --max-memory, or judge a part with --module"
 
 
-def case_files(paths: Sequence[Path]) -> list[Path]:
+def case_files(paths: Sequence[Path], ignored: Ignored | None = None) -> list[Path]:
     """The files that ``paths`` name: files as they are, folders and globs as their Python files in order.
+
+    What ``ignored`` names is passed over in folders and globs.
 
     Raises:
         CaseError: a path names nothing.
@@ -52,12 +56,20 @@ def case_files(paths: Sequence[Path]) -> list[Path]:
         elif glob.has_magic(str(path)) and not path.exists():
             named = sorted(Path(name) for name in glob.glob(str(path)) if name.endswith(_SUFFIXES))  # noqa: PTH207
         else:
-            named = [path]
+            files.append(path)
+            continue
         if not named:
             what = "holds no Python files" if path.is_dir() else "matches no Python file"
             raise CaseError(f"{path} {what}: give a case, a folder of them, or a glob.")
-        files += named
+        files += _not_ignored(path, named, ignored)
     return files
+
+
+def _not_ignored(path: Path, named: list[Path], ignored: Ignored | None) -> list[Path]:
+    left = [file for file in named if ignored is None or not ignored.file(file)]
+    if not left:
+        raise CaseError(f"All {len(named)} files of {path} are ignored: name one of them, or change `ignore`.")
+    return left
 
 
 def triage_files(
@@ -69,6 +81,7 @@ def triage_files(
     baseline: Baseline | None = None,
     describe: bool = False,
     listener: Callable[[WorkerState], object] | None = None,
+    pool: WorkerPool | None = None,
 ) -> Generator[Answer, None, None]:
     """Judge the files and yield an answer for each, in order. Files that cannot be cases cost no worker.
 
@@ -80,6 +93,7 @@ def triage_files(
         baseline: known bugs.
         describe: also describe the machine, in ``Answer.machine``.
         listener: called by another thread with what a worker says that it does.
+        pool: whose workers judge them, and stay; it was opened under the same conditions. None: a pool of its own.
 
     Raises:
         UsageError: a plant cannot be used, or ``question.against`` names nothing to compare with.
@@ -94,7 +108,9 @@ def triage_files(
         return
     with (
         tempfile.TemporaryDirectory(prefix="fuzzcompile-") as folder,
-        open_pool(conditions, min(workers, count), least_threads=LEAST_THREADS, listener=listener) as pool,
+        open_pool(conditions, min(workers, count), least_threads=LEAST_THREADS, listener=listener)
+        if pool is None
+        else nullcontext(pool) as judges,
     ):
 
         def submitted(file: CaseFile, number: int) -> _Job:
@@ -107,11 +123,11 @@ def triage_files(
                 memory=conditions.limits.memory,
                 describe=describe,
             )
-            return _submit(pool, file, task)
+            return _submit(judges, file, task)
 
         jobs = [file if isinstance(file, Answer) else submitted(file, number) for number, file in enumerate(read)]
         for job in jobs:
-            answer = job if isinstance(job, Answer) else _answer(pool, job, conditions)
+            answer = job if isinstance(job, Answer) else _answer(judges, job, conditions)
             yield answer.compared_with(baseline)
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, cast
 
 from fuzzcompile.attribution.culprit import Attribution, Culprit
-from fuzzcompile.contract import SCHEMA, CauseJson, ContractJson, ReportJson, TargetJson
+from fuzzcompile.contract import SCHEMA, CauseJson, ContractJson, ErrorMapJson, ReportJson, TargetJson
 from fuzzcompile.execution.observation import Failure
 from fuzzcompile.judging.asked import Asked
 from fuzzcompile.judging.counts import CoverageCount
@@ -50,7 +50,8 @@ class Report:
     code. ``asked`` tells what became of rewrites that the user named. ``target`` is the device that the compiler was
     told, and how each stage was looked at for it (None: it compiled for the device that ran). ``contract`` says which
     promises of equal bits it keeps (None: not asked). ``cause`` is what must change for the case to pass, and
-    ``program`` the key of its program up to names (None: not looked for).
+    ``program`` the key of its program up to names (None: not looked for). ``error_maps`` tells where in an output the
+    errors are (empty: not asked).
     """
 
     case: str
@@ -80,6 +81,7 @@ class Report:
     contract: ContractJson | None = None
     cause: CauseJson | None = None
     program: str | None = None
+    error_maps: Mapping[str, ErrorMapJson] = field(default_factory=dict)
 
     @property
     def is_bug(self) -> bool:
@@ -160,7 +162,10 @@ class Report:
 
     def _evidence(self) -> dict[str, Any]:
         return {
-            "outputs": [_output(comparison) for comparison in self.comparisons],
+            "outputs": [
+                _output(comparison) | ({"error_map": drawn} if (drawn := self.error_maps.get(comparison.name)) else {})
+                for comparison in self.comparisons
+            ],
             "eager_deterministic": self.eager_deterministic,
             "float64_step": self.float64_step,
             "survives_float64": self.survives_float64,

@@ -79,6 +79,7 @@ class Question:
         tolerances: how far compiled and ``against`` may be apart; None for the table that comes with fuzzcompile.
         math_only: run every attention on the math kernel, and float32 products in float32.
         contract: ``values``, or ``bitwise`` for the promises of equal bits too.
+        error_maps: say where in each output the errors are, for a page to draw.
     """
 
     against: str = "eager"
@@ -90,6 +91,7 @@ class Question:
     tolerances: Tolerances | None = None
     math_only: bool = False
     contract: Contract = "values"
+    error_maps: bool = False
 
     def __post_init__(self) -> None:
         if self.contract == "bitwise" and self.against != "eager":

@@ -14,6 +14,7 @@ from typing import cast
 
 import torch
 
+from fuzzcompile.capture.invocation import Invocation
 from fuzzcompile.capture.loading import load
 from fuzzcompile.case import Case
 from fuzzcompile.casefiles import CaseFile, read_case_file
@@ -49,6 +50,7 @@ _LOADING = {
     "case": "making the model and its inputs",
     "script": "running the script up to its compiled call",
     "notebook": "running the notebook up to its compiled call",
+    "call": "receiving the call",
 }
 _SHORT_COLLECTIONS = 32
 
@@ -100,7 +102,7 @@ def _collect_garbage(seconds: float) -> None:
 
 
 def judge_file(task: JudgeTask) -> Judged:
-    """Judge one case file on this worker's device.
+    """Judge one case file, or a call that another process sent, on this worker's device.
 
     Raises:
         CaseError: the file is not a case, or the case cannot be run.
@@ -109,11 +111,36 @@ def judge_file(task: JudgeTask) -> Judged:
     start = time.monotonic()
     deadline = None if task.seconds is None else start + task.seconds
     device = torch.device(current_device())
-    with isolated(), contextlib.ExitStack() as exact:
-        file = read_case_file(Path(task.path))
-        say(_LOADING[file.kind])
-        case = load(file, device, call=task.call, module=task.module)
+    file = read_case_file(Path(task.path))
+    say(_LOADING[file.kind])
+    # Outside of the block, so that the modules that a call imports are there for the next one.
+    called = _received(file.path, device) if file.kind == "call" else None
+    with isolated():
+        case = load(file, device, call=task.call, module=task.module) if called is None else called.case()
         restore_streams()  # the script may have closed them, and the compiler writes to them
+        report = judge_case(case, task, device, deadline, file)
+    _collect_garbage(time.monotonic() - start)
+    answer = file.located(cast(ReportJson, report.to_json()))
+    machine = describe(device, told(answer)) if task.describe else None
+    return Judged(answer, report.coverage, report.screened, machine)
+
+
+def _received(path: Path, device: torch.device) -> Invocation:
+    from fuzzcompile.capture.sending import receive  # most workers never need a pickler
+
+    return receive(path, device)
+
+
+def judge_case(
+    case: Case, task: JudgeTask, device: torch.device, deadline: float | None, file: CaseFile | None = None
+) -> Report:
+    """Judge a loaded case in this process; of ``task``, its path is not read. ``file`` is what it was loaded from.
+
+    Raises:
+        CaseError: the case cannot be run.
+        EnvironmentUnfit: it needs more than ``task.memory``, or the ledger cannot be written.
+    """
+    with contextlib.ExitStack() as exact:
         if task.memory is not None:
             refuse_oversized(case, device, task.memory)
         case = replace(case, notes=(*case.notes, *_limits_noted(task)))
@@ -134,6 +161,7 @@ def judge_file(task: JudgeTask) -> Judged:
                 thorough=task.thorough and not bitwise,
                 screen=task.screen,
                 suspects=task.suspects,
+                error_maps=task.error_maps,
                 on_eager=lambda: _mark(task.marker, ""),
                 on_verdict=lambda verdict: _mark_verdict(task, file, verdict),
                 on_ledger=lambda ledger: _dump(task.dump, ledger),
@@ -142,10 +170,7 @@ def judge_file(task: JudgeTask) -> Judged:
         report = _of_its_cause(triaged, task, judged, device, deadline)
         if bitwise:
             report = judge_bitwise(judged, device, report, own=case, vetoes=task.vetoes, deadline=deadline)
-    _collect_garbage(time.monotonic() - start)
-    answer = file.located(cast(ReportJson, report.to_json()))
-    machine = describe(device, told(answer)) if task.describe else None
-    return Judged(answer, report.coverage, report.screened, machine)
+    return report
 
 
 def _of_its_cause(
@@ -178,11 +203,12 @@ def _limits_noted(task: JudgeTask) -> Iterator[str]:
         yield "limits: from a file of tolerances (--tolerances), not fuzzcompile's own"
 
 
-def _mark_verdict(task: JudgeTask, file: CaseFile, report: Report) -> None:
+def _mark_verdict(task: JudgeTask, file: CaseFile | None, report: Report) -> None:
     """Keep a report in the marker, for the case that the worker is lost; of a contract, nothing is known yet."""
     if task.contract == "bitwise":
         report = replace(report, confidence="low", contract=unjudged_contract("the worker was lost"))
-    _mark(task.marker, json.dumps(file.located(report.to_json())))
+    answer = report.to_json()
+    _mark(task.marker, json.dumps(answer if file is None else file.located(answer)))
 
 
 def _dump(folder: str | None, ledger: Ledger) -> None:
