@@ -99,7 +99,7 @@ def local_modules(file: CaseFile) -> list[Path]:
 
 def looks_like_path(name: str) -> bool:
     """Whether a user who typed ``name`` meant a file rather than a finding."""
-    return name.endswith((".py", ".ipynb")) or "/" in name or "\\" in name
+    return name.endswith((".py", ".ipynb")) or ("/" in name and ":" not in name)  # signatures have both
 
 
 _NO_CASE = f"defines no make() and never calls torch.compile (looked for: {LOOKED_FOR}); compile the model in it,"

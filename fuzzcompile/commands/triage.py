@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from fuzzcompile.casefiles import CaseFile, read_case_file
 from fuzzcompile.commands.answers import Answer, Unjudged, overall_status
-from fuzzcompile.commands.vetoes import Vetoes
 from fuzzcompile.contract import ReportJson
 from fuzzcompile.errors import CaseError, EnvironmentUnfit, FuzzcompileError, UsageError
 from fuzzcompile.execution.named import installed_torch
@@ -34,6 +33,7 @@ from fuzzcompile.worker.conditions import Conditions, Question
 from fuzzcompile.worker.lost import left_behind, report_of, unstartable
 from fuzzcompile.worker.pool import ATTRIBUTION_SHARE, LEAST_THREADS, open_pool
 from fuzzcompile.worker.tasks import JUDGE, Judged, JudgeTask
+from fuzzcompile.worker.vetoes import Vetoes
 
 if TYPE_CHECKING:
     from fuzzcompile.reporting.baseline import Baseline

@@ -27,6 +27,7 @@ from fuzzcompile.execution.pool import WorkerPool, WorkerStartFailed
 from fuzzcompile.stage_names import STAGES
 from fuzzcompile.worker.conditions import Conditions
 from fuzzcompile.worker.lost import unstartable
+from fuzzcompile.worker.pool import open_pool
 
 Rules = Collection[tuple[str, str, str]]
 
@@ -130,6 +131,19 @@ class Vetoes:
         state = [(str(path), path.stat().st_mtime_ns) for path in passes]
         key = repr((installed_torch(), __version__, self._conditions.device, self._conditions.target, state))
         return user_cache_path("fuzzcompile") / "rules" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+
+
+def check_vetoes(conditions: Conditions, files: Collection[CaseFile] = ()) -> None:
+    """Refuse vetoes that mean nothing; a worker is started only where the user's cache does not know.
+
+    Raises:
+        UsageError: a name means nothing; the message lists the nearest ones.
+        EnvironmentUnfit: no worker can be started.
+    """
+    vetoes = Vetoes(conditions, files)
+    if vetoes.check():
+        with open_pool(conditions, 1) as pool:
+            vetoes.ask(pool)
 
 
 def _check_stage(name: str) -> None:
