@@ -276,7 +276,7 @@ def _report(answer: _Answer, attribution: Attribution) -> Report:
     seconds = time.perf_counter() - answer.started
     return Report(
         case=experiments.case.name,
-        torch=torch.__version__,
+        torch=str(torch.__version__),  # a plain string: a process without torch reads it
         device=str(experiments.device),
         verdict=decision.verdict,
         confidence=_confidence(decision, attribution, unseen),

@@ -14,6 +14,7 @@ from fuzzcompile.execution.building import build
 from fuzzcompile.execution.observation import Failure, Observation
 from fuzzcompile.execution.runs import time_calls
 from fuzzcompile.execution.seeds import Kept
+from fuzzcompile.execution.worker import say
 from fuzzcompile.oracle.judgement import Judgement
 from fuzzcompile.tolerances import Tolerances
 from fuzzcompile.trials.against import BASELINES
@@ -127,6 +128,8 @@ class Experiments:
 
     def trial(self, how: Compilation | None = None) -> Trial:
         """Compile the case as ``how`` says (as the experiments judge it, if None), run it and judge what it shows."""
+        if how is None:
+            say("compiling it")
         how = self._judge.runs.as_far_as_interpreted(how or self.how)
         self._prepare()
         start = time.perf_counter()
