@@ -40,6 +40,7 @@ from fuzzcompile.worker.isolation import isolated
 # Full garbage collections run after a case that took this many seconds, or after this many partial collections.
 _LONG = 2.0
 _SHORT_COLLECTIONS = 32
+_took: list[float] = []  # seconds that the latest case took, if nothing was collected since
 
 
 @dataclass(frozen=True)
@@ -112,21 +113,22 @@ def calm_collector() -> None:
     """Exempt everything loaded so far from garbage collection, and collect little while a case is judged.
 
     The compiler allocates millions of objects; scanning torch's own again and again takes a tenth of the time.
-    :func:`judge_file` collects what each case leaves.
+    :func:`judge_file` collects what the case before left.
     """
     gc.freeze()  # what is garbage by now (some 20,000 of 700,000 objects) would take 0.4 s to find
     gc.set_threshold(100_000, 50, 100)
     gc.enable()
 
 
-def _collect_garbage(seconds: float) -> None:
-    """Collect after a case that took so many ``seconds``.
+def _collect_garbage() -> None:
+    """Collect what the case before this one has left: its answer need not wait for that.
 
     The compiler's caches grow, so each full collection takes longer than the last. After a short case only the young
     generations are scanned, unless the last full collection was long ago.
     """
-    full = seconds > _LONG or gc.get_count()[2] >= _SHORT_COLLECTIONS
-    gc.collect(2 if full else 1)
+    if _took:
+        full = _took.pop() > _LONG or gc.get_count()[2] >= _SHORT_COLLECTIONS
+        gc.collect(2 if full else 1)
 
 
 def judge_file(task: JudgeTask) -> Judged:
@@ -136,6 +138,7 @@ def judge_file(task: JudgeTask) -> Judged:
         CaseError: the file is not a case, or the case cannot be run.
         EnvironmentUnfit: the case needs more than ``task.memory``, or the ledger cannot be written.
     """
+    _collect_garbage()
     start = time.monotonic()
     deadline = None if task.seconds is None else start + task.seconds
     device = torch.device(current_device())
@@ -172,7 +175,7 @@ def judge_file(task: JudgeTask) -> Judged:
             from fuzzcompile.contracts.bitwise import judge_bitwise
 
             report = judge_bitwise(judged, device, report, own=case, vetoes=task.vetoes, deadline=deadline)
-    _collect_garbage(time.monotonic() - start)
+    _took[:] = [time.monotonic() - start]
     return Judged(cast(ReportJson, report.to_json()), report.coverage, report.screened)
 
 
