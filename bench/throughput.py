@@ -222,6 +222,7 @@ class _Watch:
         self.seconds: dict[int, float] = {}
         self.memory: dict[int, list[tuple[float, int]]] = {}
         self.own: list[tuple[float, int]] = []
+        self.processor: dict[int, float] = {}  # of each worker and the compilers that it started
         self._process = psutil.Process()
         self._sampled = 0.0
 
@@ -245,6 +246,7 @@ class _Watch:
             for child in self._process.children():
                 try:
                     sample = time.time() - child.create_time(), child.memory_info().rss
+                    self.processor[child.pid] = sum(child.cpu_times()[:4])
                 except psutil.Error:
                     continue
                 self.memory.setdefault(child.pid, []).append(sample)
@@ -277,6 +279,9 @@ def measure_campaign(minutes: float, workers: int, mix: Any, *, blocks: bool, se
     tally = summary.tally
     print(f"{mix}, {workers} workers, {'single eval blocks' if blocks else 'default mix'}: {tally.cases} cases in "
           f"{clock(tally.seconds)}, {tally.cases_per_minute:.1f}/min, {tally.screened} screened")  # fmt: skip
+    spent = sum(watch.processor.values()) + _processor()
+    print(f"{spent:.0f} s of processor time, {spent / max(tally.cases, 1):.2f} s a case; "
+          f"left over: {summary.behind.cases} cases, {summary.behind.waiting} findings to minimize")  # fmt: skip
     judging = sum(watch.seconds.values()) / workers
     print(f"{60.0 * len(watch.seconds) / judging:.1f}/min while workers judge, "
           f"{100 * judging / tally.seconds:.0f} % of their time; the rest is minimizing and starting")  # fmt: skip

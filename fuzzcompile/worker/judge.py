@@ -90,7 +90,7 @@ def calm_collector() -> None:
 
 
 def _collect_garbage(seconds: float) -> None:
-    """Collect after a case that took so many ``seconds``.
+    """Collect after a case that took so many ``seconds`` of processor time.
 
     The compiler's caches grow, so each full collection takes longer than the last. After a short case only the young
     generations are scanned, unless the last full collection was long ago.
@@ -106,8 +106,8 @@ def judge_file(task: JudgeTask) -> Judged:
         CaseError: the file is not a case, or the case cannot be run.
         EnvironmentUnfit: the case needs more than ``task.memory``, or the ledger cannot be written.
     """
-    start = time.monotonic()
-    deadline = None if task.seconds is None else start + task.seconds
+    worked = time.process_time()
+    deadline = None if task.seconds is None else time.monotonic() + task.seconds
     device = torch.device(current_device())
     with isolated(), contextlib.ExitStack() as exact:
         file = read_case_file(Path(task.path))
@@ -143,7 +143,7 @@ def judge_file(task: JudgeTask) -> Judged:
         report = _of_its_cause(triaged, task, judged, device, deadline)
         if bitwise:
             report = judge_bitwise(judged, device, report, own=case, vetoes=task.vetoes, deadline=deadline)
-    _collect_garbage(time.monotonic() - start)
+    _collect_garbage(time.process_time() - worked)
     answer = file.located(cast(ReportJson, report.to_json()))
     machine = describe(device, told(answer)) if task.describe else None
     return Judged(answer, report.coverage, report.screened, machine)
