@@ -13,7 +13,7 @@ from fuzzcompile.reporting.facts import IssueFacts
 from fuzzcompile.reporting.filing import refusal_of
 from fuzzcompile.reporting.index import INDEX, entry_of, with_entry
 from fuzzcompile.reporting.issue import draft_issue
-from fuzzcompile.worker.minimize import Minimized
+from fuzzcompile.worker.tasks import Minimized
 
 
 def keep_reproducer(

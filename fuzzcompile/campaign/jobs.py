@@ -16,8 +16,9 @@ from fuzzcompile.contract import ReportJson
 from fuzzcompile.errors import EnvironmentUnfit
 from fuzzcompile.execution.pool import WorkerPool
 from fuzzcompile.worker.judge import Judged, JudgeTask, judge_file
-from fuzzcompile.worker.minimize import Minimized, MinimizeTask, minimize
+from fuzzcompile.worker.minimize import minimize
 from fuzzcompile.worker.pool import ATTRIBUTION_SHARE
+from fuzzcompile.worker.tasks import Minimized, MinimizeTask
 
 Result = Judged | Minimized
 Task = TypeVar("Task")

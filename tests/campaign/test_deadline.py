@@ -24,10 +24,8 @@ from fuzzcompile.campaign.settings import CampaignSettings
 from fuzzcompile.campaign.terminal import print_summary
 from fuzzcompile.corpus import Campaign, Store
 from fuzzcompile.generation import Profile
-from fuzzcompile.reduction.jobs import Outcome
-from fuzzcompile.reduction.search import Tally
-from fuzzcompile.worker.minimize import Minimized, MinimizeTask
-from fuzzcompile.worker.tasks import Judged
+from fuzzcompile.reduction.outcome import Outcome, Tally
+from fuzzcompile.worker.tasks import Judged, Minimized, MinimizeTask
 
 TORCH = "2.13.0"
 ENVIRONMENT = {"torch": TORCH, "device": "cpu"}

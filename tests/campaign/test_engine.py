@@ -22,11 +22,10 @@ from fuzzcompile.campaign.terminal import print_summary
 from fuzzcompile.corpus import Campaign, CaseRecord, Store
 from fuzzcompile.generation import Profile
 from fuzzcompile.judging.counts import CoverageCount
-from fuzzcompile.reduction.jobs import Outcome
-from fuzzcompile.reduction.search import Tally
+from fuzzcompile.reduction.outcome import Outcome, Tally
 from fuzzcompile.severity import Severity
 from fuzzcompile.worker.judge import Judged, JudgeTask
-from fuzzcompile.worker.minimize import Minimized
+from fuzzcompile.worker.tasks import Minimized
 
 TORCH = "2.13.0"
 
