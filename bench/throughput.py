@@ -33,11 +33,11 @@ import psutil
 import torch
 from torch._inductor.utils import fresh_cache
 
-from fuzzcompile.campaign.budget import Budget, clock
+from fuzzcompile.campaign.budget import Budget, Clock, clock
+from fuzzcompile.campaign.crew import started
 from fuzzcompile.campaign.drawing import Drawn, Generator
 from fuzzcompile.campaign.events import CaseJudged, Event, Started, Tick
 from fuzzcompile.campaign.local import run_campaign
-from fuzzcompile.campaign.settings import CampaignSettings
 from fuzzcompile.case import load_case
 from fuzzcompile.compiler.session import plainly
 from fuzzcompile.corpus import CaseRecord, Coverage, Store
@@ -257,21 +257,16 @@ def measure_campaign(minutes: float, workers: int, mix: Any, *, blocks: bool, se
     watch = _Watch()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(folder, "kernels"))
-        settings = CampaignSettings(
-            budget=Budget(seconds=60.0 * minutes),
-            seed=seed,
-            profile=Profile(),
-            device="cpu",
-            workers=workers,
-            torch=torch.__version__,
-            drafts=Path(folder, "drafts"),
-            mix=mix,
-            source=_Blocks() if blocks else None,
-        )
         location = str(Path(folder, "corpus.db"))
-        summary = run_campaign(
-            settings, Conditions("cpu"), location=location, command="bench/throughput.py", on_event=watch.handle
-        )
+        counted = Clock(Budget(seconds=60.0 * minutes))
+        with started(Conditions("cpu"), workers, counted) as crew:
+            source = _Blocks() if blocks else None
+            settings = crew.settings(
+                Profile(), counted, seed=seed, drafts=Path(folder, "drafts"), mix=mix, source=source
+            )
+            summary = run_campaign(
+                settings, crew, location=location, command="bench/throughput.py", on_event=watch.handle, clock=counted
+            )
         with Store.open(location) as store:
             stored = store.stream_runs(settings.stream, torch.__version__)
     counts = Counter(name for run in stored for name in run.features)

@@ -14,7 +14,6 @@ from typing import TypeVar
 import torch
 
 from fuzzcompile.campaign.drawing import recipe_of
-from fuzzcompile.case import source_hash
 from fuzzcompile.casefiles import defines_make, read_case_file
 from fuzzcompile.commands.triage import triage_files
 from fuzzcompile.contract import ReportJson, told
@@ -30,6 +29,7 @@ from fuzzcompile.reduction.outcome import Probed, Tally
 from fuzzcompile.reduction.program import Program
 from fuzzcompile.reduction.search import Budget, Progress
 from fuzzcompile.reduction.writing import Written
+from fuzzcompile.signatures import source_hash
 from fuzzcompile.worker.conditions import Conditions
 from fuzzcompile.worker.lost import unstartable, verdict_of
 from fuzzcompile.worker.minimize import ProbeTask, capture_programs, job_of, judge_source, probe_candidate

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from fuzzcompile.contract import ReportJson
 from fuzzcompile.execution.named import Named
@@ -11,6 +12,9 @@ from fuzzcompile.generation import Profile
 from fuzzcompile.judging.counts import CoverageCount
 from fuzzcompile.reduction.outcome import Outcome
 from fuzzcompile.worker.conditions import Question
+
+if TYPE_CHECKING:
+    from fuzzcompile.variations import Survey
 
 # Candidates with recipes that failed in another way, of one reduction.
 _MAX_OTHERS = 4
@@ -69,11 +73,19 @@ class Judged:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Where a worker runs: its ``environment``, the type of its ``device``, and settings that this torch ``lacks``."""
+    """Where a worker runs.
+
+    Attributes:
+        environment: what results depend on.
+        device: the type of its device.
+        lacks: settings of the generator that its torch does not have.
+        numerics: the switches under which floating-point results are made.
+    """
 
     environment: Mapping[str, object]
     device: str
     lacks: tuple[str, ...] = ()
+    numerics: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -141,5 +153,8 @@ JUDGE: Callable[[JudgeTask], Judged] = Named("fuzzcompile.worker.judge:judge_fil
 MINIMIZE: Callable[[MinimizeTask], Minimized] = Named("fuzzcompile.worker.minimize:minimize")
 """Minimize a finding on the worker's device; the result has the same signature."""
 
-DESCRIBE: Callable[[str, str | None], Surroundings] = Named("fuzzcompile.worker.judge:surroundings")
-"""What a worker tells of itself: device, as ``--device`` names it, and target."""
+DESCRIBE: Callable[[str | None], Surroundings] = Named("fuzzcompile.worker.surroundings:surroundings")
+"""What a worker tells of itself, given the target."""
+
+SURVEY: Callable[[str], Survey] = Named("fuzzcompile.worker.surveying:survey_file")
+"""What can be varied of a case file, found on the worker's device."""
