@@ -50,7 +50,7 @@ _LOADING = {
     "call": "receiving the call",
 }
 _SHORT_COLLECTIONS = 32
-_took: list[float] = []  # seconds that the latest case took, if nothing was collected since
+_took: list[float] = []  # seconds of processor time that the latest case took, if nothing was collected since
 
 
 def prepare(setup: WorkerSetup) -> None:
@@ -123,8 +123,8 @@ def judge_file(task: JudgeTask) -> Judged:
 
 
 def _judged(progress: Progress, device: torch.device) -> Judged:
-    start, task = time.monotonic(), progress.task
-    deadline = None if task.seconds is None else start + task.seconds
+    worked, task = time.process_time(), progress.task
+    deadline = None if task.seconds is None else time.monotonic() + task.seconds
     file = progress.file = read_case_file(Path(task.path))
     say(_LOADING[file.kind])
     # Outside of the block, so that the modules that a call imports are there for the next one.
@@ -133,7 +133,7 @@ def _judged(progress: Progress, device: torch.device) -> Judged:
         case = load(file, device, call=task.call, module=task.module) if called is None else called.case()
         restore_streams()  # the script may have closed them, and the compiler writes to them
         report = judge_case(case, progress, device, deadline)
-    _took[:] = [time.monotonic() - start]
+    _took[:] = [time.process_time() - worked]
     answer = progress.answer(report)
     machine = describe(device, told(answer)) if task.describe else None
     return Judged(answer, report.coverage, report.screened, machine)

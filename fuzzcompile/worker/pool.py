@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 from fuzzcompile.compiler.kernel_cache import shared_kernel_cache
+from fuzzcompile.execution.named import installed_torch
 from fuzzcompile.execution.pool import WorkerPool, WorkerState
 from fuzzcompile.worker.conditions import Conditions
 from fuzzcompile.worker.start import start
@@ -27,8 +29,17 @@ def available_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def may_have_gpu() -> bool:
+    """Whether torch might find a GPU, without importing it: no build for the CPU does, nor one without a device."""
+    devices = Path("/dev")
+    shown = any(any(devices.glob(name)) for name in ("nvidia[0-9]*", "kfd", "dxg")) or not devices.is_dir()
+    return shown and not installed_torch().endswith("+cpu")
+
+
 def default_workers(device: str) -> int:
     """One worker per processor up to four on the CPU; two per GPU, so that one runs while one compiles."""
+    if device == "cpu" or not may_have_gpu():
+        return max(1, min(4, available_cpus()))
     from fuzzcompile.execution.device import assign, resolve
 
     if resolve(device).type == "cuda":
