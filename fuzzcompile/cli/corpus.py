@@ -40,12 +40,12 @@ def list_findings(every: bool, location: str | None, as_json: bool) -> int:
     with Store.open(location, create=False) as store:
         findings = store.summaries()
         groups = {group.name: group for group in store.umbrellas()}
-        counters = None if as_json else store.counters()
+        counters, place = None if as_json else store.counters(), store.location
     if as_json:
         for stored in findings:
             click.echo(json.dumps(finding_as_json(stored, groups)))
         return 0
-    print_findings(findings, groups, every=every)
+    print_findings(findings, groups, corpus=place, every=every)
     if counters is not None:
         click.echo(f"{counters.cases} cases, {counters.runs} runs, {len(findings)} findings.")
     return 0
@@ -62,7 +62,7 @@ def show(finding: str, location: str | None, as_json: bool) -> int:
     with Store.open(location, create=False) as store:
         stored = store.finding(finding)
         reproducer = store.best_reproducer(stored.id)
-        group = store.umbrella(stored.umbrella)
+        group, place = store.umbrella(stored.umbrella), store.location
         related = [vars(link) for link in store.related(stored.id)]
         replays = [
             {"torch": replay.torch, "status": replay.status, "when": replay.created.isoformat()}
@@ -74,7 +74,7 @@ def show(finding: str, location: str | None, as_json: bool) -> int:
         seen = {"related": related, "replays": replays}
         click.echo(json.dumps({**finding_as_json(stored, groups), **whole, **seen}, allow_nan=False))
         return 0
-    print_finding(finding, stored, reproducer, group)
+    print_finding(finding, stored, reproducer, group, corpus=place)
     return 0
 
 

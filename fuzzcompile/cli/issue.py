@@ -12,7 +12,7 @@ import click
 from fuzzcompile.cli import options
 from fuzzcompile.cli.subjects import existing_corpus, needed
 from fuzzcompile.errors import UsageError
-from fuzzcompile.worker.conditions import Conditions, running_device
+from fuzzcompile.worker.conditions import Conditions
 
 if TYPE_CHECKING:
     from fuzzcompile.reporting.facts import IssueFacts
@@ -21,16 +21,13 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("name", metavar="FINDING|CASE")
 @click.option("--anyway", is_flag=True, help="Print the draft of what is not to be filed, the reason on top.")
-@options.device
-@options.target
+@options.conditions
 @options.corpus
 @click.option(
     "--search", is_flag=True, help="First search PyTorch's issues and pull requests for reports on the finding."
 )
 @options.json_output
-def issue(
-    name: str, anyway: bool, device: str, target: str | None, location: str | None, search: bool, as_json: bool
-) -> int:
+def issue(name: str, anyway: bool, conditions: Conditions, location: str | None, search: bool, as_json: bool) -> int:
     """Print the draft of a GitHub issue, in Markdown, for a finding or a case file.
 
     What is not to be filed gets the reason instead, on stderr: no bug, a suspect without proof, fixed in the newest
@@ -42,7 +39,7 @@ def issue(
     if search and Path(name).is_file():
         raise UsageError(f"--search is for findings of a corpus, and {name} is a file.")
     found = _search(name, location, as_json=as_json) if search else {}
-    facts = _facts(name, Conditions(running_device(device, target), target=target), location)
+    facts = _facts(name, conditions, location)
     return _printed(name, facts, found, anyway=anyway, as_json=as_json)
 
 

@@ -121,7 +121,7 @@ def replay(
         for record in records.all:
             click.echo(json.dumps(record.to_json(records.versions)))
     else:
-        print_records(report_console(), records)
+        print_records(report_console(), records, store.location)
     return status
 
 

@@ -12,6 +12,7 @@ import click
 
 from fuzzcompile.cli import options
 from fuzzcompile.cli.configured import configured
+from fuzzcompile.hints import Named
 from fuzzcompile.settings import Ignored, in_force
 from fuzzcompile.severity import Severity
 from fuzzcompile.worker.conditions import Conditions, Question
@@ -113,6 +114,7 @@ def triage_and_print(
             outputs.check_writable(file, option)
     if question.dump is not None:
         outputs.make_empty_folder(Path(question.dump), "--dump-ledger")
+    typed = {**conditions.options(), **question.options()}
     out, answers = report_console(), list[Answer]()
     results = triage_files(files, conditions, question, workers=min(workers, len(files)), baseline=known)
     waiting = Console(stderr=True).status(f"Judging {files[0]} ...")
@@ -127,9 +129,11 @@ def triage_and_print(
             if as_json:
                 click.echo(json.dumps(answer.to_json(), allow_nan=False))
             elif answer.report is not None:
-                print_report(out, answer.report, proof=proof, name=str(answer.path), known=bool(answer.known))
+                print_report(
+                    out, answer.report, proof=proof, name=Named(str(answer.path), typed), known=bool(answer.known)
+                )
             if page is not None and answer.report is not None:
-                _write_page(page, answer.report, str(answer.path))
+                _write_page(page, answer.report, Named(str(answer.path), typed))
     if not as_json and sum(answer.report is not None for answer in answers) > 1:
         _list_bugs([answer for answer in answers if answer.report is not None and answer.report["is_bug"]])
     if junit is not None:
@@ -152,7 +156,7 @@ def _list_bugs(bugs: Sequence[Answer]) -> None:
         click.echo(f"  {answer.path}  {'  '.join(map(str, said))}{known}")
 
 
-def _write_page(page: Path, report: ReportJson, name: str) -> None:
+def _write_page(page: Path, report: ReportJson, name: Named) -> None:
     import torch
 
     from fuzzcompile.contract import told

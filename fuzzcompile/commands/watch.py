@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fuzzcompile import hints
 from fuzzcompile.capture.loading import defines_make
 from fuzzcompile.case import read_source
 from fuzzcompile.commands.triage import triage_files
@@ -49,7 +50,9 @@ def check_script(path: Path) -> None:
     except (SyntaxError, ValueError) as error:
         raise CaseError(f"{path} is not valid Python ({' '.join(str(error).split())[:200]}).") from error
     if defines_make(source) and "compile" not in source:
-        raise CaseError(f"{path} is a case file, which makes no steps; judge it with `fuzzcompile triage {path}`.")
+        raise CaseError(
+            f"{path} is a case file, which makes no steps; judge it with `{hints.command('triage', path)}`."
+        )
 
 
 def watch(

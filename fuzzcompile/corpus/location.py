@@ -9,6 +9,7 @@ from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from fuzzcompile.corpus.failures import CorpusError
+from fuzzcompile.hints import command
 from fuzzcompile.settings import in_force, place_of_corpus
 
 
@@ -47,9 +48,8 @@ def require_file(path: Path, *, create: bool) -> None:
             f"The folder of the corpus {path} cannot be used ({error.strerror}): name a writable place with --corpus."
         ) from error
     if not create and not present:
-        raise CorpusError(
-            f"There is no corpus at {path}: start one with `fuzzcompile run`, or name yours with --corpus."
-        )
+        start = command("run", corpus=path)
+        raise CorpusError(f"There is no corpus at {path}: start one with `{start}`, or name yours with --corpus.")
 
 
 def _parse(given: str) -> URL:

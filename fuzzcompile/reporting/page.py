@@ -9,6 +9,7 @@ from markupsafe import Markup
 
 from fuzzcompile import __version__
 from fuzzcompile.contract import ReportJson
+from fuzzcompile.hints import Named
 from fuzzcompile.reporting import proof
 from fuzzcompile.reporting.circumstances import circumstances
 from fuzzcompile.reporting.facts import IssueFacts
@@ -23,13 +24,13 @@ _LEAST, _MOST = 1e-17, 1e1
 _FLOAT32_ULP = 2.0**-23
 
 
-def page_of(report: ReportJson, environment: Mapping[str, object], *, name: str) -> str:
+def page_of(report: ReportJson, environment: Mapping[str, object], *, name: str | Named) -> str:
     """The page on a report (contract form).
 
     Args:
         report: what ``triage --json`` prints.
         environment: where it was judged (:func:`fuzzcompile.execution.environment.describe`).
-        name: what to type for the case.
+        name: how the case is named on a command line.
 
     Returns:
         The HTML document.
@@ -47,18 +48,18 @@ def page_of(report: ReportJson, environment: Mapping[str, object], *, name: str)
     )
 
 
-def section_of(report: ReportJson, *, name: str) -> Markup:
+def section_of(report: ReportJson, *, name: str | Named) -> Markup:
     """What the page on a report says of it, as a part of another page."""
     return Markup(templates().get_template("reports/judged.html.j2").render(**_parts_of(report, name)))
 
 
-def _parts_of(report: ReportJson, name: str) -> dict[str, object]:
+def _parts_of(report: ReportJson, name: str | Named) -> dict[str, object]:
     rows, left_out = error_rows(IssueFacts(report, None, {}))
     bars = proof.bars(report)
     return {
         "report": report,
         "meaning": meaning(report),
-        "advice": advice(report, name),
+        "advice": advice(report, Named.of(name).to_publish()),
         "outputs": rows,
         "left_out": left_out,
         "circumstances": list(circumstances(report)),

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fuzzcompile.contract import CulpritJson, OutputJson, ReportJson, told
+from fuzzcompile.hints import Named
 from fuzzcompile.reporting.circumstances import circumstances, several
 from fuzzcompile.reporting.promises import broken_promise, contract_advice, contract_meaning, promise_lines
 from fuzzcompile.reporting.proof import figure, workaround_of, workaround_with_cost
@@ -61,7 +62,7 @@ def report_console() -> Console:
 
 
 def print_report(
-    console: Console, report: ReportJson, *, proof: bool = False, name: str = "CASE", known: bool = False
+    console: Console, report: ReportJson, *, proof: bool = False, name: str | Named = "CASE", known: bool = False
 ) -> None:
     """Print a report.
 
@@ -69,7 +70,7 @@ def print_report(
         console: where to print.
         report: what triage says.
         proof: also print the proof of the culprit: the graph before and after it, and the ablations.
-        name: what to type for the case.
+        name: how the case is named on a command line.
         known: whether the baseline lists this bug.
     """
 
@@ -114,8 +115,8 @@ def meaning(report: ReportJson) -> str:
     return text if against == "eager" else f"{text} (compared with {against})"
 
 
-def advice(report: ReportJson, name: str) -> str:
-    """What to do about the report; ``name`` is what to type for the case."""
+def advice(report: ReportJson, name: str | Named) -> str:
+    """What to do about the report; ``name`` is how the case is named on a command line."""
     verdict = report["verdict"]
     if not report["is_bug"] and told(report) is not None and verdict in ("equal", "rounding"):
         return "nothing: of what was looked at, nothing is wrong"
@@ -133,10 +134,18 @@ def advice(report: ReportJson, name: str) -> str:
     until = f"; until it is fixed, use {workaround}" if workaround else ""
     again = _RUN_AGAIN.get(verdict, "")
     doubt = "check it first, confidence is low; " if report.get("confidence") == "low" and not again else ""
-    return (
-        f"{doubt}{again}report it: `fuzzcompile minimize {name}` makes the reproducer, "
-        f"`fuzzcompile issue {name}` the draft{until}"
-    )
+    return f"{doubt}{again}report it: {_reporting(Named.of(name))}{until}"
+
+
+def _reporting(subject: Named) -> str:
+    """The commands that lead to an issue."""
+    if not subject.is_taken_whole_by("minimize"):
+        whole = subject.command("minimize")
+        return (
+            f"`{subject.command('bisect')}` shows the proof, and `{whole}` makes a reproducer if the bug shows in the "
+            "whole program too"
+        )
+    return f"`{subject.command('minimize')}` makes the reproducer, `{subject.command('issue')}` the draft"
 
 
 def name_of(culprit: CulpritJson | None) -> str:

@@ -71,7 +71,7 @@ def test_the_worst_comes_first_and_what_is_minor_is_counted(corpus, capsys):
     assert call("corpus", "list") == 0
     out = capsys.readouterr().out
     assert out.index("F4") < out.index("F3") and "F1" not in out and "F2" not in out
-    assert "And 2 of other layout and 1 that accept what eager refuses: --all lists them." in out
+    assert "And 2 of other layout and 1 that accept what eager refuses: fuzzcompile corpus list --all" in out
     assert "5 cases, 5 runs, 5 findings." in out
 
 
