@@ -59,7 +59,7 @@ class Named:
     """A case or a finding as the user named it: what to type, and the options that it needs to be the same again.
 
     Attributes:
-        name: the file, or the id of a finding.
+        name: the file, or the id of a finding; empty for a command line without one.
         options: as for :func:`command`.
         published: as for :func:`command`.
     """
@@ -79,7 +79,7 @@ class Named:
         ``after`` are the arguments that follow its name.
         """
         own = {name: value for name, value in self.options.items() if name in _TAKES[words[0]]}
-        return command(*words, self.name, *after, published=self.published, **{**own, **options})
+        return command(*words, *filter(None, [self.name]), *after, published=self.published, **{**own, **options})
 
     @property
     def is_finding(self) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fuzzcompile.cli import options
+from fuzzcompile.cli import completing, options
 from fuzzcompile.cli.findings import finding_as_json, print_finding, print_findings, reproducer_as_json
 from fuzzcompile.errors import UsageError
 
@@ -52,7 +52,7 @@ def list_findings(every: bool, location: str | None, as_json: bool) -> int:
 
 
 @corpus.command()
-@click.argument("finding")
+@click.argument("finding", shell_complete=completing.findings)
 @options.corpus
 @options.json_output
 def show(finding: str, location: str | None, as_json: bool) -> int:
@@ -79,7 +79,7 @@ def show(finding: str, location: str | None, as_json: bool) -> int:
 
 
 @corpus.command()
-@click.argument("finding")
+@click.argument("finding", shell_complete=completing.findings)
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
 @options.corpus
 def export(finding: str, folder: Path, location: str | None) -> int:
@@ -93,7 +93,7 @@ def export(finding: str, folder: Path, location: str | None) -> int:
 
 
 @corpus.command()
-@click.argument("findings", nargs=-1, metavar="[FINDING]...")
+@click.argument("findings", nargs=-1, metavar="[FINDING]...", shell_complete=completing.findings)
 @click.option(
     "--drafts", type=click.Path(path_type=Path, file_okay=False), help="Write their issue drafts anew into this folder."
 )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fuzzcompile.cli import options
+from fuzzcompile.cli.completing import cases_and_findings
 from fuzzcompile.cli.subjects import existing_corpus, needed
 from fuzzcompile.errors import UsageError
 from fuzzcompile.worker.conditions import Conditions
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("name", metavar="FINDING|CASE")
+@click.argument("name", metavar="FINDING|CASE", shell_complete=cases_and_findings)
 @click.option("--anyway", is_flag=True, help="Print the draft of what is not to be filed, the reason on top.")
 @options.conditions
 @options.corpus

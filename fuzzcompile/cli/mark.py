@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fuzzcompile.cli import options
+from fuzzcompile.cli.completing import findings
 from fuzzcompile.errors import UsageError
 from fuzzcompile.hints import command
 
@@ -19,7 +20,7 @@ _EXAMPLES = {"known": "#123", "dup": "F1"}
 
 
 @click.command()
-@click.argument("name", metavar="FINDING|GROUP")
+@click.argument("name", metavar="FINDING|GROUP", shell_complete=findings)
 @click.argument("status", metavar="known|dup|fixed|invalid|wontfix|open")
 @click.argument("of", required=False, metavar="[ISSUE|FINDING]")
 @click.option("--note", default=None, help="Why, in your own words.")

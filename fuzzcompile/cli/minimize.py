@@ -12,6 +12,7 @@ import click
 
 from fuzzcompile import hints
 from fuzzcompile.cli import options
+from fuzzcompile.cli.completing import cases_and_findings
 from fuzzcompile.cli.pending import minimize_pending
 from fuzzcompile.cli.subjects import existing_corpus, needed
 from fuzzcompile.errors import EnvironmentUnfit, UsageError
@@ -29,7 +30,7 @@ _INTERRUPTED = 130
 
 
 @click.command()
-@click.argument("name", required=False, metavar="[CASE|FINDING]")
+@click.argument("name", required=False, metavar="[CASE|FINDING]", shell_complete=cases_and_findings)
 @options.model("name", str)
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Where to write; default repro_NAME.py.")
 @click.option(

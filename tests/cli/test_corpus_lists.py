@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from calling import call, sentence
 
+from fuzzcompile.cli import main
 from fuzzcompile.corpus import CaseRecord, Reproducer, Store
 
 ROOT = Path(__file__).parents[2]
@@ -206,3 +207,22 @@ def test_lists_need_neither_torch_nor_alembic(corpus):
         done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert done.stderr.strip() == "set()", command
+
+
+def completed(monkeypatch, capsys, *words: str) -> list[str]:
+    """What a shell offers for the last word."""
+    monkeypatch.setenv("_FUZZCOMPILE_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", " ".join(("fuzzcompile", *words)))
+    monkeypatch.setenv("COMP_CWORD", str(len(words)))
+    with pytest.raises(SystemExit):
+        main([])
+    return [line.partition(",")[2] for line in capsys.readouterr().out.splitlines()]
+
+
+def test_findings_and_rewrites_of_the_corpus_are_offered(corpus, monkeypatch, capsys):
+    assert "F1" in completed(monkeypatch, capsys, "corpus", "show", "F")
+    assert "F1" in completed(monkeypatch, capsys, "minimize", "f1")
+    assert not any(completed(monkeypatch, capsys, "mark", "F99"))
+    assert "corpus" in completed(monkeypatch, capsys, "cor")
+    monkeypatch.setenv("FUZZCOMPILE_CORPUS", "/nowhere.db")
+    assert not any(completed(monkeypatch, capsys, "mark", "F"))
