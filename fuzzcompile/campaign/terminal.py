@@ -160,8 +160,8 @@ def _mark(line: FindingLine) -> str:
 
 
 def _proof(line: FindingLine) -> str:
-    necessary = {True: "necessary: true", False: "necessary: false", None: "necessary: not tested"}
-    parts = [necessary[line.necessary], f"{line.hits} hit{'s' if line.hits != 1 else ''}"]
+    without = {True: "gone without the culprit", False: "stays without the culprit", None: "not tried without it"}
+    parts = [without[line.necessary], f"{line.hits} hit{'s' if line.hits != 1 else ''}"]
     if line.reproducer_lines is None:
         parts.append("not minimized yet")
     else:

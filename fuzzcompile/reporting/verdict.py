@@ -11,7 +11,7 @@ from fuzzcompile.contract import CulpritJson, OutputJson, ReportJson, told
 from fuzzcompile.hints import Named
 from fuzzcompile.reporting.circumstances import circumstances, several
 from fuzzcompile.reporting.promises import broken_promise, contract_advice, contract_meaning, promise_lines
-from fuzzcompile.reporting.proof import figure, workaround_of, workaround_with_cost
+from fuzzcompile.reporting.proof import figure, shown_of, workaround_of, workaround_with_cost
 from fuzzcompile.reporting.proof_text import ablation_table, proof_lines
 from fuzzcompile.reporting.told import advice_for, meaning_for
 
@@ -52,6 +52,8 @@ _ROWS = 12  # outputs shown
 _PLACES = 3  # outputs whose values are shown
 # What differs is not a value: the table has no numbers for these.
 _NO_VALUES = ("dtype", "shape", "stride", "missing", "alias")
+# Bugs of something else than values: rounding beside them says nothing.
+_NOT_OF_VALUES = ("metadata", "aliasing", "compile_error", "runtime_error", "accepts_invalid", "crash", "timeout")
 _AS_FAR = 1.05  # ratio of errors below which compiled counts as no farther than eager
 
 
@@ -85,7 +87,7 @@ def print_report(
         say(f"  {report['detail']}")
     outputs = report["evidence"]["outputs"]
     differing = [output for output in outputs if output.get("finding") != "same"]
-    if any(output["finding"] not in _NO_VALUES for output in differing):
+    if report["verdict"] not in _NOT_OF_VALUES and any(output["finding"] not in _NO_VALUES for output in differing):
         console.print(_table(differing))
         if len(differing) > _ROWS:
             say(f"  and {len(differing) - _ROWS} more outputs that differ (--json has all)")
@@ -166,13 +168,8 @@ def describe_culprit(culprit: CulpritJson) -> str:
         parts.append(f"{culprit['source']}:{culprit['line']}")
     if culprit["site"]:
         parts.append(f"at {culprit['site']}")
-    if culprit["necessary"] is not None:
-        siblings = culprit.get("siblings")
-        together = f" (with {', '.join(siblings)}, which takes its place)" if siblings else ""
-        parts.append(f"necessary: {str(culprit['necessary']).lower()}{together}")
-    if culprit["sufficient"] is not None:
-        parts.append(f"sufficient: {str(culprit['sufficient']).lower()}")
-    return ", ".join(parts)
+    shown = shown_of(culprit)
+    return f"{', '.join(parts)}{f': {shown}' if shown else ''}"
 
 
 # -- what to do -----------------------------------------------------------------------------------
