@@ -11,7 +11,6 @@ from collections.abc import Generator as Yielding
 from concurrent.futures import Executor, Future
 from typing import cast
 
-from fuzzcompile import hints
 from fuzzcompile.campaign.bookkeeping import Bookkeeping
 from fuzzcompile.campaign.budget import Clock
 from fuzzcompile.campaign.drawing import Drawn, Generator
@@ -37,6 +36,7 @@ from fuzzcompile.contract import CulpritJson, ReportJson, told
 from fuzzcompile.corpus import Coverage, Finding, Kept, Recorded, Store, public_id
 from fuzzcompile.errors import FuzzcompileError
 from fuzzcompile.execution.pool import WorkerFailed, WorkerStartFailed, WorkerStopped, WorkerTimeout
+from fuzzcompile.hints import command
 from fuzzcompile.judging.cut_short import unjudged
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.reporting.verdict import name_of
@@ -223,7 +223,7 @@ class Engine:
         except OSError as error:
             yield Trouble(
                 f"the draft of {kept.public_id} cannot be written ({error}); "
-                f"`{hints.command('issue', kept.public_id, corpus=self.store.location)}` prints it"
+                f"`{command('issue', kept.public_id, corpus=self.store.location)}` prints it"
             )
         for case in result.others:
             self._work.judge_later(Generator(self.settings.profile).drawn(case, "reduction"))
@@ -248,7 +248,7 @@ class Engine:
         """The worker crashed, hung or used too much memory: the case's verdict, if it happens twice."""
         if job.minimizes is not None:
             self._given_up.add(job.minimizes)
-            again = hints.command("minimize", job.minimizes, corpus=self.store.location)
+            again = command("minimize", job.minimizes, corpus=self.store.location)
             yield Trouble(f"minimizing {job.minimizes}: {error}; `{again}` tries again")
             return
         compiling, report = left_behind(job.marker)

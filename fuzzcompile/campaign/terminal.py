@@ -11,7 +11,6 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from fuzzcompile import hints
 from fuzzcompile.campaign.budget import Budget, clock, progress
 from fuzzcompile.campaign.events import (
     Event,
@@ -24,6 +23,7 @@ from fuzzcompile.campaign.events import (
     Tick,
     Trouble,
 )
+from fuzzcompile.hints import Named, command
 from fuzzcompile.reporting.lists import counted_line, divided
 
 _PLAIN_INTERVAL = 10.0
@@ -87,12 +87,13 @@ def starting(workers: int) -> str:
     return f"Starting {_counted(workers, 'worker')}: importing torch, registering the compiler's patterns ..."
 
 
-def print_summary(console: Console, summary: Finished, *, device: str = "auto") -> None:
-    """Print the results of a campaign, and what to type next; ``device`` is what the user asked for."""
+def print_summary(console: Console, summary: Finished, typed: Mapping[str, object] | None = None) -> None:
+    """Print the results of a campaign, and what to type next.
+
+    ``typed`` are the options that the campaign ran under (:meth:`fuzzcompile.worker.conditions.Conditions.options`).
+    """
+    asked = {**(typed or {}), "corpus": summary.corpus}
     tally = summary.tally
-    device = device if summary.target is None else ""  # with a target there is no choice
-    of_this: dict[str, hints.Option] = {"corpus": summary.corpus, "device": device or None, "target": summary.target}
-    later = hints.command("minimize", pending=True, corpus=summary.corpus, device=device or None, target=summary.target)
     verdicts = ", ".join(f"{name} {count}" for name, count in sorted(tally.verdicts.items())) or "none"
 
     def say(text: str) -> None:
@@ -106,7 +107,7 @@ def print_summary(console: Console, summary: Finished, *, device: str = "auto") 
     if summary.target is not None:
         say(f"Told {summary.target}, run on the CPU: a clean case means nothing found in the stages looked at.")
     say(f"Corpus: {summary.corpus}")
-    for text in _left_behind(summary, later):
+    for text in _left_behind(summary, asked):
         say(text)
     if not summary.findings:
         return
@@ -116,17 +117,14 @@ def print_summary(console: Console, summary: Finished, *, device: str = "auto") 
     for line in shown:
         say(f"  {line.finding}  {line.severity}  {line.verdict}  {line.culprit}{_mark(line)}")
         say(f"      {_proof(line)}")
-        say(f"      next: {_next(line, of_this)}")
+        say(f"      next: {_next(line, asked)}")
     if counted:
-        listed = hints.command("corpus", "list", all=True, corpus=summary.corpus)
-        say(f"  {'Beside them ' if shown else ''}{counted_line(counted, listed)}")
+        listing = command("corpus", "list", all=True, corpus=summary.corpus)
+        say(f"  {'Beside them ' if shown else ''}{counted_line(counted, listing)}")
 
 
-def _left_behind(summary: Finished, minimize: str) -> Iterator[str]:
-    """What was not done, and, where this campaign hit no finding, what the corpus has of earlier ones.
-
-    ``minimize`` is the command that minimizes what waits.
-    """
+def _left_behind(summary: Finished, asked: Mapping[str, object]) -> Iterator[str]:
+    """What was not done, and, where this campaign hit no finding, what the corpus has of earlier ones."""
     behind = summary.behind
     if not summary.tally.cases and summary.ended in ("budget", "interrupted") and behind.cases:
         yield "The time was up before the first case was judged: starting the workers takes most of so short a budget."
@@ -135,13 +133,14 @@ def _left_behind(summary: Finished, minimize: str) -> Iterator[str]:
         yield f"Cut off: {_counted(behind.cases, 'case')}{bugs}; the next run on this corpus judges them first."
     if behind.waiting:
         verb = "waits" if behind.waiting == 1 else "wait"
-        yield f"{_counted(behind.waiting, 'finding')} {verb} for minimization: {minimize}"
+        now = Named("", asked).command("minimize", pending=True)
+        yield f"{_counted(behind.waiting, 'finding')} {verb} for minimization: {now}"
     if summary.findings:
         return
     if behind.findings:
         yield (
             f"This campaign hit no finding; the corpus holds {behind.findings} of earlier ones: "
-            f"{hints.command('corpus', 'list', corpus=summary.corpus)}"
+            f"{command('corpus', 'list', corpus=summary.corpus)}"
         )
     else:
         yield "No findings. Next: a longer budget or another --seed."
@@ -154,7 +153,7 @@ def _counted(number: int, what: str) -> str:
 _ENDED = {
     "budget": "ended with its budget",
     "max-findings": "ended at --max-findings",
-    "exhausted": "ended because no further case can be drawn",
+    "exhausted": "ended because this seed is exhausted: no further case can be drawn, but another --seed draws others",
     "interrupted": "interrupted",
     "failed": "failed",
 }
@@ -166,8 +165,8 @@ def _mark(line: FindingLine) -> str:
 
 
 def _proof(line: FindingLine) -> str:
-    necessary = {True: "necessary: true", False: "necessary: false", None: "necessary: not tested"}
-    parts = [necessary[line.necessary], f"{line.hits} hit{'s' if line.hits != 1 else ''}"]
+    without = {True: "gone without the culprit", False: "stays without the culprit", None: "not tried without it"}
+    parts = [without[line.necessary], f"{line.hits} hit{'s' if line.hits != 1 else ''}"]
     if line.reproducer_lines is None:
         parts.append("not minimized yet")
     else:
@@ -178,12 +177,11 @@ def _proof(line: FindingLine) -> str:
     return "; ".join(parts)
 
 
-def _next(line: FindingLine, of_this: Mapping[str, hints.Option]) -> str:
+def _next(line: FindingLine, asked: Mapping[str, object]) -> str:
+    named = Named(line.finding, asked)
     if line.reproducer_lines is None:
-        return hints.Subject(line.finding, of_this).command("minimize")
-    if not line.confirmed:
-        return hints.Subject(line.finding, of_this).command("corpus", "show")
-    return hints.Subject(line.finding, of_this).command("issue")
+        return named.command("minimize")
+    return named.command("issue") if line.confirmed else named.command("corpus", "show")
 
 
 def _sentence(event: Event) -> str | None:

@@ -134,7 +134,7 @@ def run(
     if as_json:
         click.echo(json.dumps(summary.to_json(), allow_nan=False))
     else:
-        print_summary(Console(), summary, device=conditions.device)
+        print_summary(Console(), summary, conditions.options())
     if summary.tally.cases and set(summary.tally.verdicts) == {"unjudged"}:
         raise EnvironmentUnfit("Not one case could be judged; run `fuzzcompile doctor`.")
     fails = fail_on_finding and bool(summary.findings)
