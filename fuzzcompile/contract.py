@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypedDict
 
+SCHEMA = 1
+"""The version of the contract, in each object."""
+
 
 class ErrorMapJson(TypedDict):
     """Where the values of an output are wrong: absolute errors against the float64 run, in at most 32 by 32 cells.

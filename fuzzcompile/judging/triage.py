@@ -25,6 +25,7 @@ from fuzzcompile.facts import facts
 from fuzzcompile.judging.asked import ask
 from fuzzcompile.judging.attribute import Attributor, first_rewrite
 from fuzzcompile.judging.claims import claimed, otherwise, target_notes
+from fuzzcompile.judging.counts import CoverageCount
 from fuzzcompile.judging.decision import Decision, confirmed, decide, randomness, survival
 from fuzzcompile.judging.error_maps import error_maps_of
 from fuzzcompile.judging.refusals import (
@@ -34,7 +35,7 @@ from fuzzcompile.judging.refusals import (
     refuse_unfit,
     refuse_unsupported,
 )
-from fuzzcompile.judging.report import Cost, CoverageCount, Report
+from fuzzcompile.judging.report import Cost, Report
 from fuzzcompile.oracle.comparison import Comparison
 from fuzzcompile.oracle.judgement import same_bits
 from fuzzcompile.oracle.verdicts import Verdict

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from fuzzcompile.errors import UsageError
+from fuzzcompile.execution.device_option import device_index
 from fuzzcompile.targets import target_of
 from fuzzcompile.tolerances import Tolerances
 
@@ -46,8 +47,10 @@ def running_device(device: str, target: str | None) -> str:
     """The device on which cases run, of those that the user named: for a target, the CPU.
 
     Raises:
-        UsageError: there is no such target, or a GPU is to run what is compiled for a target.
+        UsageError: ``device`` is spelled otherwise, there is no such target, or a GPU is to run what is compiled for
+            a target.
     """
+    device_index(device)
     if target is None:
         return device
     target_of(target)

@@ -8,7 +8,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -16,87 +16,54 @@ import torch
 
 from fuzzcompile.capture.loading import load
 from fuzzcompile.case import Case
+from fuzzcompile.casefiles import CaseFile, read_case_file
 from fuzzcompile.compiler.dump import dump_ledger
 from fuzzcompile.compiler.headers import share_headers
 from fuzzcompile.compiler.hooks import initialise_patterns
 from fuzzcompile.compiler.ledger import Ledger
 from fuzzcompile.compiler.settings import compile_in_process, drop_broken_kernels
 from fuzzcompile.compiler.target.process import assume
-from fuzzcompile.contract import ReportJson
+from fuzzcompile.contract import ReportJson, told
 from fuzzcompile.contracts.bitwise import judge_bitwise, unjudged_contract
 from fuzzcompile.contracts.settings import under_contract
 from fuzzcompile.errors import EnvironmentUnfit
 from fuzzcompile.execution.attention_backends import MATH_ONLY, math_only
-from fuzzcompile.execution.device import Numerics, seed_everything
+from fuzzcompile.execution.device import Numerics, assigned, seed_everything
+from fuzzcompile.execution.environment import describe
 from fuzzcompile.execution.footprint import refuse_oversized
-from fuzzcompile.execution.worker import current_device, restore_streams
-from fuzzcompile.judging.report import CoverageCount, Report
+from fuzzcompile.execution.worker import current_device, restore_streams, say, use_device, worker_number
+from fuzzcompile.judging.report import Report
 from fuzzcompile.judging.triage import triage
 from fuzzcompile.plants import run_plants
 from fuzzcompile.signatures import coarse
 from fuzzcompile.targets import target_of
 from fuzzcompile.worker.causes import known_causes, with_cause
-from fuzzcompile.worker.conditions import Question
 from fuzzcompile.worker.isolation import isolated
+from fuzzcompile.worker.tasks import Judged, JudgeTask, WorkerSetup
+
+__all__ = ["JudgeTask", "Judged", "WorkerSetup", "calm_collector", "judge_file", "prepare"]
 
 # Full garbage collections run after a case that took this many seconds, or after this many partial collections.
 _LONG = 2.0
+_LOADING = {
+    "case": "making the model and its inputs",
+    "script": "running the script up to its compiled call",
+    "notebook": "running the notebook up to its compiled call",
+}
 _SHORT_COLLECTIONS = 32
 
 
-@dataclass(frozen=True)
-class WorkerSetup:
-    """What `prepare` needs.
-
-    Attributes:
-        plants: files to run.
-        threads: torch's intra-op threads.
-        target: the device that the compiler is told, by its name; None for the one that runs.
-    """
-
-    plants: tuple[str, ...] = ()
-    threads: int = 1
-    target: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class JudgeTask(Question):
-    """One case file to judge, and what is asked about it.
-
-    Attributes:
-        path: the case file.
-        vetoes: rewrites to refuse.
-        marker: a path that is created once eager has finished and gets the report once there is a verdict, so that
-            both survive the loss of the worker.
-        known: (signature, kind of verdict) pairs that need no further proof.
-        seconds: time after which attribution starts no further compile.
-        memory: bytes of this process beyond which a case is refused before it runs.
-        screen: judge without generated code, and in full only if that shows a bug.
-    """
-
-    path: str
-    vetoes: tuple[str, ...] = ()
-    marker: str | None = None
-    known: tuple[tuple[str, str], ...] = ()
-    seconds: float | None = None
-    memory: int | None = None
-    screen: bool = False
-
-
-@dataclass(frozen=True)
-class Judged:
-    """A report in its JSON form, and what the compile covered."""
-
-    report: ReportJson
-    coverage: tuple[CoverageCount, ...] = ()
-    screened: bool = False
-
-
 def prepare(setup: WorkerSetup) -> None:
-    """Set this process up: target, pinned numerics, threads, Inductor's patterns, plants, in that order."""
+    """Set this process up: target, device, pinned numerics, threads, Inductor's patterns, plants, in that order.
+
+    Raises:
+        UsageError: a plant raises, or the device is none.
+        EnvironmentUnfit: the machine has no such device.
+    """
     if setup.target is not None:
         assume(target_of(setup.target))
-    device = torch.device(current_device())
+    device = assigned(current_device(), worker_number())
+    use_device(str(device))
     if device.type == "cuda":
         torch.cuda.set_device(device)
     torch.set_num_threads(max(1, setup.threads))
@@ -104,6 +71,7 @@ def prepare(setup: WorkerSetup) -> None:
     compile_in_process()
     drop_broken_kernels()
     share_headers()
+    say("registering the compiler's patterns")
     initialise_patterns(device)
     run_plants([Path(path) for path in setup.plants])
     seed_everything(0)
@@ -142,7 +110,9 @@ def judge_file(task: JudgeTask) -> Judged:
     deadline = None if task.seconds is None else start + task.seconds
     device = torch.device(current_device())
     with isolated(), contextlib.ExitStack() as exact:
-        case = load(Path(task.path), device, call=task.call, module=task.module)
+        file = read_case_file(Path(task.path))
+        say(_LOADING[file.kind])
+        case = load(file, device, call=task.call, module=task.module)
         restore_streams()  # the script may have closed them, and the compiler writes to them
         if task.memory is not None:
             refuse_oversized(case, device, task.memory)
@@ -166,7 +136,7 @@ def judge_file(task: JudgeTask) -> Judged:
                 suspects=task.suspects,
                 error_maps=task.error_maps,
                 on_eager=lambda: _mark(task.marker, ""),
-                on_verdict=lambda verdict: _mark_verdict(task, verdict),
+                on_verdict=lambda verdict: _mark_verdict(task, file, verdict),
                 on_ledger=lambda ledger: _dump(task.dump, ledger),
             )
 
@@ -174,7 +144,9 @@ def judge_file(task: JudgeTask) -> Judged:
         if bitwise:
             report = judge_bitwise(judged, device, report, own=case, vetoes=task.vetoes, deadline=deadline)
     _collect_garbage(time.monotonic() - start)
-    return Judged(cast(ReportJson, report.to_json()), report.coverage, report.screened)
+    answer = file.located(cast(ReportJson, report.to_json()))
+    machine = describe(device, told(answer)) if task.describe else None
+    return Judged(answer, report.coverage, report.screened, machine)
 
 
 def _of_its_cause(
@@ -207,11 +179,11 @@ def _limits_noted(task: JudgeTask) -> Iterator[str]:
         yield "limits: from a file of tolerances (--tolerances), not fuzzcompile's own"
 
 
-def _mark_verdict(task: JudgeTask, report: Report) -> None:
+def _mark_verdict(task: JudgeTask, file: CaseFile, report: Report) -> None:
     """Keep a report in the marker, for the case that the worker is lost; of a contract, nothing is known yet."""
     if task.contract == "bitwise":
         report = replace(report, confidence="low", contract=unjudged_contract("the worker was lost"))
-    _mark(task.marker, json.dumps(report.to_json()))
+    _mark(task.marker, json.dumps(file.located(report.to_json())))
 
 
 def _dump(folder: str | None, ledger: Ledger) -> None:
