@@ -19,7 +19,7 @@ from fuzzcompile.pages.corpus_page import Contents, page_of_corpus
 pytestmark = pytest.mark.slow
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 PHONE = {"viewport": {"width": 375, "height": 700}, "is_mobile": True, "has_touch": True}
-MANY = 450
+MANY = 220
 EVIL = "</script><script>document.title = 'taken'</script><img src=x onerror=\"document.title = 'taken'\">"
 
 
@@ -64,17 +64,26 @@ def rows(tab: Any) -> list[str]:
     return list(tab.eval_on_selector_all("#list li:not([hidden]) .id", "all => all.map((each) => each.textContent)"))
 
 
+def eventually(tab: Any, expression: str) -> None:
+    """Wait until it holds; playwright's own way evaluates text, which the page's policy forbids."""
+    for _ in range(100):
+        if tab.evaluate(expression):
+            return
+        tab.wait_for_timeout(50)
+    raise AssertionError(expression)
+
+
 def test_the_list_is_searched_filtered_and_sorted(opened):
-    assert len(rows(opened)) == 200 and "450 findings" in opened.text_content("#shown")
+    assert len(rows(opened)) == 200 and "220 findings" in opened.text_content("#shown")
     opened.click("#more")
     assert len(rows(opened)) == MANY
     opened.fill("#search", "rewrite_0042")
-    assert rows(opened) == ["F43"] and "1 of 450 findings" in opened.text_content("#shown")
+    assert rows(opened) == ["F43"] and "1 of 220 findings" in opened.text_content("#shown")
     opened.fill("#search", "no such word")
     assert rows(opened) == [] and "No finding fits" in opened.text_content("#shown")
     opened.click("button[type=reset]")
     opened.select_option("#sort", "name")
-    opened.wait_for_function("document.querySelector('#list .id').textContent === 'F1'")
+    eventually(opened, "document.querySelector('#list .id').textContent === 'F1'")
     opened.select_option("[data-key=severity]", "silent")
     assert len(rows(opened)) == MANY
 
@@ -93,7 +102,7 @@ def test_a_finding_opens_is_highlighted_and_copied(opened):
 
 def test_keys_lead_through_the_list_and_from_finding_to_finding(opened):
     opened.keyboard.press("/")
-    opened.wait_for_function("document.activeElement.id === 'search'")
+    eventually(opened, "document.activeElement.id === 'search'")
     opened.keyboard.type("rewrite_000")
     opened.keyboard.press("ArrowDown")
     opened.keyboard.press("ArrowDown")
@@ -103,7 +112,7 @@ def test_keys_lead_through_the_list_and_from_finding_to_finding(opened):
     opened.wait_for_selector("#page h1")
     assert opened.url.endswith(f"#{focused}")
     opened.keyboard.press("ArrowRight")
-    opened.wait_for_function(f"location.hash === '#{rows(opened)[2]}'")
+    eventually(opened, f"location.hash === '#{rows(opened)[2]}'")
     opened.keyboard.press("Escape")
     opened.wait_for_selector("#overview:not([hidden])")
     assert opened.evaluate("document.activeElement.querySelector('.id')?.textContent") == rows(opened)[2]
