@@ -6,6 +6,7 @@ import glob
 import tempfile
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,6 +81,7 @@ def triage_files(
     baseline: Baseline | None = None,
     describe: bool = False,
     listener: Callable[[WorkerState], object] | None = None,
+    pool: WorkerPool | None = None,
 ) -> Generator[Answer, None, None]:
     """Judge the files and yield an answer for each, in order. Files that cannot be cases cost no worker.
 
@@ -91,6 +93,7 @@ def triage_files(
         baseline: known bugs.
         describe: also describe the machine, in ``Answer.machine``.
         listener: called by another thread with what a worker says that it does.
+        pool: whose workers judge them, and stay; it was opened under the same conditions. None: a pool of its own.
 
     Raises:
         UsageError: a plant cannot be used, or ``question.against`` names nothing to compare with.
@@ -105,7 +108,9 @@ def triage_files(
         return
     with (
         tempfile.TemporaryDirectory(prefix="fuzzcompile-") as folder,
-        open_pool(conditions, min(workers, count), least_threads=LEAST_THREADS, listener=listener) as pool,
+        open_pool(conditions, min(workers, count), least_threads=LEAST_THREADS, listener=listener)
+        if pool is None
+        else nullcontext(pool) as judges,
     ):
 
         def submitted(file: CaseFile, number: int) -> _Job:
@@ -118,11 +123,11 @@ def triage_files(
                 memory=conditions.limits.memory,
                 describe=describe,
             )
-            return _submit(pool, file, task)
+            return _submit(judges, file, task)
 
         jobs = [file if isinstance(file, Answer) else submitted(file, number) for number, file in enumerate(read)]
         for job in jobs:
-            answer = job if isinstance(job, Answer) else _answer(pool, job, conditions)
+            answer = job if isinstance(job, Answer) else _answer(judges, job, conditions)
             yield answer.compared_with(baseline)
 
 
