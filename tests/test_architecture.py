@@ -65,7 +65,7 @@ ALLOWED = {
     "hints": {"errors", "settings"},
     "settings": {"errors", "severity", "targets"},
     "casefiles": {"errors"},
-    "pages": {"contract", "corpus", "errors", "oracle", "privacy", "replaying", "reporting", "severity", "signatures",
+    "pages": {"contract", "corpus", "errors", "privacy", "replaying", "reporting", "severity", "signatures",
              "stage_names", "templating"},
     "api": {"capture", "case", "casefiles", "commands", "compiler", "contract", "errors", "execution", "judging",
            "reporting", "templating", "worker"},

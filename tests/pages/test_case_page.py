@@ -170,3 +170,13 @@ def test_no_path_of_this_machine_and_no_backtick_is_left():
     page = page_of(shown, ENVIRONMENT, name=path, source=f'open("{path}") //2\n')
     text = Reader(page).text
     assert "/home/" not in page and "`" not in text and "model.py:14" in text and "//" in text
+
+
+def test_an_error_has_no_section_on_values_or_steps():
+    raises = bug(
+        detail="CompileError: no", evidence={"outputs": []}, changed_bits=[{**BLAMED, "details": {}, "step": None}]
+    )
+    raises |= {"verdict": "compile_error", "evidence": {"outputs": []}}
+    text = read(raises).text
+    assert "fails to compile: CompileError: no" in text and "Culprit" in text
+    assert not any(words in text for words in ("differ ", "What differs", "How far each rewrite", "not replayed"))

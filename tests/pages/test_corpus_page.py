@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import gzip
 import hashlib
 import json
 import re
+import sqlite3
+import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -168,6 +172,15 @@ def test_the_command_writes_the_file(store, tmp_path, capsys):
     assert out.read_text(encoding="utf-8").startswith("<!DOCTYPE html>") and "1 finding" in capsys.readouterr().err
 
 
+def test_the_command_needs_no_torch(store, tmp_path):
+    program = (
+        "import sys; from fuzzcompile.cli import main\ntry: main(sys.argv[1:])\nfinally: print('torch' in sys.modules)"
+    )
+    arguments = ["report", "--out", str(tmp_path / "r.html"), "--corpus", store.location]
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
 @pytest.mark.parametrize(
     ("content", "said"), [(None, "Cannot read"), ("{", "holds no JSON"), ("[]", "no summary"), ("{}", "no summary")]
 )
@@ -186,3 +199,11 @@ def test_a_missing_corpus_and_a_folder_that_cannot_be_written_are_said(store, tm
     assert "There is no corpus" in capsys.readouterr().err
     assert call("report", "--out", tmp_path / "none" / "r.html", "--corpus", store.location) == 2
     assert "Cannot write" in capsys.readouterr().err
+
+
+def test_a_corpus_of_an_older_schema_is_read(tmp_path, capsys):
+    schema = Path(__file__).parent.parent / "corpus" / "schema_0002.sql"
+    with contextlib.closing(sqlite3.connect(tmp_path / "old.db")) as older, older:
+        older.executescript(schema.read_text(encoding="utf-8"))
+    assert call("report", "--out", tmp_path / "r.html", "--corpus", tmp_path / "old.db") == 0
+    assert "No findings yet" in (tmp_path / "r.html").read_text(encoding="utf-8")
