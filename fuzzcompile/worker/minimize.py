@@ -130,7 +130,8 @@ def judge_source(source: str, vetoes: tuple[str, ...] = (), causes: tuple[str, .
     device = torch.device(current_device())
     with written_out(Written(source, {})) as path, isolated():
         case = load(path, device)
-        report = with_cause(triage(case, device, vetoes=vetoes), case, device, vetoes=vetoes, known=causes)
+        triaged = triage(case, device, vetoes=vetoes, error_maps=True)
+        report = with_cause(triaged, case, device, vetoes=vetoes, known=causes)
         return cast(ReportJson, report.to_json())
 
 
