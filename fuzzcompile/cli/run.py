@@ -92,7 +92,7 @@ def run(
     from fuzzcompile.case import source_hash
     from fuzzcompile.errors import EnvironmentUnfit, UsageError
     from fuzzcompile.execution.device import resolve
-    from fuzzcompile.execution.environment import cxx_compiler
+    from fuzzcompile.execution.toolchain import toolchain_fault
     from fuzzcompile.generation import Profile
     from fuzzcompile.plants import check_plants
     from fuzzcompile.severity import Severity
@@ -105,10 +105,8 @@ def run(
     parsed = Budget.parse(budget)
     check_plants(conditions.plants)
     resolved = resolve(conditions.device)
-    if resolved.type == "cpu" and cxx_compiler() is None:
-        raise EnvironmentUnfit(
-            "There is no C++ compiler, which torch.compile needs on the CPU; install g++ or point CXX at one."
-        )
+    if resolved.type == "cpu" and (fault := toolchain_fault()) is not None:
+        raise EnvironmentUnfit(f"torch.compile needs a C++ compiler on the CPU: {fault}.")
     import torch
 
     settings = CampaignSettings(
