@@ -213,7 +213,7 @@ def model(
     def decorated(command: Callable[..., int]) -> Callable[..., int]:
         @wraps(command)
         def gathered(*, hf_config: str | None, hf_size: Size, hf_dtype: str, hf_train: bool, **rest: object) -> int:
-            if hf_config is None and not rest[argument]:
+            if hf_config is None and not rest[argument] and not rest.get("pending"):
                 raise click.UsageError("Missing argument: name a case, or an architecture with --hf-config.")
             if hf_config is not None and rest[argument]:
                 raise click.UsageError("Name a case or an architecture with --hf-config, not both.")

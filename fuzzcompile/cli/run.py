@@ -11,6 +11,7 @@ import click
 
 from fuzzcompile.cli import options
 from fuzzcompile.cli.configured import configured
+from fuzzcompile.errors import EnvironmentUnfit, UsageError
 from fuzzcompile.worker.conditions import Conditions
 
 
@@ -74,57 +75,48 @@ def run(
 ) -> int:
     """Run a campaign: generate, judge, attribute, minimize, store and draft.
 
-    A second run on the same corpus resumes after the last case it judged. Ctrl-C ends a campaign with its summary.
+    The budget counts from the start of the command. What still runs at its end is cut off and kept: a second run on the
+    same corpus resumes there, and `fuzzcompile minimize --pending` minimizes the findings that wait for it. Ctrl-C ends
+    a campaign with its summary.
 
     Most cases are screened: every graph pass runs and is checked, but no code is generated. A case that looks wrong in
     a screen is judged in full. What share is judged in full at once follows what screens and full compiles have each
     found per second.
     """
-    from rich.console import Console
+    from fuzzcompile.campaign.budget import Budget, Clock
+    from fuzzcompile.corpus import Store
+    from fuzzcompile.reporting.files import check_writable
 
-    from fuzzcompile.campaign.budget import Budget
-    from fuzzcompile.campaign.local import run_campaign, survey_case
-    from fuzzcompile.campaign.outputs import CampaignOutputs
-    from fuzzcompile.campaign.profiles import for_this_torch
-    from fuzzcompile.campaign.settings import CampaignSettings
-    from fuzzcompile.campaign.steering import UNIFORM, Strategy
-    from fuzzcompile.campaign.terminal import print_summary, progress_handler
-    from fuzzcompile.case import source_hash
-    from fuzzcompile.errors import EnvironmentUnfit, UsageError
-    from fuzzcompile.execution.device import resolve
-    from fuzzcompile.execution.toolchain import toolchain_fault
-    from fuzzcompile.generation import Profile
-    from fuzzcompile.plants import check_plants
-    from fuzzcompile.severity import Severity
-    from fuzzcompile.worker.pool import default_workers
-
+    parsed = Budget.parse(budget)
+    clock = Clock(parsed)  # runs from here: importing torch and starting workers are part of the budget
     if screen_only and full_only:
         raise UsageError("A campaign is --screen-only or --full-only, not both.")
     if origin is not None and no_near_misses:
         raise UsageError("--no-near-misses is for generated cases, which --from does not draw.")
-    parsed = Budget.parse(budget)
-    check_plants(conditions.plants)
-    resolved = resolve(conditions.device)
-    if resolved.type == "cpu" and (fault := toolchain_fault()) is not None:
-        raise EnvironmentUnfit(f"torch.compile needs a C++ compiler on the CPU: {fault}.")
-    import torch
+    for path, option in ((sarif, "--sarif"), (summary_file, "--summary"), (log, "--log")):
+        if path is not None:
+            check_writable(path, option)
+    Store.open(location).close()  # a corpus that cannot be used is said before torch is imported
+    click.echo("Importing torch ...", err=True)
+    from rich.console import Console
 
-    settings = CampaignSettings(
-        budget=parsed,
+    from fuzzcompile.campaign.local import run_campaign, settings_here, survey_case
+    from fuzzcompile.campaign.outputs import CampaignOutputs
+    from fuzzcompile.campaign.steering import UNIFORM, Strategy
+    from fuzzcompile.campaign.terminal import print_summary, progress_handler
+    from fuzzcompile.severity import Severity
+
+    settings = settings_here(
+        conditions,
+        parsed,
+        workers=workers,
+        near_misses=not no_near_misses,
         seed=seed,
-        profile=for_this_torch(Profile(near_misses=not no_near_misses), conditions.target),
-        device=conditions.device if conditions.device != "auto" else resolved.type,
-        workers=workers or default_workers(conditions.device),
-        torch=torch.__version__,
-        vetoes=conditions.vetoes,
-        plants=tuple(source_hash(path.read_text(encoding="utf-8"))[:12] for path in conditions.plants),
-        case_seconds=conditions.limits.seconds,
         max_findings=max_findings,
         drafts=drafts,
         mix="screen" if screen_only else "full" if full_only else "mixed",
         strategy=UNIFORM if no_steering else Strategy(),
         source=survey_case(origin, conditions) if origin is not None else None,
-        target=conditions.target,
     )
     outputs = CampaignOutputs(log, sarif, summary_file, location)
     with outputs, progress_handler(Console(stderr=True)) as handler:
@@ -134,6 +126,7 @@ def run(
             location=location,
             command=shlex.join(["fuzzcompile", *sys.argv[1:]]),
             on_event=outputs.before(handler.handle),
+            clock=clock,
         )
         outputs.finish(summary)
     if as_json:

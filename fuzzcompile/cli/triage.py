@@ -18,7 +18,6 @@ from fuzzcompile.worker.conditions import Conditions, Question
 
 if TYPE_CHECKING:
     from fuzzcompile.commands.triage import Answer
-    from fuzzcompile.contract import ReportJson
 
 
 @click.command()
@@ -114,7 +113,7 @@ def triage_and_print(
     if question.dump is not None:
         outputs.make_empty_folder(Path(question.dump), "--dump-ledger")
     out, answers = report_console(), list[Answer]()
-    results = triage_files(files, conditions, question, workers=min(workers, len(files)), baseline=known)
+    results = triage_files(files, conditions, question, workers=workers, baseline=known, describe=page is not None)
     waiting = Console(stderr=True).status(f"Judging {files[0]} ...")
     # On Ctrl-C the generator is closed at once, and its workers and files with it.
     with sigterm_interrupts(), contextlib.closing(results), TriageLog(log, files) as events, waiting as status:
@@ -129,7 +128,7 @@ def triage_and_print(
             elif answer.report is not None:
                 print_report(out, answer.report, proof=proof, name=str(answer.path), known=bool(answer.known))
             if page is not None and answer.report is not None:
-                _write_page(page, answer.report, str(answer.path))
+                _write_page(page, answer)
     if not as_json and sum(answer.report is not None for answer in answers) > 1:
         _list_bugs([answer for answer in answers if answer.report is not None and answer.report["is_bug"]])
     if junit is not None:
@@ -152,13 +151,13 @@ def _list_bugs(bugs: Sequence[Answer]) -> None:
         click.echo(f"  {answer.path}  {'  '.join(map(str, said))}{known}")
 
 
-def _write_page(page: Path, report: ReportJson, name: str) -> None:
-    import torch
-
-    from fuzzcompile.contract import told
-    from fuzzcompile.execution.environment import describe
+def _write_page(page: Path, answer: Answer) -> None:
+    from fuzzcompile.pages.case_page import page_of
     from fuzzcompile.reporting.files import write_whole
-    from fuzzcompile.reporting.page import page_of
 
-    text = page_of(report, describe(torch.device(report["device"]), told(report)), name=name)
+    assert answer.report is not None
+    machine = answer.machine or {"torch": answer.report["torch"], "device": answer.report["device"]}
+    path = answer.path
+    source = path.read_text(encoding="utf-8", errors="replace") if path.suffix == ".py" else None
+    text = page_of(answer.report, machine, name=str(path), source=source)
     write_whole(page, text.encode("utf-8"), "--html")

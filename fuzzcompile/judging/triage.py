@@ -25,7 +25,9 @@ from fuzzcompile.facts import facts
 from fuzzcompile.judging.asked import ask
 from fuzzcompile.judging.attribute import Attributor, first_rewrite
 from fuzzcompile.judging.claims import claimed, otherwise, target_notes
+from fuzzcompile.judging.counts import CoverageCount
 from fuzzcompile.judging.decision import Decision, confirmed, decide, randomness, survival
+from fuzzcompile.judging.error_maps import error_maps_of
 from fuzzcompile.judging.refusals import (
     CannotJudge,
     refuse_lack_of_cpu,
@@ -33,7 +35,7 @@ from fuzzcompile.judging.refusals import (
     refuse_unfit,
     refuse_unsupported,
 )
-from fuzzcompile.judging.report import Cost, CoverageCount, Report
+from fuzzcompile.judging.report import Cost, Report
 from fuzzcompile.oracle.comparison import Comparison
 from fuzzcompile.oracle.judgement import same_bits
 from fuzzcompile.oracle.verdicts import Verdict
@@ -56,6 +58,7 @@ def triage(
     thorough: bool = False,
     screen: bool = False,
     suspects: Sequence[str] = (),
+    error_maps: bool = False,
     on_eager: Callable[[], None] = lambda: None,
     on_verdict: Callable[[Report], None] = lambda report: None,
     on_ledger: Callable[[Ledger], None] = lambda ledger: None,
@@ -76,6 +79,7 @@ def triage(
         screen: look at the case without generating code first, and in full only if that shows a bug that is not
             ``known``. Otherwise the report is that of the screen (``screened``): all graphs are checked, and no kernel.
         suspects: names of rewrites whose fate the report is to state (:mod:`~fuzzcompile.judging.asked`).
+        error_maps: also say where in the outputs the errors are.
         on_eager: called once all eager runs are done, before anything is compiled: a crash or time-out after
             that is the compiler's.
         on_verdict: called with the report as soon as there is a verdict, and again with further evidence, before
@@ -111,6 +115,8 @@ def triage(
         on_verdict(answer.report())
     on_ledger(answer.trial.ledger)
     report = answer.report(answer.attribution(known, deadline, thorough=thorough))
+    if error_maps:
+        report = replace(report, error_maps=error_maps_of(answer.experiments, answer.trial))
     return replace(report, asked=tuple(ask(experiments, answer.trial, answer.steps, name) for name in suspects))
 
 

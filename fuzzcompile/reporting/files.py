@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from pathlib import Path
 
-from fuzzcompile.errors import UsageError
+from fuzzcompile.errors import EnvironmentUnfit, FuzzcompileError, UsageError
 
 
 def check_writable(path: Path, option: str) -> None:
@@ -29,7 +30,8 @@ def write_whole(path: Path, content: bytes, option: str) -> None:
     """Write the file whole or not at all.
 
     Raises:
-        UsageError: it cannot be written; the message names ``option``, the one that gave the path.
+        EnvironmentUnfit: its disk is full.
+        UsageError: it cannot be written; both messages name ``option``, the one that gave the path.
     """
     draft = _draft(path)
     try:
@@ -63,5 +65,7 @@ def _draft(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.part")
 
 
-def _unwritable(path: Path, error: OSError, option: str) -> UsageError:
+def _unwritable(path: Path, error: OSError, option: str) -> FuzzcompileError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return EnvironmentUnfit(f"Cannot write {path}: {error.strerror}; make room, or name another {option}.")
     return UsageError(f"Cannot write {path}: {error.strerror}; name another file for {option}.")
