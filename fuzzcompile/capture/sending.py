@@ -105,8 +105,8 @@ def _with_results(arguments: Any, positions: frozenset[int]) -> Any:
 
 def _with_configs(settings: CompileSettings, configs: Mapping[str, Mapping[str, object]]) -> CompileSettings:
     """The settings with the entries of the sender's configs that this process has otherwise."""
-    changed = {name: _differing(name, entries) for name, entries in configs.items()}
-    return replace(settings, inductor=changed["inductor"], dynamo=changed["dynamo"], functorch=changed["functorch"])
+    changed: dict[str, Any] = {name: _differing(name, entries) for name, entries in configs.items()}
+    return replace(settings, **changed)
 
 
 def _differing(config: str, entries: Mapping[str, object]) -> dict[str, object]:

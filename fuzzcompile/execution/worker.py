@@ -6,6 +6,7 @@ decides what else is imported.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import enum
 import faulthandler
@@ -113,8 +114,18 @@ def main(descriptor: int) -> None:
         if _set_up(connection):
             while message := connection.recv_bytes():
                 _serve(connection, pickle.loads(message))
+            _leave()
     except (EOFError, OSError):  # the pool is gone, or a task has closed the line: end quietly
         sys.exit(LINE_LOST)
+
+
+def _leave() -> None:
+    """Run the exit handlers and end, without taking the interpreter apart: with torch in it, that takes a second."""
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # the task has closed or replaced it
+            stream.flush()
+    os._exit(0)
 
 
 def restore_streams() -> None:

@@ -10,8 +10,13 @@ from pathlib import Path
 from fuzzcompile.errors import EnvironmentUnfit, FuzzcompileError, UsageError
 
 
-def check_writable(path: Path, option: str) -> None:
+def check_writable(path: Path, option: str, *, parents: bool = False) -> None:
     """Check before any work that the file can be written.
+
+    Args:
+        path: the file.
+        option: which gave the path, for the message.
+        parents: the folders above it are made when it is written, and need not be there yet.
 
     Raises:
         UsageError: it cannot; the message names ``option``, the one that gave the path.
@@ -20,6 +25,8 @@ def check_writable(path: Path, option: str) -> None:
         raise UsageError(f"Cannot write {path}: it is a folder; name a file for {option}.")
     draft = _draft(path)
     try:
+        if parents:
+            draft = next(above for above in path.parents if above.exists()) / draft.name
         draft.touch()
         draft.unlink()
     except OSError as error:

@@ -62,8 +62,5 @@ class Judged:
     machine: Mapping[str, object] | None = None
 
 
-PREPARE: Callable[[WorkerSetup], None] = Named("fuzzcompile.worker.judge:prepare")
-"""Set a worker up."""
-
 JUDGE: Callable[[JudgeTask], Judged] = Named("fuzzcompile.worker.judge:judge_file")
 """Judge one case file on the worker's device."""
