@@ -70,9 +70,9 @@ ALLOWED = {
     "api": {"capture", "case", "casefiles", "commands", "compiler", "contract", "errors", "execution", "judging",
            "reporting", "templating", "worker"},
     "pytest_plugin": {"api", "errors"},
-    "cli": {"campaign", "commands", "contract", "corpus", "errors", "execution", "generation", "models", "pages",
-           "profiling", "reduction", "replaying", "reporting", "settings", "severity", "stage_names", "targets",
-           "tolerances", "watching", "worker"},
+    "cli": {"campaign", "casefiles", "commands", "contract", "corpus", "errors", "execution", "generation", "models",
+           "pages", "profiling", "reduction", "replaying", "reporting", "settings", "severity", "stage_names",
+           "targets", "tolerances", "watching", "worker"},
     "__main__": {"cli"},
 }  # fmt: skip
 

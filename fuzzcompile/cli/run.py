@@ -84,8 +84,10 @@ def run(
     found per second.
     """
     from fuzzcompile.campaign.budget import Budget, Clock
+    from fuzzcompile.casefiles import read_case_file
     from fuzzcompile.corpus import Store
     from fuzzcompile.reporting.files import check_writable
+    from fuzzcompile.worker.vetoes import check_vetoes
 
     parsed = Budget.parse(budget)
     clock = Clock(parsed)  # runs from here: importing torch and starting workers are part of the budget
@@ -93,10 +95,12 @@ def run(
         raise UsageError("A campaign is --screen-only or --full-only, not both.")
     if origin is not None and no_near_misses:
         raise UsageError("--no-near-misses is for generated cases, which --from does not draw.")
+    files = [] if origin is None else [read_case_file(origin)]
     for path, option in ((sarif, "--sarif"), (summary_file, "--summary"), (log, "--log")):
         if path is not None:
             check_writable(path, option)
     Store.open(location).close()  # a corpus that cannot be used is said before torch is imported
+    check_vetoes(conditions, files)
     click.echo("Importing torch ...", err=True)
     from rich.console import Console
 

@@ -46,7 +46,7 @@ def run(tmp_path: Path) -> Run:
     (tmp_path / "case.py").write_text(CASE, encoding="utf-8")
 
     def command(*arguments: str, before: tuple[str, ...] = (), **variables: str) -> subprocess.CompletedProcess[str]:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("FUZZCOMPILE_")}
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("FUZZCOMPILE_", "CXX"))}
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         return subprocess.run(
             [*before, sys.executable, "-m", "fuzzcompile", *arguments],
@@ -119,7 +119,7 @@ def path_with(folder: Path, compiler: str | None) -> str:
 @pytest.mark.parametrize("command", [("triage", "case.py"), ("run", "--budget", "5m", "--device", "cpu")])
 @pytest.mark.parametrize(("compiler", "says"), [(None, "install g++"), (BROKEN, "cannot execute cc1plus")])
 def test_without_a_compiler_that_works_nothing_is_called_a_bug(command, compiler, says, run: Run, tmp_path: Path):
-    assert_unfit(run(*command, PATH=path_with(tmp_path / "bin", compiler), CXX=""), says)
+    assert_unfit(run(*command, PATH=path_with(tmp_path / "bin", compiler)), says)
 
 
 @pytest.mark.parametrize("variable", ["TMPDIR", "TORCHINDUCTOR_CACHE_DIR"])
