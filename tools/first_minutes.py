@@ -114,7 +114,7 @@ def run(step: Step, folder: Path) -> Ran:
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """This process's, without settings of fuzzcompile's; kernels are cold, colours and width those of a terminal."""
+    """Without settings of fuzzcompile's; kernels are cold, colours and width are those of a terminal."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("FUZZCOMPILE_", "TORCH"))}
     terminal = {"FORCE_COLOR": "1", "COLUMNS": str(COLUMNS), "TERM": "xterm-256color", "PYTHONUNBUFFERED": "1"}
     return {**kept, **terminal, "PYTHONPATH": str(ROOT), "TORCHINDUCTOR_CACHE_DIR": str(folder.parent / "kernels")}
@@ -185,9 +185,9 @@ def main() -> None:
         shutil.copyfile(WITH_A_BUG, folder / "my_attention.py")
         ran = list[Ran]()
         for step in steps(asked.budget):
-            print(f"$ {step.command}", file=sys.stderr, flush=True)
+            sys.stderr.write(f"$ {step.command}\n")
             ran.append(run(step, folder))
-            print(f"  status {ran[-1].status}, {ran[-1].seconds:.1f} s", file=sys.stderr, flush=True)
+            sys.stderr.write(f"  status {ran[-1].status}, {ran[-1].seconds:.1f} s\n")
             asked.report.parent.mkdir(parents=True, exist_ok=True)
             asked.report.write_text(page(ran, folder), encoding="utf-8")  # what was seen stays if a later step fails
         shown = next(each for each in ran if each.step.command.endswith("triage my_attention.py"))
