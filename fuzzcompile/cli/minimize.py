@@ -93,12 +93,18 @@ def minimize(
     assert name is not None  # `options.model` has asked for one
     case_named(name)
     from fuzzcompile.campaign.budget import seconds_of
+    from fuzzcompile.reporting.files import check_writable
+
+    seconds = seconds_of(budget, "minimize --budget")
+    if out is not None:
+        check_writable(out, "--out", parents=True)
+
     from fuzzcompile.campaign.findings import keep_reproducer
     from fuzzcompile.commands.minimize import conditions_of
     from fuzzcompile.commands.minimize import minimize as search
     from fuzzcompile.reporting.event_log import EventLog
 
-    seconds, given_out = seconds_of(budget, "minimize --budget"), out
+    given_out = out
     with EventLog(log) as events, existing_corpus(location) as store:
         subject = _subject(name, out, store, conditions, resume=resume)
         if subject is None:

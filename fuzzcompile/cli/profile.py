@@ -45,7 +45,7 @@ _SECONDS = 900.0
     "--keep",
     default=1.0,
     show_default=True,
-    type=click.FloatRange(min=0.001),
+    type=options.FiniteRange(min=0.001),
     metavar="GiB",
     help="Activations kept of a run; beyond that they are sampled, and layers are not run alone.",
 )
@@ -61,7 +61,7 @@ _SECONDS = 900.0
 @options.device
 @options.veto
 @options.plant
-@click.option("--timeout", default=_SECONDS, show_default=True, type=click.FloatRange(min=1), help="Seconds in all.")
+@click.option("--timeout", default=_SECONDS, show_default=True, type=options.FiniteRange(min=1), help="Seconds in all.")
 @options.memory
 @options.json_output
 def profile(

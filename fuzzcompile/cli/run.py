@@ -85,6 +85,8 @@ def run(
     """
     from fuzzcompile.campaign.budget import Budget, Clock
     from fuzzcompile.casefiles import read_case_file
+    from fuzzcompile.corpus import Store
+    from fuzzcompile.reporting.files import check_writable
     from fuzzcompile.worker.vetoes import check_vetoes
 
     parsed = Budget.parse(budget)
@@ -93,6 +95,10 @@ def run(
         raise UsageError("A campaign is --screen-only or --full-only, not both.")
     if origin is not None and no_near_misses:
         raise UsageError("--no-near-misses is for generated cases, which --from does not draw.")
+    for path, option in ((sarif, "--sarif"), (summary_file, "--summary"), (log, "--log")):
+        if path is not None:
+            check_writable(path, option)
+    Store.open(location).close()  # what is wrong with the corpus is said before any worker starts
     check_vetoes(conditions, [] if origin is None else [read_case_file(origin)])
     from rich.console import Console
 
@@ -106,7 +112,6 @@ def run(
     from fuzzcompile.severity import Severity
     from fuzzcompile.worker.pool import default_workers
 
-    Store.open(location).close()  # what is wrong with the corpus is said before any worker starts
     outputs = CampaignOutputs(log, sarif, summary_file, location)
     source = survey_case(origin, conditions) if origin is not None else None
     workers = workers or default_workers(conditions.device)

@@ -44,17 +44,6 @@ class Refreshed:
     note: str = ""
 
 
-def findings_named(store: Store, names: Sequence[str]) -> list[str]:
-    """The public ids that ``names`` name, in that order; all findings if there are none.
-
-    Raises:
-        UsageError: the corpus has no such finding.
-    """
-    if not names:
-        return [finding.public_id for finding in store.findings()]
-    return list(dict.fromkeys(store.finding(name).public_id for name in names))
-
-
 def refresh(
     store: Store,
     names: Sequence[str],

@@ -18,7 +18,7 @@ from typing import TypeAlias, TypeVar
 
 import torch
 
-from fuzzcompile.execution.compilers import cxx_compiler
+from fuzzcompile.execution.toolchain import cxx_compiler
 
 JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
 

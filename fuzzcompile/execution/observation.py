@@ -23,6 +23,7 @@ class Failure:
         phase: whether the compiler or the program raised it.
         stage: the compiler's stage that raised it, if known.
         unsupported: dynamo cannot capture a part of the program.
+        machine: what of the machine made it fail, if that was it.
     """
 
     type_name: str
@@ -30,6 +31,7 @@ class Failure:
     phase: Phase = "run"
     stage: str | None = None
     unsupported: bool = False
+    machine: str = ""
 
     def __str__(self) -> str:
         return f"{self.type_name}: {self.message}"

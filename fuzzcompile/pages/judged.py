@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from fuzzcompile.contract import CulpritJson, OutputJson, ReportJson, told
 from fuzzcompile.hints import Named
+from fuzzcompile.oracle.verdicts import VALUES
 from fuzzcompile.pages.heat_maps import HeatMap, heat_map
 from fuzzcompile.pages.markup import inline
 from fuzzcompile.pages.scales import LogScale

@@ -6,9 +6,9 @@ import torch
 
 from fuzzcompile.compiler.options import unknown_options
 from fuzzcompile.errors import EnvironmentUnfit
-from fuzzcompile.execution.compilers import cxx_compiler
 from fuzzcompile.execution.device import Numerics
 from fuzzcompile.execution.environment import describe
+from fuzzcompile.execution.toolchain import toolchain_fault
 from fuzzcompile.execution.worker import current_device
 from fuzzcompile.generation.toggles import FOR_GPU, TOGGLES
 from fuzzcompile.worker.tasks import Surroundings
@@ -18,13 +18,11 @@ def surroundings(target: str | None) -> Surroundings:
     """Describe this worker, whose compiler is told ``target``.
 
     Raises:
-        EnvironmentUnfit: there is no C++ compiler, which compiling for the CPU takes.
+        EnvironmentUnfit: there is no C++ compiler that works, which compiling for the CPU takes.
     """
     device = torch.device(current_device())
-    if device.type == "cpu" and cxx_compiler() is None:
-        raise EnvironmentUnfit(
-            "There is no C++ compiler, which torch.compile needs on the CPU; install g++ or point CXX at one."
-        )
+    if device.type == "cpu" and (fault := toolchain_fault()) is not None:
+        raise EnvironmentUnfit(f"torch.compile needs a C++ compiler on the CPU: {fault}.")
     return Surroundings(describe(device, target), device.type, lacking(target), Numerics().to_json())
 
 
