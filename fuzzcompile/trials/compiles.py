@@ -14,7 +14,7 @@ from fuzzcompile.execution.building import build
 from fuzzcompile.execution.observation import Failure, Observation
 from fuzzcompile.execution.runs import time_calls
 from fuzzcompile.execution.seeds import Kept
-from fuzzcompile.oracle.judgement import Judgement
+from fuzzcompile.oracle.judgement import Judgement, same_bits
 from fuzzcompile.tolerances import Tolerances
 from fuzzcompile.trials.baselines import BASELINES, Baseline, check_against, check_baseline
 from fuzzcompile.trials.compiled import Compiled, as_asked
@@ -98,6 +98,11 @@ class Experiments:
     def again(self) -> Observation:
         """A second eager run: the same bits, if eager is deterministic."""
         return self._judge.again
+
+    @functools.cached_property
+    def deterministic(self) -> bool:
+        """Whether eager gives the same bits twice, or raises."""
+        return bool(self.runs.eager.failure) or same_bits(self.runs.eager, self.again)
 
     def run_eager(self) -> None:
         """Make every run that needs no compiler."""
