@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from fuzzcompile.case import source_hash
 from fuzzcompile.corpus import Kept, Mark, Reproducer, Store
 from fuzzcompile.corpus.marking import status_of
 from fuzzcompile.replaying.history import history
@@ -13,7 +12,8 @@ from fuzzcompile.reporting.facts import IssueFacts
 from fuzzcompile.reporting.filing import refusal_of
 from fuzzcompile.reporting.index import INDEX, entry_of, with_entry
 from fuzzcompile.reporting.issue import draft_issue
-from fuzzcompile.worker.minimize import Minimized
+from fuzzcompile.signatures import source_hash
+from fuzzcompile.worker.tasks import Minimized
 
 
 def keep_reproducer(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Self
 
 from rich.console import Console, Group, RenderableType
@@ -12,6 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from fuzzcompile import hints
 from fuzzcompile.campaign.budget import Budget, clock, progress
 from fuzzcompile.campaign.events import (
     Event,
@@ -82,9 +82,17 @@ def progress_handler(console: Console) -> Progress:
     return LiveProgress(console) if console.is_terminal else Progress(console)
 
 
-def print_summary(console: Console, summary: Finished) -> None:
-    """Print the results of a campaign, and what to type next."""
+def starting(workers: int) -> str:
+    """What is waited for before the first event."""
+    return f"Starting {_counted(workers, 'worker')}: importing torch, registering the compiler's patterns ..."
+
+
+def print_summary(console: Console, summary: Finished, *, device: str = "auto") -> None:
+    """Print the results of a campaign, and what to type next; ``device`` is what the user asked for."""
     tally = summary.tally
+    device = device if summary.target is None else ""  # with a target there is no choice
+    of_this: dict[str, hints.Option] = {"corpus": summary.corpus, "device": device or None, "target": summary.target}
+    later = hints.command("minimize", pending=True, corpus=summary.corpus, device=device or None, target=summary.target)
     verdicts = ", ".join(f"{name} {count}" for name, count in sorted(tally.verdicts.items())) or "none"
 
     def say(text: str) -> None:
@@ -98,7 +106,7 @@ def print_summary(console: Console, summary: Finished) -> None:
     if summary.target is not None:
         say(f"Told {summary.target}, run on the CPU: a clean case means nothing found in the stages looked at.")
     say(f"Corpus: {summary.corpus}")
-    for text in _left_behind(summary):
+    for text in _left_behind(summary, later):
         say(text)
     if not summary.findings:
         return
@@ -108,14 +116,18 @@ def print_summary(console: Console, summary: Finished) -> None:
     for line in shown:
         say(f"  {line.finding}  {line.severity}  {line.verdict}  {line.culprit}{_mark(line)}")
         say(f"      {_proof(line)}")
-        say(f"      next: {_next(line)}")
+        say(f"      next: {_next(line, of_this)}")
     if counted:
-        say(f"  {'Beside them ' if shown else ''}{counted_line(counted, 'fuzzcompile corpus list --all')}")
+        listed = hints.command("corpus", "list", all=True, corpus=summary.corpus)
+        say(f"  {'Beside them ' if shown else ''}{counted_line(counted, listed)}")
 
 
-def _left_behind(summary: Finished) -> Iterator[str]:
-    """What was not done, and, where this campaign hit no finding, what the corpus has of earlier ones."""
-    behind, corpus = summary.behind, f" --corpus {shlex.quote(summary.corpus)}"
+def _left_behind(summary: Finished, minimize: str) -> Iterator[str]:
+    """What was not done, and, where this campaign hit no finding, what the corpus has of earlier ones.
+
+    ``minimize`` is the command that minimizes what waits.
+    """
+    behind = summary.behind
     if not summary.tally.cases and summary.ended in ("budget", "interrupted") and behind.cases:
         yield "The time was up before the first case was judged: starting the workers takes most of so short a budget."
     if behind.cases:
@@ -123,13 +135,13 @@ def _left_behind(summary: Finished) -> Iterator[str]:
         yield f"Cut off: {_counted(behind.cases, 'case')}{bugs}; the next run on this corpus judges them first."
     if behind.waiting:
         verb = "waits" if behind.waiting == 1 else "wait"
-        yield (f"{_counted(behind.waiting, 'finding')} {verb} for minimization: fuzzcompile minimize --pending{corpus}")
+        yield f"{_counted(behind.waiting, 'finding')} {verb} for minimization: {minimize}"
     if summary.findings:
         return
     if behind.findings:
         yield (
             f"This campaign hit no finding; the corpus holds {behind.findings} of earlier ones: "
-            f"fuzzcompile corpus list{corpus}"
+            f"{hints.command('corpus', 'list', corpus=summary.corpus)}"
         )
     else:
         yield "No findings. Next: a longer budget or another --seed."
@@ -166,12 +178,12 @@ def _proof(line: FindingLine) -> str:
     return "; ".join(parts)
 
 
-def _next(line: FindingLine) -> str:
+def _next(line: FindingLine, of_this: Mapping[str, hints.Option]) -> str:
     if line.reproducer_lines is None:
-        return f"fuzzcompile minimize {line.finding}"
+        return hints.Subject(line.finding, of_this).command("minimize")
     if not line.confirmed:
-        return f"fuzzcompile corpus show {line.finding}"
-    return f"fuzzcompile issue {line.finding}"
+        return hints.Subject(line.finding, of_this).command("corpus", "show")
+    return hints.Subject(line.finding, of_this).command("issue")
 
 
 def _sentence(event: Event) -> str | None:
@@ -181,8 +193,7 @@ def _sentence(event: Event) -> str | None:
         known = f", resuming after {event.known} cases" if event.known else ""
         return (
             f"Campaign {event.campaign}: seed {event.seed}, budget {event.budget}, {event.workers} "
-            f"worker{'s' if event.workers > 1 else ''} on {event.device}, corpus {event.corpus}{known}. "
-            "Starting the workers: each imports torch and registers the compiler's patterns."
+            f"worker{'s' if event.workers > 1 else ''} on {event.device}, corpus {event.corpus}{known}."
         )
     if isinstance(event, FindingFound):
         return f"Found {event.finding}: {event.verdict}, {event.culprit}."

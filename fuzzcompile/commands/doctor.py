@@ -14,8 +14,9 @@ from fuzzcompile.compiler import conformance
 from fuzzcompile.compiler.patches import PATCHES
 from fuzzcompile.corpus import Store
 from fuzzcompile.errors import FuzzcompileError
+from fuzzcompile.execution.compilers import cxx_compiler
 from fuzzcompile.execution.device import resolve
-from fuzzcompile.execution.environment import cxx_compiler, describe
+from fuzzcompile.execution.environment import describe
 from fuzzcompile.facts import facts_of, known_versions
 
 

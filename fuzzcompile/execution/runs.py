@@ -16,6 +16,7 @@ from fuzzcompile.execution.device import seed_everything
 from fuzzcompile.execution.exhaustion import first_line, is_exhausted_memory, memory_errors
 from fuzzcompile.execution.float64 import Float64Mode
 from fuzzcompile.execution.freeing import give_back
+from fuzzcompile.execution.lost_gpu import wait_for
 from fuzzcompile.execution.noise import UlpNoise
 from fuzzcompile.execution.observation import Failure, Observation, Value
 from fuzzcompile.execution.observing import backward, bits, gradients, mutations, outputs
@@ -109,11 +110,13 @@ def _observed(
         before = bits(program, arguments)
         with _program_code():
             output = drive(case, target, arguments)
+            wait_for((output, arguments))
         structures.append(structure(output))
         values += outputs(prefix, output, program, arguments, earlier)
         if case.backward:
             with _program_code():
                 backward(output, required=case.state is None)
+                wait_for((output, arguments))
         values += mutations(prefix, before, program, arguments)
         if case.backward or case.state is not None:
             accumulated = gradients(prefix, program, arguments)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from fuzzcompile.case import Case
-from fuzzcompile.compiler.session import Compilation, check_settings, compiling
+from fuzzcompile.compiler.session import Compilation, check_settings, compiling, effective_setting
 from fuzzcompile.execution.building import build
 from fuzzcompile.execution.observation import Failure, Observation
 from fuzzcompile.execution.runs import time_calls
@@ -140,6 +140,8 @@ class Experiments:
             kept = Kept(self.case, program, self.device) if self.runs.draws else None
             compiled = Compiled(self.case, program, session.compile(program.model), session, kept)
             observation = compiled.observe()
+            if self.device.type == "cuda" and effective_setting(self.case.settings, how, "triton.cudagraphs") is True:
+                observation = observation.reusing_memory(self.runs.eager)
             run, seconds = Run.ended(observation), time.perf_counter() - start
             judgement, sampled = (None, None) if kept is None else self._judged_drawing(compiled, run, how)
             runtime = self._timed(how, compiled, observation)
