@@ -15,8 +15,6 @@ import re
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
-from platformdirs import user_cache_path
-
 from fuzzcompile import __version__
 from fuzzcompile.casefiles import CaseFile, local_modules, other_packages
 from fuzzcompile.compiler.veto_names import matches
@@ -135,6 +133,8 @@ class Vetoes:
 
     def _place(self) -> Path:
         """The file for this torch as it is installed now, this fuzzcompile, and the device or target."""
+        from platformdirs import user_cache_path  # few commands have a veto
+
         state = [(str(path), path.stat().st_mtime_ns) for path in pass_files()]
         key = repr((installed_torch(), __version__, self._conditions.device, self._conditions.target, state))
         return user_cache_path("fuzzcompile") / "rules" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
