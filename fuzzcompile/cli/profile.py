@@ -90,12 +90,11 @@ def profile(
     inductor is triaged at once.
     """
     from fuzzcompile.casefiles import read_case_file
+    from fuzzcompile.cli.waiting import Waiting
     from fuzzcompile.worker.vetoes import check_vetoes
 
     conditions = Conditions(running_device(device, None), vetoes, plants, Limits(timeout, int(memory * 2**30)))
     check_vetoes(conditions, [read_case_file(case)])
-
-    from rich.console import Console
 
     from fuzzcompile.commands.profile import Request, profile_case, record_case
     from fuzzcompile.pages.profile_page import page_of_profile
@@ -114,11 +113,12 @@ def profile(
     for file, option in ((page, "--html"), (record, "--record")):
         if file is not None:
             check_writable(file, option)
-    with Console(stderr=True).status("Starting ...") as status:
+    with Waiting(as_json=as_json) as waiting:
         if record is not None:
+            waiting.say(f"recording {case.name} as {side}")
             written = record_case(request, conditions, record)
         else:
-            answer = profile_case(request, conditions, progress=lambda said: status.update(f"{said} ..."))
+            answer = profile_case(request, conditions, progress=waiting.say)
     if record is not None:
         click.echo(json.dumps(asdict(written)) if as_json else _recorded(written, case))
         return 0
