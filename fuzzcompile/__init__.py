@@ -6,14 +6,24 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from fuzzcompile.api.magic import load_ipython_extension as load_ipython_extension
+    from fuzzcompile.api.report import Report as Report
+    from fuzzcompile.api.triage import triage as triage
     from fuzzcompile.watching.wrapping import watch as watch
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "watch"]
+__all__ = ["Report", "__version__", "triage", "watch"]
+
+_HOMES = {
+    "Report": "fuzzcompile.api.report",
+    "load_ipython_extension": "fuzzcompile.api.magic",
+    "triage": "fuzzcompile.api.triage",
+    "watch": "fuzzcompile.watching.wrapping",
+}
 
 
 def __getattr__(name: str) -> object:
-    """``watch`` is loaded when it is asked for: it needs torch, and most commands start without."""
-    if name != "watch":
+    """What needs torch or takes time to import is loaded when it is asked for: most commands start without."""
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return importlib.import_module("fuzzcompile.watching.wrapping").watch
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -281,6 +281,13 @@ class ShownJson(TypedDict, total=False):
     collect_env: str
 
 
+class WhereJson(TypedDict):
+    """Where a call of a running program was judged: ``worker``, or ``in place`` and why."""
+
+    process: str
+    why: str
+
+
 class ReportJson(TypedDict, total=False):
     """The answer on one case."""
 
@@ -307,6 +314,7 @@ class ReportJson(TypedDict, total=False):
     target: TargetJson | None
     contract: ContractJson
     known: bool
+    where: WhereJson
 
 
 def told(report: ReportJson) -> str | None:

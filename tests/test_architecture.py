@@ -13,7 +13,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 INTERNALS = ("torch._inductor", "torch._dynamo", "torch._functorch", "torch._subclasses", "torch._prims")
 # What each package may import of the others; a package is the folder (or module) below fuzzcompile/.
 ALLOWED = {
-    "__init__": {"watching"},
+    "__init__": {"api", "watching"},
     "contract": set(),
     "errors": set(),
     "reference": set(),
@@ -65,10 +65,14 @@ ALLOWED = {
     "hints": {"errors", "settings"},
     "settings": {"errors", "severity", "targets"},
     "casefiles": {"errors"},
-    "pages": {"contract", "oracle", "privacy", "reporting", "templating"},
-    "cli": {"campaign", "commands", "contract", "corpus", "errors", "execution", "generation", "models", "pages",
-           "profiling", "reduction", "replaying", "reporting", "settings", "severity", "stage_names", "targets",
-           "tolerances", "watching", "worker"},
+    "pages": {"contract", "corpus", "errors", "oracle", "privacy", "replaying", "reporting", "severity", "signatures",
+             "stage_names", "templating"},
+    "api": {"capture", "case", "casefiles", "commands", "compiler", "contract", "errors", "execution", "judging",
+           "reporting", "templating", "worker"},
+    "pytest_plugin": {"api", "errors"},
+    "cli": {"campaign", "casefiles", "commands", "contract", "corpus", "errors", "execution", "generation", "models",
+           "pages", "profiling", "reduction", "replaying", "reporting", "settings", "severity", "stage_names",
+           "targets", "tolerances", "watching", "worker"},
     "__main__": {"cli"},
 }  # fmt: skip
 

@@ -66,7 +66,7 @@ class History:
     def _recorded(self, target: Callable[..., object], kind: Kind, arguments: Arguments) -> RecordedCall:
         # Copies of what has not changed since the last call are shared with it.
         known = self.calls[-1].world.known if self.calls else None
-        world = World(_roots(target, arguments), known)
+        world = World(roots_of_call(target, arguments), known)
         return RecordedCall(target, kind, _copied(arguments, world), world)
 
 
@@ -91,7 +91,7 @@ def _form(tensor: torch.Tensor) -> tuple[object, ...]:
     return tuple(tensor.shape), tensor.dtype, tensor.layout == torch.strided and tensor.stride()
 
 
-def _roots(target: Callable[..., object], arguments: Arguments) -> dict[str, object]:
+def roots_of_call(target: Callable[..., object], arguments: Arguments) -> dict[str, object]:
     """The callable, and the arguments that are not tensors: they may hold state."""
     named = {name: leaf for name, leaf in named_arguments(arguments) if not isinstance(leaf, torch.Tensor)}
     return {"": target, **named}

@@ -13,7 +13,7 @@ from typing import Any, TypedDict, cast
 import torch
 from torch import nn
 
-from fuzzcompile.case import Arguments
+from fuzzcompile.case import Arguments, CompileSettings
 from fuzzcompile.compiler.entry import replaced_optimize
 
 
@@ -57,6 +57,18 @@ class CompiledCallable:
         if isinstance(self.target, nn.Module):
             return type(self.target).__name__
         return getattr(self.target, "__qualname__", type(self.target).__name__)
+
+    @property
+    def settings(self) -> CompileSettings:
+        """The arguments of ``torch.compile`` as a case holds them."""
+        given = self.arguments
+        return CompileSettings(
+            backend=given.get("backend") or "inductor",
+            options=dict(given.get("options") or {}),
+            mode=given.get("mode"),
+            dynamic=given.get("dynamic"),
+            fullgraph=bool(given.get("fullgraph", False)),
+        )
 
     def __str__(self) -> str:
         backend = self.arguments.get("backend") or "inductor"

@@ -10,8 +10,8 @@ import os
 import sys
 import traceback
 import types
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -267,22 +267,19 @@ def _one_line(error: BaseException) -> str:
 
 def _differentiable(captured: _Captured) -> bool:
     """Whether a tensor of the call requires a gradient and the callable runs no backward pass of its own."""
-    functions = [o for o in Reached({"": captured.record.target}).objects if isinstance(o, types.FunctionType)]
-    if any(_OWN_BACKWARD & set(global_names(f.__code__)) for f in functions if is_user_file(f.__code__.co_filename)):
+    if runs_own_backward(captured.record.target):
         return False
     inputs = tensor_leaves([call.arguments for call in captured.calls])
     return any(tensor.requires_grad for tensor in (*captured.calls[-1].world.reached().tensors.values(), *inputs))
 
 
+def runs_own_backward(target: Callable[..., object]) -> bool:
+    """Whether user code that ``target`` reaches calls autograd itself, as a training step does."""
+    functions = [o for o in Reached({"": target}).objects if isinstance(o, types.FunctionType)]
+    return any(_OWN_BACKWARD & set(global_names(f.__code__)) for f in functions if is_user_file(f.__code__.co_filename))
+
+
 def _settings(captured: _Captured) -> CompileSettings:
-    given = captured.record.arguments
-    return CompileSettings(
-        backend=given.get("backend") or "inductor",
-        options=dict(given.get("options") or {}),
-        inductor=dict(captured.configs["inductor"]),
-        dynamo=dict(captured.configs["dynamo"]),
-        functorch=dict(captured.configs["functorch"]),
-        mode=given.get("mode"),
-        dynamic=given.get("dynamic"),
-        fullgraph=bool(given.get("fullgraph", False)),
-    )
+    configs = {name: dict(entries) for name, entries in captured.configs.items()}
+    settings = captured.record.settings
+    return replace(settings, inductor=configs["inductor"], dynamo=configs["dynamo"], functorch=configs["functorch"])

@@ -117,6 +117,32 @@ class Worlds:
         return [copy for world in self._worlds for copy in world.originals()]
 
 
+class Originals:
+    """What ``roots`` reach as it is now, to be put back once runs of a :class:`World` are over.
+
+    Runs write to memory of their own, so that no values are copied here: each tensor gets its own memory back, with
+    the aliases that something outside may hold.
+    """
+
+    def __init__(self, roots: Mapping[str, object]) -> None:
+        reached = Reached(roots)
+        self._undo = _undos(reached.objects)
+        tensors = reached.tensors.values()
+        self._held = [(tensor, tensor.data, tensor.grad, tensor.requires_grad) for tensor in tensors]
+
+    def put_back(self) -> None:
+        """Restore objects, tensors and gradients."""
+        for undo in self._undo:
+            undo()
+        for tensor, memory, gradient, requires_grad in self._held:
+            tensor.grad = None  # before the data: a gradient must have its tensor's dtype
+            with contextlib.suppress(RuntimeError), torch.inference_mode(tensor.is_inference()):
+                tensor.data = memory  # of subclasses torch refuses it, and no run has replaced theirs
+            if tensor.is_leaf:
+                tensor.requires_grad_(requires_grad)
+                tensor.grad = gradient
+
+
 def _undos(objects: Iterable[object]) -> list[Undo]:
     return [undo for undo in map(undo_for, objects) if undo is not None]
 

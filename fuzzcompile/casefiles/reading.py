@@ -10,11 +10,13 @@ from typing import Literal, TypeVar, cast
 
 from fuzzcompile.casefiles.notebook import Notebook, read_notebook
 from fuzzcompile.casefiles.python import Invalid, as_program, binds_make, parsed
-from fuzzcompile.casefiles.reaching import LOOKED_FOR, is_pytest_file, may_compile
+from fuzzcompile.casefiles.reaching import LOOKED_FOR, is_pytest_file, may_compile, modules_beside
 from fuzzcompile.casefiles.text import read_source
 from fuzzcompile.errors import CaseError
 
-Kind = Literal["case", "script", "notebook"]
+Kind = Literal["case", "script", "notebook", "call"]
+SENT_SUFFIX = ".call"
+"""How the name of a file ends that holds a call of another process (:mod:`fuzzcompile.capture.sending`)."""
 Report = TypeVar("Report")
 
 
@@ -24,7 +26,8 @@ class CaseFile:
 
     Attributes:
         path: the file.
-        kind: ``case`` if it defines ``make()``; a ``script`` or a ``notebook`` is run up to a compiled call.
+        kind: ``case`` if it defines ``make()``; a ``script`` or a ``notebook`` is run up to a compiled call; a
+            ``call`` was sent by another process and holds no text.
         source: its program: valid Python, its lines numbered as in the file; the cells of a notebook one after another.
         notebook: the cells that the program was made of; None for other files.
     """
@@ -68,6 +71,8 @@ def read_case_file(path: Path) -> CaseFile:
         CaseError: it does not exist, is no Python or no notebook, holds tests for pytest, or can reach
             ``torch.compile`` nowhere; the message says what to do.
     """
+    if path.suffix == SENT_SUFFIX:
+        return CaseFile(path, "call", "")
     text = read_source(path)
     if path.suffix == ".ipynb":
         return _notebook(path, text)
@@ -87,9 +92,14 @@ def read_case_file(path: Path) -> CaseFile:
     return CaseFile(path, "case" if _may_import_make(tree) else "script", program)
 
 
+def local_modules(file: CaseFile) -> list[Path]:
+    """The files beside a case that it imports."""
+    return list(modules_beside(ast.parse(file.source), file.path.resolve().parent))
+
+
 def looks_like_path(name: str) -> bool:
     """Whether a user who typed ``name`` meant a file rather than a finding."""
-    return name.endswith((".py", ".ipynb")) or "/" in name or "\\" in name
+    return name.endswith((".py", ".ipynb")) or ("/" in name and ":" not in name)  # signatures have both
 
 
 _NO_CASE = f"defines no make() and never calls torch.compile (looked for: {LOOKED_FOR}); compile the model in it,"

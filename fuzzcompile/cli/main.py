@@ -23,6 +23,7 @@ from fuzzcompile.cli.minimize import minimize
 from fuzzcompile.cli.passes import passes
 from fuzzcompile.cli.profile import profile
 from fuzzcompile.cli.replay import replay
+from fuzzcompile.cli.report import report
 from fuzzcompile.cli.run import run
 from fuzzcompile.cli.triage import triage
 from fuzzcompile.cli.watch import watch
@@ -44,7 +45,7 @@ def cli(context: click.Context, debug: bool) -> None:
 
 
 _INVESTIGATING = (triage, bisect, profile, watch, minimize)
-_FINDINGS = (replay, issue, mark, corpus)
+_FINDINGS = (replay, issue, mark, report, corpus)
 for command in (run, generate, *_INVESTIGATING, *_FINDINGS, coverage, passes, doctor, config):
     cli.add_command(command)
 

@@ -12,7 +12,7 @@ import click
 
 from fuzzcompile.cli import options
 from fuzzcompile.cli.pending import minimize_pending
-from fuzzcompile.cli.subjects import existing_corpus, needed
+from fuzzcompile.cli.subjects import case_named, existing_corpus, needed
 from fuzzcompile.errors import EnvironmentUnfit, UsageError
 from fuzzcompile.worker.conditions import Conditions
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fuzzcompile.commands.minimize import Subject
     from fuzzcompile.corpus import Kept, Store
     from fuzzcompile.reduction.search import Progress
-    from fuzzcompile.worker.tasks import Minimized
+    from fuzzcompile.worker.reductions import Minimized
 
 # The exit status that shells give to a program that Ctrl-C ended.
 _INTERRUPTED = 130
@@ -88,6 +88,7 @@ def minimize(
             raise UsageError("--pending minimizes what waits in the corpus: leave out the case, --out and --resume.")
         return minimize_pending(budget, conditions, location, log)
     assert name is not None  # `options.model` has asked for one
+    case_named(name)
     from fuzzcompile.campaign.budget import seconds_of
     from fuzzcompile.campaign.findings import keep_reproducer
     from fuzzcompile.commands.minimize import conditions_of

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fuzzcompile.cli import options
-from fuzzcompile.worker.conditions import Conditions, Limits
+from fuzzcompile.worker.conditions import Conditions, Limits, running_device
 
 if TYPE_CHECKING:
     from fuzzcompile.profiling.record import Recorded
@@ -88,6 +88,12 @@ def profile(
     Exit status: 1 for a jump, 3 if the case cannot be run in one of both ways, otherwise 0. The layer of a jump under
     inductor is triaged at once.
     """
+    from fuzzcompile.casefiles import read_case_file
+    from fuzzcompile.worker.vetoes import check_vetoes
+
+    conditions = Conditions(running_device(device, None), vetoes, plants, Limits(timeout, int(memory * 2**30)))
+    check_vetoes(conditions, [read_case_file(case)])
+
     from rich.console import Console
 
     from fuzzcompile.commands.profile import Request, profile_case, record_case
@@ -106,7 +112,6 @@ def profile(
     for file, option in ((page, "--html"), (record, "--record")):
         if file is not None:
             check_writable(file, option)
-    conditions = Conditions(device, vetoes, plants, Limits(timeout, int(memory * 2**30)))
     with Console(stderr=True).status("Starting ...") as status:
         if record is not None:
             written = record_case(request, conditions, record)

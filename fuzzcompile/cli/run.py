@@ -84,6 +84,8 @@ def run(
     found per second.
     """
     from fuzzcompile.campaign.budget import Budget, Clock
+    from fuzzcompile.casefiles import read_case_file
+    from fuzzcompile.worker.vetoes import check_vetoes
 
     parsed = Budget.parse(budget)
     clock = Clock(parsed)  # runs from here: starting workers is part of the budget
@@ -91,6 +93,8 @@ def run(
         raise UsageError("A campaign is --screen-only or --full-only, not both.")
     if origin is not None and no_near_misses:
         raise UsageError("--no-near-misses is for generated cases, which --from does not draw.")
+    files = [] if origin is None else [read_case_file(origin)]
+    check_vetoes(conditions, files)
     from rich.console import Console
 
     from fuzzcompile.campaign.crew import started, survey_case

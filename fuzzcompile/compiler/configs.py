@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import sys
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Protocol, cast
@@ -58,3 +59,12 @@ def preserved_config() -> Iterator[None]:
             config = config_of(name)
             stack.enter_context(config.patch(config.get_config_copy()))
         yield
+
+
+def changed_entries(name: str) -> dict[str, object]:
+    """The entries of a config that do not have torch's default; none of a config that nothing has imported yet."""
+    if CONFIGS[name] not in sys.modules:
+        return {}
+    config = config_of(name)
+    is_default = getattr(config, "_is_default", lambda key: False)
+    return {key: value for key, value in config.get_config_copy().items() if not is_default(key)}

@@ -6,6 +6,7 @@ decides what else is imported.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import enum
 import faulthandler
@@ -35,6 +36,7 @@ _device = "cpu"
 _number = 0
 _connection: Connection | None = None
 _importing_main = False
+_retired = False
 _HIGH = 200  # number of the first descriptor that the streams are kept under
 _pid = os.getpid()
 
@@ -60,6 +62,12 @@ def say(doing: str) -> None:
     if _connection is not None and os.getpid() == _pid:
         with contextlib.suppress(OSError):  # a task has closed the line: whatever is sent next reports it
             _connection.send_bytes(pickle.dumps((Reply.DOING, doing)))
+
+
+def retire() -> None:
+    """Let this worker end once its task is answered: the process can do no further work. Another takes its place."""
+    global _retired
+    _retired = True
 
 
 def importing_main() -> bool:
@@ -111,10 +119,22 @@ def main(descriptor: int) -> None:
     connection = _connection = Connection(descriptor)
     try:
         if _set_up(connection):
-            while message := connection.recv_bytes():
+            while not _retired and (message := connection.recv_bytes()):
                 _serve(connection, pickle.loads(message))
+            if _retired:
+                os._exit(0)  # without exit handlers, which may wait for what this process has lost
+            _leave()
     except (EOFError, OSError):  # the pool is gone, or a task has closed the line: end quietly
         sys.exit(LINE_LOST)
+
+
+def _leave() -> None:
+    """Run the exit handlers and end, without taking the interpreter apart: with torch in it, that takes a second."""
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # the task has closed or replaced it
+            stream.flush()
+    os._exit(0)
 
 
 def restore_streams() -> None:

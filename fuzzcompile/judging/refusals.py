@@ -10,6 +10,7 @@ from fuzzcompile.compiler.breaks import headline
 from fuzzcompile.compiler.target.placing import lacks_kernel
 from fuzzcompile.compiler.target.process import assumed
 from fuzzcompile.errors import EnvironmentUnfit
+from fuzzcompile.execution.lost_gpu import lost_gpu
 from fuzzcompile.execution.observation import Observation
 from fuzzcompile.oracle.comparison import compare
 from fuzzcompile.stage_names import DYNAMO
@@ -101,6 +102,21 @@ def refuse_lack_of_cpu(experiments: Experiments) -> None:
 
 def _not_looked_at(case: Case, target: Target, why: str) -> CannotJudge:
     return CannotJudge(f"{case.name} could not be looked at for {target.name}: {why}.")
+
+
+def refuse_lost_gpu(experiments: Experiments) -> None:
+    """Refuse a case that costs this process its GPU in eager mode: nothing can be compared with it.
+
+    Raises:
+        CannotJudge: with the error.
+    """
+    failure = experiments.runs.eager.failure
+    why = None if failure is None else lost_gpu(experiments.device)
+    if why is not None:
+        raise CannotJudge(
+            f"{experiments.case.name} fails on the GPU in eager mode ({why}), and no run can follow in that process; "
+            "mend the program (an index out of range?), or run it with CUDA_LAUNCH_BLOCKING=1 to see where."
+        )
 
 
 def refuse_unsupported(experiments: Experiments, trial: Trial) -> None:

@@ -10,19 +10,34 @@ from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
+from fuzzcompile.corpus.marking import PROJECT
 from fuzzcompile.privacy import scrub
 
 _CODE = re.compile(r"`([^`]+)`")
+_ISSUE = re.compile(r"https://github\.com/([\w.-]+/[\w.-]+)/(?:issues|pull)/(\d+)")
 
 
 def inline(text: str) -> Markup:
-    """A sentence with what stands in backticks as code; a backtick without a partner goes."""
+    """A sentence with what stands in backticks as code, and issues on GitHub as links.
+
+    A backtick without a partner goes.
+    """
     parts = _CODE.split(scrub(text))
     pieces = (
-        Markup("<code>{}</code>").format(part) if place % 2 else escape(part.replace("`", ""))
+        Markup("<code>{}</code>").format(part) if place % 2 else _with_links(part.replace("`", ""))
         for place, part in enumerate(parts)
     )
     return Markup("").join(pieces)
+
+
+def _with_links(text: str) -> Markup:
+    pieces, end = list[Markup](), 0
+    for issue in _ISSUE.finditer(text):
+        name = f"{'' if issue[1] == PROJECT else issue[1]}#{issue[2]}"
+        link = Markup('<a href="{}" rel="noreferrer">{}</a>').format(issue[0], name)
+        pieces += [escape(text[end : issue.start()]), link]
+        end = issue.end()
+    return Markup("").join([*pieces, escape(text[end:])])
 
 
 def listing(source: str, marked: Container[int] = ()) -> Markup:

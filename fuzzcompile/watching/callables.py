@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -13,6 +12,7 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from fuzzcompile.case import Arguments
+from fuzzcompile.compiler.compiled import innermost
 from fuzzcompile.compiler.entry import never_traced
 
 # Arguments of torch.compile that a case file can hold.
@@ -108,22 +108,6 @@ def watched_module(module: nn.Module, listener: Listener) -> nn.Module:
         module.register_forward_pre_hook(hooks.before, prepend=True, with_kwargs=True)
         module.register_forward_hook(hooks.after, with_kwargs=True, always_call=True)
     return module
-
-
-def innermost(value: object) -> Callable[..., object]:
-    """What the user wrote, if ``value`` is a result of ``torch.compile``; else ``value``."""
-    while True:
-        inner = getattr(value, "__dict__", {}).get("_torchdynamo_orig_callable")
-        if inner is None and isinstance(value, nn.Module):
-            inner = value._modules.get("_orig_mod")
-        if inner is None or inner is value:
-            break
-        value = inner
-    owner = getattr(value, "__self__", None)
-    if isinstance(value, types.MethodType) and value.__func__ is nn.Module._call_impl and isinstance(owner, nn.Module):
-        return owner  # module.compile() compiles the module's own call
-    assert callable(value)
-    return value
 
 
 def observe_compiling(listener: Listener, on_compile: Callable[[Watched], None]) -> None:

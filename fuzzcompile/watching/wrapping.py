@@ -9,8 +9,9 @@ from typing import TypeVar, cast
 
 from torch import nn
 
+from fuzzcompile.compiler.compiled import innermost
 from fuzzcompile.errors import UsageError
-from fuzzcompile.watching.callables import Watched, innermost, observed, watched_module
+from fuzzcompile.watching.callables import Watched, observed, watched_module
 from fuzzcompile.watching.installing import install
 from fuzzcompile.watching.settings import DEFAULT_EVERY, WatchSettings
 

@@ -4,41 +4,39 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
-import os
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import torch
 
+from fuzzcompile.capture.invocation import Invocation
 from fuzzcompile.capture.loading import load
 from fuzzcompile.case import Case
-from fuzzcompile.casefiles import CaseFile, read_case_file
+from fuzzcompile.casefiles import read_case_file
 from fuzzcompile.compiler.dump import dump_ledger
 from fuzzcompile.compiler.headers import share_headers
 from fuzzcompile.compiler.hooks import initialise_patterns
 from fuzzcompile.compiler.ledger import Ledger
 from fuzzcompile.compiler.settings import compile_in_process, drop_broken_kernels
 from fuzzcompile.compiler.target.process import assume
-from fuzzcompile.contract import ReportJson, told
-from fuzzcompile.contracts.bitwise import judge_bitwise, unjudged_contract
+from fuzzcompile.contract import told
 from fuzzcompile.contracts.settings import under_contract
 from fuzzcompile.errors import EnvironmentUnfit
 from fuzzcompile.execution.attention_backends import MATH_ONLY, math_only
 from fuzzcompile.execution.device import Numerics, assigned, seed_everything
 from fuzzcompile.execution.environment import describe
 from fuzzcompile.execution.footprint import refuse_oversized
-from fuzzcompile.execution.worker import current_device, restore_streams, say, use_device, worker_number
+from fuzzcompile.execution.lost_gpu import lost_gpu
+from fuzzcompile.execution.worker import current_device, restore_streams, retire, say, use_device, worker_number
 from fuzzcompile.judging.report import Report
 from fuzzcompile.judging.triage import triage
 from fuzzcompile.plants import run_plants
 from fuzzcompile.signatures import coarse
 from fuzzcompile.targets import target_of
-from fuzzcompile.worker.causes import known_causes, with_cause
 from fuzzcompile.worker.isolation import isolated
+from fuzzcompile.worker.progress import Progress
 from fuzzcompile.worker.tasks import Judged, JudgeTask, WorkerSetup
 
 __all__ = ["JudgeTask", "Judged", "WorkerSetup", "calm_collector", "judge_file", "prepare"]
@@ -49,6 +47,7 @@ _LOADING = {
     "case": "making the model and its inputs",
     "script": "running the script up to its compiled call",
     "notebook": "running the notebook up to its compiled call",
+    "call": "receiving the call",
 }
 _SHORT_COLLECTIONS = 32
 
@@ -68,7 +67,7 @@ def prepare(setup: WorkerSetup) -> None:
         torch.cuda.set_device(device)
     torch.set_num_threads(max(1, setup.threads))
     Numerics().apply()
-    compile_in_process()
+    compile_in_process(setup.threads if device.type == "cpu" else 1)
     drop_broken_kernels()
     share_headers()
     say("registering the compiler's patterns")
@@ -79,14 +78,14 @@ def prepare(setup: WorkerSetup) -> None:
 
 
 def calm_collector() -> None:
-    """Exempt everything loaded so far from garbage collection, and collect nothing while a case is judged.
+    """Exempt everything loaded so far from garbage collection, and collect little while a case is judged.
 
     The compiler allocates millions of objects; scanning torch's own again and again takes a tenth of the time.
     :func:`judge_file` collects what each case leaves.
     """
-    gc.collect()
-    gc.freeze()
+    gc.freeze()  # what is garbage by now (some 20,000 of 700,000 objects) would take 0.4 s to find
     gc.set_threshold(100_000, 50, 100)
+    gc.enable()
 
 
 def _collect_garbage(seconds: float) -> None:
@@ -100,20 +99,58 @@ def _collect_garbage(seconds: float) -> None:
 
 
 def judge_file(task: JudgeTask) -> Judged:
-    """Judge one case file on this worker's device.
+    """Judge one case file, or a call that another process sent, on this worker's device.
 
     Raises:
         CaseError: the file is not a case, or the case cannot be run.
         EnvironmentUnfit: the case needs more than ``task.memory``, or the ledger cannot be written.
     """
-    worked = time.process_time()
-    deadline = None if task.seconds is None else time.monotonic() + task.seconds
     device = torch.device(current_device())
-    with isolated(), contextlib.ExitStack() as exact:
-        file = read_case_file(Path(task.path))
-        say(_LOADING[file.kind])
-        case = load(file, device, call=task.call, module=task.module)
+    progress = Progress(task)
+    try:
+        return _judged(progress, device)
+    except Exception as error:  # of any kind: a GPU that is lost fails in whatever comes next
+        why = lost_gpu(device)
+        if why is None:
+            raise
+        return progress.without_gpu(why, error)
+    finally:
+        if lost_gpu(device) is not None:
+            retire()
+
+
+def _judged(progress: Progress, device: torch.device) -> Judged:
+    worked, task = time.process_time(), progress.task
+    deadline = None if task.seconds is None else time.monotonic() + task.seconds
+    file = progress.file = read_case_file(Path(task.path))
+    say(_LOADING[file.kind])
+    # Outside of the block, so that the modules that a call imports are there for the next one.
+    called = _received(file.path, device) if file.kind == "call" else None
+    with isolated():
+        case = load(file, device, call=task.call, module=task.module) if called is None else called.case()
         restore_streams()  # the script may have closed them, and the compiler writes to them
+        report = judge_case(case, progress, device, deadline)
+    _collect_garbage(time.process_time() - worked)
+    answer = progress.answer(report)
+    machine = describe(device, told(answer)) if task.describe else None
+    return Judged(answer, report.coverage, report.screened, machine)
+
+
+def _received(path: Path, device: torch.device) -> Invocation:
+    from fuzzcompile.capture.sending import receive  # most workers never need a pickler
+
+    return receive(path, device)
+
+
+def judge_case(case: Case, progress: Progress, device: torch.device, deadline: float | None) -> Report:
+    """Judge a loaded case in this process; of the task, its path is not read.
+
+    Raises:
+        CaseError: the case cannot be run.
+        EnvironmentUnfit: it needs more than ``task.memory``, or the ledger cannot be written.
+    """
+    task = progress.task
+    with contextlib.ExitStack() as exact:
         if task.memory is not None:
             refuse_oversized(case, device, task.memory)
         case = replace(case, notes=(*case.notes, *_limits_noted(task)))
@@ -135,18 +172,17 @@ def judge_file(task: JudgeTask) -> Judged:
                 screen=task.screen,
                 suspects=task.suspects,
                 error_maps=task.error_maps,
-                on_eager=lambda: _mark(task.marker, ""),
-                on_verdict=lambda verdict: _mark_verdict(task, file, verdict),
+                on_eager=progress.eager_finished,
+                on_verdict=progress.verdict_reached,
                 on_ledger=lambda ledger: _dump(task.dump, ledger),
             )
 
         report = _of_its_cause(triaged, task, judged, device, deadline)
         if bitwise:
+            from fuzzcompile.contracts.bitwise import judge_bitwise
+
             report = judge_bitwise(judged, device, report, own=case, vetoes=task.vetoes, deadline=deadline)
-    _collect_garbage(time.process_time() - worked)
-    answer = file.located(cast(ReportJson, report.to_json()))
-    machine = describe(device, told(answer)) if task.describe else None
-    return Judged(answer, report.coverage, report.screened, machine)
+    return report
 
 
 def _of_its_cause(
@@ -158,6 +194,10 @@ def _of_its_cause(
 ) -> Report:
     """The report with its cause; what looks like a known bug and has another cause is triaged like any new bug."""
     report = triaged(task.known)
+    if not report.is_bug:
+        return report
+    from fuzzcompile.worker.causes import known_causes, with_cause  # a third of what fuzzcompile imports
+
     known = known_causes(report, task.known)
     if report.attribution.known and not known:
         return report  # of the known bug, no cause is known either
@@ -179,13 +219,6 @@ def _limits_noted(task: JudgeTask) -> Iterator[str]:
         yield "limits: from a file of tolerances (--tolerances), not fuzzcompile's own"
 
 
-def _mark_verdict(task: JudgeTask, file: CaseFile, report: Report) -> None:
-    """Keep a report in the marker, for the case that the worker is lost; of a contract, nothing is known yet."""
-    if task.contract == "bitwise":
-        report = replace(report, confidence="low", contract=unjudged_contract("the worker was lost"))
-    _mark(task.marker, json.dumps(file.located(report.to_json())))
-
-
 def _dump(folder: str | None, ledger: Ledger) -> None:
     """Write the ledger as text into the folder, if there is one."""
     if folder is None:
@@ -196,11 +229,3 @@ def _dump(folder: str | None, ledger: Ledger) -> None:
         raise EnvironmentUnfit(
             f"Cannot write the ledger into {folder}: {error.strerror}; name another folder."
         ) from error
-
-
-def _mark(path: str | None, text: str) -> None:
-    """Write the marker whole or not at all: its writer may be killed at any time, or fork and go on twice."""
-    if path is not None:
-        draft = Path(f"{path}.{os.getpid()}.part")
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)

@@ -10,7 +10,8 @@ from fuzzcompile.compiler.kernel_cache import shared_kernel_cache
 from fuzzcompile.execution.named import installed_torch
 from fuzzcompile.execution.pool import WorkerPool, WorkerState
 from fuzzcompile.worker.conditions import Conditions
-from fuzzcompile.worker.tasks import PREPARE, WorkerSetup
+from fuzzcompile.worker.start import start
+from fuzzcompile.worker.tasks import WorkerSetup
 
 # After this share of a case's time, attribution starts no further compile: a long proof must not cost the finding.
 ATTRIBUTION_SHARE = 0.6
@@ -67,7 +68,7 @@ def open_pool(
         time_limit=conditions.limits.seconds,
         memory_limit=conditions.limits.memory,
         max_tasks=_TASKS_PER_WORKER,
-        initializer=PREPARE,
+        initializer=start,
         initargs=(setup,),
         devices=(conditions.device,),
         environment=shared_kernel_cache(),

@@ -1,0 +1,138 @@
+"""``Report``: what triage says of a call. Needs no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, cast
+
+from rich.console import Console
+from rich.text import Text
+
+from fuzzcompile.contract import CulpritJson, ReportJson, WhereJson
+from fuzzcompile.errors import UsageError
+from fuzzcompile.reporting.verdict import name_of, print_report
+
+_WIDTH = 120
+# What to type for the case of a call, which has no file.
+SCRIPT = "SCRIPT.py"
+
+
+@dataclass(frozen=True, repr=False)
+class Report:
+    """The answer on one call of a callable.
+
+    Printed, it is one screen of text; notebooks show it as HTML. ``str(report)`` begins with the verdict.
+
+    Attributes:
+        json: the object that ``fuzzcompile triage --json`` prints (ARCHITECTURE.md, "Contracts"), with ``where``.
+    """
+
+    json: ReportJson
+
+    @property
+    def verdict(self) -> str:
+        """What was found: ``equal``, ``rounding``, ``miscompile``, ``compile_error`` and so on."""
+        return self.json["verdict"]
+
+    @property
+    def is_bug(self) -> bool:
+        """Whether the compiler is at fault."""
+        return self.json["is_bug"]
+
+    @property
+    def severity(self) -> str | None:
+        """How bad the bug is, a word of :class:`fuzzcompile.severity.Severity`; None if there is none."""
+        return self.json.get("severity")
+
+    @property
+    def confidence(self) -> str:
+        """``high`` or ``low``."""
+        return self.json["confidence"]
+
+    @property
+    def culprit(self) -> CulpritJson | None:
+        """The rewrite, decomposition, lowering or kernel at fault; None if there is no bug, or none was found."""
+        return self.json.get("culprit")
+
+    @property
+    def workaround(self) -> Mapping[str, object] | None:
+        """What repairs it today: ``how``, ``config``, and whether a compile with it was ``verified``."""
+        return cast("Mapping[str, object] | None", self.json.get("workaround"))
+
+    @property
+    def signature(self) -> str | None:
+        """What makes two bugs the same: a line of a baseline. None if there is no bug."""
+        return self.json.get("signature")
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader should know about how the call was judged."""
+        return tuple(self.json.get("evidence", {}).get("notes") or ())
+
+    @property
+    def where(self) -> Literal["worker", "in place"]:
+        """Whether a copy of the callable was judged in a worker process, or the callable itself in this process."""
+        return cast('Literal["worker", "in place"]', self._where["process"])
+
+    @property
+    def why_in_place(self) -> str:
+        """Why the callable was not judged in a worker; empty if it was."""
+        return self._where["why"]
+
+    @property
+    def _where(self) -> WhereJson:
+        return self.json.get("where") or {"process": "worker", "why": ""}
+
+    def to_json(self) -> ReportJson:
+        """All that the report holds: finite numbers, strings, lists and dictionaries."""
+        return cast(ReportJson, json.loads(json.dumps(self.json, allow_nan=False)))
+
+    @classmethod
+    def from_json(cls, text: str | Mapping[str, object]) -> Report:
+        """The report in what :meth:`to_json` or a line of ``triage --json`` gave, as text or parsed.
+
+        Raises:
+            UsageError: it is neither, or says that a case could not be judged.
+        """
+        try:
+            read = json.loads(text) if isinstance(text, str) else text
+        except ValueError as error:
+            raise UsageError(f"Report.from_json() takes the JSON of a report: {error}.") from error
+        if not isinstance(read, Mapping) or not isinstance(read.get("verdict"), str):
+            raise UsageError("Report.from_json() takes the JSON of a report, which has a verdict.")
+        return cls(cast(ReportJson, dict(read)))
+
+    def __str__(self) -> str:
+        """One screen of text, as the command line prints it."""
+        console = Console(width=_WIDTH, color_system=None, force_terminal=False, force_jupyter=False)
+        with console.capture() as capture:
+            self._print(console)
+        return capture.get().rstrip("\n")
+
+    def __repr__(self) -> str:
+        return f"<Report {self.json['case']}: {self.verdict}{f', {name_of(self.culprit)}' if self.culprit else ''}>"
+
+    def __rich__(self) -> Text:
+        """The same text, for rich."""
+        return Text(str(self))
+
+    def _repr_html_(self) -> str:
+        """The report for a notebook: no scripts, no links, the page's own colours."""
+        from fuzzcompile.api.page import notebook_html
+
+        return notebook_html(self.json, SCRIPT, self.place)
+
+    def _print(self, console: Console) -> None:
+        print_report(console, self.json, name=SCRIPT, known=bool(self.json.get("known")))
+        if self.is_bug:
+            console.print(f"  {SCRIPT} is a script of yours that makes this call", highlight=False)
+        console.print(f"  judged {self.place}", markup=False, highlight=False, soft_wrap=True)
+
+    @property
+    def place(self) -> str:
+        """Where the call was judged, in words."""
+        if self.where == "worker":
+            return "in a worker process, on a copy of the callable"
+        return f"in place, in this process: {self.why_in_place}"
