@@ -42,7 +42,8 @@ from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.reporting.verdict import name_of
 from fuzzcompile.severity import rank
 from fuzzcompile.worker.lost import left_behind, report_of, unlooked, unstartable, verdict_of
-from fuzzcompile.worker.tasks import Judged, Minimized
+from fuzzcompile.worker.reductions import Minimized
+from fuzzcompile.worker.tasks import Judged
 
 _TICK = 0.5
 # Secondary candidates of one reduction that are judged, beside those that have a recipe.

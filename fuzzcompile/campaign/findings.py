@@ -15,7 +15,7 @@ from fuzzcompile.reporting.filing import refusal_of
 from fuzzcompile.reporting.index import INDEX, entry_of, with_entry
 from fuzzcompile.reporting.issue import draft_issue
 from fuzzcompile.signatures import source_hash
-from fuzzcompile.worker.tasks import Minimized
+from fuzzcompile.worker.reductions import Minimized
 
 
 def keep_reproducer(

@@ -16,7 +16,8 @@ from fuzzcompile.contract import ReportJson
 from fuzzcompile.errors import EnvironmentUnfit
 from fuzzcompile.execution.pool import WorkerPool
 from fuzzcompile.worker.pool import ATTRIBUTION_SHARE
-from fuzzcompile.worker.tasks import JUDGE, MINIMIZE, Judged, JudgeTask, Minimized, MinimizeTask
+from fuzzcompile.worker.reductions import MINIMIZE, Minimized, MinimizeTask
+from fuzzcompile.worker.tasks import JUDGE, Judged, JudgeTask
 
 Result = Judged | Minimized
 Task = TypeVar("Task")

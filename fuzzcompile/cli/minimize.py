@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fuzzcompile.commands.minimize import Subject
     from fuzzcompile.corpus import Kept, Store
     from fuzzcompile.reduction.search import Progress
-    from fuzzcompile.worker.tasks import Minimized
+    from fuzzcompile.worker.reductions import Minimized
 
 # The exit status that shells give to a program that Ctrl-C ended.
 _INTERRUPTED = 130

@@ -34,7 +34,7 @@ from fuzzcompile.worker.conditions import Conditions
 from fuzzcompile.worker.lost import unstartable, verdict_of
 from fuzzcompile.worker.minimize import ProbeTask, capture_programs, job_of, judge_source, probe_candidate
 from fuzzcompile.worker.pool import LEAST_THREADS, open_pool
-from fuzzcompile.worker.tasks import Minimized
+from fuzzcompile.worker.reductions import Minimized
 
 # Seconds that one candidate may take: less than the case did, which was judged within the limits.
 _CANDIDATE_TIME = 90.0

@@ -28,7 +28,7 @@ from fuzzcompile.reduction.writing import Written
 from fuzzcompile.worker.capturing import programs_of, written_out
 from fuzzcompile.worker.causes import with_cause
 from fuzzcompile.worker.isolation import isolated
-from fuzzcompile.worker.tasks import Minimized, MinimizeTask
+from fuzzcompile.worker.reductions import Minimized, MinimizeTask
 
 # Compiling a candidate of one of these would take this worker down too.
 _LOST = (Verdict.CRASH, Verdict.TIMEOUT)

@@ -25,7 +25,8 @@ from fuzzcompile.campaign.terminal import print_summary
 from fuzzcompile.corpus import Campaign, Store
 from fuzzcompile.generation import Profile
 from fuzzcompile.reduction.outcome import Outcome, Tally
-from fuzzcompile.worker.tasks import Judged, Minimized, MinimizeTask
+from fuzzcompile.worker.reductions import Minimized, MinimizeTask
+from fuzzcompile.worker.tasks import Judged
 
 TORCH = "2.13.0"
 ENVIRONMENT = {"torch": TORCH, "device": "cpu"}

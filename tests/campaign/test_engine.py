@@ -25,7 +25,7 @@ from fuzzcompile.judging.counts import CoverageCount
 from fuzzcompile.reduction.outcome import Outcome, Tally
 from fuzzcompile.severity import Severity
 from fuzzcompile.worker.judge import Judged, JudgeTask
-from fuzzcompile.worker.tasks import Minimized
+from fuzzcompile.worker.reductions import Minimized
 
 TORCH = "2.13.0"
 

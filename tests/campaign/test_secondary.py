@@ -19,7 +19,7 @@ from fuzzcompile.generation import Profile
 from fuzzcompile.reduction.outcome import Outcome, Tally
 from fuzzcompile.worker.conditions import Conditions
 from fuzzcompile.worker.judge import Judged
-from fuzzcompile.worker.tasks import Minimized, MinimizeTask
+from fuzzcompile.worker.reductions import Minimized, MinimizeTask
 
 KNOWN = Path(__file__).parent.parent / "known_issues"
 TORCH = "2.13.0"
