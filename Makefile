@@ -9,7 +9,7 @@ TORCH ?= 2.15.0
 OTHER := .venv-$(TORCH)
 OTHER_STAMP := $(OTHER)/.installed
 
-.PHONY: fuzz test slow lint doctor compat clean
+.PHONY: fuzz test slow lint doctor docs compat clean
 
 fuzz: $(STAMP) ## A short campaign on the device that is there
 	$(BIN)/fuzzcompile run --budget $(BUDGET)
@@ -27,6 +27,9 @@ lint: $(STAMP) ## Formatter, linter and type checker
 
 doctor: $(STAMP)
 	$(BIN)/fuzzcompile doctor
+
+docs: $(STAMP) ## The documentation as a site, in build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --site-dir build/site
 
 compat: $(OTHER_STAMP) ## Conformance suite and known issues on another torch: make compat TORCH=2.11.0
 	CUDA_VISIBLE_DEVICES= TORCHINDUCTOR_CACHE_DIR=$(CURDIR)/$(OTHER)/kernels $(OTHER)/bin/python -m pytest -p no:cacheprovider tests/conformance tests/test_known_issues.py

@@ -28,8 +28,9 @@ from pathlib import Path
 
 import torch
 
-from fuzzcompile.capture.loading import defines_make
-from fuzzcompile.commands.minimize import drawn_as
+from fuzzcompile.campaign.drawing import recipe_of
+from fuzzcompile.campaign.leftovers import drawn_of
+from fuzzcompile.casefiles import defines_make
 from fuzzcompile.corpus import Store
 from fuzzcompile.execution.environment import describe
 from fuzzcompile.generation import Profile
@@ -70,7 +71,8 @@ def subjects_of(files: list[Path], corpus: Path | None) -> Iterator[Subject]:
         return
     with Store.open(corpus, create=False) as store:
         for finding in store.findings()[:FINDINGS]:
-            yield Subject(finding.public_id, finding.source, *drawn_as(store.case(finding.source_sha256)))
+            case = drawn_of(store, finding)
+            yield Subject(finding.public_id, finding.source, *recipe_of(case.choices, case.spec))
 
 
 @dataclass(frozen=True)

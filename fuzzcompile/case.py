@@ -20,6 +20,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch.utils import _pytree as pytree
 
+from fuzzcompile.casefiles import CaseFile, read_source
 from fuzzcompile.errors import CaseError
 
 GradMode = Literal["no_grad", "inference_mode", "enabled"]
@@ -141,20 +142,19 @@ def source_hash(source: str) -> str:
     return hashlib.sha256(source.encode()).hexdigest()
 
 
-def load_case(path: str | Path, rewrite: Callable[[ast.Module], ast.Module] = lambda tree: tree) -> Case:
+def load_case(path: str | Path | CaseFile, rewrite: Callable[[ast.Module], ast.Module] = lambda tree: tree) -> Case:
     """Execute the case file at ``path`` and return the case that it defines.
 
     The file becomes a module in ``sys.modules``, where dynamo resolves the globals of the code that it traces.
 
     Args:
-        path: the file.
+        path: the file, or what was read of it already.
         rewrite: changes its syntax tree before it is executed; lines must stay.
 
     Raises:
         CaseError: the file cannot be read, is not Python, raises while it is loaded, or has no ``make()``.
     """
-    path = Path(path)
-    source = read_source(path)
+    path, source = (path.path, path.source) if isinstance(path, CaseFile) else (Path(path), read_source(Path(path)))
     namespace = _execute(path, source, rewrite)
     make = namespace.get("make")
     if not callable(make):
@@ -173,18 +173,6 @@ def load_case(path: str | Path, rewrite: Callable[[ast.Module], ast.Module] = la
         calls=namespace.get("CALLS"),
         run=namespace.get("run"),
     )
-
-
-def read_source(path: Path) -> str:
-    """The text of a case file or script.
-
-    Raises:
-        CaseError: it cannot be read.
-    """
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CaseError(f"Cannot read the case {path}: {_one_line(error)}; name a Python file.") from error
 
 
 def _execute(path: Path, source: str, rewrite: Callable[[ast.Module], ast.Module]) -> dict[str, Any]:

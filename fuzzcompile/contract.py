@@ -9,9 +9,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypedDict
 
+SCHEMA = 1
+"""The version of the contract, in each object."""
+
+
+class ErrorMapJson(TypedDict):
+    """Where the values of an output are wrong: absolute errors against the float64 run, in at most 32 by 32 cells.
+
+    Keys:
+        shape: of the output, in elements.
+        row_dims: how many leading dimensions make the rows, one behind the other; the dimension behind them makes the
+            columns, and any further one has one element.
+        rows, columns: where the range of each cell begins, and the end of the last one.
+        eager, compiled: the largest error in each cell, row by row; null where an error is not finite.
+    """
+
+    shape: list[int]
+    row_dims: int
+    rows: list[int]
+    columns: list[int]
+    eager: list[list[float | None]]
+    compiled: list[list[float | None]]
+
 
 class OutputJson(TypedDict, total=False):
-    """How one output differs. Errors are absolute, against the float64 run; None where none was measured."""
+    """How one output differs. Errors are absolute, against the float64 run; None where none was measured.
+
+    ``error_map`` is there for outputs whose values differ, and only where a page asked for it.
+    """
 
     name: str
     finding: str
@@ -32,6 +57,7 @@ class OutputJson(TypedDict, total=False):
     at: dict[str, float | int | str | None] | None
     detail: str
     non_finite: str
+    error_map: ErrorMapJson
 
 
 class EvidenceJson(TypedDict, total=False):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 
 # A path may follow an option of a C++ compiler without a space.
-_PATH = re.compile(r"(?:(?<![\w:/.])|(?<=-I)|(?<=-L))(?:/|[A-Za-z]:\\|~/)[^\s'\"`,;:()\[\]]*[/\\][^\s'\"`,;:()\[\]]+")
+_PATH = re.compile(
+    r"(?:(?<![\w:/.])|(?<=-I)|(?<=-L))(?:/(?!/)|[A-Za-z]:\\|~/)[^\s'\"`,;:()\[\]]*[/\\][^\s'\"`,;:()\[\]]+"
+)
 _INSTALLED = re.compile(r"(?:site|dist)-packages[/\\](.+)")
 
 

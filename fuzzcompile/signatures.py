@@ -84,3 +84,12 @@ def agree(wanted: str, reached: str) -> bool:
     causes = {fingerprint(signature) for signature in (wanted, reached) if not is_provisional(signature)} - {None}
     common = set(families.split("+")) & set(reached_families.split("+"))
     return wanted == reached or (place == reached_place and bool(common) and len(causes) < 2)
+
+
+def normalised(message: str) -> str:
+    """An error message without what changes from run to run: numbers, addresses, quoted names, buffers."""
+    text = re.sub(r"0x[0-9a-fA-F]+", "ADDR", message)
+    text = re.sub(r"\b(buf|arg|primals_|tangents_|op)\d+\w*", r"\1N", text)
+    text = re.sub(r"'[^']*'|\"[^\"]*\"", "'…'", text)
+    text = re.sub(r"-?\d+(\.\d+)?(e[+-]?\d+)?", "N", text)
+    return " ".join(text.split())[:160]

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import math
 
-from fuzzcompile.judging.report import finite, normalised, worker_failure
+from fuzzcompile.execution.observation import Failure
+from fuzzcompile.judging.cut_short import worker_failure
+from fuzzcompile.judging.report import Report, finite
 from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.signatures import normalised
 
 
 def test_what_json_lacks_is_null_and_named_beside_it():
@@ -29,6 +32,12 @@ def test_errors_that_differ_in_numbers_and_names_are_the_same():
 
 
 def test_a_crash_has_a_signature_without_a_culprit():
-    report = worker_failure("case", "2.13.0", "cpu", Verdict.CRASH, "ended by SIGSEGV").to_json()
+    report = worker_failure("case", "2.13.0", "cpu", Verdict.CRASH, "ended by SIGSEGV")
     assert report["is_bug"] and report["culprit"] is None
     assert report["signature"] == "unattributed:crash:ended by SIGSEGV"
+
+
+def test_the_report_on_a_crash_has_the_fields_of_any_report():
+    failure = Failure("crash", "ended by SIGSEGV", "compile")
+    whole = Report("case", "2.13.0", "cpu", Verdict.CRASH, "low", "ended by SIGSEGV; so far", failure=failure)
+    assert worker_failure("case", "2.13.0", "cpu", Verdict.CRASH, "ended by SIGSEGV; so far") == whole.to_json()

@@ -77,7 +77,7 @@ def test_a_wrong_rewrite_is_seen_in_a_screen_and_proved_in_full(judge):
         known = {(found.signature, found.verdict.kind)}
         again = judge(screen=True, known=known)
     assert again.is_bug and again.screened and again.signature == found.signature
-    assert (again.cost.compiles, again.attribution.culprit.necessary) == (0, None)
+    assert (again.cost.compiles, again.cost.screens, again.attribution.culprit.necessary) == (0, 2, True)
 
 
 def test_wrong_code_is_seen_in_full_only(judge, monkeypatch):

@@ -78,7 +78,7 @@ from fuzzcompile.execution.environment import describe
 print(json.dumps({**describe(torch.device("cuda:0")), "numerics": Numerics().to_json()}, indent=1))
 ' || status=1
 step doctor 50 doctor.json "$python" -m fuzzcompile doctor --device cuda --corpus "$out/corpus.db" --json || status=1
-step tests 60 tests.txt "$python" -m pytest -m cuda -q -p no:cacheprovider || status=1
+step tests 60 tests.txt "$python" -m pytest -m "cuda and not slow" -q -p no:cacheprovider || status=1
 step times 40 compile.json "$python" tools/gpu_times.py --device cuda || status=1
 step campaign "$campaign_limit" campaign.json "$python" -m fuzzcompile run --budget "$budget" --device cuda \
     --corpus "$out/corpus.db" --drafts "$out/drafts" --json || status=1

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from fuzzcompile.capture.loading import defines_make
+from fuzzcompile.casefiles import defines_make
 from fuzzcompile.commands.triage import Answer, triage_files
 from fuzzcompile.contract import ReportJson, told
 from fuzzcompile.corpus import Store

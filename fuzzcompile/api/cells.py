@@ -59,7 +59,7 @@ def first_call(shell: Shell, cell: str) -> Invocation | None:
 
     text = shell.transform_cell(cell)
     name = shell.compile.cache(text)
-    interception = Interception(name, on_call)
+    interception = Interception(name, on_call, "line {}".format)
     code = compile(text, name, "exec", dont_inherit=True)
     with _stand_ins(shell.user_ns, interception), interception.installed(), contextlib.suppress(CallReached):
         exec(code, shell.user_ns)

@@ -16,9 +16,10 @@ from rich.console import Console
 
 from fuzzcompile.api.report import Report
 from fuzzcompile.api.session import Session, session
-from fuzzcompile.capture.invocation import SENT_SUFFIX, Invocation, invocation_of, left_as_found
+from fuzzcompile.capture.invocation import Invocation, invocation_of, left_as_found
 from fuzzcompile.capture.sending import Unsendable, send
 from fuzzcompile.case import Arguments, CompileSettings
+from fuzzcompile.casefiles import SENT_SUFFIX
 from fuzzcompile.commands.triage import Answer, triage_files
 from fuzzcompile.contract import ReportJson, WhereJson
 from fuzzcompile.errors import CaseError, UsageError

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from fuzzcompile.campaign.events import FindingLine, Finished, Tally
+from fuzzcompile.campaign.budget import Clock
+from fuzzcompile.campaign.events import Behind, FindingLine, Finished, Tally
 from fuzzcompile.campaign.jobs import Job
+from fuzzcompile.campaign.leftovers import LeftOver, pending
 from fuzzcompile.campaign.settings import CampaignSettings
 from fuzzcompile.contract import ReportJson
 from fuzzcompile.corpus import (
@@ -39,19 +41,19 @@ class Bookkeeping:
     store: Store
     campaign: int
     environment: Mapping[str, object]
+    clock: Clock
     verdicts: Counter[str] = field(default_factory=Counter)
     cases: int = 0
     screened: int = 0
     new: list[str] = field(default_factory=list)
     hit: set[str] = field(default_factory=set)
     _covered: set[tuple[str, str]] = field(default_factory=set)
-    _start: float = field(default_factory=time.monotonic)
     _beat: float = field(default_factory=time.monotonic)
 
     @property
     def seconds(self) -> float:
-        """How long the campaign has run."""
-        return time.monotonic() - self._start
+        """How long the campaign has run, from the start of the command."""
+        return self.clock.elapsed
 
     @property
     def torch(self) -> str:
@@ -89,22 +91,25 @@ class Bookkeeping:
         if kept.is_new_finding and kept.public_id not in self.new:
             self.new.append(kept.public_id)
 
-    def heartbeat(self) -> None:
-        """Store the counters now and then, so that a killed campaign still shows them."""
+    def heartbeat(self, left: Callable[[], LeftOver]) -> None:
+        """Store the counters and what is not done yet now and then: a killed campaign leaves them like any other."""
         if time.monotonic() - self._beat > _HEARTBEAT:
             self._beat = time.monotonic()
-            self.store.heartbeat(self.campaign, self._counters())
+            self.store.heartbeat(self.campaign, self._counters(left()))
 
-    def end(self, ended: Ended) -> None:
+    def end(self, ended: Ended, left: LeftOver) -> None:
         """Close the campaign in the corpus."""
-        self.store.finish_campaign(self.campaign, self._counters(), ended)
+        self.store.finish_campaign(self.campaign, self._counters(left), ended)
 
-    def summary(self, ended: Ended) -> Finished:
+    def summary(self, ended: Ended, left: LeftOver) -> Finished:
         """The campaign's counters, and its findings as the corpus has them now."""
-        lines = [self._line(finding) for finding in self.store.summaries() if finding.public_id in self.hit]
-        return Finished(ended, self.tally(), lines, self.store.location, self.settings.target)
+        findings = self.store.summaries()
+        lines = [self._line(finding) for finding in findings if finding.public_id in self.hit]
+        waiting = len(pending(self.store, self.environment))
+        behind = Behind(len(left.cases), sum(bool(case.shows_bug) for case in left.cases), waiting, len(findings))
+        return Finished(ended, self.tally(), lines, self.store.location, self.settings.target, behind)
 
-    def _counters(self) -> dict[str, object]:
+    def _counters(self, left: LeftOver) -> dict[str, object]:
         tally = self.tally()
         return {
             "cases": tally.cases,
@@ -113,6 +118,7 @@ class Bookkeeping:
             "findings": tally.findings,
             "new_findings": tally.new_findings,
             "seconds": round(tally.seconds, 1),
+            "left_over": left.to_json(),
         }
 
     def _line(self, finding: FindingSummary) -> FindingLine:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from fuzzcompile.errors import UsageError
 
@@ -39,6 +41,32 @@ class Budget:
         return clock(self.seconds or 0.0)
 
 
+@dataclass(frozen=True)
+class Clock:
+    """The time of a budget, which runs from the start of the command: workers that start are part of it.
+
+    Attributes:
+        budget: what the clock counts against.
+        started: the value of ``now()`` when the command was started.
+        now: seconds that never run backwards.
+    """
+
+    budget: Budget
+    started: float = field(default_factory=time.monotonic)
+    now: Callable[[], float] = time.monotonic
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the start."""
+        return self.now() - self.started
+
+    @property
+    def remaining(self) -> float:
+        """Seconds that are left, never negative; infinite for a budget of cases."""
+        seconds = self.budget.seconds
+        return float("inf") if seconds is None else max(0.0, seconds - self.elapsed)
+
+
 def seconds_of(text: str, option: str) -> float:
     """The seconds of a budget that must be a time.
 
@@ -49,6 +77,15 @@ def seconds_of(text: str, option: str) -> float:
     if seconds is None:
         raise UsageError(f"{option} takes a time such as 90s, 30m or 1h, not {text!r}.")
     return seconds
+
+
+def progress(seconds: float, budget: Budget | None) -> str:
+    """How far a job is: ``0:12 of 1:00``; never more than the budget, but what comes after it is said."""
+    if budget is None or budget.seconds is None:
+        return clock(seconds) + (f" of {budget}" if budget is not None else "")
+    over = seconds - budget.seconds
+    late = f", finishing: {over:.0f} s over" if over >= 1.0 else ""
+    return f"{clock(min(seconds, budget.seconds))} of {budget}{late}"
 
 
 def clock(seconds: float) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
-from fuzzcompile.generation import GeneratedCase, Profile, case_at, from_choices
+from fuzzcompile.generation import GeneratedCase, Profile, StaleRecipe, case_at, from_choices
 from fuzzcompile.variations import Survey, vary
 
 # Beyond any index, so that further candidates for an index never coincide with another index.
@@ -47,6 +47,21 @@ class Drawn:
     def kind(self) -> str:
         """See `kind_of`; only cases of one kind compete for a place in the stream."""
         return kind_of(self.features)
+
+
+def recipe_of(choices: bytes | None, spec: Mapping[str, object] | None) -> tuple[bytes | None, Profile]:
+    """The recipe of a case: its choices, and the profile without which they mean nothing.
+
+    Returns:
+        No choices where there is no recipe, or a generator of another version wrote it.
+    """
+    profile = (spec or {}).get("profile")
+    if not isinstance(profile, dict):
+        return choices or None, Profile()
+    try:
+        return choices or None, Profile.from_json(profile)
+    except StaleRecipe:
+        return None, Profile()
 
 
 def kind_of(features: Collection[str]) -> str:

@@ -6,13 +6,13 @@ stored before they are announced.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Generator as Yielding
 from concurrent.futures import Executor, Future
 from typing import cast
 
 from fuzzcompile.campaign.bookkeeping import Bookkeeping
+from fuzzcompile.campaign.budget import Clock
 from fuzzcompile.campaign.drawing import Drawn, Generator
 from fuzzcompile.campaign.events import (
     CaseJudged,
@@ -28,13 +28,15 @@ from fuzzcompile.campaign.events import (
 )
 from fuzzcompile.campaign.findings import keep_reproducer, write_draft
 from fuzzcompile.campaign.jobs import Job, Jobs, Result
+from fuzzcompile.campaign.leftovers import LeftOver
 from fuzzcompile.campaign.settings import CampaignSettings
 from fuzzcompile.campaign.steering import Outcome, Steering, items_of
+from fuzzcompile.campaign.work import Work, pending_first
 from fuzzcompile.contract import CulpritJson, ReportJson, told
-from fuzzcompile.corpus import Coverage, Ended, Finding, Kept, Recorded, Store, public_id
+from fuzzcompile.corpus import Coverage, Finding, Kept, Recorded, Store, public_id
 from fuzzcompile.errors import FuzzcompileError
 from fuzzcompile.execution.pool import WorkerFailed, WorkerStartFailed, WorkerStopped, WorkerTimeout
-from fuzzcompile.judging.report import unjudged
+from fuzzcompile.judging.cut_short import unjudged
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.reporting.verdict import name_of
 from fuzzcompile.severity import rank
@@ -43,12 +45,8 @@ from fuzzcompile.worker.lost import left_behind, report_of, unlooked, unstartabl
 from fuzzcompile.worker.minimize import Minimized
 
 _TICK = 0.5
-# A finding that is hit just before the end of the budget still gets this long to be minimized.
-_MIN_MINIMIZE_SECONDS = 45.0
 # Secondary candidates of one reduction that are judged, beside those that have a recipe.
 _MOST_OTHERS = 2
-# A source that has drawn this many known programs in a row is taken to have no others.
-_REPEATED = 2000
 
 
 class Engine:
@@ -60,6 +58,7 @@ class Engine:
         executor: where judging and minimizing run.
         environment: what results depend on (:func:`fuzzcompile.execution.environment.describe`).
         campaign: the campaign's row in the corpus.
+        clock: runs from the start of the command; from now on by default.
         describe_workers: what the executor's workers do, for display only.
     """
 
@@ -71,33 +70,38 @@ class Engine:
         environment: Mapping[str, object],
         *,
         campaign: int,
+        clock: Clock | None = None,
         describe_workers: Callable[[], Sequence[WorkerActivity]] = lambda: (),
     ) -> None:
         self.settings = settings
         self.store = store
         self.describe_workers = describe_workers
-        self._books = Bookkeeping(settings, store, campaign, environment)
-        self._known = {(f.signature, Verdict(f.verdict).kind) for f in store.findings() if self._needs_no_proof(f)}
-        self._steering = self._steered()
+        self._clock = clock or Clock(settings.budget)
+        self._books = Bookkeeping(settings, store, campaign, environment, self._clock)
+        self._jobs = Jobs(settings, executor)
+        self._work = Work(settings, store, self._jobs, self._steered(), self._clock)
+        self._work.known |= {
+            (f.signature, Verdict(f.verdict).kind) for f in store.findings() if self._needs_no_proof(f)
+        }
         # The best rank of each finding that was minimized, in vain or not: another hit of it would show no more.
         self._tried: dict[str, tuple[int, bool]] = {}
         self._given_up: set[str] = set()  # findings whose minimization failed: it would fail for further hits too
-        self._jobs = Jobs(settings, executor)
-        self._submitted = 0
-        self._ended: Ended = "budget"
+        self._left = LeftOver()
+        for name in pending_first(store, settings, environment):
+            self._queue(store.finding(name))
 
     # -- the loop ---------------------------------------------------------------------------------
 
     def run(self) -> Yielding[Event, None, None]:
         """Run the campaign to the end of its budget and yield what happens.
 
-        Closing the generator, or an interrupt raised inside it, leaves everything judged so far stored;
-        :meth:`finish` then gives the summary.
+        What still runs when the budget is spent is cut off. Closing the generator, or an interrupt raised inside it,
+        does the same: everything judged so far is stored, and :meth:`finish` gives the summary.
 
         Raises:
             EnvironmentUnfit: workers cannot be started.
+            CorpusError: nothing more can be stored.
         """
-        judged = self.store.recorded_indices(self.settings.stream)
         yield Started(
             self._books.campaign,
             self.settings.seed,
@@ -105,46 +109,39 @@ class Engine:
             self.settings.workers,
             self.settings.budget,
             self.store.location,
-            len(judged),
+            len(self._work.judged),
+            judges=self.settings.judges,
         )
-        indices = (index for index in itertools.count() if index not in judged)
-        with self._jobs:
-            while True:
-                self._fill(indices)
-                if not self._jobs:
-                    break
-                for future, job in self._jobs.ended(_TICK):
-                    yield from self._settle(future, job)
-                self._books.heartbeat()
-                yield Tick(self._books.tally(), self.describe_workers())
+        with self._work:
+            try:
+                while self._clock.remaining > 0.0:
+                    self._work.fill(enough=self._has_enough)
+                    if not self._jobs:
+                        break
+                    for future, job in self._jobs.ended(min(_TICK, self._clock.remaining)):
+                        yield from self._settle(future, job)
+                    self._books.heartbeat(self._left_now)
+                    yield Tick(self._books.tally(), self.describe_workers())
+            finally:
+                self._left = self._left_now()
 
     def finish(self, *, interrupted: bool = False) -> Finished:
         """Close the campaign in the corpus and summarise it."""
-        ended = "interrupted" if interrupted else self._ended
-        self._books.end(ended)
-        return self._books.summary(ended)
+        ended = "interrupted" if interrupted else self._work.ended
+        self._books.end(ended, self._left)
+        return self._books.summary(ended, self._left)
 
     def fail(self) -> None:
         """Note in the corpus that an error of our own ended the campaign."""
-        self._books.end("failed")
+        self._books.end("failed", self._left)
 
-    # -- giving out work --------------------------------------------------------------------------
+    def _left_now(self) -> LeftOver:
+        return self._work.left_over(self._given_up)
 
-    def _fill(self, indices: Iterator[int]) -> None:
-        repeated = 0
-        while len(self._jobs) < self.settings.workers and self._wants_more():
-            if repeated > _REPEATED:
-                self._ended = "exhausted"
-                return
-            index = next(indices)
-            case, screen = self._steering.at(index)
-            if self.store.has_source(case.sha256, self.settings.stream) or any(
-                job.case.sha256 == case.sha256 for job in self._jobs
-            ):
-                repeated += 1
-                continue  # another index drew the same program: it has been judged
-            self._submitted += 1
-            self._judge(case, index, screen=screen)
+    @property
+    def _has_enough(self) -> bool:
+        limit = self.settings.max_findings
+        return limit is not None and len(self._books.new) >= limit
 
     def _steered(self) -> Steering:
         """The stream's steering, in the state in which earlier campaigns on this corpus left it."""
@@ -160,31 +157,6 @@ class Engine:
     def _needs_no_proof(self, finding: Finding) -> bool:
         """Whether a hit of the finding proves no more than is known; a device that runs proves more than a target."""
         return _is_proved(finding.culprit) and (self.settings.target is not None or told(finding.report) is None)
-
-    def _wants_more(self) -> bool:
-        budget, limit = self.settings.budget, self.settings.max_findings
-        if limit is not None and len(self._books.new) >= limit:
-            self._ended = "max-findings"
-            return False
-        if budget.cases is not None:
-            return self._submitted < budget.cases
-        return self._remaining() > 0
-
-    def _remaining(self) -> float:
-        """Seconds of the budget that are left; infinite for a budget of cases."""
-        seconds = self.settings.budget.seconds
-        return float("inf") if seconds is None else seconds - self._books.seconds
-
-    def _judge(self, case: Drawn, index: int | None, *, retry: bool = False, screen: bool = False) -> None:
-        self._jobs.judge(case, index, self._known, retry=retry, screen=screen)
-
-    def _judge_secondary(self, case: Drawn) -> None:
-        if self._remaining() > 0 and not self.store.has_source(case.sha256):
-            self._judge(case, None)
-
-    def _minimize(self, finding: str, job: Job, report: ReportJson) -> None:
-        seconds = min(self.settings.minimize_seconds, max(self._remaining(), _MIN_MINIMIZE_SECONDS))
-        self._jobs.minimize(finding, job, report, seconds)
 
     # -- taking results ---------------------------------------------------------------------------
 
@@ -222,13 +194,18 @@ class Engine:
         finding, signature = public_id(stored.finding_id), report["signature"] or ""
         self._books.hit.add(finding)
         if _is_proved(report["culprit"]):
-            self._known.add((signature, Verdict(report["verdict"]).kind))
+            self._work.known.add((signature, Verdict(report["verdict"]).kind))
         if stored.is_new_finding:
             self._books.new.append(finding)
             yield FindingFound(finding, report["verdict"], name_of(report["culprit"]))
         if finding not in self._given_up and rank(report) < self._best_tried(finding):
             self._tried[finding] = rank(report)
-            self._minimize(finding, job, report)
+            self._work.minimize_later(finding, job.case, report)
+
+    def _queue(self, finding: Finding) -> None:
+        """Have a stored finding minimized."""
+        self._tried[finding.public_id] = rank(finding.report)
+        self._work.minimize_stored(finding)
 
     def _best_tried(self, finding: str) -> tuple[int, bool]:
         """The rank of the worst that the finding's reproducers show or that was minimized for one."""
@@ -249,24 +226,22 @@ class Engine:
                 f"`fuzzcompile issue {kept.public_id}` prints it"
             )
         for case in result.others:
-            self._judge_secondary(Generator(self.settings.profile).drawn(case, "reduction"))
+            self._work.judge_later(Generator(self.settings.profile).drawn(case, "reduction"))
         drawn = {case.source for case in result.others}
         for source in [source for source in result.other_sources if source not in drawn][:_MOST_OTHERS]:
-            self._judge_secondary(Drawn(source, "reduction"))
+            self._work.judge_later(Drawn(source, "reduction"))
 
     def _follow(self, kept: Kept, report: ReportJson) -> Iterator[Event]:
         """Take over what the corpus learned from a reproducer: what is known, and which findings are one."""
         self._books.keep(kept)
         if _is_proved(report["culprit"]) and report["is_bug"]:
-            self._known.add((kept.signature, Verdict(report["verdict"]).kind))
+            self._work.known.add((kept.signature, Verdict(report["verdict"]).kind))
         if kept.is_new_finding:
             yield FindingFound(kept.public_id, report["verdict"], name_of(report["culprit"]))
         vanished = [public_id(key) for key in kept.merged]
         if not vanished:
             return
-        for job in self._jobs:
-            if job.minimizes in vanished:
-                job.minimizes = kept.public_id
+        self._work.rename(vanished, kept.public_id)
         yield FindingsMerged(kept.public_id, vanished)
 
     def _lost(self, error: WorkerFailed, job: Job) -> Iterator[Event]:
@@ -288,8 +263,8 @@ class Engine:
         stored = self._record(job, report)
         yield CaseJudged(job.index if job.index is not None else -1, str(verdict_of(error)), job.seconds)
         yield from self._announce(stored, report, job)
-        if compiling and not (slow or job.retry) and self._remaining() > 0:
-            self._judge(job.case, job.index, retry=True, screen=job.screen)
+        if compiling and not (slow or job.retry):
+            self._work.judge(job.case, job.index, retry=True, screen=job.screen)
 
     def _raised(self, error: Exception, job: Job) -> Iterator[Event]:
         """Store our own failure, or a case that could not be judged, as unjudged."""
@@ -322,7 +297,7 @@ class Engine:
         outcome = Outcome(
             job.case, items_of(reached, report["signature"] if is_bug else None), job.screen, step, is_bug
         )
-        self._steering.learn(job.index, outcome)
+        self._work.steering.learn(job.index, outcome)
 
 
 def _is_proved(culprit: CulpritJson | None) -> bool:

@@ -44,7 +44,10 @@ class Tally:
 
 @dataclass(frozen=True)
 class Started:
-    """The campaign starts; earlier campaigns judged ``known`` cases of its stream."""
+    """The campaign starts; earlier campaigns judged ``known`` cases of its stream.
+
+    One that does not judge (``judges``) minimizes findings of the corpus.
+    """
 
     campaign: int
     seed: int
@@ -53,6 +56,7 @@ class Started:
     budget: Budget
     corpus: str
     known: int
+    judges: bool = True
 
 
 @dataclass(frozen=True)
@@ -126,6 +130,23 @@ class FindingLine:
 
 
 @dataclass(frozen=True)
+class Behind:
+    """What is left when a campaign is over.
+
+    Attributes:
+        cases: cut off; the next campaign on this stream judges them first.
+        bugs: those of them that had shown a bug.
+        waiting: findings of the corpus that have no reproducer yet.
+        findings: all that the corpus holds.
+    """
+
+    cases: int = 0
+    bugs: int = 0
+    waiting: int = 0
+    findings: int = 0
+
+
+@dataclass(frozen=True)
 class Finished:
     """The campaign is over. ``ended`` is ``budget``, ``max-findings``, ``exhausted`` or ``interrupted``.
 
@@ -138,6 +159,7 @@ class Finished:
     findings: Sequence[FindingLine]
     corpus: str
     target: str | None = None
+    behind: Behind = field(default_factory=Behind)
 
     def has_one_of(self, least: Severity) -> bool:
         """Whether a finding is at least as bad as ``least``."""
@@ -155,6 +177,8 @@ class Finished:
             "cases_per_minute": round(self.tally.cases_per_minute, 1),
             "corpus": self.corpus,
             "target": self.target,
+            "left_over": {"cases": self.behind.cases, "bugs": self.behind.bugs, "to_minimize": self.behind.waiting},
+            "findings_in_corpus": self.behind.findings,
             "findings": [{"id": line.finding, **vars(line)} for line in self.findings],
         }
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self, TypeVar
 
-from fuzzcompile.campaign.drawing import Drawn
+from fuzzcompile.campaign.drawing import Drawn, recipe_of
 from fuzzcompile.campaign.settings import CampaignSettings
 from fuzzcompile.contract import ReportJson
+from fuzzcompile.errors import EnvironmentUnfit
 from fuzzcompile.execution.pool import WorkerPool
 from fuzzcompile.worker.judge import Judged, JudgeTask, judge_file
 from fuzzcompile.worker.minimize import Minimized, MinimizeTask, minimize
@@ -79,9 +80,13 @@ class Jobs:
         screen: bool = False,
     ) -> None:
         """Have a case judged; ``known`` are the signatures and kinds of bug that need no further proof."""
-        path = Path(self._folder.name, f"case_{case.sha256[:12]}.py")
-        path.write_text(case.source, encoding="utf-8")
-        marker = path.with_suffix(f".{'again' if retry else 'eager'}")
+        path, marker = self._paths(case, "again" if retry else "eager")
+        try:
+            path.write_text(case.source, encoding="utf-8")
+        except OSError as error:
+            raise EnvironmentUnfit(
+                f"A case cannot be written to {path.parent} ({error.strerror}): make room there, or set TMPDIR."
+            ) from error
         task = JudgeTask(
             path=str(path),
             vetoes=self.settings.vetoes,
@@ -93,23 +98,22 @@ class Jobs:
         label = f"judge #{index}" if index is not None else "judge a secondary candidate"
         self._submit(judge_file, task, label, Job(case, index, path, marker, retry=retry, screen=screen))
 
-    def minimize(self, finding: str, job: Job, report: ReportJson, seconds: float) -> None:
-        """Have the case of a judged job minimized, in about this many seconds."""
-        task = MinimizeTask(
-            job.case.source,
-            report,
-            job.case.choices or None,
-            self.settings.profile,
-            seconds,
-            vetoes=self.settings.vetoes,
-        )
-        minimizing = Job(job.case, job.index, job.path, job.marker, minimizes=finding)
+    def minimize(self, finding: str, case: Drawn, report: ReportJson, seconds: float) -> None:
+        """Have the case of a finding minimized: a search of about ``seconds``, and its end."""
+        choices, profile = recipe_of(case.choices, case.spec)
+        task = MinimizeTask(case.source, report, choices, profile, seconds, vetoes=self.settings.vetoes)
+        minimizing = Job(case, None, *self._paths(case), minimizes=finding)
         self._submit(minimize, task, f"minimize {finding}", minimizing, limit=seconds + _CONFIRMING_SECONDS)
 
     def ended(self, timeout: float) -> list[tuple[Future[Result], Job]]:
         """Wait for ``timeout`` seconds at most; return what has ended, and forget it."""
         done, _ = wait(self._running, timeout=timeout, return_when=FIRST_COMPLETED)
         return [(future, self._running.pop(future)) for future in done]
+
+    def _paths(self, case: Drawn, ending: str = "eager") -> tuple[Path, Path]:
+        """The file of a case and its marker (`JudgeTask.marker`)."""
+        path = Path(self._folder.name, f"case_{case.sha256[:12]}.py")
+        return path, path.with_suffix(f".{ending}")
 
     def _submit(
         self, function: Callable[[Task], Result], task: Task, label: str, job: Job, *, limit: float | None = None

@@ -16,7 +16,7 @@ class CampaignSettings:
     """What a campaign is asked to do.
 
     Attributes:
-        budget: when to stop giving out work.
+        budget: when to stop.
         seed: names the stream of cases, with the settings that `stream` lists.
         profile: the generator's settings.
         device: as the user named it, ``auto`` resolved.
@@ -32,6 +32,7 @@ class CampaignSettings:
         strategy: how the stream is steered.
         source: what cases are drawn from; None for the generator under ``profile``.
         target: the device that the compiler is told; None for the one that runs.
+        judges: judge cases; otherwise only findings of the corpus are minimized.
     """
 
     budget: Budget
@@ -50,6 +51,7 @@ class CampaignSettings:
     strategy: Strategy = field(default_factory=Strategy)
     source: Source | None = None
     target: str | None = None
+    judges: bool = True
 
     @property
     def stream(self) -> str:
@@ -62,6 +64,11 @@ class CampaignSettings:
         plants = "".join(f" plant={name}" for name in sorted(self.plants))
         device = self.device.split(":")[0] + (f" target={self.target}" if self.target is not None else "")
         return f"seed={self.seed} torch={self.torch} device={device}{source}{how}{steered}{vetoes}{plants}"
+
+    @property
+    def conditions(self) -> dict[str, object]:
+        """What changes the behaviour of the compiler itself, as the corpus keeps it."""
+        return {"vetoes": list(self.vetoes), "plants": list(self.plants)}
 
     @property
     def drawn_from(self) -> Source:

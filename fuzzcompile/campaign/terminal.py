@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import time
+from collections.abc import Iterator
 from typing import Self
 
 from rich.console import Console, Group, RenderableType
@@ -10,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from fuzzcompile.campaign.budget import Budget, clock
+from fuzzcompile.campaign.budget import Budget, clock, progress
 from fuzzcompile.campaign.events import (
     Event,
     FindingFound,
@@ -96,11 +98,12 @@ def print_summary(console: Console, summary: Finished) -> None:
     if summary.target is not None:
         say(f"Told {summary.target}, run on the CPU: a clean case means nothing found in the stages looked at.")
     say(f"Corpus: {summary.corpus}")
+    for text in _left_behind(summary):
+        say(text)
     if not summary.findings:
-        say("No findings. Next: a longer budget or another --seed.")
         return
     new = sum(line.new for line in summary.findings)
-    say(f"Findings: {len(summary.findings)} distinct, {new} of them new.")
+    say(f"Findings: {len(summary.findings)} distinct, {new} of them new; the corpus holds {summary.behind.findings}.")
     shown, counted = divided(summary.findings)
     for line in shown:
         say(f"  {line.finding}  {line.severity}  {line.verdict}  {line.culprit}{_mark(line)}")
@@ -108,6 +111,32 @@ def print_summary(console: Console, summary: Finished) -> None:
         say(f"      next: {_next(line)}")
     if counted:
         say(f"  {'Beside them ' if shown else ''}{counted_line(counted, 'fuzzcompile corpus list --all')}")
+
+
+def _left_behind(summary: Finished) -> Iterator[str]:
+    """What was not done, and, where this campaign hit no finding, what the corpus has of earlier ones."""
+    behind, corpus = summary.behind, f" --corpus {shlex.quote(summary.corpus)}"
+    if not summary.tally.cases and summary.ended in ("budget", "interrupted") and behind.cases:
+        yield "The time was up before the first case was judged: starting the workers takes most of so short a budget."
+    if behind.cases:
+        bugs = f", {behind.bugs} of which had shown a bug" if behind.bugs else ""
+        yield f"Cut off: {_counted(behind.cases, 'case')}{bugs}; the next run on this corpus judges them first."
+    if behind.waiting:
+        verb = "waits" if behind.waiting == 1 else "wait"
+        yield (f"{_counted(behind.waiting, 'finding')} {verb} for minimization: fuzzcompile minimize --pending{corpus}")
+    if summary.findings:
+        return
+    if behind.findings:
+        yield (
+            f"This campaign hit no finding; the corpus holds {behind.findings} of earlier ones: "
+            f"fuzzcompile corpus list{corpus}"
+        )
+    else:
+        yield "No findings. Next: a longer budget or another --seed."
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 _ENDED = {
@@ -147,10 +176,13 @@ def _next(line: FindingLine) -> str:
 
 def _sentence(event: Event) -> str | None:
     if isinstance(event, Started):
+        if not event.judges:
+            return f"Minimizing the findings of {event.corpus} that have no reproducer, budget {event.budget}."
         known = f", resuming after {event.known} cases" if event.known else ""
         return (
             f"Campaign {event.campaign}: seed {event.seed}, budget {event.budget}, {event.workers} "
-            f"worker{'s' if event.workers > 1 else ''} on {event.device}, corpus {event.corpus}{known}."
+            f"worker{'s' if event.workers > 1 else ''} on {event.device}, corpus {event.corpus}{known}. "
+            "Starting the workers: each imports torch and registers the compiler's patterns."
         )
     if isinstance(event, FindingFound):
         return f"Found {event.finding}: {event.verdict}, {event.culprit}."
@@ -171,9 +203,8 @@ def _sentence(event: Event) -> str | None:
 def _status(event: Tick, budget: Budget | None) -> str:
     tally = event.tally
     counts = ", ".join(f"{name} {count}" for name, count in sorted(tally.verdicts.items()))
-    of = f" of {budget}" if budget is not None else ""
     return (
-        f"{clock(tally.seconds)}{of}: {tally.cases} cases, {tally.cases_per_minute:.1f}/min, "
+        f"{progress(tally.seconds, budget)}: {tally.cases} cases, {tally.cases_per_minute:.1f}/min, "
         f"{tally.screened} screened; {counts or 'no verdict yet'}; {tally.findings} findings; "
         f"{tally.rewrites} rewrites covered"
     )
@@ -182,7 +213,7 @@ def _status(event: Tick, budget: Budget | None) -> str:
 def _panel(event: Tick, budget: Budget | None) -> RenderableType:
     tally = event.tally
     facts = Table.grid(padding=(0, 2))
-    facts.add_row("elapsed", f"{clock(tally.seconds)} of {budget}" if budget else clock(tally.seconds))
+    facts.add_row("elapsed", progress(tally.seconds, budget))
     facts.add_row("cases", f"{tally.cases}  ({tally.cases_per_minute:.1f}/min; {tally.screened} screened)")
     facts.add_row("verdicts", "  ".join(f"{name} {count}" for name, count in sorted(tally.verdicts.items())))
     facts.add_row("findings", f"{tally.findings} distinct, {tally.new_findings} new")

@@ -35,9 +35,9 @@ class CallReached(BaseException):
 class CompiledCallable:
     """One callable that the script gave to ``torch.compile``.
 
-    ``line`` is the line of that call, 0 if unknown; ``arguments`` are those of ``torch.compile``; ``calls`` counts the
-    calls of the callable, ``number`` identifies it. ``methods`` are the methods of a compiled module that the script
-    used: they call the module itself, not its compiled form.
+    ``line`` is the line of that call, 0 if unknown, and ``place`` the same as a user knows it; ``arguments`` are those
+    of ``torch.compile``; ``calls`` counts the calls of the callable, ``number`` identifies it. ``methods`` are the
+    methods of a compiled module that the script used: they call the module itself, not its compiled form.
     """
 
     target: Callable[..., object]
@@ -46,6 +46,7 @@ class CompiledCallable:
     calls: int = 0
     number: int = 0
     methods: set[str] = field(default_factory=set)
+    place: str = ""
 
     @property
     def name(self) -> str:
@@ -72,7 +73,7 @@ class CompiledCallable:
     def __str__(self) -> str:
         backend = self.arguments.get("backend") or "inductor"
         named = backend if isinstance(backend, str) else getattr(backend, "__name__", type(backend).__name__)
-        where = [f"line {self.line}"] * bool(self.line) + [f"backend {named}"] * (named != "inductor")
+        where = [self.place] * bool(self.place) + [f"backend {named}"] * (named != "inductor")
         return f"{self.name} ({', '.join(where)})" if where else self.name
 
 
@@ -134,10 +135,14 @@ class CompiledModule(nn.Module):
 
 @dataclass
 class Interception:
-    """Records compiled calls; ``on_call`` gets each outermost one with its number (1 is the first)."""
+    """Records compiled calls; ``on_call`` gets each outermost one with its number (1 is the first).
+
+    ``place`` says a line of the script as a user knows it.
+    """
 
     filename: str
     on_call: Callable[[CompiledCallable, Arguments, int], None]
+    place: Callable[[int], str]
     compiled: list[CompiledCallable] = field(default_factory=list)
     calls: int = 0
     active: bool = True
@@ -181,7 +186,9 @@ class Interception:
         if isinstance(target, types.MethodType) and target.__func__ in (nn.Module._call_impl, nn.Module.__call__):
             # module.compile() and torch.compile(module.__call__) compile the module's own call.
             target = target.__self__ if isinstance(target.__self__, nn.Module) else target
-        record = CompiledCallable(target, arguments, self._line(), number=len(self.compiled))
+        line = self._line()
+        place = self.place(line) if line else ""
+        record = CompiledCallable(target, arguments, line, number=len(self.compiled), place=place)
         self.compiled.append(record)
 
         if isinstance(model, nn.Module):

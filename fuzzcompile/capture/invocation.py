@@ -27,9 +27,6 @@ from fuzzcompile.execution.holders import named_arguments
 from fuzzcompile.execution.reachable import Reached, is_user_file
 from fuzzcompile.execution.tensors import tensor_leaves
 
-SENT_SUFFIX = ".call"
-"""How the name of a file ends that holds a call of another process (:mod:`fuzzcompile.capture.sending`)."""
-
 # Reading the text of a class takes milliseconds, and a closure may reach a whole framework.
 _MAX_TEXTS = 200
 # Entries that say how a process compiles, not what: a worker sets its own.

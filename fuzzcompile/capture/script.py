@@ -10,9 +10,8 @@ import os
 import sys
 import traceback
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import torch
 
@@ -23,6 +22,7 @@ from fuzzcompile.capture.process import silenced_output
 from fuzzcompile.capture.retarget import cuda_imitated, retargeted
 from fuzzcompile.capture.world import Worlds
 from fuzzcompile.case import Arguments, Case, CompileSettings
+from fuzzcompile.casefiles import CaseFile
 from fuzzcompile.compiler.configs import preserved_config
 from fuzzcompile.compiler.entry import changed_configs, compiler_configs, reset_compiler
 from fuzzcompile.errors import CaseError
@@ -50,21 +50,20 @@ class _Captured:
     configs: Mapping[str, Mapping[str, object]]
 
 
-def load_script(path: Path, source: str, device: torch.device, *, call: int | None = None) -> Case:
+def load_script(file: CaseFile, device: torch.device, *, call: int | None = None) -> Case:
     """Run the script up to its ``call``-th call of a compiled callable, and make that call a case.
 
     Nothing is compiled while it runs. Its output is discarded; ``sys.argv`` holds only its path.
 
     Args:
-        path: the script.
-        source: its text.
+        file: the script or notebook.
         device: where the case will run; the script is rewritten if it names another kind of device.
         call: which call of the script, counted from 1; the first by default.
 
     Raises:
-        CaseError: the text is no Python, the script raises or ends before that call, or never compiles anything.
+        CaseError: the script raises or ends before that call, or never compiles anything.
     """
-    run = _Run(path, source, device, call or 1)
+    run = _Run(file, device, call or 1)
     run.execute()
     captured = run.captured
     if captured is None:
@@ -72,9 +71,9 @@ def load_script(path: Path, source: str, device: torch.device, *, call: int | No
     grad = captured.ambient.grad
     first, *later = (call.arguments for call in captured.calls)
     return Case(
-        name=path.stem,
-        path=path,
-        source=source,
+        name=file.path.stem,
+        path=file.path,
+        source=file.source,
         make=lambda: (captured.record.target, first),
         grad=grad,
         backward=grad == "enabled" and run.mentions_backward and _differentiable(captured),
@@ -92,8 +91,7 @@ def load_script(path: Path, source: str, device: torch.device, *, call: int | No
 class _Run:
     """One execution of a script, up to the wanted call."""
 
-    path: Path
-    source: str
+    file: CaseFile
     device: torch.device
     wanted: int
     captured: _Captured | None = None
@@ -102,9 +100,10 @@ class _Run:
     history: dict[int, History] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.path, self.source = self.file.path, self.file.source
         self.filename = str(self.path.resolve())
-        self.interception = Interception(self.filename, self._on_call)
-        self.tree = self._parse()
+        self.interception = Interception(self.filename, self._on_call, self.file.place)
+        self.tree = ast.parse(self.source, self.filename)
         self.compile_lines = _lines_that_compile(self.tree)
         nodes = ast.walk(self.tree)
         self.mentions_backward = any(isinstance(n, ast.Attribute) and n.attr in _OWN_BACKWARD for n in nodes)
@@ -160,14 +159,14 @@ class _Run:
         """Remarks for the user: what is judged and what is not."""
         assert self.captured is not None
         record, compiled = self.captured.record, self.interception.compiled
-        notes = [f"judged: call {self.wanted} of the script, {record}"]
+        kind = "notebook" if self.file.notebook is not None else "script"
+        notes = [f"judged: call {self.wanted} of the {kind}, {record}", *self.file.notes]
         also_compiled = [str(callable_) for callable_ in compiled if callable_.number != record.number]
         lines = sorted(self.compile_lines - {callable_.line for callable_ in compiled})
         if also_compiled:
             notes.append(f"also compiled: {', '.join(also_compiled[:8])}; --call N judges another call")
         if lines:
-            text = ", ".join(str(line) for line in lines[:8])
-            notes.append(f"not reached: torch.compile at line {text}; --call N goes on to later calls")
+            notes.append(f"not reached: torch.compile at {self._places(lines)}; --call N goes on to later calls")
         changed = os.environ.keys() - self.environment
         ignored = sorted(n for n in changed if n.startswith(_READ_AT_IMPORT) and not n.endswith(_ONLY_OUTPUT))
         notes += self._about_state()
@@ -200,7 +199,7 @@ class _Run:
         if isinstance(self.error, ModuleNotFoundError) and self.error.name:
             return f"{name} needs the module {self.error.name!r}, which is not installed; install it."
         if self.error is not None and not isinstance(self.error, SystemExit):
-            return f"{name} {_raises(self.error, self.filename)} before {self._missing_call()}; fix the script."
+            return f"{name} {self._raises(self.error)} before {self._missing_call()}; fix the script."
         if calls:
             listed = ", ".join(f"{record} {record.calls}×" for record in self.interception.compiled if record.calls)
             return f"{name} makes {calls} calls of compiled callables ({listed}), so there is no call {self.wanted}."
@@ -219,9 +218,9 @@ class _Run:
         if self.compile_lines and self.error is not None:
             return f"{name} {exits} torch.compile; fix the script, or write a case with make()."
         if self.compile_lines:
-            text = ", ".join(str(line) for line in sorted(self.compile_lines)[:8])
+            places = self._places(self.compile_lines)
             return (
-                f"{name} does not reach torch.compile (line {text}) in the process that runs it; "
+                f"{name} does not reach torch.compile ({places}) in the process that runs it; "
                 "call it there, or write a case with make()."
             )
         return (
@@ -236,12 +235,18 @@ class _Run:
     def _missing_call(self) -> str:
         return "any compiled callable is called" if not self.interception.calls else f"call {self.wanted}"
 
-    def _parse(self) -> ast.Module:
-        try:
-            return ast.parse(self.source, self.filename)
-        except (SyntaxError, ValueError) as error:
-            text = " ".join(str(error).split())[:200]
-            raise CaseError(f"{self.path} is no case: it is not valid Python ({text}).") from error
+    def _places(self, lines: Collection[int]) -> str:
+        return ", ".join(self.file.place(line) for line in sorted(lines)[:8])
+
+    def _raises(self, error: BaseException) -> str:
+        frames = [f.lineno or 0 for f in traceback.extract_tb(error.__traceback__) if f.filename == self.filename]
+        where = f" in {self.file.place(frames[-1])}" if frames else ""
+        first: BaseException = error
+        while first.__cause__ is not None:
+            first = first.__cause__
+        cause = "" if first is error else f", because of {type(first).__name__} ({_one_line(first)})"
+        text = _one_line(error)
+        return f"raises {type(error).__name__}{f' ({text})' if text else ''}{where}{cause}"
 
 
 def _lines_that_compile(tree: ast.Module) -> set[int]:
@@ -254,17 +259,6 @@ def _lines_that_compile(tree: ast.Module) -> set[int]:
         and isinstance(node.value, ast.Name)
         and node.value.id == "torch"
     }
-
-
-def _raises(error: BaseException, filename: str) -> str:
-    frames = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == filename]
-    where = f" in line {frames[-1]}" if frames else ""
-    first: BaseException = error
-    while first.__cause__ is not None:
-        first = first.__cause__
-    cause = "" if first is error else f", because of {type(first).__name__} ({_one_line(first)})"
-    text = _one_line(error)
-    return f"raises {type(error).__name__}{f' ({text})' if text else ''}{where}{cause}"
 
 
 def _one_line(error: BaseException) -> str:

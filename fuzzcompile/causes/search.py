@@ -105,7 +105,8 @@ def cause_of(
         return None
     window, shown = shows
     verdict = Verdict(report["verdict"])
-    change, still = _nearest(window, budget, known, verdict)
+    plain = verdict is Verdict.METADATA and _strides_alone(report)
+    change, still = _nearest(window, budget, known, verdict, settles="layout" if plain else None)
     if change is None:
         return None
     computes = verdict.kind == "values" and _computes(window, change.program, shown)
@@ -154,8 +155,20 @@ def _line(text: str) -> int | None:
     return int(number) if number.isdigit() else None
 
 
-def _nearest(window: Program, budget: _Budget, known: Collection[str], verdict: Verdict) -> tuple[Change | None, Still]:
-    """The change that says most about the bug, among those that mend it."""
+def _strides_alone(report: ReportJson) -> bool:
+    """Whether only strides are wrong: of a known wrong layout, the plain layout is all that can be found again."""
+    outputs = (report.get("evidence") or {}).get("outputs") or ()
+    wrong = {output.get("finding") for output in outputs} - {None, "same", "close", "wild"}
+    return wrong == {"stride"}
+
+
+def _nearest(
+    window: Program, budget: _Budget, known: Collection[str], verdict: Verdict, *, settles: str | None = None
+) -> tuple[Change | None, Still]:
+    """The change that says most about the bug, among those that mend it.
+
+    A known change is taken at once if the culprit still matches, or if it is of the kind that ``settles`` the matter.
+    """
     offered = sorted(changes(window), key=lambda change: change.fingerprint not in known)
     looks = budget.looks((change.program for change in offered), _NEIGHBOURS)
     best: tuple[Change | None, Still] = (None, Still.ABSENT)
@@ -164,7 +177,7 @@ def _nearest(window: Program, budget: _Budget, known: Collection[str], verdict: 
         further += best[0] is not None
         if look.right and _counts(change, look.still, verdict) and _says_more(change, look.still, best):
             best = change, look.still
-            known_again = change.fingerprint in known and look.still is not Still.ABSENT
+            known_again = change.fingerprint in known and (look.still is not Still.ABSENT or change.kind == settles)
             if known_again or (look.still is Still.FIRES and not _is_weak(change)):
                 break
         if further >= _FURTHER:

@@ -22,7 +22,7 @@ from fuzzcompile.worker.conditions import Conditions, Question
     "page",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Also write the answer as one HTML page: culprit, graph before and after, steps, ablations.",
+    help="Also write the answer as one HTML page to send: where values differ, culprit, graph before and after, steps.",
 )
 @click.option(
     "--dump-ledger",
@@ -36,6 +36,5 @@ def bisect(
     case: Path, page: Path | None, dump: Path | None, question: Question, conditions: Conditions, as_json: bool
 ) -> int:
     """Name the rewrite that causes a case file's bug, and show the proof."""
-    if dump is not None:
-        question = replace(question, dump=str(dump.resolve()))
+    question = replace(question, error_maps=page is not None, dump=str(dump.resolve()) if dump is not None else None)
     return triage_and_print((case,), question, conditions, as_json=as_json, proof=True, page=page)

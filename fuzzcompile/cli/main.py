@@ -11,6 +11,8 @@ import click
 
 from fuzzcompile import __version__
 from fuzzcompile.cli.bisect import bisect
+from fuzzcompile.cli.config import config
+from fuzzcompile.cli.configured import check_settings
 from fuzzcompile.cli.corpus import corpus
 from fuzzcompile.cli.coverage import coverage
 from fuzzcompile.cli.doctor import doctor
@@ -21,6 +23,7 @@ from fuzzcompile.cli.minimize import minimize
 from fuzzcompile.cli.passes import passes
 from fuzzcompile.cli.profile import profile
 from fuzzcompile.cli.replay import replay
+from fuzzcompile.cli.report import report
 from fuzzcompile.cli.run import run
 from fuzzcompile.cli.triage import triage
 from fuzzcompile.cli.watch import watch
@@ -32,16 +35,18 @@ _INTERRUPTED = 130
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, "-V", "--version", message="fuzzcompile %(version)s")
 @click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
-def cli(debug: bool) -> None:
+@click.pass_context
+def cli(context: click.Context, debug: bool) -> None:
     """Find, explain and report real bugs of torch.compile on transformer code.
 
     Exit status: 0 no bug, 1 a bug, 2 wrong usage, 3 could not judge or the machine is unfit.
     """
+    check_settings(asks_for_help=not set(context.help_option_names).isdisjoint(context.obj or ()))
 
 
 _INVESTIGATING = (triage, bisect, profile, watch, minimize)
-_FINDINGS = (replay, issue, mark, corpus)
-for command in (run, generate, *_INVESTIGATING, *_FINDINGS, coverage, passes, doctor):
+_FINDINGS = (replay, issue, mark, report, corpus)
+for command in (run, generate, *_INVESTIGATING, *_FINDINGS, coverage, passes, doctor, config):
     cli.add_command(command)
 
 
@@ -50,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
     try:
-        status = cli.main([a for a in given if a != "--debug"], "fuzzcompile", standalone_mode=False)
+        status = cli.main([a for a in given if a != "--debug"], "fuzzcompile", standalone_mode=False, obj=given)
     except click.exceptions.Exit as ending:
         status = ending.exit_code
     except click.ClickException as error:

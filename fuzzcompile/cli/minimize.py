@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from fuzzcompile.cli import options
+from fuzzcompile.cli.pending import minimize_pending
 from fuzzcompile.cli.subjects import existing_corpus, needed
-from fuzzcompile.errors import EnvironmentUnfit
+from fuzzcompile.errors import EnvironmentUnfit, UsageError
 from fuzzcompile.worker.conditions import Conditions
 
 if TYPE_CHECKING:
@@ -29,7 +30,18 @@ _INTERRUPTED = 130
 @click.argument("name", required=False, metavar="[CASE|FINDING]")
 @options.model("name", str)
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Where to write; default repro_NAME.py.")
-@click.option("--budget", default="5m", show_default=True, metavar="90s|10m", help="Time for the search.")
+@click.option(
+    "--pending",
+    is_flag=True,
+    help="Minimize the findings of the corpus that have no reproducer yet, the worst first, within --budget.",
+)
+@click.option(
+    "--budget",
+    default="5m",
+    show_default=True,
+    metavar="90s|10m",
+    help="Time for the search; with --pending, for everything from the start of the command.",
+)
 @click.option(
     "--compiles", default=200, show_default=True, type=click.IntRange(min=1), help="Compiles and screens to spend."
 )
@@ -50,8 +62,9 @@ _INTERRUPTED = 130
 @options.conditions
 @options.corpus
 def minimize(
-    name: str,
+    name: str | None,
     out: Path | None,
+    pending: bool,
     budget: str,
     compiles: int,
     keep: Literal["verdict", "culprit"],
@@ -66,7 +79,15 @@ def minimize(
     A generated case from the corpus is first reduced through its recipe. Then, as for any other case or script, the
     graphs that dynamo captures are reduced. The reproducer exits with 1 on the bug and with 0 once it is fixed. Ctrl-C
     keeps the best case so far; OUT.state keeps what was learned until a search is finished, for --resume.
+
+    With --pending, every finding that a campaign had no time to minimize gets its reproducer in the corpus, and its
+    issue draft in reports/drafts.
     """
+    if pending:
+        if name or out or others or resume:
+            raise UsageError("--pending minimizes what waits in the corpus: leave out the case, --out and --resume.")
+        return minimize_pending(budget, conditions, location, log)
+    assert name is not None  # `options.model` has asked for one
     from fuzzcompile.campaign.budget import seconds_of
     from fuzzcompile.campaign.findings import keep_reproducer
     from fuzzcompile.commands.minimize import conditions_of

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import click
 
+from fuzzcompile.cli.configured import configured
 from fuzzcompile.models import SIZES, Size, case_file
 from fuzzcompile.severity import Severity
 from fuzzcompile.targets import TARGETS
@@ -17,12 +18,11 @@ from fuzzcompile.worker.conditions import Conditions, Contract, Limits, Question
 
 Command = TypeVar("Command", bound=Callable[..., object])
 
-device: Callable[[Command], Command] = click.option(
-    "--device", default="auto", show_default=True, metavar="auto|cpu|cuda[:N]", help="Where to run."
+device: Callable[[Command], Command] = configured(
+    "device", show_default=True, metavar="auto|cpu|cuda[:N]", help="Where to run."
 )
-target: Callable[[Command], Command] = click.option(
-    "--target",
-    default=None,
+target: Callable[[Command], Command] = configured(
+    "target",
     metavar="|".join(TARGETS),
     help="The device that the compiler is told, which need not be here, apart from --device, which runs. Graphs and "
     "kernels are made for the target and judged on the CPU.",
@@ -32,7 +32,8 @@ corpus: Callable[[Command], Command] = click.option(
     "location",
     default=None,
     metavar="PATH|URL",
-    help="The corpus; default: $FUZZCOMPILE_CORPUS, else corpus/fuzzcompile.db in this folder.",
+    help="The corpus; default: $FUZZCOMPILE_CORPUS, else that of pyproject.toml, else corpus/fuzzcompile.db in this "
+    "folder.",
 )
 veto: Callable[[Command], Command] = click.option(
     "--veto",
@@ -49,14 +50,13 @@ plant: Callable[[Command], Command] = click.option(
     metavar="FILE",
     help="A Python file that each worker runs before it compiles anything, to plant a bug.",
 )
-timeout: Callable[[Command], Command] = click.option(
-    "--timeout", default=180.0, show_default=True, type=click.FloatRange(min=1), help="Seconds for one case."
+timeout: Callable[[Command], Command] = configured(
+    "timeout", show_default=True, type=click.FloatRange(min=1), help="Seconds for one case."
 )
-memory: Callable[[Command], Command] = click.option(
-    "--max-memory",
+memory: Callable[[Command], Command] = configured(
+    "max-memory",
     "--memory",
     "memory",
-    default=8.0,
     show_default=True,
     metavar="GiB",
     type=click.FloatRange(min=0.5),
@@ -112,11 +112,18 @@ contract: Callable[[Command], Command] = click.option(
     help="What is promised: right values, or also equal bits under torch's strict settings (compiled and eager, a row "
     "alone and in a batch, run to run).",
 )
-fail_on: Callable[[Command], Command] = click.option(
-    "--fail-on",
-    default=None,
+fail_on: Callable[[Command], Command] = configured(
+    "fail-on",
     type=click.Choice([str(severity) for severity in Severity]),
     help="Exit with 1 only for a bug that is at least this severe; the worst stands first here.",
+)
+ignore: Callable[[Command], Command] = configured(
+    "ignore",
+    "ignored",
+    multiple=True,
+    metavar="PATTERN",
+    help="Bugs that count as known, by signature (STAGE:..., its beginning or a glob), or by a glob of the rewrite, "
+    "pass or source file at fault. Also a glob of files that are passed over in a folder.",
 )
 log: Callable[[Command], Command] = click.option(
     "--log",
@@ -206,7 +213,7 @@ def model(
     def decorated(command: Callable[..., int]) -> Callable[..., int]:
         @wraps(command)
         def gathered(*, hf_config: str | None, hf_size: Size, hf_dtype: str, hf_train: bool, **rest: object) -> int:
-            if hf_config is None and not rest[argument]:
+            if hf_config is None and not rest[argument] and not rest.get("pending"):
                 raise click.UsageError("Missing argument: name a case, or an architecture with --hf-config.")
             if hf_config is not None and rest[argument]:
                 raise click.UsageError("Name a case or an architecture with --hf-config, not both.")

@@ -91,11 +91,11 @@ def profile(
     from rich.console import Console
 
     from fuzzcompile.commands.profile import Request, profile_case, record_case
+    from fuzzcompile.pages.profile_page import page_of_profile
     from fuzzcompile.profiling.engine import Asked
     from fuzzcompile.profiling.runs import Look
     from fuzzcompile.profiling.sides import parse
     from fuzzcompile.reporting.files import check_writable, write_whole
-    from fuzzcompile.reporting.profile_page import page_of_profile
     from fuzzcompile.reporting.profile_text import print_profile
     from fuzzcompile.reporting.verdict import report_console
 

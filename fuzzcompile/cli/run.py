@@ -10,6 +10,8 @@ from pathlib import Path
 import click
 
 from fuzzcompile.cli import options
+from fuzzcompile.cli.configured import configured
+from fuzzcompile.errors import EnvironmentUnfit, UsageError
 from fuzzcompile.worker.conditions import Conditions
 
 
@@ -17,7 +19,7 @@ from fuzzcompile.worker.conditions import Conditions
 @click.option("--budget", default="10m", show_default=True, metavar="90s|10m|1h|200c", help="Time or number of cases.")
 @options.conditions
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**63 - 1), help="Which cases are drawn.")
-@click.option("--workers", default=None, type=click.IntRange(1, 256), help="Worker processes; default: by processors.")
+@configured("workers", type=click.IntRange(1, 256), help="Worker processes; default: by processors.")
 @options.corpus
 @click.option("--max-findings", default=None, type=click.IntRange(1), help="Stop after this many new findings.")
 @click.option("--no-near-misses", is_flag=True, help="Draw only plain idioms, no near misses.")
@@ -34,9 +36,8 @@ from fuzzcompile.worker.conditions import Conditions
 @click.option("--no-steering", is_flag=True, help="Draw cases uniformly, whatever earlier cases found.")
 @click.option("--fail-on-finding", is_flag=True, help="Exit with 1 if there is a finding.")
 @options.fail_on
-@click.option(
-    "--drafts",
-    default=Path("reports/drafts"),
+@configured(
+    "drafts",
     show_default=True,
     type=click.Path(path_type=Path, file_okay=False),
     help="Folder for issue drafts.",
@@ -74,59 +75,42 @@ def run(
 ) -> int:
     """Run a campaign: generate, judge, attribute, minimize, store and draft.
 
-    A second run on the same corpus resumes after the last case it judged. Ctrl-C ends a campaign with its summary.
+    The budget counts from the start of the command. What still runs at its end is cut off and kept: a second run on the
+    same corpus resumes there, and `fuzzcompile minimize --pending` minimizes the findings that wait for it. Ctrl-C ends
+    a campaign with its summary.
 
     Most cases are screened: every graph pass runs and is checked, but no code is generated. A case that looks wrong in
     a screen is judged in full. What share is judged in full at once follows what screens and full compiles have each
     found per second.
     """
-    from rich.console import Console
+    from fuzzcompile.campaign.budget import Budget, Clock
 
-    from fuzzcompile.campaign.budget import Budget
-    from fuzzcompile.campaign.local import run_campaign, survey_case
-    from fuzzcompile.campaign.outputs import CampaignOutputs
-    from fuzzcompile.campaign.profiles import for_this_torch
-    from fuzzcompile.campaign.settings import CampaignSettings
-    from fuzzcompile.campaign.steering import UNIFORM, Strategy
-    from fuzzcompile.campaign.terminal import print_summary, progress_handler
-    from fuzzcompile.case import source_hash
-    from fuzzcompile.errors import EnvironmentUnfit, UsageError
-    from fuzzcompile.execution.device import resolve
-    from fuzzcompile.execution.environment import cxx_compiler
-    from fuzzcompile.generation import Profile
-    from fuzzcompile.plants import check_plants
-    from fuzzcompile.severity import Severity
-    from fuzzcompile.worker.pool import default_workers
-
+    parsed = Budget.parse(budget)
+    clock = Clock(parsed)  # runs from here: importing torch and starting workers are part of the budget
     if screen_only and full_only:
         raise UsageError("A campaign is --screen-only or --full-only, not both.")
     if origin is not None and no_near_misses:
         raise UsageError("--no-near-misses is for generated cases, which --from does not draw.")
-    parsed = Budget.parse(budget)
-    check_plants(conditions.plants)
-    resolved = resolve(conditions.device)
-    if resolved.type == "cpu" and cxx_compiler() is None:
-        raise EnvironmentUnfit(
-            "There is no C++ compiler, which torch.compile needs on the CPU; install g++ or point CXX at one."
-        )
-    import torch
+    click.echo("Importing torch ...", err=True)
+    from rich.console import Console
 
-    settings = CampaignSettings(
-        budget=parsed,
+    from fuzzcompile.campaign.local import run_campaign, settings_here, survey_case
+    from fuzzcompile.campaign.outputs import CampaignOutputs
+    from fuzzcompile.campaign.steering import UNIFORM, Strategy
+    from fuzzcompile.campaign.terminal import print_summary, progress_handler
+    from fuzzcompile.severity import Severity
+
+    settings = settings_here(
+        conditions,
+        parsed,
+        workers=workers,
+        near_misses=not no_near_misses,
         seed=seed,
-        profile=for_this_torch(Profile(near_misses=not no_near_misses), conditions.target),
-        device=conditions.device if conditions.device != "auto" else resolved.type,
-        workers=workers or default_workers(conditions.device),
-        torch=torch.__version__,
-        vetoes=conditions.vetoes,
-        plants=tuple(source_hash(path.read_text(encoding="utf-8"))[:12] for path in conditions.plants),
-        case_seconds=conditions.limits.seconds,
         max_findings=max_findings,
         drafts=drafts,
         mix="screen" if screen_only else "full" if full_only else "mixed",
         strategy=UNIFORM if no_steering else Strategy(),
         source=survey_case(origin, conditions) if origin is not None else None,
-        target=conditions.target,
     )
     outputs = CampaignOutputs(log, sarif, summary_file, location)
     with outputs, progress_handler(Console(stderr=True)) as handler:
@@ -136,6 +120,7 @@ def run(
             location=location,
             command=shlex.join(["fuzzcompile", *sys.argv[1:]]),
             on_event=outputs.before(handler.handle),
+            clock=clock,
         )
         outputs.finish(summary)
     if as_json:

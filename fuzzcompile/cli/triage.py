@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 import click
 
 from fuzzcompile.cli import options
+from fuzzcompile.cli.configured import configured
+from fuzzcompile.settings import Ignored, in_force
 from fuzzcompile.severity import Severity
 from fuzzcompile.worker.conditions import Conditions, Question
 
 if TYPE_CHECKING:
     from fuzzcompile.commands.triage import Answer
-    from fuzzcompile.contract import ReportJson
 
 
 @click.command()
@@ -24,13 +25,14 @@ if TYPE_CHECKING:
 @options.model("cases", lambda path: (path,))
 @options.question
 @options.conditions
-@click.option("--workers", default=1, show_default=True, type=click.IntRange(1, 256), help="Worker processes.")
-@click.option(
-    "--baseline",
+@configured("workers", default=1, show_default=True, type=click.IntRange(1, 256), help="Worker processes.")
+@configured(
+    "baseline",
     type=click.Path(path_type=Path),
     metavar="FILE",
     help="Known bugs: earlier --json output, or one signature a line. They do not make the exit status 1.",
 )
+@options.ignore
 @click.option("--junit", type=click.Path(path_type=Path), metavar="FILE", help="Also write JUnit XML for CI.")
 @options.fail_on
 @options.sarif
@@ -40,6 +42,7 @@ def triage(
     cases: tuple[Path, ...],
     workers: int,
     baseline: Path | None,
+    ignored: tuple[str, ...],
     junit: Path | None,
     fail_on: str | None,
     sarif: Path | None,
@@ -61,6 +64,7 @@ def triage(
         as_json=as_json,
         workers=workers,
         baseline=baseline,
+        ignored=in_force().ignored(ignored),
         junit=junit,
         sarif=sarif,
         log=log,
@@ -77,6 +81,7 @@ def triage_and_print(
     proof: bool = False,
     workers: int = 1,
     baseline: Path | None = None,
+    ignored: Ignored | None = None,
     junit: Path | None = None,
     sarif: Path | None = None,
     log: Path | None = None,
@@ -100,15 +105,15 @@ def triage_and_print(
     from fuzzcompile.reporting.sarif import sarif as sarif_log
     from fuzzcompile.reporting.verdict import print_report, report_console
 
-    files = case_files(cases)
-    known = Baseline.read(baseline) if baseline is not None else None
+    files = case_files(cases, ignored)
+    known = Baseline.of(baseline, ignored)
     for file, option in ((junit, "--junit"), (sarif, "--sarif"), (page, "--html")):
         if file is not None:
             outputs.check_writable(file, option)
     if question.dump is not None:
         outputs.make_empty_folder(Path(question.dump), "--dump-ledger")
     out, answers = report_console(), list[Answer]()
-    results = triage_files(files, conditions, question, workers=min(workers, len(files)), baseline=known)
+    results = triage_files(files, conditions, question, workers=workers, baseline=known, describe=page is not None)
     waiting = Console(stderr=True).status(f"Judging {files[0]} ...")
     # On Ctrl-C the generator is closed at once, and its workers and files with it.
     with sigterm_interrupts(), contextlib.closing(results), TriageLog(log, files) as events, waiting as status:
@@ -123,7 +128,7 @@ def triage_and_print(
             elif answer.report is not None:
                 print_report(out, answer.report, proof=proof, name=str(answer.path), known=bool(answer.known))
             if page is not None and answer.report is not None:
-                _write_page(page, answer.report, str(answer.path))
+                _write_page(page, answer)
     if not as_json and sum(answer.report is not None for answer in answers) > 1:
         _list_bugs([answer for answer in answers if answer.report is not None and answer.report["is_bug"]])
     if junit is not None:
@@ -146,13 +151,13 @@ def _list_bugs(bugs: Sequence[Answer]) -> None:
         click.echo(f"  {answer.path}  {'  '.join(map(str, said))}{known}")
 
 
-def _write_page(page: Path, report: ReportJson, name: str) -> None:
-    import torch
-
-    from fuzzcompile.contract import told
-    from fuzzcompile.execution.environment import describe
+def _write_page(page: Path, answer: Answer) -> None:
+    from fuzzcompile.pages.case_page import page_of
     from fuzzcompile.reporting.files import write_whole
-    from fuzzcompile.reporting.page import page_of
 
-    text = page_of(report, describe(torch.device(report["device"]), told(report)), name=name)
+    assert answer.report is not None
+    machine = answer.machine or {"torch": answer.report["torch"], "device": answer.report["device"]}
+    path = answer.path
+    source = path.read_text(encoding="utf-8", errors="replace") if path.suffix == ".py" else None
+    text = page_of(answer.report, machine, name=str(path), source=source)
     write_whole(page, text.encode("utf-8"), "--html")

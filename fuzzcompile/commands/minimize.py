@@ -13,14 +13,15 @@ from typing import TypeVar
 
 import torch
 
-from fuzzcompile.capture.loading import defines_make
+from fuzzcompile.campaign.drawing import recipe_of
 from fuzzcompile.case import source_hash
+from fuzzcompile.casefiles import defines_make, read_case_file
 from fuzzcompile.commands.triage import triage_files
 from fuzzcompile.contract import ReportJson, told
 from fuzzcompile.corpus import CaseRecord, Store
 from fuzzcompile.errors import EnvironmentUnfit, UsageError
 from fuzzcompile.execution.pool import RemoteError, WorkerFailed, WorkerOutOfMemory, WorkerPool, WorkerStartFailed
-from fuzzcompile.generation import Profile, StaleRecipe
+from fuzzcompile.generation import Profile
 from fuzzcompile.judging.probe import Keep, Target
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.reduction.jobs import Capture
@@ -54,6 +55,11 @@ class Subject:
     report: ReportJson
     recipe: CaseRecord | None = None
     finding: str | None = None
+
+    @property
+    def drawn_as(self) -> tuple[bytes | None, Profile]:
+        """The recipe's choices, and the profile without which they mean nothing; no choices where there is none."""
+        return (None, Profile()) if self.recipe is None else recipe_of(self.recipe.choices, self.recipe.spec)
 
 
 def subject_of_file(path: Path, store: Store | None, conditions: Conditions) -> Subject | None:
@@ -98,7 +104,7 @@ def subject_of_state(path: Path, store: Store | None, state: Path) -> Subject:
     Raises:
         UsageError: no search was started for this source with this torch.
     """
-    subject = Subject(path.read_text(encoding="utf-8"), {"torch": torch.__version__})
+    subject = Subject(read_case_file(path).source, {"torch": torch.__version__})
     return _subject(path, store, _kept(state, subject)[1])
 
 
@@ -114,7 +120,7 @@ def conditions_of(subject: Subject, conditions: Conditions) -> Conditions:
 
 
 def _subject(path: Path, store: Store | None, report: ReportJson) -> Subject:
-    source, signature = path.read_text(encoding="utf-8"), report.get("signature")
+    source, signature = read_case_file(path).source, report.get("signature")
     if store is None:
         return Subject(source, report)
     finding = None if signature is None else store.finding_of(signature)
@@ -157,7 +163,7 @@ def minimize(
     job = job_of(
         subject.source,
         subject.report,
-        *drawn_as(subject.recipe),
+        *subject.drawn_as,
         keep,
         for_issue=for_issue or subject.finding is not None,
     )
@@ -262,19 +268,3 @@ def write_state(state: Path, subject: Subject, tally: Tally) -> None:
     with contextlib.suppress(OSError):
         draft.write_text(json.dumps(kept), encoding="utf-8")
         draft.replace(state)
-
-
-def drawn_as(recipe: CaseRecord | None) -> tuple[bytes | None, Profile]:
-    """The choices of a stored recipe, and the profile without which they mean nothing.
-
-    Returns:
-        No choices where there is no recipe, or a generator of another version wrote it.
-    """
-    profile = (recipe.spec or {}).get("profile") if recipe is not None else None
-    choices = (recipe.choices or None) if recipe is not None else None
-    if not isinstance(profile, dict):
-        return choices, Profile()
-    try:
-        return choices, Profile.from_json(profile)
-    except StaleRecipe:
-        return None, Profile()

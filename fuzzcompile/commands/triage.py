@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import glob
 import tempfile
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
 
-import torch
-
-from fuzzcompile.capture.loading import defines_make
-from fuzzcompile.case import read_source
+from fuzzcompile.casefiles import CaseFile, read_case_file
+from fuzzcompile.commands.answers import Answer, Unjudged, overall_status
 from fuzzcompile.contract import ReportJson
-from fuzzcompile.errors import CaseError, FuzzcompileError, UsageError
-from fuzzcompile.execution.device import resolve
+from fuzzcompile.errors import CaseError, EnvironmentUnfit, FuzzcompileError, UsageError
+from fuzzcompile.execution.named import installed_torch
 from fuzzcompile.execution.pool import (
     RemoteError,
     WorkerCrashed,
@@ -25,77 +22,29 @@ from fuzzcompile.execution.pool import (
     WorkerOutOfMemory,
     WorkerPool,
     WorkerStartFailed,
+    WorkerState,
     WorkerTimeout,
 )
-from fuzzcompile.judging.report import SCHEMA
+from fuzzcompile.facts import facts_of
 from fuzzcompile.plants import check_plants
 from fuzzcompile.reporting.baseline import Baseline
-from fuzzcompile.reporting.junit import Entry
-from fuzzcompile.reporting.sarif import Scanned
-from fuzzcompile.severity import Severity, severity
-from fuzzcompile.trials.compiles import check_against
+from fuzzcompile.settings import Ignored
+from fuzzcompile.trials.against import check_against
 from fuzzcompile.worker.conditions import Conditions, Question
-from fuzzcompile.worker.judge import Judged, JudgeTask, judge_file
 from fuzzcompile.worker.lost import left_behind, report_of, unstartable
 from fuzzcompile.worker.pool import ATTRIBUTION_SHARE, LEAST_THREADS, open_pool
+from fuzzcompile.worker.tasks import JUDGE, Judged, JudgeTask
+
+__all__ = ["Answer", "Unjudged", "case_files", "check_asked", "overall_status", "triage_files"]
+
+_SUFFIXES = (".py", ".ipynb")
+_MORE_MEMORY = "raise --max-memory, or judge a part with --module"
 
 
-class Unjudged(TypedDict):
-    """The JSON object for a file that could not be judged."""
-
-    schema: int
-    case: str
-    verdict: None
-    is_bug: bool
-    error: str | None
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The result for one file: a report, or the reason why there is none.
-
-    ``known`` says whether a bug is in the baseline (None without a baseline, or without a bug), ``status`` is the exit
-    status that the file asks for, ``seconds`` the wall time of judging it.
-    """
-
-    path: Path
-    report: ReportJson | None
-    error: str | None = None
-    status: int = 0
-    known: bool | None = None
-    seconds: float = 0.0
-
-    def to_json(self) -> ReportJson | Unjudged:
-        """The report, or an object with the error."""
-        if self.report is not None:
-            return self.report if self.known is None else {**self.report, "known": self.known}
-        return {"schema": SCHEMA, "case": self.path.stem, "verdict": None, "is_bug": False, "error": self.error}
-
-    def to_junit(self) -> Entry:
-        """The answer as a JUnit test case."""
-        return Entry(self.path, self.report, self.error, bool(self.known), self.seconds)
-
-    def status_from(self, least: Severity | None) -> int:
-        """The exit status if only bugs that are at least as bad as ``least`` count."""
-        own = severity(self.report)
-        return (
-            0 if self.status == 1 and least is not None and own is not None and not own.reaches(least) else self.status
-        )
-
-    def to_sarif(self) -> Scanned:
-        """The answer as what SARIF is written of."""
-        return Scanned(self.path, self.report, self.error, bool(self.known))
-
-    def compared_with(self, baseline: Baseline | None) -> Answer:
-        """The answer with ``known`` set; a bug that the baseline lists does not change the exit status."""
-        if baseline is None or self.report is None or not self.report["is_bug"]:
-            return self
-        known = baseline.knows(self.report)
-        return replace(self, known=known, status=0 if known else self.status)
-
-
-def case_files(paths: Sequence[Path]) -> list[Path]:
+def case_files(paths: Sequence[Path], ignored: Ignored | None = None) -> list[Path]:
     """The files that ``paths`` name: files as they are, folders and globs as their Python files in order.
+
+    What ``ignored`` names is passed over in folders and globs.
 
     Raises:
         CaseError: a path names nothing.
@@ -104,14 +53,23 @@ def case_files(paths: Sequence[Path]) -> list[Path]:
     for path in paths:
         if path.is_dir():
             named = sorted(p for p in path.glob("*.py") if not p.name.startswith("_"))
-        elif path.exists():
-            named = [path]
+        elif glob.has_magic(str(path)) and not path.exists():
+            named = sorted(Path(name) for name in glob.glob(str(path)) if name.endswith(_SUFFIXES))  # noqa: PTH207
         else:
-            named = sorted(Path(name) for name in glob.glob(str(path)) if name.endswith(".py"))  # noqa: PTH207
+            files.append(path)
+            continue
         if not named:
-            raise CaseError(f"{path} names no case: give a Python file, a folder of them, or a glob.")
-        files += named
+            what = "holds no Python files" if path.is_dir() else "matches no Python file"
+            raise CaseError(f"{path} {what}: give a case, a folder of them, or a glob.")
+        files += _not_ignored(path, named, ignored)
     return files
+
+
+def _not_ignored(path: Path, named: list[Path], ignored: Ignored | None) -> list[Path]:
+    left = [file for file in named if ignored is None or not ignored.file(file)]
+    if not left:
+        raise CaseError(f"All {len(named)} files of {path} are ignored: name one of them, or change `ignore`.")
+    return left
 
 
 def triage_files(
@@ -121,73 +79,108 @@ def triage_files(
     *,
     workers: int = 1,
     baseline: Baseline | None = None,
+    describe: bool = False,
+    listener: Callable[[WorkerState], object] | None = None,
     pool: WorkerPool | None = None,
 ) -> Generator[Answer, None, None]:
-    """Judge the files and yield an answer for each, in order.
+    """Judge the files and yield an answer for each, in order. Files that cannot be cases cost no worker.
 
-    With ``pool``, its workers judge them and stay; it was opened under the same conditions.
+    Args:
+        files: what :func:`case_files` returns.
+        conditions: where and how they run.
+        question: what is asked about each.
+        workers: how many processes judge them.
+        baseline: known bugs.
+        describe: also describe the machine, in ``Answer.machine``.
+        listener: called by another thread with what a worker says that it does.
+        pool: whose workers judge them, and stay; it was opened under the same conditions. None: a pool of its own.
 
     Raises:
         UsageError: a plant cannot be used, or ``question.against`` names nothing to compare with.
         EnvironmentUnfit: there is no such device, or no worker can be started.
     """
-    check_plants(conditions.plants)
-    limits, question = conditions.limits, question or Question()
-    check_against(question.against)
-    if question.contract == "bitwise" and conditions.target is not None:
-        raise UsageError("The bitwise contract needs the device itself: leave out --target or --contract.")
-    where = _Where(str(resolve(conditions.device)), conditions.target)
+    question = question or Question()
+    check_asked(conditions, question)
+    read = [_read(path) for path in files]
+    count = sum(isinstance(file, CaseFile) for file in read)
+    if not count:
+        yield from (answer for answer in read if isinstance(answer, Answer))
+        return
     with (
         tempfile.TemporaryDirectory(prefix="fuzzcompile-") as folder,
-        open_pool(conditions, workers, least_threads=LEAST_THREADS) if pool is None else nullcontext(pool) as pool,
+        open_pool(conditions, min(workers, count), least_threads=LEAST_THREADS, listener=listener)
+        if pool is None
+        else nullcontext(pool) as judges,
     ):
-        tasks = [
-            JudgeTask(
+
+        def submitted(file: CaseFile, number: int) -> _Job:
+            task = JudgeTask(
                 **vars(question),
-                path=str(path),
+                path=str(file.path),
                 vetoes=conditions.vetoes,
                 marker=str(Path(folder) / f"{number}.eager"),
-                seconds=ATTRIBUTION_SHARE * limits.seconds,
-                memory=limits.memory,
+                seconds=ATTRIBUTION_SHARE * conditions.limits.seconds,
+                memory=conditions.limits.memory,
+                describe=describe,
             )
-            for number, path in enumerate(files)
-        ]
-        futures = [_submit(pool, task) for task in tasks]
-        for task, future in zip(tasks, futures, strict=True):
-            yield _answer(pool, task, future, where).compared_with(baseline)
+            return _submit(judges, file, task)
+
+        jobs = [file if isinstance(file, Answer) else submitted(file, number) for number, file in enumerate(read)]
+        for job in jobs:
+            answer = job if isinstance(job, Answer) else _answer(judges, job, conditions)
+            yield answer.compared_with(baseline)
+
+
+def check_asked(conditions: Conditions, question: Question) -> None:
+    """Refuse what cannot be asked, before any worker starts.
+
+    Raises:
+        UsageError: a plant cannot be used, there is nothing to compare with, or the contract needs another device.
+        EnvironmentUnfit: there is no torch.
+    """
+    check_plants(conditions.plants)
+    version = installed_torch()
+    if not version:
+        raise EnvironmentUnfit("torch is not installed in this environment; install it beside fuzzcompile.")
+    known = facts_of(version)
+    if known.exact:  # of another torch, a worker knows
+        check_against(question.against, known.names.modes)
+    if question.contract == "bitwise" and conditions.target is not None:
+        raise UsageError("The bitwise contract needs the device itself: leave out --target or --contract.")
+
+
+def _read(path: Path) -> CaseFile | Answer:
+    try:
+        return read_case_file(path)
+    except CaseError as error:
+        return Answer(path, None, _one_line(error), error.exit_status)
 
 
 @dataclass(frozen=True)
-class _Where:
-    """The device that runs, and the target that the compiler is told, if any."""
+class _Job:
+    """A file that a pool judges."""
 
-    device: str
-    target: str | None
+    file: CaseFile
+    task: JudgeTask
+    future: Future[Judged]
 
 
-def _submit(pool: WorkerPool, task: JudgeTask) -> Future[Judged]:
-    path = Path(task.path)
+def _submit(pool: WorkerPool, file: CaseFile, task: JudgeTask) -> _Job:
     # What a script does to its process (operators registered, functions patched) cannot be undone.
-    return pool.schedule(judge_file, (task,), label=f"judge {path.name}", spends=not _is_case_file(path))
+    spends = file.kind != "case"
+    return _Job(file, task, pool.schedule(JUDGE, (task,), label=f"judge {file.path.name}", spends=spends))
 
 
-def _is_case_file(path: Path) -> bool:
+def _answer(pool: WorkerPool, job: _Job, conditions: Conditions, *, again: bool = False) -> Answer:
+    path = job.file.path
     try:
-        return defines_make(read_source(path))
-    except CaseError:
-        return True  # it is refused before any of it runs
-
-
-def _answer(pool: WorkerPool, task: JudgeTask, future: Future[Judged], where: _Where, *, again: bool = False) -> Answer:
-    path = Path(task.path)
-    try:
-        report = future.result().report
+        judged = job.future.result()
     except FuzzcompileError as error:
         return Answer(path, None, _one_line(error), error.exit_status)
     except WorkerStartFailed as error:
         raise unstartable(error) from error
     except WorkerFailed as error:
-        return _lost(pool, task, error, where, again=again)
+        return _lost(pool, job, error, conditions, again=again)
     except MemoryError as error:
         return _unjudged(
             path, f"memory ran out ({_one_line(error)}); give it more memory, or judge a part with --module"
@@ -196,37 +189,38 @@ def _answer(pool: WorkerPool, task: JudgeTask, future: Future[Judged], where: _W
         return _unjudged(path, f"it raises {_one_line(error).rstrip(': ')}; fix the file")
     except Exception as error:  # our own failure costs this file, not those after it
         return _unjudged(path, f"{type(error).__name__}: {_one_line(error)}; report it to the fuzzcompile developers")
-    seconds = report["cost"]["seconds"]
-    return Answer(path, report, status=1 if report["is_bug"] else 0, seconds=seconds)
+    return _judged(path, judged.report, judged.machine)
 
 
-def _lost(pool: WorkerPool, task: JudgeTask, error: WorkerFailed, where: _Where, *, again: bool) -> Answer:
+def _judged(path: Path, report: ReportJson, machine: Mapping[str, object] | None = None) -> Answer:
+    status = 1 if report["is_bug"] else 0
+    return Answer(path, report, status=status, seconds=report["cost"]["seconds"], machine=machine)
+
+
+def _lost(pool: WorkerPool, job: _Job, error: WorkerFailed, conditions: Conditions, *, again: bool) -> Answer:
     """The answer after a worker was lost: the compiler is at fault only if eager had finished."""
-    path, marker = Path(task.path), Path(task.marker or "")
+    path, marker, target = job.file.path, Path(job.task.marker or ""), conditions.target
     eager_done, report = left_behind(marker)
     if isinstance(error, WorkerCrashed) and error.exit_code is None:  # cut off, whatever it still wrote
         return _unjudged(path, _before_compiling(error))
     if report is not None:
         report["detail"] = f"{report['detail']}; what came after the verdict {error}".lstrip("; ")
-        return Answer(path, report, status=1 if report["is_bug"] else 0, seconds=report["cost"]["seconds"])
+        return _judged(path, report)
     if not eager_done:
         return _unjudged(path, _before_compiling(error))
     if isinstance(error, WorkerOutOfMemory):  # our own copies count too: the compiler need not be at fault
         return _unjudged(path, f"{_memory_used(error)} once it was compiled; {_MORE_MEMORY}")
-    if where.target is not None and isinstance(error, WorkerTimeout):  # an interpreted kernel is slow by nature
-        return _unjudged(path, f"it was {error}, with kernels of {where.target} interpreted; raise --timeout")
+    if target is not None and isinstance(error, WorkerTimeout):  # an interpreted kernel is slow by nature
+        return _unjudged(path, f"it was {error}, with kernels of {target} interpreted; raise --timeout")
     if not again:  # a crash or time-out must happen twice
         marker.unlink()
-        return _answer(pool, task, _submit(pool, task), where, again=True)
-    report = report_of(error, path.stem, torch.__version__, where.device, where.target)
+        return _answer(pool, _submit(pool, job.file, job.task), conditions, again=True)
+    report = report_of(error, path.stem, installed_torch(), pool.workers()[0].device, target)
     return Answer(path, report, status=1, seconds=error.seconds if isinstance(error, WorkerTimeout) else 0.0)
 
 
 def _unjudged(path: Path, why: str) -> Answer:
     return Answer(path, None, f"{path} could not be judged: {why}.", 3)
-
-
-_MORE_MEMORY = "raise --max-memory, or judge a part with --module"
 
 
 def _before_compiling(error: WorkerFailed) -> str:
@@ -251,8 +245,3 @@ def _memory_used(error: WorkerOutOfMemory) -> str:
 
 def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:600]
-
-
-def overall_status(answers: Sequence[Answer], least: Severity | None = None) -> int:
-    """3 if any file could not be judged, else 2 if any is no case, else 1 if any is a bug (of ``least``), else 0."""
-    return max((answer.status_from(least) for answer in answers), default=0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import fcntl
 import importlib.util
@@ -17,11 +16,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fuzzcompile.capture.loading import defines_make
-from fuzzcompile.case import read_source
+from fuzzcompile.casefiles import read_case_file
 from fuzzcompile.commands.triage import triage_files
 from fuzzcompile.contract import ReportJson
-from fuzzcompile.errors import CaseError, FuzzcompileError, UsageError
+from fuzzcompile.errors import CaseError, FuzzcompileError
 from fuzzcompile.plants import check_plants
 from fuzzcompile.watching.judging import wrong_by_value
 from fuzzcompile.watching.records import STOP, WORK, StepReport, read_job
@@ -38,18 +36,16 @@ def check_script(path: Path) -> None:
     """Refuse what cannot be watched, before anything runs.
 
     Raises:
-        CaseError: the file cannot be read, is no Python, or is a case file.
-        UsageError: it is a folder.
+        CaseError: the file cannot be read, is no Python, never compiles anything, or is a case file or a notebook.
     """
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder; name a script that trains or serves a model.")
-    source = read_source(path)
-    try:
-        ast.parse(source)
-    except (SyntaxError, ValueError) as error:
-        raise CaseError(f"{path} is not valid Python ({' '.join(str(error).split())[:200]}).") from error
-    if defines_make(source) and "compile" not in source:
+    file = read_case_file(path)
+    if file.kind == "case" and "compile" not in file.source:
         raise CaseError(f"{path} is a case file, which makes no steps; judge it with `fuzzcompile triage {path}`.")
+    if file.kind == "notebook":
+        raise CaseError(
+            f"{path} is a notebook, and `watch` runs scripts: `jupyter nbconvert --to script` makes one of it, and "
+            "`fuzzcompile triage` judges its first compiled call."
+        )
 
 
 def watch(

@@ -11,9 +11,14 @@ import os
 import shutil
 from pathlib import Path
 
+from fuzzcompile.compiler.kernel_cache import HEADERS_VARIABLE
+
 
 def share_headers() -> None:
-    """Link the headers beside the kernel cache into this process's folder, and publish those that it finished.
+    """Link the shared headers into this process's folder, and publish those that it finished.
+
+    They are shared with plain torch of the same user, which keeps them in the same folder; where that is not known
+    (:mod:`~fuzzcompile.compiler.kernel_cache`), they stand beside the kernel cache.
 
     The compiler writes a header in place, and a killed worker leaves half of one. A header is therefore finished in a
     worker's own folder and copied under its name in one step. Without effect where both folders are the same.
@@ -24,7 +29,8 @@ def share_headers() -> None:
     folder = getattr(codecache, "_HEADER_DIR", None)  # a torch without it precompiles no headers
     if folder is None:
         return
-    own, shared = Path(folder), Path(cache_dir(), "precompiled_headers")
+    shared = Path(os.environ.get(HEADERS_VARIABLE) or Path(cache_dir(), "precompiled_headers"))
+    own = Path(folder)
     if own == shared:
         return
     with contextlib.suppress(OSError):  # a full disk or a race with another worker costs time and nothing else

@@ -9,15 +9,21 @@ import tempfile
 from pathlib import Path
 
 _VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+#: Names the folder of precompiled headers that workers share (:mod:`fuzzcompile.compiler.headers`).
+HEADERS_VARIABLE = "FUZZCOMPILE_HEADERS"
 
 
 def shared_kernel_cache() -> dict[str, str]:
-    """The environment variable that makes a child process share this process's kernel cache, whatever its TMPDIR.
+    """The environment variables by which a child process shares this process's kernels and headers, whatever TMPDIR.
 
     The folder is that of ``torch._inductor.runtime.cache_dir_utils.default_cache_dir``, which is not called because
-    importing it takes seconds.
+    importing it takes seconds. Precompiled headers are always there, wherever the user has kernels kept.
     """
-    return {_VARIABLE: os.environ.get(_VARIABLE) or str(Path(tempfile.gettempdir(), f"torchinductor_{_user()}"))}
+    default = Path(tempfile.gettempdir(), f"torchinductor_{_user()}")
+    return {
+        _VARIABLE: os.environ.get(_VARIABLE) or str(default),
+        HEADERS_VARIABLE: os.environ.get(HEADERS_VARIABLE) or str(default / "precompiled_headers"),
+    }
 
 
 def _user() -> str:

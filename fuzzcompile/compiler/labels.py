@@ -87,6 +87,13 @@ def family_of(rewrite: str) -> str:
     return match["family"] if match else base
 
 
+def family_veto(stage: str, rewrite: str) -> str:
+    """What refuses a rewrite of a stage with its whole family (`family_of`), as a name for `vetoes`."""
+    base = base_name(rewrite)
+    match = _NUMBERED.match(base)
+    return f"{stage}:{base[: match.end('family')]}_pattern_*" if match else f"{stage}:={base}"
+
+
 def vetoes(label: Label, wanted: Iterable[str]) -> bool:
     """Whether one of the names in ``wanted`` means this label.
 

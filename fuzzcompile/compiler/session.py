@@ -137,7 +137,8 @@ def _kernels_watched(how: Compilation, recorder: Recorder) -> Iterator[None]:
         yield
         return
     watch = Watch(recorder, how.control, how.kernels)
-    with installed(watch, patches.KERNELS):
+    # One C++ compiler at a time, so that what it refuses is raised where the kernel is known.
+    with installed(watch, patches.KERNELS), patched("inductor", {"compile_threads": 1}):
         try:
             yield
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import struct
@@ -12,18 +13,26 @@ from fuzzcompile.compiler.configs import config_of, has_entry
 from fuzzcompile.compiler.patching import Function, Watcher
 
 MISSING = object()
+# Its time says when a cache of kernels was last looked through for half-written ones.
+_LOOKED = "fuzzcompile-looked-through"
+_LONGEST_LINK = 600.0
 _ELF_HEADER = struct.Struct("<4sBBBBB7xHHIQQQIHHHHHH")
 
 
-def compile_in_process() -> None:
+def compile_in_process(threads: int = 1) -> None:
     """Keep Inductor's compile jobs in this process, unless the user set another number of threads.
 
     A pool of compile workers of its own would outlive time limits and multiply with ours.
+
+    Args:
+        threads: how many C++ compilers may run at a time. Only for the CPU: more than one thread means processes to
+            Triton.
     """
     if "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ:
         import torch._inductor.config as inductor_config
 
-        inductor_config.compile_threads = 1
+        inductor_config.compile_threads = threads
+        os.environ["TORCH_WARM_POOL"] = "0"
 
 
 def setting(key: str) -> Any:
@@ -42,14 +51,15 @@ def drop_broken_kernels() -> list[str]:
 
     The linker's output is not moved into place: a worker killed in the middle leaves a truncated library
     behind, and every later case that needs this kernel would fail with "file too short", which looks like a
-    bug of the compiler. A file whose lock is held is still being written.
+    bug of the compiler. A file whose lock is held is still being written. Files that were old when the cache was
+    looked through before are not looked at again: it may hold tens of thousands.
     """
     from torch._inductor.runtime.cache_dir_utils import cache_dir
     from torch.utils._filelock import FileLock
 
     folder = Path(cache_dir())
     dropped: list[str] = []
-    for path in folder.glob("*/*.so"):
+    for path in _recent_libraries(folder):
         if _is_complete(path):
             continue
         lock = FileLock(str(folder / "locks" / f"{path.name.split('.')[0]}.lock"), timeout=0)
@@ -60,6 +70,27 @@ def drop_broken_kernels() -> list[str]:
         except (OSError, TimeoutError, RuntimeError):
             continue
     return dropped
+
+
+def _recent_libraries(folder: Path) -> list[Path]:
+    """The shared objects written since the cache was last looked through, or not long before: links may take a while.
+
+    The time of that is the time of a file in the cache.
+    """
+    looked = folder / _LOOKED
+    try:
+        since = looked.stat().st_mtime - _LONGEST_LINK
+    except OSError:
+        since = 0.0
+    recent: list[Path] = []
+    with contextlib.suppress(OSError):  # there is no cache yet
+        looked.touch()
+        for entry in [*os.scandir(folder)]:
+            with contextlib.suppress(OSError):  # another process empties the cache
+                if entry.is_dir() and entry.stat().st_mtime >= since:
+                    libraries = (file for file in os.scandir(entry) if file.name.endswith(".so"))
+                    recent += [Path(file.path) for file in libraries if file.stat().st_mtime >= since]
+    return recent
 
 
 def _is_complete(path: Path) -> bool:

@@ -9,23 +9,17 @@ from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from fuzzcompile.corpus.failures import CorpusError
-
-ENVIRONMENT_VARIABLE = "FUZZCOMPILE_CORPUS"
-FILE_NAME = "fuzzcompile.db"
-DEFAULT_PATH = Path("corpus") / FILE_NAME
+from fuzzcompile.settings import in_force, place_of_corpus
 
 
 def resolve(location: str | os.PathLike[str] | None) -> URL:
-    """Return the URL of a path, of a URL, or (None) of the environment variable or the default.
+    """Return the URL of a path, of a URL, or (None) of the settings (:mod:`fuzzcompile.settings`).
 
     A folder stands for the database in it. The path is made absolute, because connections are
     opened later and the working folder may have changed by then.
     """
-    given = os.fspath(location or os.environ.get(ENVIRONMENT_VARIABLE) or DEFAULT_PATH)
-    if "://" in given:
-        return _parse(given)
-    path = Path(given).expanduser().absolute()
-    return URL.create("sqlite", database=str(path / FILE_NAME if path.is_dir() else path))
+    given = str(location or in_force().value("corpus"))
+    return _parse(given) if "://" in given else URL.create("sqlite", database=place_of_corpus(given))
 
 
 def file_of(url: URL) -> Path | None:

@@ -28,6 +28,7 @@ from fuzzcompile.corpus.models import (
     RunRow,
     UmbrellaRow,
 )
+from fuzzcompile.corpus.overview import Overview, overview
 from fuzzcompile.corpus.querying import (
     conditions_of,
     count_distinct,
@@ -277,6 +278,11 @@ class Reader:
         """What the corpus holds."""
         with self._read() as session:
             return keeping.stats(session)
+
+    def overview(self) -> Overview:
+        """All that a report on the corpus shows of findings and cases."""
+        with self._read() as session:
+            return overview(session)
 
     def integrity(self) -> str:
         """``ok``, or what is wrong with the database."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import operator
 import random
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
@@ -17,9 +16,8 @@ from typing import Any
 import numpy
 import torch
 
-from fuzzcompile.errors import EnvironmentUnfit, UsageError
-
-_OPTION = re.compile(r"auto|cpu|cuda(?::(?P<index>\d+))?")
+from fuzzcompile.errors import EnvironmentUnfit
+from fuzzcompile.execution.device_option import device_index
 
 
 def resolve(option: str) -> torch.device:
@@ -29,12 +27,9 @@ def resolve(option: str) -> torch.device:
         UsageError: ``option`` is spelled otherwise.
         EnvironmentUnfit: the machine has no such device.
     """
-    match = _OPTION.fullmatch(option)
-    if match is None:
-        raise UsageError(f"{option!r} is not a device; use auto, cpu, cuda or cuda:N.")
+    index = device_index(option)
     if option == "cpu" or (option == "auto" and not _cuda_count()):
         return torch.device("cpu")
-    index = int(match["index"] or 0)
     count = _cuda_count()
     if count == 0:
         raise EnvironmentUnfit(f"torch {torch.__version__} sees no CUDA device here; use --device cpu.")
@@ -56,6 +51,16 @@ def assign(option: str, workers: int) -> tuple[str, ...]:
         count = _cuda_count()
         return tuple(f"cuda:{worker % count}" for worker in range(workers))
     return (str(device),) * workers
+
+
+def assigned(option: str, number: int) -> torch.device:
+    """The device of worker ``number``, counted from 0: that of :func:`assign` for any number of workers.
+
+    Raises:
+        UsageError: ``option`` is not a device.
+        EnvironmentUnfit: the machine has no such device.
+    """
+    return torch.device(assign(option, number + 1)[number])
 
 
 def _cuda_count() -> int:

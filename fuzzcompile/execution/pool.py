@@ -63,6 +63,7 @@ class WorkerPool(Executor):
         devices: worker i gets ``devices[i % len(devices)]``, which a task reads with ``current_device()``.
         start_limit: seconds that the start of a worker with its initializer may take.
         environment: variables that workers have besides those of this process.
+        listener: called with the state of a worker when it says what it does, by a thread of the pool; must not raise.
 
     Raises:
         ValueError: ``workers`` is less than 1.
@@ -81,13 +82,14 @@ class WorkerPool(Executor):
         devices: Sequence[str] | None = None,
         start_limit: float = 300.0,
         environment: Mapping[str, str] | None = None,
+        listener: Callable[[WorkerState], object] | None = None,
     ) -> None:
         if workers < 1:
             raise ValueError("a pool needs at least one worker")
         if importing_main():
             raise RuntimeError('guard the script\'s own work with `if __name__ == "__main__":`')
         setup = None if initializer is None else pickle.dumps((initializer, initargs))
-        terms = Terms(memory_limit, max_tasks, start_limit, setup, dict(environment or {}))
+        terms = Terms(memory_limit, max_tasks, start_limit, setup, dict(environment or {}), listener)
         devices = devices or ("cpu",)
         self._time_limit = time_limit
         self._queue = TaskQueue()

@@ -30,20 +30,10 @@ _STACK_PATIENCE = 0.05  # seconds that a hanging worker has to write its stacks
 
 
 @dataclass(frozen=True)
-class Terms:
-    """The terms of every worker of a pool. ``initializer`` is pickled (function, args), or None."""
-
-    memory_limit: int | None
-    max_tasks: int
-    start_limit: float
-    initializer: bytes | None
-    environment: Mapping[str, str]
-
-
-@dataclass(frozen=True)
 class WorkerState:
     """What one slot is doing now. ``task`` is the label of the running task, None if there is none.
 
+    ``doing`` is what the worker last said that it does (:func:`fuzzcompile.execution.worker.say`), None if nothing yet.
     ``busy_since`` is a reading of ``time.monotonic()``, None without a task. ``ready`` is False while a worker starts
     and runs its initializer; ``pid`` is None between two workers.
     """
@@ -54,6 +44,23 @@ class WorkerState:
     ready: bool
     task: str | None
     busy_since: float | None
+    doing: str | None = None
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The terms of every worker of a pool.
+
+    ``initializer`` is pickled (function, args), or None. ``listener`` is called, by the thread of the slot, with what a
+    worker says that it does.
+    """
+
+    memory_limit: int | None
+    max_tasks: int
+    start_limit: float
+    initializer: bytes | None
+    environment: Mapping[str, str]
+    listener: Callable[[WorkerState], object] | None = None
 
 
 class Slot:
@@ -66,7 +73,7 @@ class Slot:
 
     def __init__(self, index: int, device: str, queue: TaskQueue, terms: Terms, reaper: Reaper) -> None:
         self._index = index
-        self._device = device
+        self._option = self._device = device
         self._queue = queue
         self._terms = terms
         self._reaper = reaper
@@ -74,6 +81,7 @@ class Slot:
         self._worker: WorkerProcess | None = None
         self._ready = False
         self._task: Task | None = None
+        self._doing: str | None = None
         self._since = 0.0  # when the running task, or without one the worker, was started
         self._lost: WorkerFailed | None = None
         self._stopped = False
@@ -90,6 +98,7 @@ class Slot:
                 ready=self._ready,
                 task=self._task.label if self._task else None,
                 busy_since=self._since if self._task else None,
+                doing=self._doing,
             )
 
     def kill(self) -> None:
@@ -176,21 +185,34 @@ class Slot:
             raise WorkerStartFailed(f"no worker process could be started ({error})") from error
         with self._lock:
             self._worker, self._lost, self._served, self._since = worker, None, 0, time.monotonic()
+            self._doing = None
             if self._stopped:
                 self._lose(WorkerStopped())
         try:
-            worker.send(Setup(self._device, self._terms.initializer))
-            reply, payload = worker.receive()
+            worker.send(Setup(self._option, self._index, self._terms.initializer))
+            reply, payload = self._receive(worker)
         except WorkerEnded as error:
             exit_code = worker.bury()
             reason = f"a worker was lost while it started ({self._lost or WorkerCrashed(exit_code)})"
             raise WorkerStartFailed(reason, worker.output()) from error
         if reply is Reply.START_FAILED:
-            raise WorkerStartFailed("the initializer of the workers failed", str(payload), final=True)
+            assert isinstance(payload, tuple)
+            pickled, trace = payload
+            failure = WorkerStartFailed("the initializer of the workers failed", trace, final=True)
+            raise failure from _unpickled(pickled)
         self._baseline = worker.resident_bytes()
         with self._lock:
-            self._ready = True
+            self._ready, self._device = True, str(payload)
         return worker
+
+    def _receive(self, worker: WorkerProcess) -> tuple[Reply, Payload]:
+        """The next reply but for those that say what the worker does, which are noted; raises WorkerEnded."""
+        while (reply := worker.receive())[0] is Reply.DOING:
+            with self._lock:
+                self._doing = str(reply[1])
+            if self._terms.listener is not None:
+                self._terms.listener(self.state())
+        return reply
 
     def _retire_worker(self, end: Callable[[WorkerProcess], object]) -> None:
         with self._lock:
@@ -205,9 +227,9 @@ class Slot:
         begun = False
         try:
             worker.send(Call(task.call, _main_module() if b"__main__" in task.call else None))
-            worker.receive()  # Reply.STARTED
+            self._receive(worker)  # Reply.STARTED
             begun = True
-            reply, payload = worker.receive()
+            reply, payload = self._receive(worker)
         except WorkerEnded:
             self._settle_lost(worker, task, begun)
             return
@@ -261,6 +283,14 @@ def _deliver(task: Task, reply: Reply, payload: Payload) -> None:
         task.fail(error)
         return
     task.future.set_result(result)
+
+
+def _unpickled(error: bytes) -> BaseException | None:
+    try:
+        loaded = pickle.loads(error)
+    except Exception:  # unpickling runs the exception's own class, which may raise anything
+        return None
+    return loaded if isinstance(loaded, BaseException) else None
 
 
 def _main_module() -> dict[str, str]:

@@ -6,6 +6,7 @@ decides what else is imported.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import enum
 import faulthandler
@@ -32,6 +33,8 @@ DUMP_STACKS = signal.SIGUSR1
 LINE_LOST = 113
 
 _device = "cpu"
+_number = 0
+_connection: Connection | None = None
 _importing_main = False
 _HIGH = 200  # number of the first descriptor that the streams are kept under
 _pid = os.getpid()
@@ -40,6 +43,24 @@ _pid = os.getpid()
 def current_device() -> str:
     """The device that this worker was given, such as ``"cuda:1"``; ``"cpu"`` outside of a worker."""
     return _device
+
+
+def worker_number() -> int:
+    """The number of this worker in its pool, from 0; 0 outside of a worker."""
+    return _number
+
+
+def use_device(device: str) -> None:
+    """Make ``device`` the current device of this worker, for a pool that was given less than its full name."""
+    global _device
+    _device = device
+
+
+def say(doing: str) -> None:
+    """Tell the pool in a few words what this worker does now. Has no effect outside a worker or in a fork of one."""
+    if _connection is not None and os.getpid() == _pid:
+        with contextlib.suppress(OSError):  # a task has closed the line: whatever is sent next reports it
+            _connection.send_bytes(pickle.dumps((Reply.DOING, doing)))
 
 
 def importing_main() -> bool:
@@ -53,8 +74,9 @@ Payload: TypeAlias = "bytes | str | tuple[bytes, str] | None"
 class Reply(enum.Enum):
     """A worker's message to its pool; the type of the payload stands beside each."""
 
-    READY = enum.auto()  # None
-    START_FAILED = enum.auto()  # the traceback of the initializer, as text
+    READY = enum.auto()  # the device that the worker uses
+    START_FAILED = enum.auto()  # the initializer's (pickled exception, its traceback as text)
+    DOING = enum.auto()  # what it does now, in a few words; before any other reply
     STARTED = enum.auto()  # None: from now on the loss of this worker counts as the task's doing
     RESULT = enum.auto()  # the pickled result
     RAISED = enum.auto()  # (pickled exception, its traceback as text)
@@ -62,9 +84,10 @@ class Reply(enum.Enum):
 
 @dataclass(frozen=True)
 class Setup:
-    """The first message to a worker. ``initializer`` is pickled (function, arguments), or None."""
+    """The first message to worker ``number``. ``initializer`` is pickled (function, arguments), or None."""
 
     device: str
+    number: int
     initializer: bytes | None
 
 
@@ -82,16 +105,27 @@ class Call:
 
 def main(descriptor: int) -> None:
     """Serve the pool at the other end of ``descriptor`` until it closes or sends an empty message."""
+    global _connection
     os.set_inheritable(descriptor, False)  # a compiler that outlives us must not hold the line open
     _keep_streams()
     _protect_process()
-    connection = Connection(descriptor)
+    connection = _connection = Connection(descriptor)
     try:
         if _set_up(connection):
             while message := connection.recv_bytes():
                 _serve(connection, pickle.loads(message))
+            _leave()
     except (EOFError, OSError):  # the pool is gone, or a task has closed the line: end quietly
         sys.exit(LINE_LOST)
+
+
+def _leave() -> None:
+    """Run the exit handlers and end, without taking the interpreter apart: with torch in it, that takes a second."""
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # the task has closed or replaced it
+            stream.flush()
+    os._exit(0)
 
 
 def restore_streams() -> None:
@@ -139,17 +173,17 @@ def _protect_process() -> None:
 
 
 def _set_up(connection: Connection) -> bool:
-    global _device
+    global _device, _number
     setup: Setup = pickle.loads(connection.recv_bytes())
-    _device = setup.device
+    _device, _number = setup.device, setup.number
     try:
         if setup.initializer is not None:
             function, args = pickle.loads(setup.initializer)
             function(*args)
-    except BaseException:  # user code: whatever it raises goes to the pool, which reports it
-        _reply(connection, Reply.START_FAILED, traceback.format_exc())
+    except BaseException as error:  # user code: whatever it raises goes to the pool, which reports it
+        _reply(connection, Reply.START_FAILED, (_portable(error), traceback.format_exc()))
         return False
-    _reply(connection, Reply.READY, None)
+    _reply(connection, Reply.READY, _device)
     return True
 
 

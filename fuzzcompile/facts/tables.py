@@ -46,8 +46,9 @@ class Settings:
 
 @dataclass(frozen=True)
 class Names:
-    """How torch names patterns and the functions around them."""
+    """How torch names patterns and the functions around them, and the modes of ``torch.compile``."""
 
+    modes: tuple[str, ...]
     variants: tuple[str, ...]
     nameless: tuple[str, ...]
     search_function: str

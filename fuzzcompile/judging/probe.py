@@ -16,10 +16,9 @@ from fuzzcompile.compiler.hooks import initialise_patterns
 from fuzzcompile.compiler.labels import family_of
 from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.judging.decision import confirmed, decide
-from fuzzcompile.judging.report import normalised
 from fuzzcompile.oracle.judgement import wrong_values
 from fuzzcompile.oracle.verdicts import Verdict
-from fuzzcompile.signatures import fingerprint
+from fuzzcompile.signatures import fingerprint, normalised
 from fuzzcompile.stage_names import AROUND_CAPTURE, BEHIND_GRAPHS, GRAPH_STAGES
 from fuzzcompile.stages.base import Suspect
 from fuzzcompile.stages.rewriting import rewrites_visible

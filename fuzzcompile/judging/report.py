@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, cast
 
 from fuzzcompile.attribution.culprit import Attribution, Culprit
-from fuzzcompile.contract import CauseJson, ContractJson, ReportJson, TargetJson
+from fuzzcompile.contract import SCHEMA, CauseJson, ContractJson, ErrorMapJson, ReportJson, TargetJson
 from fuzzcompile.execution.observation import Failure
 from fuzzcompile.judging.asked import Asked
+from fuzzcompile.judging.counts import CoverageCount
 from fuzzcompile.oracle.comparison import Comparison
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.severity import Severity, severity
-from fuzzcompile.signatures import UNATTRIBUTED, of_program, refined
+from fuzzcompile.signatures import UNATTRIBUTED, normalised, of_program, refined
 from fuzzcompile.stage_names import GRAPH_STAGES, PARTITION
 from fuzzcompile.stages.table import stage_named
 
-SCHEMA = 1
 _MATCHED = ("fired", "refused", "vetoed")
 _REWRITING = (*GRAPH_STAGES, PARTITION)
 
@@ -40,20 +39,6 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class CoverageCount:
-    """How often a rewrite rule matched, by what became of the match; or a decomposition, lowering or kernel was used.
-
-    ``outcome`` is ``fired``, ``refused`` or ``vetoed``, or ``fallback`` for an operator that is called, not lowered.
-    """
-
-    stage: str
-    pass_name: str | None
-    rewrite: str
-    outcome: str
-    count: int
-
-
-@dataclass(frozen=True)
 class Report:
     """Verdict, evidence and attribution of one case on one device.
 
@@ -65,7 +50,8 @@ class Report:
     code. ``asked`` tells what became of rewrites that the user named. ``target`` is the device that the compiler was
     told, and how each stage was looked at for it (None: it compiled for the device that ran). ``contract`` says which
     promises of equal bits it keeps (None: not asked). ``cause`` is what must change for the case to pass, and
-    ``program`` the key of its program up to names (None: not looked for).
+    ``program`` the key of its program up to names (None: not looked for). ``error_maps`` tells where in an output the
+    errors are (empty: not asked).
     """
 
     case: str
@@ -95,6 +81,7 @@ class Report:
     contract: ContractJson | None = None
     cause: CauseJson | None = None
     program: str | None = None
+    error_maps: Mapping[str, ErrorMapJson] = field(default_factory=dict)
 
     @property
     def is_bug(self) -> bool:
@@ -175,7 +162,10 @@ class Report:
 
     def _evidence(self) -> dict[str, Any]:
         return {
-            "outputs": [_output(comparison) for comparison in self.comparisons],
+            "outputs": [
+                _output(comparison) | ({"error_map": drawn} if (drawn := self.error_maps.get(comparison.name)) else {})
+                for comparison in self.comparisons
+            ],
             "eager_deterministic": self.eager_deterministic,
             "float64_step": self.float64_step,
             "survives_float64": self.survives_float64,
@@ -187,54 +177,6 @@ class Report:
             "warnings": list(self.warnings),
             "notes": list(self.notes),
         }
-
-
-def worker_failure(case: str, torch_version: str, device: str, verdict: Verdict, detail: str) -> Report:
-    """Report on a case whose worker crashed or ran out of time while it was compiled.
-
-    Args:
-        case: name of the case.
-        torch_version: the version of torch in the worker.
-        device: where the case ran.
-        verdict: what the loss of the worker means.
-        detail: how the worker was lost; the signature takes what stands before the first semicolon.
-    """
-    kind = detail.split(";")[0]
-    return Report(case, torch_version, device, verdict, "low", detail, failure=Failure(str(verdict), kind, "compile"))
-
-
-def unjudged(case: str, torch_version: str, device: str, detail: str) -> dict[str, Any]:
-    """The stored form of a case of which nothing can be said: it is no bug and no clean case.
-
-    Args:
-        case: name of the case.
-        torch_version: the version of torch that should have judged it.
-        device: where it should have run.
-        detail: why nothing can be said.
-    """
-    return {
-        "schema": SCHEMA,
-        "case": case,
-        "torch": torch_version,
-        "device": device,
-        "verdict": "unjudged",
-        "is_bug": False,
-        "confidence": "low",
-        "detail": detail,
-        "evidence": {"outputs": []},
-        "culprit": None,
-        "signature": None,
-        "cost": {"compiles": 0, "replays": 0, "seconds": 0.0},
-    }
-
-
-def normalised(message: str) -> str:
-    """An error message without what changes from run to run: numbers, addresses, quoted names, buffers."""
-    text = re.sub(r"0x[0-9a-fA-F]+", "ADDR", message)
-    text = re.sub(r"\b(buf|arg|primals_|tangents_|op)\d+\w*", r"\1N", text)
-    text = re.sub(r"'[^']*'|\"[^\"]*\"", "'…'", text)
-    text = re.sub(r"-?\d+(\.\d+)?(e[+-]?\d+)?", "N", text)
-    return " ".join(text.split())[:160]
 
 
 def finite(value: Any) -> Any:

@@ -23,9 +23,12 @@ from fuzzcompile.compiler.unseen import Unseen, gathered, gathering, shown
 from fuzzcompile.execution.observation import Observation
 from fuzzcompile.facts import facts
 from fuzzcompile.judging.asked import ask
-from fuzzcompile.judging.attribute import Attributor, first_rewrite
+from fuzzcompile.judging.attribute import Attributor
 from fuzzcompile.judging.claims import claimed, otherwise, target_notes
+from fuzzcompile.judging.counts import CoverageCount
 from fuzzcompile.judging.decision import Decision, confirmed, decide, randomness, survival
+from fuzzcompile.judging.error_maps import error_maps_of
+from fuzzcompile.judging.known import known_culprit, proved_again
 from fuzzcompile.judging.refusals import (
     CannotJudge,
     refuse_lack_of_cpu,
@@ -33,12 +36,11 @@ from fuzzcompile.judging.refusals import (
     refuse_unfit,
     refuse_unsupported,
 )
-from fuzzcompile.judging.report import Cost, CoverageCount, Report
+from fuzzcompile.judging.report import Cost, Report
 from fuzzcompile.oracle.comparison import Comparison
 from fuzzcompile.oracle.judgement import same_bits
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.oracle.warned import changed_warnings
-from fuzzcompile.signatures import coarse
 from fuzzcompile.tolerances import Tolerances
 from fuzzcompile.trials.compiles import Experiments, Trial
 
@@ -56,6 +58,7 @@ def triage(
     thorough: bool = False,
     screen: bool = False,
     suspects: Sequence[str] = (),
+    error_maps: bool = False,
     on_eager: Callable[[], None] = lambda: None,
     on_verdict: Callable[[Report], None] = lambda report: None,
     on_ledger: Callable[[Ledger], None] = lambda ledger: None,
@@ -69,13 +72,14 @@ def triage(
         tolerances: how far the two may be apart; by default the table that comes with fuzzcompile.
         vetoes: rewrites that are refused throughout, by name.
         known: signatures, each with the kind of its verdict, that need no further proof: a bug whose first
-            suspect has one of them, causes apart, is a hit of it, and ``necessary`` stays None.
+            suspect has one of them, causes apart, is a hit of it if a screen without its family is right.
         deadline: value of ``time.monotonic()`` after which attribution begins no further compile.
         thorough: spend further compiles on evidence: the program in float64 where values are apart, the compiler's own
             random stream where it draws random numbers, and, of a bug, what each backend shows.
         screen: look at the case without generating code first, and in full only if that shows a bug that is not
             ``known``. Otherwise the report is that of the screen (``screened``): all graphs are checked, and no kernel.
         suspects: names of rewrites whose fate the report is to state (:mod:`~fuzzcompile.judging.asked`).
+        error_maps: also say where in the outputs the errors are.
         on_eager: called once all eager runs are done, before anything is compiled: a crash or time-out after
             that is the compiler's.
         on_verdict: called with the report as soon as there is a verdict, and again with further evidence, before
@@ -97,20 +101,22 @@ def triage(
     refuse_lack_of_cpu(experiments)
     on_eager()
     if screen:
-        report = _screened(looking, known, started)
+        report = _screened(looking, known, started, deadline)
         if report is not None:
             on_verdict(report)
             return report
     trial = experiments.trial()
     refuse_unsupported(experiments, trial)
     refuse_unfit(case, trial)
-    answer = _decided_both_ways(_decided(experiments, trial, ReplayCount(), started), deadline)
+    answer = _decided_both_ways(_decided(experiments, trial, ReplayCount(), started, known), deadline)
     on_verdict(answer.report())
     if thorough and not _late(deadline):
         answer = _looked_at_again(answer, deadline)
         on_verdict(answer.report())
     on_ledger(answer.trial.ledger)
     report = answer.report(answer.attribution(known, deadline, thorough=thorough))
+    if error_maps:
+        report = replace(report, error_maps=error_maps_of(answer.experiments, answer.trial))
     return replace(report, asked=tuple(ask(experiments, answer.trial, answer.steps, name) for name in suspects))
 
 
@@ -121,10 +127,12 @@ def _quick(experiments: Experiments) -> Experiments:
     return experiments.under(replace(experiments.how, screen=True), quick=True)
 
 
-def _screened(looking: Experiments, known: Collection[tuple[str, str]], started: float) -> Report | None:
+def _screened(
+    looking: Experiments, known: Collection[tuple[str, str]], started: float, deadline: float | None
+) -> Report | None:
     """The report of a compile without code generation; None if it shows a bug, which a full compile has to show.
 
-    A hit of what is known needs no full compile.
+    A hit of what is known needs no full compile: a second screen, without the culprit, proves it.
     """
     trial = looking.trial()
     if trial.observation.failure is None:
@@ -132,7 +140,9 @@ def _screened(looking: Experiments, known: Collection[tuple[str, str]], started:
     count = ReplayCount()
     steps = steps_of(trial.ledger, count)
     decision = claimed(looking, decide(looking, trial, steps))
-    hit = _known_culprit(Divergence(looking, trial, steps, count), decision.verdict, known)
+    ablator = Ablator(looking, trial, count, decision.evidence, deadline)
+    suspect = known_culprit(Divergence(looking, trial, steps, count), decision.verdict, known)
+    hit = proved_again(ablator, suspect) if suspect is not None else None
     if decision.verdict.is_bug and hit is None:
         return None
     detail = "; ".join(part for part in (decision.detail, "screened: every rewrite, no generated code") if part)
@@ -141,17 +151,10 @@ def _screened(looking: Experiments, known: Collection[tuple[str, str]], started:
         answer = _decided_both_ways(answer, None)
         if answer.decision.verdict.is_bug:
             return None
-    attribution = Attribution(hit, changed_bits=_changed_bits(steps), known=hit is not None)
+    attribution = Attribution(
+        hit, ablations=ablator.ablations, changed_bits=_changed_bits(steps), known=hit is not None
+    )
     return replace(answer.report(attribution), screened=True)
-
-
-def _known_culprit(divergence: Divergence, verdict: Verdict, known: Collection[tuple[str, str]]) -> Culprit | None:
-    """The first suspect, if what it would be reported as is known already."""
-    if not known or not verdict.is_bug:
-        return None
-    suspect = first_rewrite(divergence)
-    places = {(coarse(signature), kind) for signature, kind in known}
-    return suspect if suspect is not None and (suspect.signature, verdict.kind) in places else None
 
 
 def _late(deadline: float | None) -> bool:
@@ -190,10 +193,11 @@ class _Answer:
         if not verdict.is_bug or verdict is Verdict.NONDETERMINISTIC:
             return unproved
         divergence = Divergence(self.experiments, self.trial, self.steps, self.count)
-        hit = _known_culprit(divergence, verdict, known)
-        if hit is not None:
-            return replace(unproved, culprit=hit, known=True)
         ablator = Ablator(self.experiments, self.trial, self.count, self.decision.evidence, deadline)
+        suspect = known_culprit(divergence, verdict, known)
+        hit = proved_again(ablator, suspect) if suspect is not None else None
+        if hit is not None:
+            return replace(unproved, culprit=hit, known=True, ablations=ablator.ablations)
         attribution = Attributor(ablator, self.steps, thorough=thorough).run()
         return replace(attribution, changed_bits=unproved.changed_bits)
 
@@ -201,10 +205,18 @@ class _Answer:
         return Attribution(changed_bits=_changed_bits(self.steps))
 
 
-def _decided(experiments: Experiments, trial: Trial, count: ReplayCount, started: float) -> _Answer:
+def _decided(
+    experiments: Experiments,
+    trial: Trial,
+    count: ReplayCount,
+    started: float,
+    known: Collection[tuple[str, str]] = (),
+) -> _Answer:
+    """The decision on one compile; a bug is confirmed by a second one unless it is a hit, whose proof confirms it."""
     steps = steps_of(trial.ledger, count)
     decision = claimed(experiments, decide(experiments, trial, steps))
-    if decision.verdict.is_bug:
+    hit = known_culprit(Divergence(experiments, trial, steps, count), decision.verdict, known)
+    if decision.verdict.is_bug and hit is None:
         decision = confirmed(experiments, trial, decision)
     survives = survival(experiments, trial, decision, ask=False)
     return _Answer(experiments, trial, steps, decision, count, started, survives=survives)

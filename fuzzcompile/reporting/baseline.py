@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fuzzcompile.contract import ReportJson
 from fuzzcompile.errors import UsageError
+from fuzzcompile.settings import Ignored
 from fuzzcompile.signatures import coarse, fingerprint
 
 # What every signature begins with: a stage, then a source file, an error's type or "-".
@@ -18,10 +19,21 @@ _SIGNATURE = re.compile(r"[a-z_]+:[^:\s]+:\S.*")
 
 @dataclass(frozen=True)
 class Baseline:
-    """The signatures in one file."""
+    """The bugs that a user knows of: the signatures in a file, and what ``ignore`` names."""
 
-    path: Path
-    signatures: frozenset[str]
+    signatures: frozenset[str] = frozenset()
+    ignored: Ignored | None = None
+
+    @classmethod
+    def of(cls, path: Path | None, ignored: Ignored | None) -> Baseline | None:
+        """What a file lists and what is ignored; None if there is neither.
+
+        Raises:
+            UsageError: as of :meth:`read`.
+        """
+        if path is None and ignored is None:
+            return None
+        return replace(cls() if path is None else cls.read(path), ignored=ignored)
 
     @classmethod
     def read(cls, path: Path) -> Baseline:
@@ -37,11 +49,15 @@ class Baseline:
             raise UsageError(
                 f"Cannot read the baseline {path}: {reason}; name a file of signatures or of `triage --json` lines."
             ) from error
-        return cls(path, frozenset(_signatures(path, text)))
+        return cls(frozenset(_signatures(path, text)))
 
     def knows(self, report: ReportJson | None) -> bool:
         """Whether the report shows a bug that is in the list; without a cause on either side, the place decides."""
-        signature = report.get("signature") if report is not None and report.get("is_bug") else None
+        if report is None or not report.get("is_bug"):
+            return False
+        signature = report.get("signature")
+        if self.ignored is not None and self.ignored.bug(signature, report.get("culprit")):
+            return True
         if signature is None:
             return False
         if fingerprint(signature) is None:

@@ -101,7 +101,7 @@ def print_report(
         console.print(ablation_table(report))
     if proof and report.get("workaround"):
         say(f"  workaround: {workaround_with_cost(report)}")
-    say(f"  what to do: {'nothing new: the baseline lists it' if known else advice(report, name)}")
+    say(f"  what to do: {'nothing new: the baseline lists it, or it is ignored' if known else advice(report, name)}")
 
 
 def meaning(report: ReportJson) -> str:

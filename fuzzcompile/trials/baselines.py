@@ -13,12 +13,10 @@ from fuzzcompile.errors import EnvironmentUnfit, UsageError
 from fuzzcompile.execution import runs
 from fuzzcompile.execution.observation import Observation
 from fuzzcompile.oracle.substitution import in_the_form_of
+from fuzzcompile.trials.against import BASELINES, check_against
 from fuzzcompile.trials.compiled import compiled_run
 from fuzzcompile.trials.runs import Runs
 from fuzzcompile.trials.trial import Counts
-
-# Beside these, every mode of torch.compile.
-BASELINES = ("eager", "float64", "aot_eager", "cpu")
 
 
 class Baseline:
@@ -91,24 +89,13 @@ class Baseline:
         return compiled_run(self._runs, self.compiled_as, self._counts).observation
 
 
-def check_against(against: str) -> None:
-    """Refuse a name that compiled cannot be compared with.
-
-    Raises:
-        UsageError: listing the names that are accepted.
-    """
-    known = (*BASELINES, *modes())
-    if against not in known:
-        raise UsageError(f"Nothing can be compared with {against!r}; use one of {', '.join(known)}.")
-
-
 def check_baseline(case: Case, against: str) -> None:
     """Refuse a baseline that this case cannot have.
 
     Raises:
         UsageError: ``against`` is unknown, or is the mode that the case itself is compiled in.
     """
-    check_against(against)
+    check_against(against, modes())
     is_inductor = case.settings.backend == "inductor"
     if against not in BASELINES and is_inductor and against == (case.settings.mode or "default"):
         raise UsageError(f"{case.name} is compiled in mode {against!r} itself; name another mode to compare with.")

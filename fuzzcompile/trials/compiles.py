@@ -16,14 +16,15 @@ from fuzzcompile.execution.runs import time_calls
 from fuzzcompile.execution.seeds import Kept
 from fuzzcompile.oracle.judgement import Judgement
 from fuzzcompile.tolerances import Tolerances
-from fuzzcompile.trials.baselines import BASELINES, Baseline, check_against, check_baseline
+from fuzzcompile.trials.against import BASELINES
+from fuzzcompile.trials.baselines import Baseline, check_baseline
 from fuzzcompile.trials.compiled import Compiled, as_asked
 from fuzzcompile.trials.judged import Judge, judged_in_float64
 from fuzzcompile.trials.runs import NOISE_RUNS, Runs
 from fuzzcompile.trials.sampling import COMPILED_SEEDS, COMPILED_SEEDS_AGAIN, judge_samples, needs_seeds
 from fuzzcompile.trials.trial import Counts, Run, Trial
 
-__all__ = ["BASELINES", "NOISE_RUNS", "Experiments", "Run", "Trial", "check_against"]
+__all__ = ["BASELINES", "NOISE_RUNS", "Experiments", "Run", "Trial"]
 
 
 class Experiments:

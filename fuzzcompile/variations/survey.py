@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-from fuzzcompile.capture.loading import defines_make
-from fuzzcompile.case import Case, load_case, read_source
+from fuzzcompile.case import Case, load_case
+from fuzzcompile.casefiles import read_case_file
 from fuzzcompile.compiler.options import unknown_options
 from fuzzcompile.errors import CaseError
 from fuzzcompile.execution import runs
@@ -72,9 +72,8 @@ def survey(path: str, device: str = "cpu") -> Survey:
     Raises:
         CaseError: it is no case file, or it fails in eager mode.
     """
-    file, where = Path(path), torch.device(device)
-    source = read_source(file)
-    if not defines_make(source):
+    file, where = read_case_file(Path(path)), torch.device(device)
+    if file.kind != "case":
         raise CaseError(
             f"{path} cannot be varied: it defines no make() that returns (module, inputs); write it as a case."
         )
@@ -89,8 +88,8 @@ def survey(path: str, device: str = "cpu") -> Survey:
     floating = [leaf for _, leaf in tensors if leaf.is_floating_point()]
     parameters = list(model.parameters()) if isinstance(model, torch.nn.Module) else []
     return Survey(
-        name=file.stem,
-        source=source,
+        name=file.path.stem,
+        source=file.source,
         inputs=inputs,
         resizable=tuple(_resizable(case, where, dict(tensors))),
         dtypes=tuple(dtype for dtype in (*DTYPES, "float64") if _casts(case, where, dtype)),

@@ -9,8 +9,8 @@ from markupsafe import Markup
 
 from fuzzcompile import __version__
 from fuzzcompile.contract import ReportJson
+from fuzzcompile.pages.case_page import section_of
 from fuzzcompile.reporting.charts import Panel, Series, chart_or_reason
-from fuzzcompile.reporting.page import section_of
 from fuzzcompile.templating import environment as templates
 from fuzzcompile.watching.summary import Summary
 from fuzzcompile.watching.text import GROUPS, advice, conclusions, errors_of
@@ -24,7 +24,7 @@ def page_of_watch(summary: Summary) -> str:
     report = cast("ReportJson | None", summary.report)
     return (
         templates()
-        .get_template("reports/watch.html.j2")
+        .get_template("pages/watch.html.j2")
         .render(
             summary=summary,
             conclusions=list(conclusions(summary)),

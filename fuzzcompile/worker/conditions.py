@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from fuzzcompile.errors import UsageError
+from fuzzcompile.execution.device_option import device_index
 from fuzzcompile.targets import target_of
 from fuzzcompile.tolerances import Tolerances
 
@@ -46,8 +47,10 @@ def running_device(device: str, target: str | None) -> str:
     """The device on which cases run, of those that the user named: for a target, the CPU.
 
     Raises:
-        UsageError: there is no such target, or a GPU is to run what is compiled for a target.
+        UsageError: ``device`` is spelled otherwise, there is no such target, or a GPU is to run what is compiled for
+            a target.
     """
+    device_index(device)
     if target is None:
         return device
     target_of(target)
@@ -76,6 +79,7 @@ class Question:
         tolerances: how far compiled and ``against`` may be apart; None for the table that comes with fuzzcompile.
         math_only: run every attention on the math kernel, and float32 products in float32.
         contract: ``values``, or ``bitwise`` for the promises of equal bits too.
+        error_maps: say where in each output the errors are, for a page to draw.
     """
 
     against: str = "eager"
@@ -87,6 +91,7 @@ class Question:
     tolerances: Tolerances | None = None
     math_only: bool = False
     contract: Contract = "values"
+    error_maps: bool = False
 
     def __post_init__(self) -> None:
         if self.contract == "bitwise" and self.against != "eager":

@@ -8,103 +8,70 @@ import json
 import os
 import time
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 import torch
 
-from fuzzcompile.capture.invocation import SENT_SUFFIX, Invocation
+from fuzzcompile.capture.invocation import Invocation
 from fuzzcompile.capture.loading import load
 from fuzzcompile.case import Case
+from fuzzcompile.casefiles import CaseFile, read_case_file
 from fuzzcompile.compiler.dump import dump_ledger
 from fuzzcompile.compiler.headers import share_headers
 from fuzzcompile.compiler.hooks import initialise_patterns
 from fuzzcompile.compiler.ledger import Ledger
 from fuzzcompile.compiler.settings import compile_in_process, drop_broken_kernels
 from fuzzcompile.compiler.target.process import assume
-from fuzzcompile.contract import ReportJson
-from fuzzcompile.contracts.bitwise import judge_bitwise, unjudged_contract
+from fuzzcompile.contract import ReportJson, told
 from fuzzcompile.contracts.settings import under_contract
 from fuzzcompile.errors import EnvironmentUnfit
 from fuzzcompile.execution.attention_backends import MATH_ONLY, math_only
-from fuzzcompile.execution.device import Numerics, seed_everything
+from fuzzcompile.execution.device import Numerics, assigned, seed_everything
+from fuzzcompile.execution.environment import describe
 from fuzzcompile.execution.footprint import refuse_oversized
-from fuzzcompile.execution.worker import current_device, restore_streams
-from fuzzcompile.judging.report import CoverageCount, Report
+from fuzzcompile.execution.worker import current_device, restore_streams, say, use_device, worker_number
+from fuzzcompile.judging.report import Report
 from fuzzcompile.judging.triage import triage
 from fuzzcompile.plants import run_plants
 from fuzzcompile.signatures import coarse
 from fuzzcompile.targets import target_of
-from fuzzcompile.worker.causes import known_causes, with_cause
-from fuzzcompile.worker.conditions import Question
 from fuzzcompile.worker.isolation import isolated
+from fuzzcompile.worker.tasks import Judged, JudgeTask, WorkerSetup
+
+__all__ = ["JudgeTask", "Judged", "WorkerSetup", "calm_collector", "judge_file", "prepare"]
 
 # Full garbage collections run after a case that took this many seconds, or after this many partial collections.
 _LONG = 2.0
+_LOADING = {
+    "case": "making the model and its inputs",
+    "script": "running the script up to its compiled call",
+    "notebook": "running the notebook up to its compiled call",
+    "call": "receiving the call",
+}
 _SHORT_COLLECTIONS = 32
 
 
-@dataclass(frozen=True)
-class WorkerSetup:
-    """What `prepare` needs.
-
-    Attributes:
-        plants: files to run.
-        threads: torch's intra-op threads.
-        target: the device that the compiler is told, by its name; None for the one that runs.
-    """
-
-    plants: tuple[str, ...] = ()
-    threads: int = 1
-    target: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class JudgeTask(Question):
-    """One case file to judge, and what is asked about it.
-
-    Attributes:
-        path: the case file.
-        vetoes: rewrites to refuse.
-        marker: a path that is created once eager has finished and gets the report once there is a verdict, so that
-            both survive the loss of the worker.
-        known: (signature, kind of verdict) pairs that need no further proof.
-        seconds: time after which attribution starts no further compile.
-        memory: bytes of this process beyond which a case is refused before it runs.
-        screen: judge without generated code, and in full only if that shows a bug.
-    """
-
-    path: str
-    vetoes: tuple[str, ...] = ()
-    marker: str | None = None
-    known: tuple[tuple[str, str], ...] = ()
-    seconds: float | None = None
-    memory: int | None = None
-    screen: bool = False
-
-
-@dataclass(frozen=True)
-class Judged:
-    """A report in its JSON form, and what the compile covered."""
-
-    report: ReportJson
-    coverage: tuple[CoverageCount, ...] = ()
-    screened: bool = False
-
-
 def prepare(setup: WorkerSetup) -> None:
-    """Set this process up: target, pinned numerics, threads, Inductor's patterns, plants, in that order."""
+    """Set this process up: target, device, pinned numerics, threads, Inductor's patterns, plants, in that order.
+
+    Raises:
+        UsageError: a plant raises, or the device is none.
+        EnvironmentUnfit: the machine has no such device.
+    """
     if setup.target is not None:
         assume(target_of(setup.target))
-    device = torch.device(current_device())
+    device = assigned(current_device(), worker_number())
+    use_device(str(device))
     if device.type == "cuda":
         torch.cuda.set_device(device)
     torch.set_num_threads(max(1, setup.threads))
     Numerics().apply()
-    compile_in_process()
+    compile_in_process(setup.threads if device.type == "cpu" else 1)
     drop_broken_kernels()
     share_headers()
+    say("registering the compiler's patterns")
     initialise_patterns(device)
     run_plants([Path(path) for path in setup.plants])
     seed_everything(0)
@@ -112,14 +79,14 @@ def prepare(setup: WorkerSetup) -> None:
 
 
 def calm_collector() -> None:
-    """Exempt everything loaded so far from garbage collection, and collect nothing while a case is judged.
+    """Exempt everything loaded so far from garbage collection, and collect little while a case is judged.
 
     The compiler allocates millions of objects; scanning torch's own again and again takes a tenth of the time.
     :func:`judge_file` collects what each case leaves.
     """
-    gc.collect()
-    gc.freeze()
+    gc.freeze()  # what is garbage by now (some 20,000 of 700,000 objects) would take 0.4 s to find
     gc.set_threshold(100_000, 50, 100)
+    gc.enable()
 
 
 def _collect_garbage(seconds: float) -> None:
@@ -142,15 +109,18 @@ def judge_file(task: JudgeTask) -> Judged:
     start = time.monotonic()
     deadline = None if task.seconds is None else start + task.seconds
     device = torch.device(current_device())
-    path = Path(task.path)
+    file = read_case_file(Path(task.path))
+    say(_LOADING[file.kind])
     # Outside of the block, so that the modules that a call imports are there for the next one.
-    called = _received(path, device) if path.suffix == SENT_SUFFIX else None
+    called = _received(file.path, device) if file.kind == "call" else None
     with isolated():
-        case = load(path, device, call=task.call, module=task.module) if called is None else called.case()
+        case = load(file, device, call=task.call, module=task.module) if called is None else called.case()
         restore_streams()  # the script may have closed them, and the compiler writes to them
-        report = judge_case(case, task, device, deadline)
+        report = judge_case(case, task, device, deadline, file)
     _collect_garbage(time.monotonic() - start)
-    return Judged(cast(ReportJson, report.to_json()), report.coverage, report.screened)
+    answer = file.located(cast(ReportJson, report.to_json()))
+    machine = describe(device, told(answer)) if task.describe else None
+    return Judged(answer, report.coverage, report.screened, machine)
 
 
 def _received(path: Path, device: torch.device) -> Invocation:
@@ -159,8 +129,10 @@ def _received(path: Path, device: torch.device) -> Invocation:
     return receive(path, device)
 
 
-def judge_case(case: Case, task: JudgeTask, device: torch.device, deadline: float | None) -> Report:
-    """Judge a loaded case in this process; of ``task``, its path is not read.
+def judge_case(
+    case: Case, task: JudgeTask, device: torch.device, deadline: float | None, file: CaseFile | None = None
+) -> Report:
+    """Judge a loaded case in this process; of ``task``, its path is not read. ``file`` is what it was loaded from.
 
     Raises:
         CaseError: the case cannot be run.
@@ -187,13 +159,16 @@ def judge_case(case: Case, task: JudgeTask, device: torch.device, deadline: floa
                 thorough=task.thorough and not bitwise,
                 screen=task.screen,
                 suspects=task.suspects,
+                error_maps=task.error_maps,
                 on_eager=lambda: _mark(task.marker, ""),
-                on_verdict=lambda verdict: _mark_verdict(task, verdict),
+                on_verdict=lambda verdict: _mark_verdict(task, file, verdict),
                 on_ledger=lambda ledger: _dump(task.dump, ledger),
             )
 
         report = _of_its_cause(triaged, task, judged, device, deadline)
         if bitwise:
+            from fuzzcompile.contracts.bitwise import judge_bitwise
+
             report = judge_bitwise(judged, device, report, own=case, vetoes=task.vetoes, deadline=deadline)
     return report
 
@@ -207,6 +182,10 @@ def _of_its_cause(
 ) -> Report:
     """The report with its cause; what looks like a known bug and has another cause is triaged like any new bug."""
     report = triaged(task.known)
+    if not report.is_bug:
+        return report
+    from fuzzcompile.worker.causes import known_causes, with_cause  # a third of what fuzzcompile imports
+
     known = known_causes(report, task.known)
     if report.attribution.known and not known:
         return report  # of the known bug, no cause is known either
@@ -228,11 +207,14 @@ def _limits_noted(task: JudgeTask) -> Iterator[str]:
         yield "limits: from a file of tolerances (--tolerances), not fuzzcompile's own"
 
 
-def _mark_verdict(task: JudgeTask, report: Report) -> None:
+def _mark_verdict(task: JudgeTask, file: CaseFile | None, report: Report) -> None:
     """Keep a report in the marker, for the case that the worker is lost; of a contract, nothing is known yet."""
     if task.contract == "bitwise":
+        from fuzzcompile.contracts.bitwise import unjudged_contract
+
         report = replace(report, confidence="low", contract=unjudged_contract("the worker was lost"))
-    _mark(task.marker, json.dumps(report.to_json()))
+    answer = report.to_json()
+    _mark(task.marker, json.dumps(answer if file is None else file.located(answer)))
 
 
 def _dump(folder: str | None, ledger: Ledger) -> None:

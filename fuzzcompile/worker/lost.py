@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import cast
 
 from fuzzcompile.contract import ReportJson, TargetJson
-from fuzzcompile.errors import EnvironmentUnfit
+from fuzzcompile.errors import EnvironmentUnfit, FuzzcompileError
 from fuzzcompile.execution.pool import WorkerFailed, WorkerStartFailed, WorkerTimeout
-from fuzzcompile.judging.report import worker_failure
+from fuzzcompile.judging.cut_short import worker_failure
 from fuzzcompile.oracle.verdicts import Verdict
 
 
@@ -21,7 +21,7 @@ def verdict_of(loss: WorkerFailed) -> Verdict:
 def report_of(loss: WorkerFailed, case: str, torch_version: str, device: str, target: str | None = None) -> ReportJson:
     """The report on the case called ``case``; it holds only if eager had finished (`left_behind`)."""
     report = worker_failure(case, torch_version, device, verdict_of(loss), str(loss))
-    return cast(ReportJson, report.to_json()) | {"target": unlooked(target)}
+    return {**report, "target": unlooked(target)}
 
 
 def unlooked(target: str | None) -> TargetJson | None:
@@ -29,8 +29,10 @@ def unlooked(target: str | None) -> TargetJson | None:
     return None if target is None else {"device": target, "stages": {}, "confirmed_on_device": False}
 
 
-def unstartable(error: WorkerStartFailed) -> EnvironmentUnfit:
-    """The error for the user where a pool cannot start a worker."""
+def unstartable(error: WorkerStartFailed) -> FuzzcompileError:
+    """The error for the user where a pool cannot start a worker: what its initializer says, if that is for a user."""
+    if isinstance(error.__cause__, FuzzcompileError):
+        return error.__cause__
     return EnvironmentUnfit(f"No worker can be started: {error}. Run `fuzzcompile doctor`.")
 
 

@@ -10,7 +10,8 @@ from typing import cast
 
 import torch
 
-from fuzzcompile.capture.loading import defines_make, load
+from fuzzcompile.capture.loading import load
+from fuzzcompile.casefiles import defines_make
 from fuzzcompile.contract import ReportJson
 from fuzzcompile.errors import FuzzcompileError
 from fuzzcompile.execution.worker import current_device

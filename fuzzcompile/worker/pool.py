@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 from fuzzcompile.compiler.kernel_cache import shared_kernel_cache
-from fuzzcompile.execution.device import assign, resolve
-from fuzzcompile.execution.pool import WorkerPool
+from fuzzcompile.execution.pool import WorkerPool, WorkerState
 from fuzzcompile.worker.conditions import Conditions
-from fuzzcompile.worker.judge import WorkerSetup, prepare
+from fuzzcompile.worker.start import start
+from fuzzcompile.worker.tasks import WorkerSetup
 
 # After this share of a case's time, attribution starts no further compile: a long proof must not cost the finding.
 ATTRIBUTION_SHARE = 0.6
@@ -25,22 +26,28 @@ def available_cpus() -> int:
 
 def default_workers(device: str) -> int:
     """One worker per processor up to four on the CPU; two per GPU, so that one runs while one compiles."""
+    from fuzzcompile.execution.device import assign, resolve
+
     if resolve(device).type == "cuda":
         return min(available_cpus(), 2 * len(set(assign(device, 64))))
     return max(1, min(4, available_cpus()))
 
 
-def open_pool(conditions: Conditions, workers: int, *, least_threads: int = 1) -> WorkerPool:
-    """Start workers that judge cases.
+def open_pool(
+    conditions: Conditions,
+    workers: int,
+    *,
+    least_threads: int = 1,
+    listener: Callable[[WorkerState], object] | None = None,
+) -> WorkerPool:
+    """Start workers that judge cases. Each finds its device by itself, so that this process needs no torch.
 
     Args:
         conditions: the device, the target, the plants that each worker runs before its first task, and the limits
             of a task.
         workers: how many processes; the processors are divided among them as threads.
         least_threads: the fewest threads of a worker, if the machine has as many processors.
-
-    Raises:
-        EnvironmentUnfit: there is no such device.
+        listener: called with what a worker says that it does.
     """
     processors = available_cpus()
     threads = max(1, min(least_threads, processors), processors // workers)
@@ -50,8 +57,9 @@ def open_pool(conditions: Conditions, workers: int, *, least_threads: int = 1) -
         time_limit=conditions.limits.seconds,
         memory_limit=conditions.limits.memory,
         max_tasks=_TASKS_PER_WORKER,
-        initializer=prepare,
+        initializer=start,
         initargs=(setup,),
-        devices=assign(conditions.device, workers),
+        devices=(conditions.device,),
         environment=shared_kernel_cache(),
+        listener=listener,
     )

@@ -20,7 +20,7 @@ from fuzzcompile.campaign.steering import UNIFORM, Strategy
 from fuzzcompile.campaign.terminal import print_summary
 from fuzzcompile.corpus import Campaign, CaseRecord, Store
 from fuzzcompile.generation import Profile
-from fuzzcompile.judging.report import CoverageCount
+from fuzzcompile.judging.counts import CoverageCount
 from fuzzcompile.reduction.jobs import Outcome
 from fuzzcompile.reduction.search import Tally
 from fuzzcompile.severity import Severity

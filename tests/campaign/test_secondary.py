@@ -86,7 +86,7 @@ def test_what_minimizing_meets_is_judged_and_stored_once(tmp_path):
     clean = "import torch\ndef make():\n    return torch.sin, (torch.ones(2),)\n"
     with Store.open(tmp_path / "corpus.db") as store:
         (secondary,) = store_secondary_findings(store, [clean, bug], Conditions("cpu"))
-        assert secondary.is_new and secondary.signature.endswith("pointless_cumsum_replacement")
+        assert secondary.is_new and secondary.signature.endswith("pointless_cumsum_replacement:no dimension")
         (stored,) = store.findings()
         assert (stored.public_id, stored.source) == (secondary.finding, bug)
         assert store_secondary_findings(store, [bug], Conditions("cpu")) == []

@@ -30,6 +30,7 @@ def kept_pools() -> Iterator[Callable[..., contextlib.AbstractContextManager[Wor
 
     @contextlib.contextmanager
     def kept(*arguments: object, **options: object) -> Iterator[WorkerPool]:
+        options.pop("listener", None)  # of the first call alone
         key = repr((arguments, sorted(options.items())))
         if key not in pools:
             pools[key] = _open_pool(*arguments, **options)

@@ -17,7 +17,7 @@ from calling import CLEAN, KNOWN, call, sentence
 MALFORMED = {
     "syntax": ("def make(:", "not valid Python"),
     "no_make": ("x = 1", "defines no make()"),
-    "raises": ("raise ValueError('broken')", "raises ValueError"),
+    "raises": ("raise ValueError('broken')\ndef make(): return abs, (1,)", "raises ValueError"),
     "no_pair": ("def make(): return 3", "must return (module_or_callable, inputs)"),
     "make_raises": ("def make(): raise KeyError('k')", "raises KeyError"),
     "grad": ("def make(): return (abs, (1,))\nGRAD = 'maybe'", "GRAD is 'maybe'"),
@@ -91,7 +91,7 @@ def test_a_file_that_is_no_case_is_wrong_usage(write_case, capsys, shared_worker
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["triage", "no_such_file.py"], "names no case"),
+        (["triage", "no_such_file.py"], "no_such_file.py does not exist"),
         (["triage", str(KNOWN / "issue_195320.py"), "--device", "tpu"], "tpu"),
         (["triage", str(KNOWN / "issue_195320.py"), "--plant", "no_such_plant.py"], "plant"),
         (["triage", str(KNOWN / "issue_195320.py"), "--baseline", "no_such_baseline"], "Cannot read the baseline"),

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-import safetensors
 import torch
 
 from fuzzcompile.errors import EnvironmentUnfit, UsageError
@@ -22,6 +21,8 @@ from fuzzcompile.profiling.identity import Facts, Leaf
 from fuzzcompile.profiling.kept import SAMPLE, KeptCall, KeptTensor
 from fuzzcompile.profiling.recorded import read
 from fuzzcompile.profiling.recording import RecordingWriter
+
+safetensors = pytest.importorskip("safetensors")
 
 LARGE = 2**30
 FACTS = Facts(

@@ -10,11 +10,11 @@ import pytest
 from rich.console import Console
 from triage_reports import CULPRIT, SIGNATURE, output, report
 
+from fuzzcompile.pages.case_page import page_of
 from fuzzcompile.reporting.facts import IssueFacts
 from fuzzcompile.reporting.filing import refusal_of
 from fuzzcompile.reporting.issue import draft_issue
 from fuzzcompile.reporting.junit import Entry, junit_xml
-from fuzzcompile.reporting.page import page_of
 from fuzzcompile.reporting.proof import workaround_with_cost
 from fuzzcompile.reporting.verdict import print_report
 

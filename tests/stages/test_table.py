@@ -24,6 +24,7 @@ ROOT = Path(fuzzcompile.__file__).parent
 OTHER_MEANINGS = {
     "capture/script.py": {"dynamo"},  # the key of torch._dynamo.config in a case's settings
     "case.py": {"dynamo"},  # the same key
+    "casefiles/reaching.py": {"dynamo"},  # a part of the names by which a program reaches the compiler
     "compiler/configs.py": {"dynamo"},  # the same key
     "compiler/session.py": {"dynamo"},  # the same key
     "cli/coverage.py": {"decomposition", "lowering"},  # kinds of rule that `passes` lists, in the contract

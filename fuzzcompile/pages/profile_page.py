@@ -9,8 +9,8 @@ from markupsafe import Markup
 
 from fuzzcompile import __version__
 from fuzzcompile.contract import LayerJson, ProfileJson
+from fuzzcompile.pages.case_page import section_of
 from fuzzcompile.reporting.charts import Panel, Series, chart_or_reason
-from fuzzcompile.reporting.page import section_of
 from fuzzcompile.reporting.profile_text import advice, attention_line, cells, meaning, remarks, triages
 from fuzzcompile.reporting.proof import figure
 from fuzzcompile.reporting.versions import versions
@@ -34,7 +34,7 @@ def page_of_profile(profile: ProfileJson, *, name: str) -> str:
     """
     return (
         templates()
-        .get_template("reports/profile.html.j2")
+        .get_template("pages/profile.html.j2")
         .render(
             profile=profile,
             is_fine=profile["verdict"] in _FINE,

@@ -1,0 +1,145 @@
+"""What a campaign had begun or found when its time was up: kept in the corpus, and done by the next campaign."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fuzzcompile.campaign.drawing import Drawn
+from fuzzcompile.corpus import Finding, FindingSummary, Store, StoredCampaign
+from fuzzcompile.oracle.verdicts import Verdict
+
+
+@dataclass(frozen=True)
+class LeftCase:
+    """A case that was cut off while it was judged; ``index`` is its place in the stream, None beside the stream.
+
+    ``verdict`` is what was seen before the proof began; None if there was no verdict yet.
+    """
+
+    case: Drawn
+    index: int | None
+    screen: bool = False
+    verdict: str | None = None
+
+    @property
+    def shows_bug(self) -> bool:
+        """Whether a bug was seen, and its proof cut off."""
+        return self.verdict is not None and Verdict(self.verdict).is_bug
+
+    def to_json(self) -> dict[str, object]:
+        """As the corpus keeps it."""
+        case = self.case
+        return {
+            "index": self.index,
+            "screen": self.screen,
+            "verdict": self.verdict,
+            "source": case.source,
+            "origin": case.origin,
+            "features": list(case.features),
+            "choices": case.choices.hex(),
+            "spec": case.spec,
+            "idioms": list(case.idioms),
+            "near_misses": list(case.near_misses),
+        }
+
+    @classmethod
+    def from_json(cls, kept: Mapping[str, Any]) -> LeftCase:
+        """The inverse of `to_json`."""
+        case = Drawn(
+            kept["source"],
+            kept["origin"],
+            tuple(kept["features"]),
+            bytes.fromhex(kept["choices"]),
+            kept["spec"],
+            tuple(kept["idioms"]),
+            tuple(kept["near_misses"]),
+        )
+        return cls(case, kept["index"], kept["screen"], kept["verdict"])
+
+
+@dataclass(frozen=True)
+class LeftOver:
+    """What a campaign leaves to the next one: cases, and the signatures of findings that wait to be minimized.
+
+    ``given_up`` are the signatures of findings that no campaign tries again: minimizing them cost a worker or raised.
+    """
+
+    cases: Sequence[LeftCase] = ()
+    findings: Sequence[str] = ()
+    given_up: Sequence[str] = ()
+
+    def to_json(self) -> dict[str, object]:
+        """As the corpus keeps it, among the counters of the campaign."""
+        cases = [case.to_json() for case in self.cases]
+        return {"cases": cases, "findings": list(self.findings), "given_up": list(self.given_up)}
+
+
+def left_cases(store: Store, stream: str) -> list[LeftCase]:
+    """The cases that earlier campaigns of this stream left over, and that none has judged since."""
+    kept = [
+        LeftCase.from_json(entry)
+        for campaign in store.campaigns()
+        if campaign.settings.get("stream") == stream
+        for entry in _left_by(campaign).get("cases", ())
+    ]
+    judged = store.recorded_indices(stream)
+    waiting = {
+        left.case.sha256: left
+        for left in kept
+        if (left.index not in judged if left.index is not None else not store.has_source(left.case.sha256))
+    }
+    return list(waiting.values())
+
+
+def left_findings(store: Store, settings: Mapping[str, object], environment: Mapping[str, object]) -> list[str]:
+    """The findings that earlier campaigns left to be minimized, the worst first.
+
+    Args:
+        store: the open corpus.
+        settings: of the campaign that asks, as the corpus keeps them: only those with its vetoes and plants count.
+        environment: in which it runs.
+    """
+    alike = [
+        _left_by(campaign)
+        for campaign in store.campaigns()
+        if all(campaign.settings.get(name) == settings.get(name) for name in ("vetoes", "plants"))
+    ]
+    left, given_up = (
+        {store.finding_of(signature) for entry in alike for signature in entry.get(name, ())}
+        for name in ("findings", "given_up")
+    )
+    return [finding.public_id for finding in pending(store, environment) if finding.public_id in left - given_up]
+
+
+def pending(store: Store, environment: Mapping[str, object]) -> list[FindingSummary]:
+    """Open findings without a reproducer that this torch has shown on this device or target; the worst first."""
+    torch = environment["torch"]
+    device = environment.get("target") or str(environment.get("device")).partition(":")[0]
+    return [
+        finding
+        for finding in store.summaries("open")
+        if finding.reproducer_lines is None and torch in finding.torch_versions and device in finding.devices
+    ]
+
+
+def drawn_of(store: Store, finding: Finding) -> Drawn:
+    """The case of a finding, with its recipe where the corpus has it."""
+    kept = store.case(finding.source_sha256)
+    if kept is None:
+        return Drawn(finding.source, "user")
+    return Drawn(
+        finding.source,
+        kept.origin,
+        tuple(kept.features),
+        kept.choices or b"",
+        kept.spec,
+        tuple(map(str, kept.idioms)),
+        tuple(map(str, kept.near_misses)),
+    )
+
+
+def _left_by(campaign: StoredCampaign) -> Mapping[str, Any]:
+    left = campaign.counters.get("left_over")
+    return left if isinstance(left, Mapping) else {}

@@ -1,0 +1,184 @@
+"""What the workers do next: cases that an earlier campaign left over, further cases, findings to minimize."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from fuzzcompile.campaign.budget import Clock
+from fuzzcompile.campaign.drawing import Drawn
+from fuzzcompile.campaign.jobs import Job, Jobs
+from fuzzcompile.campaign.leftovers import LeftCase, LeftOver, drawn_of, left_cases, left_findings, pending
+from fuzzcompile.campaign.settings import CampaignSettings
+from fuzzcompile.campaign.steering import Steering
+from fuzzcompile.contract import ReportJson
+from fuzzcompile.corpus import Ended, Finding, Store
+from fuzzcompile.severity import rank
+from fuzzcompile.worker.lost import left_behind
+
+# Seconds that a minimization needs after its search, to confirm the reproducer and to make the script for an issue
+# (11 to 14 s of processor time, measured), and the shortest search worth beginning.
+_CONCLUDING, _LEAST_SEARCH = 25.0, 10.0
+# Once less is left, no case is begun: even a screen takes half a second.
+_LEAST_CASE = 1.0
+# A source that has drawn this many known programs in a row is taken to have no others.
+_REPEATED = 2000
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """A finding that is to be minimized, and the case and report to start from."""
+
+    finding: str
+    case: Drawn
+    report: ReportJson
+
+
+class Work:
+    """Keeps the workers busy until the budget is spent, and says what is left over then.
+
+    While cases are judged, at most half of the workers minimize, so that a new corpus full of findings does not keep a
+    campaign from looking for more.
+
+    Args:
+        settings: what the campaign is asked to do.
+        store: the open corpus.
+        jobs: what runs.
+        steering: draws cases.
+        clock: the budget.
+    """
+
+    def __init__(self, settings: CampaignSettings, store: Store, jobs: Jobs, steering: Steering, clock: Clock) -> None:
+        self.settings, self.store, self.jobs, self.steering, self.clock = settings, store, jobs, steering, clock
+        self.ended: Ended = "budget"
+        self.known: set[tuple[str, str]] = set()
+        self._secondary: deque[Drawn] = deque()
+        self._reductions: dict[str, Reduction] = {}
+        self._left = deque(left_cases(store, settings.stream) if settings.judges else ())
+        placed = {left.index for left in self._left}
+        self.judged = store.recorded_indices(settings.stream)
+        self._indices = (index for index in itertools.count() if index not in self.judged and index not in placed)
+        self._submitted = 0
+        self._exhausted = False
+
+    def __enter__(self) -> Self:
+        self.jobs.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Remove the case files."""
+        self.jobs.__exit__(*error)
+
+    def fill(self, *, enough: bool) -> None:
+        """Give every idle worker something to do, if there is anything; with ``enough`` findings, no further case."""
+        while len(self.jobs) < self.settings.workers:
+            judging = self._wants_more(enough=enough)
+            if not (self._begin_reduction(judging=judging) or self._begin_secondary() or (judging and self._begin())):
+                return
+
+    # -- cases ------------------------------------------------------------------------------------
+
+    def _wants_more(self, *, enough: bool) -> bool:
+        budget = self.settings.budget
+        if enough:
+            self.ended = "max-findings"
+        if enough or self._exhausted or not self.settings.judges:
+            return False
+        if budget.cases is not None:
+            return self._submitted < budget.cases
+        return self.clock.remaining > _LEAST_CASE
+
+    def _begin(self) -> bool:
+        """Have the next case judged: one that was left over, or one that is drawn; False if there is none."""
+        left = self._left.popleft() if self._left else self._drawn()
+        if left is None:
+            self._exhausted, self.ended = True, "exhausted"
+            return False
+        self._submitted += 1
+        self.judge(left.case, left.index, screen=left.screen)
+        return True
+
+    def _drawn(self) -> LeftCase | None:
+        """The next program of the stream that was not judged yet; None if there seems to be no other."""
+        for index in itertools.islice(self._indices, _REPEATED):
+            case, screen = self.steering.at(index)
+            if not self.store.has_source(case.sha256, self.settings.stream) and not any(
+                job.case.sha256 == case.sha256 for job in self.jobs
+            ):
+                return LeftCase(case, index, screen)
+        return None
+
+    def judge(self, case: Drawn, index: int | None, *, retry: bool = False, screen: bool = False) -> None:
+        """Have a case judged; the bugs in ``known`` need no further proof."""
+        self.jobs.judge(case, index, self.known, retry=retry, screen=screen)
+
+    def judge_later(self, case: Drawn) -> None:
+        """Have a secondary candidate judged as soon as a worker is idle, unless the corpus knows its source."""
+        if not self.store.has_source(case.sha256):
+            self._secondary.append(case)
+
+    def _begin_secondary(self) -> bool:
+        if not self._secondary or self.clock.remaining <= _LEAST_CASE:
+            return False
+        self.judge(self._secondary.popleft(), None)
+        return True
+
+    # -- findings to minimize ---------------------------------------------------------------------
+
+    def minimize_later(self, finding: str, case: Drawn, report: ReportJson) -> None:
+        """Have a finding minimized when a worker has time for it, the worst finding first."""
+        self._reductions[finding] = Reduction(finding, case, report)
+
+    def minimize_stored(self, finding: Finding) -> None:
+        """Have a finding of the corpus minimized as it is stored."""
+        self.minimize_later(finding.public_id, drawn_of(self.store, finding), finding.report)
+
+    def _begin_reduction(self, *, judging: bool) -> bool:
+        most = max(1, self.settings.workers // 2) if judging else self.settings.workers
+        seconds = min(self.settings.minimize_seconds, self.clock.remaining - _CONCLUDING)
+        running = {job.minimizes for job in self.jobs if job.minimizes is not None}
+        free = [waiting for name, waiting in self._reductions.items() if name not in running]
+        if not free or len(running) >= most or seconds < _LEAST_SEARCH:
+            return False
+        worst = min(free, key=lambda waiting: rank(waiting.report))
+        del self._reductions[worst.finding]
+        self.jobs.minimize(worst.finding, worst.case, worst.report, seconds)
+        return True
+
+    def rename(self, vanished: list[str], finding: str) -> None:
+        """Take over that findings were merged into another."""
+        for job in self.jobs:
+            if job.minimizes in vanished:
+                job.minimizes = finding
+        for name in vanished:
+            self._reductions.pop(name, None)  # the finding that is left has a reproducer
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def left_over(self, given_up: set[str]) -> LeftOver:
+        """What is running or waiting now, and would be lost if the campaign ended without a word."""
+        cases = [*(_cut_off(job) for job in self.jobs if job.minimizes is None and not job.retry), *self._left]
+        cases += [LeftCase(case, None) for case in self._secondary]
+        without = {finding.public_id: finding.signature for finding in self.store.summaries("open")
+                   if finding.reproducer_lines is None}  # fmt: skip
+        waiting = {*self._reductions, *(job.minimizes for job in self.jobs if job.minimizes is not None)}
+        return LeftOver(
+            cases,
+            [signature for name, signature in without.items() if name in waiting],
+            [signature for name, signature in without.items() if name in given_up],
+        )
+
+
+def _cut_off(job: Job) -> LeftCase:
+    _, report = left_behind(job.marker)
+    return LeftCase(job.case, job.index, job.screen, None if report is None else report["verdict"])
+
+
+def pending_first(store: Store, settings: CampaignSettings, environment: Mapping[str, object]) -> list[str]:
+    """The findings to minimize at the start, the worst first: what was left over, or all that have no reproducer."""
+    if settings.judges:
+        return left_findings(store, settings.conditions, environment)
+    return [finding.public_id for finding in pending(store, environment)]

@@ -1,0 +1,17 @@
+"""What a user names as CASE, read without torch: a case file, a script or a notebook, or why it is none of them."""
+
+from fuzzcompile.casefiles.notebook import Notebook
+from fuzzcompile.casefiles.python import defines_make
+from fuzzcompile.casefiles.reading import SENT_SUFFIX, CaseFile, Kind, looks_like_path, read_case_file
+from fuzzcompile.casefiles.text import read_source
+
+__all__ = [
+    "SENT_SUFFIX",
+    "CaseFile",
+    "Kind",
+    "Notebook",
+    "defines_make",
+    "looks_like_path",
+    "read_case_file",
+    "read_source",
+]

@@ -1,0 +1,128 @@
+"""Whether a program can reach ``torch.compile`` at all, by its syntax tree.
+
+The answer errs on one side: "no" only where nothing in the text could lead there, however indirectly. A program of
+which this module is unsure is run, and the run shows it.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from fuzzcompile.casefiles.python import at_module_level
+
+# In an attribute, a keyword, an imported name or a string that is a name: torch.compile, model.compile(),
+# torch._dynamo.optimize, torch_compile=True, "inductor", torch._higher_order_ops (which compile on their own).
+_WORDS = ("compile", "dynamo", "inductor", "higher_order")
+# What runs code that is not in the text, or finds a name that is not.
+_DYNAMIC = {"exec", "eval", "__import__", "globals", "locals", "vars", "__builtins__", "attrgetter", "methodcaller"}
+_DYNAMIC_ATTRIBUTES = {"__dict__", "__getattribute__", "__globals__", "load", "attrgetter", "methodcaller"}
+_DYNAMIC_MODULES = {"builtins", "code", "ctypes", "imp", "importlib", "pickle", "pkgutil", "runpy", "subprocess"}
+_RUNS_PROGRAMS = ("system", "popen", "exec", "spawn", "posix_spawn")
+_HARMLESS = {"torch", "numpy"}
+_IDENTIFIER = re.compile(r"[\w.\-]+")
+_RUNS_TESTS = {"main", "run_tests"}
+
+LOOKED_FOR = (
+    "torch.compile, model.compile() and torch._dynamo.optimize, and an import, exec or getattr that could lead there"
+)
+
+
+def may_compile(tree: ast.Module, folder: Path) -> bool:
+    """Whether running the program could call ``torch.compile``.
+
+    Args:
+        tree: the program.
+        folder: where it stands; modules beside it are imported before others of the same name.
+    """
+    plain = set(_plain_modules(tree, folder))
+    star = any(isinstance(n, ast.ImportFrom) and any(a.name == "*" for a in n.names) for n in ast.walk(tree))
+    return any(_leads_there(node, plain, folder, star=star) for node in ast.walk(tree))
+
+
+def _plain_modules(tree: ast.Module, folder: Path) -> Iterator[str]:
+    """Names under which the program imports modules of the standard library, whose ``compile`` is another one."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if _is_standard(alias.name, folder):
+                    yield alias.asname or alias.name.partition(".")[0]
+
+
+def _is_standard(module: str, folder: Path) -> bool:
+    root = module.partition(".")[0]
+    if (folder / f"{root}.py").exists() or (folder / root).is_dir():
+        return root in sys.builtin_module_names
+    return root in sys.stdlib_module_names
+
+
+def _leads_there(node: ast.AST, plain: set[str], folder: Path, *, star: bool) -> bool:
+    if isinstance(node, ast.Import):
+        return any(_import_leads_there(alias.name, "", folder) for alias in node.names)
+    if isinstance(node, ast.ImportFrom):
+        module = "." * node.level + (node.module or "")
+        return any(_import_leads_there(module, alias.name, folder) for alias in node.names)
+    if isinstance(node, ast.Attribute):
+        return _attribute_leads_there(node, plain)
+    if isinstance(node, ast.keyword):
+        return _names_it(node.arg or "")
+    if isinstance(node, ast.Name):
+        return node.id in _DYNAMIC or (star and node.id == "compile")
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return bool(_IDENTIFIER.fullmatch(node.value)) and _names_it(node.value)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr":
+        return len(node.args) > 1 and not isinstance(node.args[1], ast.Constant)
+    return False
+
+
+def _import_leads_there(module: str, name: str, folder: Path) -> bool:
+    root = module.partition(".")[0]
+    if _is_standard(module, folder):
+        return root in _DYNAMIC_MODULES or (root == "os" and name.startswith(_RUNS_PROGRAMS))
+    is_local = not root or (folder / f"{root}.py").exists() or (folder / root).is_dir()
+    return is_local or root not in _HARMLESS or _names_it(module) or _names_it(name)
+
+
+def _attribute_leads_there(node: ast.Attribute, plain: set[str]) -> bool:
+    owner = node.value.id if isinstance(node.value, ast.Name) else None
+    if owner in plain:  # re.compile, json.load, os.system
+        return owner == "os" and node.attr.startswith(_RUNS_PROGRAMS)
+    return node.attr in _DYNAMIC_ATTRIBUTES or _names_it(node.attr)
+
+
+def _names_it(name: str) -> bool:
+    return any(word in name for word in _WORDS)
+
+
+def is_pytest_file(tree: ast.Module) -> bool:
+    """Whether the module holds tests for pytest and, run as a script, would run nothing of its own."""
+    functions = {s.name for s in at_module_level(tree.body) if isinstance(s, ast.FunctionDef | ast.AsyncFunctionDef)}
+    classes = {s.name: s for s in at_module_level(tree.body) if isinstance(s, ast.ClassDef)}
+    has_tests = any(name.startswith("test") for name in functions) or any(map(_is_test_class, classes.values()))
+    return has_tests and not any(_runs(call, functions | set(classes)) for call in _calls_at_import(tree))
+
+
+def _is_test_class(statement: ast.ClassDef) -> bool:
+    return any(isinstance(s, ast.FunctionDef) and s.name.startswith("test") for s in statement.body)
+
+
+def _calls_at_import(tree: ast.Module) -> Iterator[ast.Call]:
+    """Calls made by the statements of the module, bodies of functions and classes left out."""
+    for statement in at_module_level(tree.body):
+        if isinstance(statement, ast.Expr | ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Raise | ast.Assert):
+            yield from (node for node in ast.walk(statement) if isinstance(node, ast.Call))
+        elif isinstance(statement, ast.For | ast.If | ast.While):
+            condition = statement.iter if isinstance(statement, ast.For) else statement.test
+            yield from (node for node in ast.walk(condition) if isinstance(node, ast.Call))
+
+
+def _runs(call: ast.Call, own: set[str]) -> bool:
+    """Whether the call runs something of the module's own, compiles, or starts a test runner."""
+    if isinstance(call.func, ast.Name):
+        return call.func.id in own | _RUNS_TESTS
+    if isinstance(call.func, ast.Attribute):
+        return call.func.attr in _RUNS_TESTS or _names_it(call.func.attr)
+    return True  # f(x)(y): what is called is not known

@@ -1,0 +1,46 @@
+"""``fuzzcompile minimize --pending``: a campaign that judges no cases of its own."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+import click
+
+from fuzzcompile.worker.conditions import Conditions
+
+
+def minimize_pending(budget: str, conditions: Conditions, location: str | None, log: Path | None) -> int:
+    """Minimize the findings of the corpus that have no reproducer, and summarise what became of them.
+
+    Raises:
+        UsageError: ``budget`` is no time.
+        CorpusError: there is no such corpus.
+    """
+    from fuzzcompile.campaign.budget import Budget, Clock, seconds_of
+    from fuzzcompile.corpus import Store
+
+    clock = Clock(Budget(seconds=seconds_of(budget, "minimize --budget")))
+    Store.open(location, create=False).close()  # before torch is imported: there may be none
+    click.echo("Importing torch ...", err=True)
+    from rich.console import Console
+
+    from fuzzcompile.campaign.local import run_campaign, settings_here
+    from fuzzcompile.campaign.outputs import CampaignOutputs
+    from fuzzcompile.campaign.terminal import print_summary, progress_handler
+
+    settings = settings_here(conditions, clock.budget, seed=0, judges=False)
+    outputs = CampaignOutputs(log, None, None, location)
+    with outputs, progress_handler(Console(stderr=True)) as handler:
+        summary = run_campaign(
+            settings,
+            conditions,
+            location=location,
+            command=shlex.join(["fuzzcompile", *sys.argv[1:]]),
+            on_event=outputs.before(handler.handle),
+            clock=clock,
+        )
+        outputs.finish(summary)
+    print_summary(Console(), summary)
+    return 0

@@ -1,0 +1,151 @@
+"""Command lines that a message tells the user to type: quoted for a shell, complete, and no longer than need be.
+
+Every command that fuzzcompile prints is made here, so that each of them works pasted into the shell it was read in.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from fuzzcompile.errors import UsageError
+from fuzzcompile.settings import KEYS, InForce, in_force, place_of_corpus
+
+Option = str | int | float | Path | bool | tuple[str | Path, ...] | None
+
+_CASES = ("device", "target", "veto", "plant", "timeout", "max_memory")
+_QUESTION = ("against", "contract", "call", "module", "math_only")
+# What each command takes of the options that belong to a subject. The others are left out of its command lines.
+_TAKES: Mapping[str, tuple[str, ...]] = {
+    "triage": (*_CASES, *_QUESTION),
+    "bisect": (*_CASES, *_QUESTION),
+    "minimize": ("corpus", *_CASES),
+    "issue": ("corpus", "device", "target"),
+    "profile": ("device", "veto", "plant", "max_memory", "call", "module", "math_only"),
+    "corpus": ("corpus",),
+    "mark": ("corpus",),
+    "replay": ("corpus",),
+}
+
+
+def command(*words: str | Path, published: bool = False, **options: Option) -> str:
+    """A command line of fuzzcompile that works when it is pasted into a shell in the working directory.
+
+    ``hints.command("minimize", "F3", corpus=location, device="cpu")`` is ``fuzzcompile minimize F3 --device cpu`` where
+    ``location`` is the corpus in force anyway.
+
+    Args:
+        words: the command, its subcommand and its arguments; paths inside the working directory are made relative.
+        published: the line is read elsewhere (a draft, a page): it names nothing of this machine, neither the program's
+            place nor its settings, and is not shortened by them.
+        options: by name, ``max_memory`` for ``--max-memory``: True for a flag, a tuple for an option that is given
+            several times; None, False and () for one that is not given. A value that is in force without the option,
+            from the environment, pyproject.toml or as built in, is left out.
+    """
+    settings = None if published else _settings()
+    parts = ["fuzzcompile"] if published else program()
+    parts += [_argument(word) for word in words]
+    for name, value in options.items():
+        if not _holds_anyway(name, value, settings):
+            parts += _option(f"--{name.replace('_', '-')}", value)
+    return shlex.join(parts)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A case or a finding as the user named it: what to type, and the options that it needs to be the same again.
+
+    Attributes:
+        name: the file, or the id of a finding.
+        options: as for :func:`command`.
+        published: as for :func:`command`.
+    """
+
+    name: str
+    options: Mapping[str, Option] = field(default_factory=dict)
+    published: bool = False
+
+    @classmethod
+    def of(cls, name: str | Subject) -> Subject:
+        """The subject that a plain name stands for."""
+        return name if isinstance(name, Subject) else cls(name)
+
+    def command(self, *words: str, **options: Option) -> str:
+        """The command line of ``words`` (``"minimize"``, ``"corpus", "show"``) on it, with those options it takes."""
+        own = {name: value for name, value in self.options.items() if name in _TAKES[words[0]]}
+        return command(*words, self.name, published=self.published, **{**own, **options})
+
+    def is_taken_whole_by(self, word: str) -> bool:
+        """Whether the command takes every option that says what is judged, such as ``--module``."""
+        return not any(self.options.get(name) for name in _QUESTION if name not in _TAKES[word])
+
+    def with_options(self, **options: Option) -> Subject:
+        """The same with further options."""
+        return replace(self, options={**self.options, **options})
+
+
+def program() -> list[str]:
+    """How this installation is called from the user's shell: ``fuzzcompile`` where that is on the PATH."""
+    script = shutil.which("fuzzcompile")
+    if script is not None and _is_ours(Path(script)):
+        return ["fuzzcompile"]
+    python = next((name for name in ("python", "python3") if _same(shutil.which(name), sys.executable)), sys.executable)
+    return [python, "-m", "fuzzcompile"]
+
+
+def _is_ours(script: Path) -> bool:
+    """Whether a script belongs to this installation and not to another environment."""
+    beside = Path(sys.executable).parent
+    return beside.resolve() in (script.parent.resolve(), script.resolve().parent) or _same(str(script), sys.argv[0])
+
+
+def _same(left: str | None, right: str) -> bool:
+    """Whether both name one file of one folder: links to one interpreter are the interpreters of their environments."""
+    return (
+        left is not None and Path(left).parent == Path(right).parent and Path(left).resolve() == Path(right).resolve()
+    )
+
+
+def _settings() -> InForce | None:
+    """What is in force; None where it cannot be read, so that nothing is left out."""
+    try:
+        return in_force()
+    except UsageError:
+        return None
+
+
+def _holds_anyway(name: str, value: Option, settings: InForce | None) -> bool:
+    """Whether an option says nothing: it is not given, or what it says is in force without it."""
+    if value is None or value is False or value == ():
+        return True
+    key = name.replace("_", "-")
+    if settings is None or key not in KEYS:
+        return False
+    in_force = settings.value(key)
+    return place_of_corpus(value) == place_of_corpus(in_force) if key == "corpus" else value == in_force
+
+
+def _option(name: str, value: Option) -> list[str]:
+    if value is True:
+        return [name]
+    values = value if isinstance(value, tuple) else (value,)
+    return [part for each in values for part in (name, _text(each))]
+
+
+def _argument(word: str | Path) -> str:
+    """An argument; one that would be read as an option is written as a path."""
+    text = _text(word)
+    return f"./{text}" if text.startswith("-") else text
+
+
+def _text(value: object) -> str:
+    """A value as it is typed: a path inside the working directory is made relative to it."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    path, folder = Path(str(value)), Path.cwd()
+    inside = path.is_absolute() and path.is_relative_to(folder)
+    return str(path.relative_to(folder)) if inside else str(value)

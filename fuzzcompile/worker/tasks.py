@@ -1,0 +1,66 @@
+"""What a pool hands to a worker that judges, and what comes back. Plain data: needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from fuzzcompile.contract import ReportJson
+from fuzzcompile.execution.named import Named
+from fuzzcompile.judging.counts import CoverageCount
+from fuzzcompile.worker.conditions import Question
+
+
+@dataclass(frozen=True)
+class WorkerSetup:
+    """What `prepare` needs.
+
+    Attributes:
+        plants: files to run.
+        threads: torch's intra-op threads.
+        target: the device that the compiler is told, by its name; None for the one that runs.
+    """
+
+    plants: tuple[str, ...] = ()
+    threads: int = 1
+    target: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeTask(Question):
+    """One case file to judge, and what is asked about it.
+
+    Attributes:
+        path: the case file.
+        vetoes: rewrites to refuse.
+        marker: a path that is created once eager has finished and gets the report once there is a verdict, so that
+            both survive the loss of the worker.
+        known: (signature, kind of verdict) pairs that need no further proof.
+        seconds: time after which attribution starts no further compile.
+        memory: bytes of this process beyond which a case is refused before it runs.
+        screen: judge without generated code, and in full only if that shows a bug.
+        describe: also describe the machine, for a page.
+    """
+
+    path: str
+    vetoes: tuple[str, ...] = ()
+    marker: str | None = None
+    known: tuple[tuple[str, str], ...] = ()
+    seconds: float | None = None
+    memory: int | None = None
+    screen: bool = False
+    describe: bool = False
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A report in its JSON form, what the compile covered, and the machine if the task asked for it."""
+
+    report: ReportJson
+    coverage: tuple[CoverageCount, ...] = ()
+    screened: bool = False
+    machine: Mapping[str, object] | None = None
+
+
+JUDGE: Callable[[JudgeTask], Judged] = Named("fuzzcompile.worker.judge:judge_file")
+"""Judge one case file on the worker's device."""
