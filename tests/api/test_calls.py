@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import threading
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from fuzzcompile import triage
 from fuzzcompile.capture.invocation import invocation_of, uncompiled_parts
 from fuzzcompile.capture.sending import Unsendable, receive, send
 from fuzzcompile.case import Arguments
-from fuzzcompile.errors import UsageError
+from fuzzcompile.errors import EnvironmentUnfit, UsageError
 
 CPU = torch.device("cpu")
 FACTOR = 2.0
@@ -124,6 +125,15 @@ def test_a_call_that_holds_a_lock_is_not_sent(tmp_path):
         sent(tmp_path, lambda x: x if lock else None, torch.ones(2))
 
 
+def test_a_full_disk_is_one_sentence(monkeypatch):
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "whatever")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(EnvironmentUnfit, match="No space left on device; set TMPDIR"):
+        triage(doubled, torch.ones(2))
+
+
 def test_judged_in_place_a_model_stays_as_it_was():
     module, lock = Counting(), threading.Lock()
     module.lock = lock
@@ -148,5 +158,7 @@ def test_wrong_use_is_one_sentence():
         triage(3)
     with pytest.raises(UsageError, match="has no dynamc"):
         triage.options(dynamc=True)
+    with pytest.raises(UsageError, match="Cannot use the plant"):
+        triage.options(plants=("missing.py",))(doubled, torch.ones(2))
     with pytest.raises(UsageError, match="needs a worker"):
         triage.options(target="cuda:sm_90", in_place=True)(doubled, torch.ones(2))
