@@ -68,7 +68,7 @@ ALLOWED = {
     "pages": {"contract", "corpus", "errors", "hints", "oracle", "privacy", "replaying", "reporting", "severity",
              "signatures", "stage_names", "templating"},
     "api": {"capture", "case", "casefiles", "commands", "compiler", "contract", "errors", "execution", "judging",
-           "reporting", "templating", "worker"},
+           "plants", "reporting", "templating", "worker"},
     "pytest_plugin": {"api", "errors"},
     "cli": {"campaign", "casefiles", "commands", "contract", "corpus", "errors", "execution", "generation", "hints",
            "models", "pages", "profiling", "reduction", "replaying", "reporting", "settings", "severity", "stage_names",
