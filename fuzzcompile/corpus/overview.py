@@ -37,8 +37,8 @@ class Judging:
 class Overview:
     """The findings, the worst first, and what belongs to each by its row's id; the cases that campaigns judged.
 
-    ``environments`` are those in which the reports were made, as far as they were stored; ``former`` are signatures that
-    findings had before.
+    ``environments`` are those in which the reports were made, as far as they were stored, ``former`` the signatures
+    that findings had before.
     """
 
     findings: Sequence[Finding]
