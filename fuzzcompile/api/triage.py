@@ -28,8 +28,10 @@ from fuzzcompile.execution.runs import run_eager
 from fuzzcompile.judging.refusals import CannotJudge
 from fuzzcompile.reporting.baseline import Baseline
 from fuzzcompile.worker.conditions import Conditions, Contract, Limits, Question, running_device
-from fuzzcompile.worker.judge import JudgeTask, judge_case
+from fuzzcompile.worker.judge import judge_case
 from fuzzcompile.worker.pool import ATTRIBUTION_SHARE
+from fuzzcompile.worker.progress import Progress
+from fuzzcompile.worker.tasks import JudgeTask
 
 Backend = str | Callable[..., object]
 
@@ -235,7 +237,7 @@ class _Judging:
         limit = conditions.limits.seconds * ATTRIBUTION_SHARE
         task = JudgeTask(**vars(self.question), path="", vetoes=conditions.vetoes, seconds=limit)
         with _waiting(self.invocation.name), left_as_found(self.invocation):
-            report = judge_case(self.invocation.case(), task, device, time.monotonic() + limit)
+            report = judge_case(self.invocation.case(), Progress(task), device, time.monotonic() + limit)
         return _placed(cast(ReportJson, report.to_json()), {"process": "in place", "why": why})
 
 

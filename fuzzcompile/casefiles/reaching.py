@@ -43,6 +43,18 @@ def may_compile(tree: ast.Module, folder: Path) -> bool:
     return any(_leads_there(node, plain, folder, star=star) for node in ast.walk(tree))
 
 
+def modules_beside(tree: ast.Module, folder: Path) -> Iterator[Path]:
+    """The files beside the program that it imports: modules, and those of packages."""
+    for node in ast.walk(tree):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+        if isinstance(node, ast.ImportFrom):
+            names = [node.module] if node.module else names
+        for root in {name.partition(".")[0] for name in names}:
+            yield from (path for path in (folder / f"{root}.py",) if path.is_file())
+            if (folder / root).is_dir():
+                yield from sorted((folder / root).rglob("*.py"))
+
+
 def _plain_modules(tree: ast.Module, folder: Path) -> Iterator[str]:
     """Names under which the program imports modules of the standard library, whose ``compile`` is another one."""
     for node in ast.walk(tree):

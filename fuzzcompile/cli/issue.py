@@ -10,27 +10,25 @@ from typing import TYPE_CHECKING
 import click
 
 from fuzzcompile.cli import options
-from fuzzcompile.cli.subjects import existing_corpus, needed
+from fuzzcompile.cli.completing import cases_and_findings
+from fuzzcompile.cli.subjects import case_named, existing_corpus, needed
 from fuzzcompile.errors import UsageError
-from fuzzcompile.worker.conditions import Conditions, running_device
+from fuzzcompile.worker.conditions import Conditions
 
 if TYPE_CHECKING:
     from fuzzcompile.reporting.facts import IssueFacts
 
 
 @click.command()
-@click.argument("name", metavar="FINDING|CASE")
+@click.argument("name", metavar="FINDING|CASE", shell_complete=cases_and_findings)
 @click.option("--anyway", is_flag=True, help="Print the draft of what is not to be filed, the reason on top.")
-@options.device
-@options.target
+@options.conditions
 @options.corpus
 @click.option(
     "--search", is_flag=True, help="First search PyTorch's issues and pull requests for reports on the finding."
 )
 @options.json_output
-def issue(
-    name: str, anyway: bool, device: str, target: str | None, location: str | None, search: bool, as_json: bool
-) -> int:
+def issue(name: str, anyway: bool, conditions: Conditions, location: str | None, search: bool, as_json: bool) -> int:
     """Print the draft of a GitHub issue, in Markdown, for a finding or a case file.
 
     What is not to be filed gets the reason instead, on stderr: no bug, a suspect without proof, fixed in the newest
@@ -39,10 +37,11 @@ def issue(
     --search asks GitHub's search API, with the token of GITHUB_TOKEN or GH_TOKEN if there is one. What it finds is kept
     in the corpus and stands in the draft.
     """
-    if search and Path(name).is_file():
+    path = case_named(name)
+    if search and path is not None:
         raise UsageError(f"--search is for findings of a corpus, and {name} is a file.")
     found = _search(name, location, as_json=as_json) if search else {}
-    facts = _facts(name, Conditions(running_device(device, target), target=target), location)
+    facts = _facts(path or name, conditions, location)
     return _printed(name, facts, found, anyway=anyway, as_json=as_json)
 
 
@@ -57,14 +56,14 @@ def _search(name: str, location: str | None, *, as_json: bool) -> dict[str, obje
     return found.to_json()
 
 
-def _facts(name: str, conditions: Conditions, location: str | None) -> IssueFacts:
+def _facts(subject: Path | str, conditions: Conditions, location: str | None) -> IssueFacts:
     from fuzzcompile.campaign.findings import facts_of
     from fuzzcompile.commands.issue import facts_of_file
 
     with existing_corpus(location) as store:
-        if not Path(name).is_file():
-            return facts_of(needed(store, name), name)
-    return facts_of_file(Path(name), conditions)
+        if isinstance(subject, str):
+            return facts_of(needed(store, subject), subject)
+    return facts_of_file(subject, conditions)
 
 
 def _printed(name: str, facts: IssueFacts, found: Mapping[str, object], *, anyway: bool, as_json: bool) -> int:

@@ -11,6 +11,7 @@ import click
 
 from fuzzcompile import __version__
 from fuzzcompile.cli.bisect import bisect
+from fuzzcompile.cli.completion import completion
 from fuzzcompile.cli.config import config
 from fuzzcompile.cli.configured import check_settings
 from fuzzcompile.cli.corpus import corpus
@@ -46,7 +47,7 @@ def cli(context: click.Context, debug: bool) -> None:
 
 _INVESTIGATING = (triage, bisect, profile, watch, minimize)
 _FINDINGS = (replay, issue, mark, report, corpus)
-for command in (run, generate, *_INVESTIGATING, *_FINDINGS, coverage, passes, doctor, config):
+for command in (run, generate, *_INVESTIGATING, *_FINDINGS, coverage, passes, doctor, config, completion):
     cli.add_command(command)
 
 
@@ -69,6 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         _explain(str(error), debug)
     except BrokenPipeError:
         status = 0
+    except OSError as error:  # a full disk, a folder without rights: of the machine, wherever it was met
+        status = 3
+        _explain(_of_the_machine(error), debug)
     except Exception as error:  # a bug of ours ends with one sentence too; --debug shows the traceback
         status = 3
         _explain(
@@ -77,6 +81,17 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             debug,
         )
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _of_the_machine(error: OSError) -> str:
+    """What the system refused, of which file, and what to do."""
+    reason = error.strerror or str(error)
+    if error.filename is None:
+        return f"The system refuses a file ({reason}); mend that and run again, or see where with --debug."
+    return (
+        f"Cannot use {error.filename}: {reason}; mend that, or choose another place (--corpus, --out, TMPDIR, "
+        "TORCHINDUCTOR_CACHE_DIR)."
+    )
 
 
 def _explain(message: str, debug: bool) -> None:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from fuzzcompile.cli import options
-from fuzzcompile.worker.conditions import Conditions, Limits
+from fuzzcompile.hints import Named, command
+from fuzzcompile.worker.conditions import Conditions, Limits, running_device
 
 if TYPE_CHECKING:
     from fuzzcompile.profiling.record import Recorded
@@ -44,7 +45,7 @@ _SECONDS = 900.0
     "--keep",
     default=1.0,
     show_default=True,
-    type=click.FloatRange(min=0.001),
+    type=options.FiniteRange(min=0.001),
     metavar="GiB",
     help="Activations kept of a run; beyond that they are sampled, and layers are not run alone.",
 )
@@ -60,7 +61,7 @@ _SECONDS = 900.0
 @options.device
 @options.veto
 @options.plant
-@click.option("--timeout", default=_SECONDS, show_default=True, type=click.FloatRange(min=1), help="Seconds in all.")
+@click.option("--timeout", default=_SECONDS, show_default=True, type=options.FiniteRange(min=1), help="Seconds in all.")
 @options.memory
 @options.json_output
 def profile(
@@ -88,6 +89,12 @@ def profile(
     Exit status: 1 for a jump, 3 if the case cannot be run in one of both ways, otherwise 0. The layer of a jump under
     inductor is triaged at once.
     """
+    from fuzzcompile.casefiles import read_case_file
+    from fuzzcompile.worker.vetoes import check_vetoes
+
+    conditions = Conditions(running_device(device, None), vetoes, plants, Limits(timeout, int(memory * 2**30)))
+    check_vetoes(conditions, [read_case_file(case)])
+
     from rich.console import Console
 
     from fuzzcompile.commands.profile import Request, profile_case, record_case
@@ -102,18 +109,18 @@ def profile(
     side = parse(against or ("inductor" if record is None else "eager"))
     look = Look(depth, int(keep * 2**30), operators=ops)
     request = Request(case, Asked(side, parse(reference), look, tolerances, math_only), call, module)
-    name = str(case) if module is None else f"{case} --module {module}"
+    conditions = Conditions(device, vetoes, plants, Limits(timeout, int(memory * 2**30)))
+    name = Named(str(case), {**conditions.options(), "timeout": None, "call": call, "module": module})
     for file, option in ((page, "--html"), (record, "--record")):
         if file is not None:
             check_writable(file, option)
-    conditions = Conditions(device, vetoes, plants, Limits(timeout, int(memory * 2**30)))
     with Console(stderr=True).status("Starting ...") as status:
         if record is not None:
             written = record_case(request, conditions, record)
         else:
             answer = profile_case(request, conditions, progress=lambda said: status.update(f"{said} ..."))
     if record is not None:
-        click.echo(json.dumps(asdict(written)) if as_json else _recorded(written))
+        click.echo(json.dumps(asdict(written)) if as_json else _recorded(written, case))
         return 0
     if page is not None:
         write_whole(page, page_of_profile(answer, name=name).encode("utf-8"), "--html")
@@ -124,8 +131,8 @@ def profile(
     return 1 if answer["verdict"] == "jump" else 0
 
 
-def _recorded(recorded: Recorded) -> str:
+def _recorded(recorded: Recorded, case: Path) -> str:
     return (
         f"Recorded {recorded.calls} results of {recorded.side} in {recorded.path} ({recorded.size / 2**20:.1f} MiB). "
-        f"Next, where you have the same case: fuzzcompile profile CASE --against {recorded.path}"
+        f"Next, where you have the same case: {command('profile', case, against=recorded.path)}"
     )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fuzzcompile.cli import options
+from fuzzcompile.cli.completing import findings
 from fuzzcompile.errors import EnvironmentUnfit, UsageError
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ _INTERRUPTED = 130
     "selection",
     multiple=True,
     metavar="NAME|KEY=VALUE",
+    shell_complete=findings,
     help="Only these findings: an id, a signature, its beginning or a glob, or severity=, status=, stage= or "
     "umbrella=. Repeatable: names are alternatives, and so are values of one key; each key given must hold.",
 )
@@ -46,7 +48,11 @@ _INTERRUPTED = 130
 @click.option("--yes", is_flag=True, help="Do not ask before --bisect makes environments.")
 @click.option("--runs", default=3, show_default=True, type=click.IntRange(min=1), help="Runs before one is believed.")
 @click.option(
-    "--timeout", default=180.0, show_default=True, type=click.FloatRange(min=1), help="Seconds for one run of a script."
+    "--timeout",
+    default=180.0,
+    show_default=True,
+    type=options.FiniteRange(min=1),
+    help="Seconds for one run of a script.",
 )
 @click.option("--jobs", default=1, show_default=True, type=click.IntRange(min=1), help="Scripts that run at a time.")
 @click.option("--hide-gpus", is_flag=True, help="Let the scripts see no GPU.")
@@ -121,7 +127,7 @@ def replay(
         for record in records.all:
             click.echo(json.dumps(record.to_json(records.versions)))
     else:
-        print_records(report_console(), records)
+        print_records(report_console(), records, store.location)
     return status
 
 

@@ -16,12 +16,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fuzzcompile import hints
 from fuzzcompile.casefiles import read_case_file
 from fuzzcompile.commands.triage import triage_files
 from fuzzcompile.contract import ReportJson
 from fuzzcompile.errors import CaseError, FuzzcompileError
 from fuzzcompile.plants import check_plants
-from fuzzcompile.watching.judging import wrong_by_value
 from fuzzcompile.watching.records import STOP, WORK, StepReport, read_job
 from fuzzcompile.watching.settings import WatchSettings
 from fuzzcompile.watching.summary import Summary, steps_in, summarised
@@ -40,11 +40,13 @@ def check_script(path: Path) -> None:
     """
     file = read_case_file(path)
     if file.kind == "case" and "compile" not in file.source:
-        raise CaseError(f"{path} is a case file, which makes no steps; judge it with `fuzzcompile triage {path}`.")
+        raise CaseError(
+            f"{path} is a case file, which makes no steps; judge it with `{hints.command('triage', path)}`."
+        )
     if file.kind == "notebook":
         raise CaseError(
             f"{path} is a notebook, and `watch` runs scripts: `jupyter nbconvert --to script` makes one of it, and "
-            "`fuzzcompile triage` judges its first compiled call."
+            f"`{hints.command('triage', path)}` judges its first compiled call."
         )
 
 
@@ -180,6 +182,8 @@ def _with_answers(summary: Summary, answers: Sequence[tuple[Path, ReportJson]]) 
 
     A step is wrong by its values. Other bugs of its graphs, such as a wrong stride, are not the one.
     """
+    from fuzzcompile.watching.judging import wrong_by_value  # imports torch, which a refused script needs not wait for
+
     seen = summary.report
     wrong = [(case, report) for case, report in answers if wrong_by_value(report)]
     if seen is not None and wrong_by_value(seen):

@@ -10,13 +10,14 @@ from fuzzcompile.compiler.breaks import headline
 from fuzzcompile.compiler.target.placing import lacks_kernel
 from fuzzcompile.compiler.target.process import assumed
 from fuzzcompile.errors import EnvironmentUnfit
+from fuzzcompile.execution.lost_gpu import lost_gpu
 from fuzzcompile.execution.observation import Observation
 from fuzzcompile.oracle.comparison import compare
 from fuzzcompile.stage_names import DYNAMO
 from fuzzcompile.targets import Target
 from fuzzcompile.trials.compiles import Experiments, Trial
 
-_MACHINE_ERRORS = ("InvalidCxxCompiler", "TritonMissing", "OutOfMemoryError")
+_MACHINE_ERRORS = ("TritonMissing", "OutOfMemoryError")
 # Raised by what stands for a target's device, and by torch where it asks for more of that device than is described.
 _TARGET_ERRORS = ("NotMoved", "NotOnCpu", "NotInterpreted", "KernelTooLarge")
 _DEVICE_MESSAGES = (
@@ -103,6 +104,21 @@ def _not_looked_at(case: Case, target: Target, why: str) -> CannotJudge:
     return CannotJudge(f"{case.name} could not be looked at for {target.name}: {why}.")
 
 
+def refuse_lost_gpu(experiments: Experiments) -> None:
+    """Refuse a case that costs this process its GPU in eager mode: nothing can be compared with it.
+
+    Raises:
+        CannotJudge: with the error.
+    """
+    failure = experiments.runs.eager.failure
+    why = None if failure is None else lost_gpu(experiments.device)
+    if why is not None:
+        raise CannotJudge(
+            f"{experiments.case.name} fails on the GPU in eager mode ({why}), and no run can follow in that process; "
+            "mend the program (an index out of range?), or run it with CUDA_LAUNCH_BLOCKING=1 to see where."
+        )
+
+
 def refuse_unsupported(experiments: Experiments, trial: Trial) -> None:
     """Refuse a case that asks for ``FULLGRAPH`` and cannot be compiled as one graph.
 
@@ -165,7 +181,10 @@ def refuse_unfit(case: Case, trial: Trial) -> None:
         failure.type_name in _TARGET_ERRORS or any(text in failure.message for text in _DEVICE_MESSAGES)
     ):
         raise _not_looked_at(case, target, failure.message)
+    machine = failure.machine
     if failure.type_name in _MACHINE_ERRORS or any(text in failure.message for text in _MACHINE_MESSAGES):
+        machine = machine or str(failure)
+    if machine:
         raise CannotJudge(
-            f"{case.name} cannot be compiled on this machine ({failure}); `fuzzcompile doctor` says what is missing."
+            f"{case.name} cannot be compiled on this machine: {machine} (`fuzzcompile doctor` tries the machine)."
         )

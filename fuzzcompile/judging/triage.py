@@ -20,6 +20,7 @@ from fuzzcompile.compiler.ledger import Ledger
 from fuzzcompile.compiler.same import torch_same
 from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.compiler.unseen import Unseen, gathered, gathering, shown
+from fuzzcompile.execution.lost_gpu import lost_gpu
 from fuzzcompile.execution.observation import Observation
 from fuzzcompile.facts import facts
 from fuzzcompile.judging.asked import ask
@@ -33,6 +34,7 @@ from fuzzcompile.judging.refusals import (
     CannotJudge,
     refuse_lack_of_cpu,
     refuse_lasting_state,
+    refuse_lost_gpu,
     refuse_unfit,
     refuse_unsupported,
 )
@@ -99,6 +101,7 @@ def triage(
     looking.run_eager()
     refuse_lasting_state(experiments)
     refuse_lack_of_cpu(experiments)
+    refuse_lost_gpu(experiments)
     on_eager()
     if screen:
         report = _screened(looking, known, started, deadline)
@@ -108,6 +111,11 @@ def triage(
     trial = experiments.trial()
     refuse_unsupported(experiments, trial)
     refuse_unfit(case, trial)
+    lost = lost_gpu(device) if trial.observation.failure is not None else None
+    if lost is not None:
+        report = _without_gpu(experiments, trial, lost, started)
+        on_verdict(report)
+        return report
     answer = _decided_both_ways(_decided(experiments, trial, ReplayCount(), started, known), deadline)
     on_verdict(answer.report())
     if thorough and not _late(deadline):
@@ -118,6 +126,13 @@ def triage(
     if error_maps:
         report = replace(report, error_maps=error_maps_of(answer.experiments, answer.trial))
     return replace(report, asked=tuple(ask(experiments, answer.trial, answer.steps, name) for name in suspects))
+
+
+def _without_gpu(experiments: Experiments, trial: Trial, why: str, started: float) -> Report:
+    """The report on a compiled program that costs the process its GPU: no run or compile can follow."""
+    detail = f"eager runs; of the compiled program the GPU says {why!r}, and does nothing more for that process"
+    decision = Decision(trial.judgement.verdict, "low", f"{detail}: no culprit was looked for")
+    return _Answer(experiments, trial, (), decision, ReplayCount(), started).report()
 
 
 def _quick(experiments: Experiments) -> Experiments:
@@ -261,7 +276,7 @@ def _report(answer: _Answer, attribution: Attribution) -> Report:
     seconds = time.perf_counter() - answer.started
     return Report(
         case=experiments.case.name,
-        torch=torch.__version__,
+        torch=str(torch.__version__),  # a plain string: a process without torch reads it
         device=str(experiments.device),
         verdict=decision.verdict,
         confidence=_confidence(decision, attribution, unseen),

@@ -10,12 +10,13 @@ from functools import cached_property
 from markupsafe import Markup
 
 from fuzzcompile.contract import CulpritJson, OutputJson, ReportJson, told
+from fuzzcompile.hints import Named
+from fuzzcompile.oracle.verdicts import VALUES
 from fuzzcompile.pages.heat_maps import HeatMap, heat_map
 from fuzzcompile.pages.markup import inline
 from fuzzcompile.pages.scales import LogScale
 from fuzzcompile.reporting import proof
 from fuzzcompile.reporting.circumstances import circumstances
-from fuzzcompile.reporting.effects import VALUES
 from fuzzcompile.reporting.facts import IssueFacts
 from fuzzcompile.reporting.place import source_link
 from fuzzcompile.reporting.tables import as_run, error_rows
@@ -45,11 +46,11 @@ class Judged:
 
     Attributes:
         facts: the report, with what else is known of the finding.
-        name: what to type for the case.
+        name: how the case is named on a command line.
     """
 
     facts: IssueFacts
-    name: str
+    name: str | Named
 
     @property
     def report(self) -> ReportJson:
@@ -76,7 +77,7 @@ class Judged:
     @property
     def advice(self) -> Markup:
         """What to do about it; the workaround stands on lines of its own."""
-        return inline(advice({**self.report, "workaround": None}, self.name))
+        return inline(advice({**self.report, "workaround": None}, Named.of(self.name).to_publish()))
 
     @property
     def workaround(self) -> str | None:
@@ -194,13 +195,14 @@ class Judged:
     @property
     def tried_has_errors(self) -> bool:
         """Whether errors that ablations left mean anything here."""
-        return self.report["verdict"] in VALUES and any(row.error not in ("-", "0") for row in self.tried)
+        return proof.has_errors(self.report)
 
     # -- what templates call on a part ----------------------------------------------------------------
 
     answer = staticmethod(as_run)
     figure = staticmethod(proof.figure)
     matched = staticmethod(proof.matched)
+    shown_of = staticmethod(proof.shown_of)
     step_of = staticmethod(proof.step_of)
     diff_of = staticmethod(proof.diff_of)
     inline = staticmethod(inline)
