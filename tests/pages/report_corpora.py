@@ -34,6 +34,7 @@ def found(
 
 
 def reproduced(store: Store, finding: str, source: str = "def make(): ...\n", **fields: Any) -> None:
-    report = dict(store.finding(finding).report)
+    """Store a confirmed reproducer of a finding, with the finding's report or that of ``fields``."""
+    fields.setdefault("report", dict(store.finding(finding).report))
     sha256 = hashlib.sha256(source.encode()).hexdigest()
-    store.add_reproducer(finding, Reproducer(source, sha256, 1, "graph", True, "2.13.0+cpu", report, **fields))
+    store.add_reproducer(finding, Reproducer(source, sha256, 1, "graph", True, "2.13.0+cpu", **fields))

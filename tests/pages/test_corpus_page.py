@@ -159,6 +159,15 @@ def test_a_summary_says_what_its_campaign_hit(store):
     assert Rows(page).rows[new]["data-campaign"] == "hit new" and "data-campaign" not in Rows(page).rows[old]
 
 
+def test_a_finding_that_got_another_signature_since_counts_as_hit(store):
+    name = found(store, 1, signature=SIGNATURE)
+    report = {**store.finding(name).report, "signature": f"{SIGNATURE}:softmax(dim)"}
+    reproduced(store, name, report=report)
+    assert store.finding(name).signature == report["signature"]
+    page = page_of(store, {"cases": 1, "findings": [{"signature": SIGNATURE, "new": True}]})
+    assert Rows(page).rows[name]["data-campaign"] == "hit new"
+
+
 def call(*arguments: object) -> int:
     with pytest.raises(SystemExit) as ending:
         main([str(argument) for argument in arguments])
