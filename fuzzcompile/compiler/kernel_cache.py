@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 _VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
-#: Names the folder of precompiled headers that workers share (:mod:`fuzzcompile.compiler.headers`).
+#: Names the folder in which plain torch keeps precompiled headers (:mod:`fuzzcompile.compiler.headers`).
 HEADERS_VARIABLE = "FUZZCOMPILE_HEADERS"
 
 
@@ -17,7 +17,7 @@ def shared_kernel_cache() -> dict[str, str]:
     """The environment variables by which a child process shares this process's kernels and headers, whatever TMPDIR.
 
     The folder is that of ``torch._inductor.runtime.cache_dir_utils.default_cache_dir``, which is not called because
-    importing it takes seconds. Precompiled headers are always there, wherever the user has kernels kept.
+    importing it takes seconds. Plain torch keeps precompiled headers there, wherever the user has kernels kept.
     """
     default = Path(tempfile.gettempdir(), f"torchinductor_{_user()}")
     return {
