@@ -15,10 +15,9 @@ from fuzzcompile.compiler.kernel_cache import HEADERS_VARIABLE
 
 
 def share_headers() -> None:
-    """Link the shared headers into this process's folder, and publish those that it finished.
+    """Link the headers beside the kernel cache into this process's folder, and publish those that it finished.
 
-    They are shared with plain torch of the same user, which keeps them in the same folder; where that is not known
-    (:mod:`~fuzzcompile.compiler.kernel_cache`), they stand beside the kernel cache.
+    Those that plain torch of the same user has finished are linked as well, so that an empty kernel cache costs none.
 
     The compiler writes a header in place, and a killed worker leaves half of one. A header is therefore finished in a
     worker's own folder and copied under its name in one step. Without effect where both folders are the same.
@@ -29,16 +28,16 @@ def share_headers() -> None:
     folder = getattr(codecache, "_HEADER_DIR", None)  # a torch without it precompiles no headers
     if folder is None:
         return
-    shared = Path(os.environ.get(HEADERS_VARIABLE) or Path(cache_dir(), "precompiled_headers"))
-    own = Path(folder)
+    own, shared = Path(folder), Path(cache_dir(), "precompiled_headers")
     if own == shared:
         return
     with contextlib.suppress(OSError):  # a full disk or a race with another worker costs time and nothing else
         for header in _missing(own, shared):
             _publish(own / header, shared / header)
-        for header in _missing(shared, own):
-            own.mkdir(parents=True, exist_ok=True)
-            (own / header).symlink_to(shared / header)
+        for source in (shared, Path(os.environ.get(HEADERS_VARIABLE, shared))):
+            for header in _missing(source, own):
+                own.mkdir(parents=True, exist_ok=True)
+                (own / header).symlink_to(source / header)
 
 
 def _missing(source: Path, target: Path) -> list[str]:

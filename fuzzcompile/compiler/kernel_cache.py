@@ -13,7 +13,7 @@ from fuzzcompile.errors import EnvironmentUnfit
 _VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 # A kernel is smaller, but on a disk with less than that nothing compiles for long.
 _LEAST_BYTES = 2**20
-#: Names the folder of precompiled headers that workers share (:mod:`fuzzcompile.compiler.headers`).
+#: Names the folder in which plain torch keeps precompiled headers (:mod:`fuzzcompile.compiler.headers`).
 HEADERS_VARIABLE = "FUZZCOMPILE_HEADERS"
 
 
@@ -21,7 +21,7 @@ def shared_kernel_cache() -> dict[str, str]:
     """The environment variables by which a child process shares this process's kernels and headers, whatever TMPDIR.
 
     The folder is that of ``torch._inductor.runtime.cache_dir_utils.default_cache_dir``, which is not called because
-    importing it takes seconds. Precompiled headers are always there, wherever the user has kernels kept.
+    importing it takes seconds. Plain torch keeps precompiled headers there, wherever the user has kernels kept.
 
     Raises:
         EnvironmentUnfit: kernels cannot be kept there; torch cannot even be imported then.

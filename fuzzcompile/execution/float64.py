@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuzzcompile.execution.nested import Operator, run_inside, runs_functions
-from fuzzcompile.execution.tensors import LOW_FLOATS, doubled
+from fuzzcompile.execution.tensors import LOW_FLOATS, doubled, mapped
 from fuzzcompile.facts import facts
 from fuzzcompile.reference import fused_attention
 from fuzzcompile.reference.grouped_matmul import grouped_mm
@@ -81,7 +81,7 @@ class Float64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name == "native_dropout":
             return self._dropout(func, *args, **kwargs)
         rounding = self._narrower_cast(func, args, kwargs)
-        args, kwargs = pytree.tree_map(self._wide, (args, kwargs))
+        args, kwargs = mapped(self._wide, (args, kwargs))
         # half_to_float requires a half input, which is float64 by now.
         if func._schema.name in _OPERATORS.softmax:
             args = (*args[:2], False, *args[3:])
@@ -98,7 +98,7 @@ class Float64Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(output.alias_info is not None for output in func._schema.returns):
             return result  # a view, or the target of an in-place write: it must stay the same tensor
         # Factories that name no dtype make float32, into which an in-place write would be lost.
-        return pytree.tree_map(_widen, result)
+        return mapped(_widen, result)
 
     def _drawn(self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """Draw in the native dtype, and widen what was drawn."""

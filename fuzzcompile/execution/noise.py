@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuzzcompile.execution.nested import Operator, run_inside, runs_functions
-from fuzzcompile.execution.tensors import with_memory, without_values
+from fuzzcompile.execution.tensors import mapped, with_memory, without_values
 from fuzzcompile.facts import facts
 
 _OPERATORS = facts().operators
@@ -44,14 +44,14 @@ class UlpNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return run_inside(self, func, args, kwargs or {})
         schema = func._schema
         name = schema.name.rsplit("::")[-1]
-        args, kwargs = pytree.tree_map(with_memory, (args, kwargs or {}))
+        args, kwargs = mapped(with_memory, (args, kwargs or {}))
         if without_values(args, kwargs):
             return func(*args, **kwargs)
         exact = name in _OPERATORS.exact or kwargs.get("rounding_mode") is not None
         # Whole numbers computed from whole numbers are exact, and a program may round them or index with them.
         whole = not exact and all(_is_whole(leaf) for leaf in pytree.tree_leaves((args, kwargs)))
         if name in _OPERATORS.accumulating and not whole:
-            args = pytree.tree_map(self._moved_term, args)
+            args = mapped(self._moved_term, args)
         result = func(*args, **kwargs)
         if name == "_to_copy":
             return self._undefined_varied(args[0], result)
@@ -110,7 +110,10 @@ def _is_whole(value: object) -> bool:
     """Whether an argument has no rounding in it: whole numbers, or no floating tensor at all."""
     if not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point:
         return True
-    return value.layout is torch.strided and bool(_wholes(value).all())
+    if value.layout is not torch.strided:
+        return False
+    # The first element alone nearly always settles it.
+    return not value.numel() or (bool(_wholes(value[(0,) * value.dim()])) and bool(_wholes(value).all()))
 
 
 def _wholes(value: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch.utils import _pytree as pytree
@@ -13,6 +13,7 @@ from fuzzcompile.execution.trees import named_leaves, tree_map
 
 T = TypeVar("T")
 
+_LEAVES = frozenset((torch.Tensor, torch.nn.Parameter, torch.dtype, torch.device, int, float, bool, str, type(None)))
 LOW_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 # The last copy of each storage, by address, dtype and device, and by whether it is an inference tensor.
 KnownCopies = dict[tuple[int, torch.dtype, torch.device, bool], torch.Tensor]
@@ -28,6 +29,23 @@ def with_memory(value: object) -> object:
     if is_zero is None or not isinstance(value, torch.Tensor) or not is_zero(value):
         return value
     return torch.zeros(value.shape, dtype=value.dtype, device=value.device)
+
+
+def mapped(function: Callable[[Any], object], tree: Any) -> Any:
+    """``torch.utils._pytree.tree_map``, several times as fast on what a dispatch mode gets: it runs for every operator.
+
+    Args:
+        function: applied to every leaf.
+        tree: arguments or results of an operator, in tuples, lists and dictionaries.
+    """
+    kind = type(tree)
+    if kind is tuple or kind is list:
+        return kind([mapped(function, value) for value in tree])
+    if kind is dict:
+        return {key: mapped(function, value) for key, value in tree.items()}
+    if kind in _LEAVES:
+        return function(tree)
+    return pytree.tree_map(function, tree)
 
 
 def without_values(*values: object) -> bool:

@@ -53,3 +53,13 @@ def test_a_full_disk_costs_only_time(worker, monkeypatch):
     second = worker("second")
     share_headers()
     assert not list(second.iterdir())
+
+
+def test_a_header_that_plain_torch_finished_is_used_with_an_empty_kernel_cache(worker, tmp_path, monkeypatch):
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    (plain / "a.h.gch").write_text("precompiled")
+    monkeypatch.setenv("FUZZCOMPILE_HEADERS", str(plain))
+    first = worker("first")
+    share_headers()
+    assert (first / "a.h.gch").resolve() == (plain / "a.h.gch").resolve()
