@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from fuzzcompile.campaign import crew
 from fuzzcompile.campaign.budget import Budget, Clock, progress
 from fuzzcompile.campaign.drawing import Drawn
 from fuzzcompile.campaign.engine import Engine
@@ -23,8 +24,10 @@ from fuzzcompile.campaign.events import Finished
 from fuzzcompile.campaign.settings import CampaignSettings
 from fuzzcompile.campaign.terminal import print_summary
 from fuzzcompile.corpus import Campaign, Store
+from fuzzcompile.errors import EnvironmentUnfit
 from fuzzcompile.generation import Profile
 from fuzzcompile.reduction.outcome import Outcome, Tally
+from fuzzcompile.worker.conditions import Conditions
 from fuzzcompile.worker.reductions import Minimized, MinimizeTask
 from fuzzcompile.worker.tasks import Judged
 
@@ -149,6 +152,26 @@ def test_a_run_minimizes_what_an_earlier_one_left_and_half_of_the_workers_go_on_
     with campaign(tmp_path, slow, Budget(seconds=60), workers=4) as (summary, _):
         assert slow.most_minimized == 2 and len(slow.judged) > 10
         assert summary.behind.waiting == names + summary.tally.new_findings
+
+
+def test_a_budget_in_which_no_worker_starts_is_said_to_be_too_short(monkeypatch):
+    class Slow:
+        killed = False
+
+        def schedule(self, *task: Any, **given: Any) -> Future[Any]:
+            return Future()
+
+        def kill_workers(self) -> None:
+            self.killed = True
+
+    pool = Slow()
+    monkeypatch.setattr(crew, "open_pool", lambda *given: pool)
+    with (
+        pytest.raises(EnvironmentUnfit, match="No worker had started after 0:00"),
+        crew.started(Conditions("cpu"), 2, Clock(Budget(seconds=0.05))),
+    ):
+        raise AssertionError("no worker has started")
+    assert pool.killed
 
 
 def test_no_findings_is_not_said_over_a_corpus_that_has_some(tmp_path):
