@@ -47,10 +47,10 @@ case $python in */*) python=$(cd -- "$(dirname -- "$python")" && pwd)/$(basename
 export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
 cd "$root" || exit 2
 
-# The limits add up to less than ten minutes: 30 + 15 + 50 + 60 + 40 + 290 before triage, 2 s of grace for each
+# The limits add up to less than ten minutes: 30 + 15 + 110 + 60 + 40 + 240 before triage, 2 s of grace for each
 # step, triage until 568 s have passed, 20 for the summary. Findings take their time from the campaign.
-budget=4m campaign_limit=290 findings_limit=0
-if [ -n "$findings" ]; then budget=2m campaign_limit=158 findings_limit=130; fi
+budget=3m campaign_limit=240 findings_limit=0
+if [ -n "$findings" ]; then budget=90s campaign_limit=128 findings_limit=110; fi
 if ! timeout --kill-after=2 30 "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' \
     2>"$out/cuda.txt"; then
     echo "gpu_check: this machine has no CUDA GPU that torch can use; run it on one that has." >&2
@@ -77,7 +77,7 @@ from fuzzcompile.execution.device import Numerics
 from fuzzcompile.execution.environment import describe
 print(json.dumps({**describe(torch.device("cuda:0")), "numerics": Numerics().to_json()}, indent=1))
 ' || status=1
-step doctor 50 doctor.json "$python" -m fuzzcompile doctor --device cuda --corpus "$out/corpus.db" --json || status=1
+step doctor 110 doctor.json "$python" -m fuzzcompile doctor --device cuda --corpus "$out/corpus.db" --json || status=1
 step tests 60 tests.txt "$python" -m pytest -m "cuda and not slow" -q -p no:cacheprovider || status=1
 step times 40 compile.json "$python" tools/gpu_times.py --device cuda || status=1
 step campaign "$campaign_limit" campaign.json "$python" -m fuzzcompile run --budget "$budget" --device cuda \

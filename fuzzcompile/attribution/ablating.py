@@ -12,6 +12,7 @@ from fuzzcompile.attribution.culprit import Ablation
 from fuzzcompile.attribution.evidence import VALUES, Evidence
 from fuzzcompile.attribution.replays import ReplayCount
 from fuzzcompile.compiler.session import Compilation
+from fuzzcompile.execution.worker import say
 from fuzzcompile.oracle.judgement import error_of
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.trials.compiles import Experiments, Trial
@@ -59,6 +60,7 @@ class Ablator:
         Raises:
             OutOfTime: the deadline has passed.
         """
+        say(f"attributing: change {len(self.ablations) + 1}, {toggle}")
         trial = self.compiled(how)
         repaired = self.repaired(trial)
         self.note(toggle, trial, repaired)

@@ -41,9 +41,9 @@ from fuzzcompile.judging.cut_short import unjudged
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.reporting.verdict import name_of
 from fuzzcompile.severity import rank
-from fuzzcompile.worker.judge import Judged
 from fuzzcompile.worker.lost import left_behind, report_of, unlooked, unstartable, verdict_of
-from fuzzcompile.worker.minimize import Minimized
+from fuzzcompile.worker.reductions import Minimized
+from fuzzcompile.worker.tasks import Judged
 
 _TICK = 0.5
 # Secondary candidates of one reduction that are judged, beside those that have a recipe.

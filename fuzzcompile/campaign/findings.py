@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from fuzzcompile.case import source_hash
 from fuzzcompile.corpus import Kept, Mark, Reproducer, Store
 from fuzzcompile.corpus.marking import status_of
 from fuzzcompile.hints import Named
@@ -15,7 +14,8 @@ from fuzzcompile.reporting.facts import IssueFacts
 from fuzzcompile.reporting.filing import refusal_of
 from fuzzcompile.reporting.index import INDEX, entry_of, with_entry
 from fuzzcompile.reporting.issue import draft_issue
-from fuzzcompile.worker.minimize import Minimized
+from fuzzcompile.signatures import source_hash
+from fuzzcompile.worker.reductions import Minimized
 
 
 def keep_reproducer(

@@ -82,6 +82,11 @@ def progress_handler(console: Console) -> Progress:
     return LiveProgress(console) if console.is_terminal else Progress(console)
 
 
+def starting(workers: int) -> str:
+    """What is waited for before the first event."""
+    return f"Starting {_counted(workers, 'worker')}: importing torch, registering the compiler's patterns ..."
+
+
 def print_summary(console: Console, summary: Finished, typed: Mapping[str, object] | None = None) -> None:
     """Print the results of a campaign, and what to type next.
 
@@ -186,8 +191,7 @@ def _sentence(event: Event) -> str | None:
         known = f", resuming after {event.known} cases" if event.known else ""
         return (
             f"Campaign {event.campaign}: seed {event.seed}, budget {event.budget}, {event.workers} "
-            f"worker{'s' if event.workers > 1 else ''} on {event.device}, corpus {event.corpus}{known}. "
-            "Starting the workers: each imports torch and registers the compiler's patterns."
+            f"worker{'s' if event.workers > 1 else ''} on {event.device}, corpus {event.corpus}{known}."
         )
     if isinstance(event, FindingFound):
         return f"Found {event.finding}: {event.verdict}, {event.culprit}."

@@ -2,7 +2,15 @@
 
 from fuzzcompile.casefiles.notebook import Notebook
 from fuzzcompile.casefiles.python import defines_make
-from fuzzcompile.casefiles.reading import SENT_SUFFIX, CaseFile, Kind, looks_like_path, read_case_file
+from fuzzcompile.casefiles.reading import (
+    SENT_SUFFIX,
+    CaseFile,
+    Kind,
+    local_modules,
+    looks_like_path,
+    other_packages,
+    read_case_file,
+)
 from fuzzcompile.casefiles.text import read_source
 
 __all__ = [
@@ -11,7 +19,9 @@ __all__ = [
     "Kind",
     "Notebook",
     "defines_make",
+    "local_modules",
     "looks_like_path",
+    "other_packages",
     "read_case_file",
     "read_source",
 ]

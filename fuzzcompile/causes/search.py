@@ -234,7 +234,7 @@ def _results(program: Program) -> list[torch.Tensor]:
     """What a program returns in eager, as far as those are tensors."""
     values = evaluate(program).values
     results = (values.get(name) for name in program.output_refs())
-    return [value.double() for value in results if isinstance(value, torch.Tensor) and not value.is_complex()]
+    return [value.double().cpu() for value in results if isinstance(value, torch.Tensor) and not value.is_complex()]
 
 
 def _distance(expected: Sequence[torch.Tensor], actual: Sequence[torch.Tensor]) -> float:
@@ -242,5 +242,5 @@ def _distance(expected: Sequence[torch.Tensor], actual: Sequence[torch.Tensor]) 
     if any(left.shape != right.shape for left, right in zip(expected, actual, strict=True)):
         return math.inf
     pairs = zip(expected, actual, strict=True)
-    apart = [(left - right.detach().double()).abs().max().item() for left, right in pairs if left.numel()]
+    apart = [(left - right.detach().cpu().double()).abs().max().item() for left, right in pairs if left.numel()]
     return math.inf if any(map(math.isnan, apart)) else max(apart, default=0.0)

@@ -110,13 +110,14 @@ def refresh(
     """
     from dataclasses import asdict
 
-    from fuzzcompile.commands.refresh import findings_named
-    from fuzzcompile.commands.refresh import refresh as judge_again
     from fuzzcompile.corpus import Store
 
     counts: Counter[str] = Counter()
     with Store.open(location, create=False) as store:
-        names = findings_named(store, findings)
+        named = [store.finding(name) for name in findings] or store.findings()
+        names = list(dict.fromkeys(finding.public_id for finding in named))
+
+        from fuzzcompile.commands.refresh import refresh as judge_again  # imports torch
 
         def start(name: str) -> None:
             click.echo(f"[{names.index(name) + 1}/{len(names)}] judging {name} ...", err=True)

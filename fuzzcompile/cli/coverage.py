@@ -68,12 +68,18 @@ def coverage(
     the rules are those registered for that device, and only campaigns for it count.
     """
     from fuzzcompile.campaign.budget import seconds_of
-    from fuzzcompile.commands.coverage import coverage_of
     from fuzzcompile.errors import UsageError
+    from fuzzcompile.stage_names import STAGES
+
+    seconds = None if within is None else seconds_of(within, "--within")
+    if stage is not None and stage not in (*STAGES, "kernel"):
+        raise UsageError(f"There is no stage {stage!r}; there are {', '.join(STAGES)}.")
+
+    from fuzzcompile.commands.coverage import coverage_of
     from fuzzcompile.execution.device import resolve
 
     resolved = resolve(running_device(device, target))
-    table = coverage_of(resolved, location, None if within is None else seconds_of(within, "--within"), target=target)
+    table = coverage_of(resolved, location, seconds, target=target)
     shown = [row for row in table.stages if stage in (None, row.stage)]
     if not shown:
         stages = ", ".join(dict.fromkeys(row.stage for row in table.stages))

@@ -11,7 +11,7 @@ import click
 
 from fuzzcompile.cli import options
 from fuzzcompile.cli.completing import cases_and_findings
-from fuzzcompile.cli.subjects import existing_corpus, needed
+from fuzzcompile.cli.subjects import case_named, existing_corpus, needed
 from fuzzcompile.errors import UsageError
 from fuzzcompile.worker.conditions import Conditions
 
@@ -37,10 +37,11 @@ def issue(name: str, anyway: bool, conditions: Conditions, location: str | None,
     --search asks GitHub's search API, with the token of GITHUB_TOKEN or GH_TOKEN if there is one. What it finds is kept
     in the corpus and stands in the draft.
     """
-    if search and Path(name).is_file():
+    path = case_named(name)
+    if search and path is not None:
         raise UsageError(f"--search is for findings of a corpus, and {name} is a file.")
     found = _search(name, location, as_json=as_json) if search else {}
-    facts = _facts(name, conditions, location)
+    facts = _facts(path or name, conditions, location)
     return _printed(name, facts, found, anyway=anyway, as_json=as_json)
 
 
@@ -55,14 +56,14 @@ def _search(name: str, location: str | None, *, as_json: bool) -> dict[str, obje
     return found.to_json()
 
 
-def _facts(name: str, conditions: Conditions, location: str | None) -> IssueFacts:
+def _facts(subject: Path | str, conditions: Conditions, location: str | None) -> IssueFacts:
     from fuzzcompile.campaign.findings import facts_of
     from fuzzcompile.commands.issue import facts_of_file
 
     with existing_corpus(location) as store:
-        if not Path(name).is_file():
-            return facts_of(needed(store, name), name)
-    return facts_of_file(Path(name), conditions)
+        if isinstance(subject, str):
+            return facts_of(needed(store, subject), subject)
+    return facts_of_file(subject, conditions)
 
 
 def _printed(name: str, facts: IssueFacts, found: Mapping[str, object], *, anyway: bool, as_json: bool) -> int:

@@ -70,6 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         _explain(str(error), debug)
     except BrokenPipeError:
         status = 0
+    except OSError as error:  # a full disk, a folder without rights: of the machine, wherever it was met
+        status = 3
+        _explain(_of_the_machine(error), debug)
     except Exception as error:  # a bug of ours ends with one sentence too; --debug shows the traceback
         status = 3
         _explain(
@@ -78,6 +81,17 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             debug,
         )
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _of_the_machine(error: OSError) -> str:
+    """What the system refused, of which file, and what to do."""
+    reason = error.strerror or str(error)
+    if error.filename is None:
+        return f"The system refuses a file ({reason}); mend that and run again, or see where with --debug."
+    return (
+        f"Cannot use {error.filename}: {reason}; mend that, or choose another place (--corpus, --out, TMPDIR, "
+        "TORCHINDUCTOR_CACHE_DIR)."
+    )
 
 
 def _explain(message: str, debug: bool) -> None:

@@ -14,7 +14,7 @@ from fuzzcompile import hints
 from fuzzcompile.cli import options
 from fuzzcompile.cli.completing import cases_and_findings
 from fuzzcompile.cli.pending import minimize_pending
-from fuzzcompile.cli.subjects import existing_corpus, needed
+from fuzzcompile.cli.subjects import case_named, existing_corpus, needed
 from fuzzcompile.errors import EnvironmentUnfit, UsageError
 from fuzzcompile.hints import Named
 from fuzzcompile.worker.conditions import Conditions
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fuzzcompile.commands.minimize import Subject
     from fuzzcompile.corpus import Kept, Store
     from fuzzcompile.reduction.search import Progress
-    from fuzzcompile.worker.minimize import Minimized
+    from fuzzcompile.worker.reductions import Minimized
 
 # The exit status that shells give to a program that Ctrl-C ended.
 _INTERRUPTED = 130
@@ -91,13 +91,20 @@ def minimize(
             raise UsageError("--pending minimizes what waits in the corpus: leave out the case, --out and --resume.")
         return minimize_pending(budget, conditions, location, log)
     assert name is not None  # `options.model` has asked for one
+    case_named(name)
     from fuzzcompile.campaign.budget import seconds_of
+    from fuzzcompile.reporting.files import check_writable
+
+    seconds = seconds_of(budget, "minimize --budget")
+    if out is not None:
+        check_writable(out, "--out", parents=True)
+
     from fuzzcompile.campaign.findings import keep_reproducer
     from fuzzcompile.commands.minimize import conditions_of
     from fuzzcompile.commands.minimize import minimize as search
     from fuzzcompile.reporting.event_log import EventLog
 
-    seconds, given_out = seconds_of(budget, "minimize --budget"), out
+    given_out = out
     with EventLog(log) as events, existing_corpus(location) as store:
         subject = _subject(name, out, store, conditions, resume=resume)
         if subject is None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
 
@@ -18,6 +19,16 @@ from fuzzcompile.tolerances import Tolerances
 from fuzzcompile.worker.conditions import Conditions, Contract, Limits, Question, running_device
 
 Command = TypeVar("Command", bound=Callable[..., object])
+
+
+class FiniteRange(click.FloatRange):
+    """A range of numbers without NaN, which is in no range and passes every comparison, and without infinities."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number, or the error of click that says what is wrong with it."""
+        number = float(super().convert(value, param, ctx))
+        return number if math.isfinite(number) else self.fail(f"{value} is not a finite number.", param, ctx)
+
 
 device: Callable[[Command], Command] = configured(
     "device", show_default=True, metavar="auto|cpu|cuda[:N]", help="Where to run."
@@ -53,7 +64,7 @@ plant: Callable[[Command], Command] = click.option(
     help="A Python file that each worker runs before it compiles anything, to plant a bug.",
 )
 timeout: Callable[[Command], Command] = configured(
-    "timeout", show_default=True, type=click.FloatRange(min=1), help="Seconds for one case."
+    "timeout", show_default=True, type=FiniteRange(min=1), help="Seconds for one case."
 )
 memory: Callable[[Command], Command] = configured(
     "max-memory",
@@ -61,7 +72,7 @@ memory: Callable[[Command], Command] = configured(
     "memory",
     show_default=True,
     metavar="GiB",
-    type=click.FloatRange(min=0.5),
+    type=FiniteRange(min=0.5),
     help="Host memory of one worker: Python, torch, the case and every copy of it that judging makes. A case whose "
     "tensors need more is refused; one that grows beyond the limit is killed. Compilers that the worker starts are not "
     "counted.",

@@ -11,7 +11,7 @@ import click
 
 from fuzzcompile.cli import options
 from fuzzcompile.hints import Named, command
-from fuzzcompile.worker.conditions import Conditions, Limits
+from fuzzcompile.worker.conditions import Conditions, Limits, running_device
 
 if TYPE_CHECKING:
     from fuzzcompile.profiling.record import Recorded
@@ -45,7 +45,7 @@ _SECONDS = 900.0
     "--keep",
     default=1.0,
     show_default=True,
-    type=click.FloatRange(min=0.001),
+    type=options.FiniteRange(min=0.001),
     metavar="GiB",
     help="Activations kept of a run; beyond that they are sampled, and layers are not run alone.",
 )
@@ -61,7 +61,7 @@ _SECONDS = 900.0
 @options.device
 @options.veto
 @options.plant
-@click.option("--timeout", default=_SECONDS, show_default=True, type=click.FloatRange(min=1), help="Seconds in all.")
+@click.option("--timeout", default=_SECONDS, show_default=True, type=options.FiniteRange(min=1), help="Seconds in all.")
 @options.memory
 @options.json_output
 def profile(
@@ -89,7 +89,12 @@ def profile(
     Exit status: 1 for a jump, 3 if the case cannot be run in one of both ways, otherwise 0. The layer of a jump under
     inductor is triaged at once.
     """
-    from rich.console import Console
+    from fuzzcompile.casefiles import read_case_file
+    from fuzzcompile.cli.waiting import Waiting
+    from fuzzcompile.worker.vetoes import check_vetoes
+
+    conditions = Conditions(running_device(device, None), vetoes, plants, Limits(timeout, int(memory * 2**30)))
+    check_vetoes(conditions, [read_case_file(case)])
 
     from fuzzcompile.commands.profile import Request, profile_case, record_case
     from fuzzcompile.pages.profile_page import page_of_profile
@@ -108,11 +113,12 @@ def profile(
     for file, option in ((page, "--html"), (record, "--record")):
         if file is not None:
             check_writable(file, option)
-    with Console(stderr=True).status("Starting ...") as status:
+    with Waiting(as_json=as_json) as waiting:
         if record is not None:
+            waiting.say(f"recording {case.name} as {side}")
             written = record_case(request, conditions, record)
         else:
-            answer = profile_case(request, conditions, progress=lambda said: status.update(f"{said} ..."))
+            answer = profile_case(request, conditions, progress=waiting.say)
     if record is not None:
         click.echo(json.dumps(asdict(written)) if as_json else _recorded(written, case))
         return 0

@@ -48,7 +48,11 @@ _INTERRUPTED = 130
 @click.option("--yes", is_flag=True, help="Do not ask before --bisect makes environments.")
 @click.option("--runs", default=3, show_default=True, type=click.IntRange(min=1), help="Runs before one is believed.")
 @click.option(
-    "--timeout", default=180.0, show_default=True, type=click.FloatRange(min=1), help="Seconds for one run of a script."
+    "--timeout",
+    default=180.0,
+    show_default=True,
+    type=options.FiniteRange(min=1),
+    help="Seconds for one run of a script.",
 )
 @click.option("--jobs", default=1, show_default=True, type=click.IntRange(min=1), help="Scripts that run at a time.")
 @click.option("--hide-gpus", is_flag=True, help="Let the scripts see no GPU.")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fuzzcompile.casefiles import looks_like_path, read_case_file
 from fuzzcompile.errors import CaseError
 
 if TYPE_CHECKING:
@@ -30,6 +32,19 @@ def existing_corpus(location: str | None) -> Iterator[Store | None]:
         return
     with store:
         yield store
+
+
+def case_named(name: str) -> Path | None:
+    """The case file that ``name`` names, read and found fit; None if it names a finding.
+
+    Raises:
+        CaseError: it is a file that cannot be a case, or means one that does not exist.
+    """
+    path = Path(name)
+    if not path.is_file() and not looks_like_path(name):
+        return None
+    read_case_file(path)
+    return path
 
 
 def needed(store: Store | None, name: str) -> Store:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -94,17 +95,14 @@ def triage_and_print(
     The bugs of several files are listed at the end, the worst first. With ``least``, only a bug that is at least as bad
     gives the status 1.
     """
-    from rich.console import Console
-
     from fuzzcompile import __version__
     from fuzzcompile.campaign.interrupts import sigterm_interrupts
+    from fuzzcompile.cli.waiting import Waiting
     from fuzzcompile.commands.triage import Answer, case_files, overall_status, triage_files
     from fuzzcompile.commands.triage_log import TriageLog
+    from fuzzcompile.execution.named import installed_torch
     from fuzzcompile.reporting import files as outputs
     from fuzzcompile.reporting.baseline import Baseline
-    from fuzzcompile.reporting.junit import junit_xml
-    from fuzzcompile.reporting.sarif import sarif as sarif_log
-    from fuzzcompile.reporting.verdict import print_report, report_console
 
     files = case_files(cases, ignored)
     known = Baseline.of(baseline, ignored)
@@ -114,32 +112,57 @@ def triage_and_print(
     if question.dump is not None:
         outputs.make_empty_folder(Path(question.dump), "--dump-ledger")
     typed = {**conditions.options(), **question.options()}
-    out, answers = report_console(), list[Answer]()
-    results = triage_files(files, conditions, question, workers=workers, baseline=known, describe=page is not None)
-    waiting = Console(stderr=True).status(f"Judging {files[0]} ...")
+    answers = list[Answer]()
+    waiting = Waiting(as_json=as_json, several=len(files) > 1)
+
+    def started() -> None:
+        waiting.say(f"starting a worker, which imports torch {installed_torch()}")
+        importlib.import_module("fuzzcompile.reporting.verdict")  # while there is time: the answer needs it
+
+    results = triage_files(
+        files,
+        conditions,
+        question,
+        workers=workers,
+        baseline=known,
+        describe=page is not None,
+        listener=waiting.heard,
+        meanwhile=started,
+    )
     # On Ctrl-C the generator is closed at once, and its workers and files with it.
-    with sigterm_interrupts(), contextlib.closing(results), TriageLog(log, files) as events, waiting as status:
+    with sigterm_interrupts(), contextlib.closing(results), TriageLog(log, files) as events, waiting:
         for answer in results:
             answers.append(answer)
             events.judged(answer)
-            status.update(f"Judged {len(answers)} of {len(files)} ...")
-            if answer.error is not None:
-                click.echo(f"fuzzcompile: {answer.error}", err=True)
-            if as_json:
-                click.echo(json.dumps(answer.to_json(), allow_nan=False))
-            elif answer.report is not None:
-                print_report(
-                    out, answer.report, proof=proof, name=Named(str(answer.path), typed), known=bool(answer.known)
-                )
+            name = Named(str(answer.path), typed)
+            with waiting.printing():
+                _print(answer, name, as_json=as_json, proof=proof)
             if page is not None and answer.report is not None:
-                _write_page(page, answer, Named(str(answer.path), typed))
+                _write_page(page, answer, name)
+            if len(answers) < len(files):
+                waiting.say(f"judged {len(answers)} of {len(files)}")
     if not as_json and sum(answer.report is not None for answer in answers) > 1:
         _list_bugs([answer for answer in answers if answer.report is not None and answer.report["is_bug"]])
     if junit is not None:
+        from fuzzcompile.reporting.junit import junit_xml
+
         outputs.write_whole(junit, junit_xml([answer.to_junit() for answer in answers]), "--junit")
     if sarif is not None:
+        from fuzzcompile.reporting.sarif import sarif as sarif_log
+
         outputs.write_whole(sarif, sarif_log([answer.to_sarif() for answer in answers], __version__), "--sarif")
     return overall_status(answers, least)
+
+
+def _print(answer: Answer, name: Named, *, as_json: bool, proof: bool) -> None:
+    if answer.error is not None:
+        click.echo(f"fuzzcompile: {answer.error}", err=True)
+    if as_json:
+        click.echo(json.dumps(answer.to_json(), allow_nan=False))
+    elif answer.report is not None:
+        from fuzzcompile.reporting.verdict import print_report, report_console
+
+        print_report(report_console(), answer.report, proof=proof, name=name, known=bool(answer.known))
 
 
 def _list_bugs(bugs: Sequence[Answer]) -> None:
@@ -156,12 +179,12 @@ def _list_bugs(bugs: Sequence[Answer]) -> None:
 
 
 def _write_page(page: Path, answer: Answer, name: Named) -> None:
+    from fuzzcompile.casefiles import read_case_file
     from fuzzcompile.pages.case_page import page_of
     from fuzzcompile.reporting.files import write_whole
 
     assert answer.report is not None
     machine = answer.machine or {"torch": answer.report["torch"], "device": answer.report["device"]}
-    path = answer.path
-    source = path.read_text(encoding="utf-8", errors="replace") if path.suffix == ".py" else None
+    source = read_case_file(answer.path).source
     text = page_of(answer.report, machine, name=name, source=source)
     write_whole(page, text.encode("utf-8"), "--html")

@@ -73,22 +73,24 @@ def watch(
     On the first step that rounding does not explain, that step becomes a case and is triaged. The exit status is 3 if
     the script fails by itself or no step could be judged.
     """
+    from fuzzcompile.commands.watch import check_script
+    from fuzzcompile.reporting import files as outputs
+
+    check_script(script)
+    if html is not None:
+        outputs.check_writable(html, "--html")
+    folder = _folder(script, out)
+
     from rich.console import Console
 
     from fuzzcompile.campaign.interrupts import sigterm_interrupts
-    from fuzzcompile.commands.watch import check_script
     from fuzzcompile.commands.watch import watch as run
-    from fuzzcompile.reporting import files as outputs
     from fuzzcompile.reporting.verdict import report_console
     from fuzzcompile.watching.page import page_of_watch
     from fuzzcompile.watching.records import StepReport
     from fuzzcompile.watching.settings import WatchSettings
     from fuzzcompile.watching.text import print_summary, step_line
 
-    check_script(script)
-    if html is not None:
-        outputs.check_writable(html, "--html")
-    folder = _folder(script, out)
     settings = WatchSettings(
         str(folder.resolve()),
         every,

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from fuzzcompile.contract import SCHEMA, ReportJson
-from fuzzcompile.reporting.baseline import Baseline
-from fuzzcompile.reporting.junit import Entry
-from fuzzcompile.reporting.sarif import Scanned
 from fuzzcompile.severity import Severity, severity
+
+if TYPE_CHECKING:
+    from fuzzcompile.reporting.baseline import Baseline
+    from fuzzcompile.reporting.junit import Entry
+    from fuzzcompile.reporting.sarif import Scanned
 
 
 class Unjudged(TypedDict):
@@ -49,6 +51,8 @@ class Answer:
 
     def to_junit(self) -> Entry:
         """The answer as a JUnit test case."""
+        from fuzzcompile.reporting.junit import Entry
+
         return Entry(self.path, self.report, self.error, bool(self.known), self.seconds)
 
     def status_from(self, least: Severity | None) -> int:
@@ -60,6 +64,8 @@ class Answer:
 
     def to_sarif(self) -> Scanned:
         """The answer as what SARIF is written of."""
+        from fuzzcompile.reporting.sarif import Scanned
+
         return Scanned(self.path, self.report, self.error, bool(self.known))
 
     def compared_with(self, baseline: Baseline | None) -> Answer:

@@ -15,7 +15,8 @@ from fuzzcompile.compiler.patches import PATCHES
 from fuzzcompile.corpus import Store
 from fuzzcompile.errors import FuzzcompileError
 from fuzzcompile.execution.device import resolve
-from fuzzcompile.execution.environment import cxx_compiler, describe
+from fuzzcompile.execution.environment import describe
+from fuzzcompile.execution.toolchain import cxx_compiler, toolchain_fault
 from fuzzcompile.facts import facts_of, known_versions
 
 
@@ -37,14 +38,9 @@ def _checks(device_option: str, corpus: str | None) -> Iterator[Check]:
     if device.type == "cuda":
         yield Check("driver", facts.get("driver") is not None, str(facts.get("driver")), needed=False)
     yield _attention(device)
-    compiler = cxx_compiler()
-    yield Check(
-        "C++ compiler",
-        compiler is not None,
-        str(facts.get("cxx") or compiler or "none"),
-        "Install g++ (for example `apt-get install g++`) or point CXX at a C++ compiler.",
-        needed=device.type == "cpu",
-    )
+    fault = toolchain_fault()
+    found = fault or str(facts.get("cxx") or cxx_compiler())
+    yield Check("C++ compiler", fault is None, found, needed=device.type == "cpu")
     yield _hooks()
     yield _corpus(corpus)
     yield _compiles(device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fuzzcompile import hints
+from fuzzcompile.casefiles import read_case_file
 from fuzzcompile.commands.minimize import Subject, minimize, report_on_file
 from fuzzcompile.execution.device import resolve
 from fuzzcompile.execution.environment import describe
@@ -27,7 +28,7 @@ def facts_of_file(path: Path, conditions: Conditions) -> IssueFacts:
     environment = describe(resolve(conditions.device), conditions.target)
     if not report["is_bug"]:
         return IssueFacts(report, None, environment, subject=subject)
-    small = minimize(Subject(path.read_text(encoding="utf-8"), report), conditions, seconds=_SECONDS, for_issue=True)
+    small = minimize(Subject(read_case_file(path).source, report), conditions, seconds=_SECONDS, for_issue=True)
     return IssueFacts(
         small.report,
         small.reproducer,

@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fuzzcompile.casefiles import CaseFile, read_case_file
 from fuzzcompile.commands.answers import Answer, Unjudged, overall_status
@@ -27,13 +28,16 @@ from fuzzcompile.execution.pool import (
 )
 from fuzzcompile.facts import facts_of
 from fuzzcompile.plants import check_plants
-from fuzzcompile.reporting.baseline import Baseline
-from fuzzcompile.settings import Ignored
 from fuzzcompile.trials.against import check_against
 from fuzzcompile.worker.conditions import Conditions, Question
 from fuzzcompile.worker.lost import left_behind, report_of, unstartable
 from fuzzcompile.worker.pool import ATTRIBUTION_SHARE, LEAST_THREADS, open_pool
 from fuzzcompile.worker.tasks import JUDGE, Judged, JudgeTask
+from fuzzcompile.worker.vetoes import Vetoes
+
+if TYPE_CHECKING:
+    from fuzzcompile.reporting.baseline import Baseline
+    from fuzzcompile.settings import Ignored
 
 __all__ = ["Answer", "Unjudged", "case_files", "check_asked", "overall_status", "triage_files"]
 
@@ -82,6 +86,7 @@ def triage_files(
     describe: bool = False,
     listener: Callable[[WorkerState], object] | None = None,
     pool: WorkerPool | None = None,
+    meanwhile: Callable[[], object] = lambda: None,
 ) -> Generator[Answer, None, None]:
     """Judge the files and yield an answer for each, in order. Files that cannot be cases cost no worker.
 
@@ -94,21 +99,24 @@ def triage_files(
         describe: also describe the machine, in ``Answer.machine``.
         listener: called by another thread with what a worker says that it does.
         pool: whose workers judge them, and stay; it was opened under the same conditions. None: a pool of its own.
+        meanwhile: called once, while the workers import torch.
 
     Raises:
-        UsageError: a plant cannot be used, or ``question.against`` names nothing to compare with.
+        UsageError: a plant cannot be used, a veto means nothing, or ``question.against`` names nothing to compare with.
         EnvironmentUnfit: there is no such device, or no worker can be started.
     """
     question = question or Question()
     check_asked(conditions, question)
     read = [_read(path) for path in files]
-    count = sum(isinstance(file, CaseFile) for file in read)
-    if not count:
+    cases = [file for file in read if isinstance(file, CaseFile)]
+    if not cases:
         yield from (answer for answer in read if isinstance(answer, Answer))
         return
+    vetoes = Vetoes(conditions, cases)
+    unsure = vetoes.check()
     with (
         tempfile.TemporaryDirectory(prefix="fuzzcompile-") as folder,
-        open_pool(conditions, min(workers, count), least_threads=LEAST_THREADS, listener=listener)
+        open_pool(conditions, min(workers, len(cases)), least_threads=LEAST_THREADS, listener=listener)
         if pool is None
         else nullcontext(pool) as judges,
     ):
@@ -125,6 +133,9 @@ def triage_files(
             )
             return _submit(judges, file, task)
 
+        meanwhile()
+        if unsure:
+            vetoes.ask(judges)
         jobs = [file if isinstance(file, Answer) else submitted(file, number) for number, file in enumerate(read)]
         for job in jobs:
             answer = job if isinstance(job, Answer) else _answer(judges, job, conditions)
@@ -167,7 +178,7 @@ class _Job:
 
 def _submit(pool: WorkerPool, file: CaseFile, task: JudgeTask) -> _Job:
     # What a script does to its process (operators registered, functions patched) cannot be undone.
-    spends = file.kind != "case"
+    spends = file.kind not in ("case", "call")
     return _Job(file, task, pool.schedule(JUDGE, (task,), label=f"judge {file.path.name}", spends=spends))
 
 

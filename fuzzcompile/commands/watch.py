@@ -22,7 +22,6 @@ from fuzzcompile.commands.triage import triage_files
 from fuzzcompile.contract import ReportJson
 from fuzzcompile.errors import CaseError, FuzzcompileError
 from fuzzcompile.plants import check_plants
-from fuzzcompile.watching.judging import wrong_by_value
 from fuzzcompile.watching.records import STOP, WORK, StepReport, read_job
 from fuzzcompile.watching.settings import WatchSettings
 from fuzzcompile.watching.summary import Summary, steps_in, summarised
@@ -183,6 +182,8 @@ def _with_answers(summary: Summary, answers: Sequence[tuple[Path, ReportJson]]) 
 
     A step is wrong by its values. Other bugs of its graphs, such as a wrong stride, are not the one.
     """
+    from fuzzcompile.watching.judging import wrong_by_value  # imports torch, which a refused script needs not wait for
+
     seen = summary.report
     wrong = [(case, report) for case, report in answers if wrong_by_value(report)]
     if seen is not None and wrong_by_value(seen):

@@ -8,7 +8,11 @@ import re
 import tempfile
 from pathlib import Path
 
+from fuzzcompile.errors import EnvironmentUnfit
+
 _VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+# A kernel is smaller, but on a disk with less than that nothing compiles for long.
+_LEAST_BYTES = 2**20
 #: Names the folder of precompiled headers that workers share (:mod:`fuzzcompile.compiler.headers`).
 HEADERS_VARIABLE = "FUZZCOMPILE_HEADERS"
 
@@ -18,12 +22,27 @@ def shared_kernel_cache() -> dict[str, str]:
 
     The folder is that of ``torch._inductor.runtime.cache_dir_utils.default_cache_dir``, which is not called because
     importing it takes seconds. Precompiled headers are always there, wherever the user has kernels kept.
+
+    Raises:
+        EnvironmentUnfit: kernels cannot be kept there; torch cannot even be imported then.
     """
     default = Path(tempfile.gettempdir(), f"torchinductor_{_user()}")
-    return {
-        _VARIABLE: os.environ.get(_VARIABLE) or str(default),
-        HEADERS_VARIABLE: os.environ.get(HEADERS_VARIABLE) or str(default / "precompiled_headers"),
-    }
+    kernels = Path(os.environ.get(_VARIABLE) or default)
+    _require_room(kernels)
+    headers = os.environ.get(HEADERS_VARIABLE) or str(default / "precompiled_headers")
+    return {_VARIABLE: str(kernels), HEADERS_VARIABLE: headers}
+
+
+def _require_room(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(b" " * _LEAST_BYTES)
+    except OSError as error:
+        raise EnvironmentUnfit(
+            f"torch.compile cannot keep its kernels in {folder} ({error.strerror}); make room, or point {_VARIABLE} "
+            "at a folder that can be written."
+        ) from error
 
 
 def _user() -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import functools
 import re
 from collections.abc import Callable, Iterable
@@ -13,6 +12,7 @@ import torch
 from torch import fx
 
 from fuzzcompile.compiler.ledger import Label
+from fuzzcompile.compiler.veto_names import matches
 from fuzzcompile.facts import facts
 from fuzzcompile.stage_names import LOWERING
 
@@ -105,7 +105,7 @@ def vetoes(label: Label, wanted: Iterable[str]) -> bool:
         stage, colon, rest = name.partition(":")
         if colon and stage != label.stage:
             continue
-        if _matches(label.rewrite, rest if colon else name):
+        if matches(label.rewrite, base_name(label.rewrite), rest if colon else name):
             return True
     return False
 
@@ -118,14 +118,6 @@ def location(nodes: Iterable[fx.Node]) -> str | None:
             path, line = found[-1]
             return f"{Path(path).name}:{line}"
     return None
-
-
-def _matches(rewrite: str, name: str) -> bool:
-    if name.startswith("="):
-        return name[1:] in (rewrite, base_name(rewrite))
-    if rewrite == name or fnmatch.fnmatchcase(rewrite, name):
-        return True
-    return bool(name) and rewrite.startswith(name) and (name.endswith("_") or rewrite[len(name)] == "_")
 
 
 def _search_function(entry: Any) -> Any:

@@ -17,6 +17,7 @@ from fuzzcompile.compiler.configs import config_of, has_entry, patched
 from fuzzcompile.compiler.kernels.control import UNCHANGED, Control
 from fuzzcompile.compiler.kernels.kernel_watch import Watch
 from fuzzcompile.compiler.ledger import Ledger
+from fuzzcompile.compiler.machine import machine_fault
 from fuzzcompile.compiler.patching import installed
 from fuzzcompile.compiler.recorder import Recorder
 from fuzzcompile.compiler.settings import setting
@@ -238,6 +239,7 @@ class Session:
             "compile" if compiler or self.ledger.failed_in is not None else "run",
             stage if stage is not None else (DYNAMO if compiler else None),
             unsupported=uncaptured is not None,
+            machine="" if uncaptured else machine_fault(cause),
         )
 
 

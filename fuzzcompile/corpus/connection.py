@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -14,6 +15,9 @@ from fuzzcompile.corpus.failures import CorpusError
 from fuzzcompile.corpus.location import describe
 
 BUSY_SECONDS = 30.0
+# A lock that lasts longer is said to be waited for.
+PATIENT_SECONDS = 2.0
+_log = logging.getLogger(__name__)
 WRITES = "fuzzcompile_writes"
 INTEGRITY_PROBLEMS_SHOWN = 5
 
@@ -63,6 +67,8 @@ def explained_errors(url: URL) -> Iterator[None]:
         raise
     except exc.DBAPIError as error:
         raise CorpusError(_explain(describe(url), str(error.orig))) from error
+    except sqlite3.Error as error:  # of our own statements, which SQLAlchemy does not see
+        raise CorpusError(_explain(describe(url), str(error))) from error
 
 
 def integrity(engine: Engine) -> str:
@@ -85,8 +91,8 @@ def _prepare_sqlite(engine: Engine, *, foreign_keys: bool) -> None:
     def connected(connection: sqlite3.Connection, _: object) -> None:
         # sqlite3 would begin transactions late and leave schema changes outside of them.
         connection.isolation_level = None
-        connection.execute(f"PRAGMA busy_timeout = {int(BUSY_SECONDS * 1000)}")
-        _use_write_ahead_log(connection)
+        # Readers go on while a campaign writes.
+        _patiently(connection, "PRAGMA journal_mode = WAL")
         # A process killed with -9 loses nothing under NORMAL either; FULL also survives a machine
         # that goes down, and costs one fsync a case where a case takes a second.
         connection.execute("PRAGMA synchronous = FULL")
@@ -94,22 +100,35 @@ def _prepare_sqlite(engine: Engine, *, foreign_keys: bool) -> None:
 
     @event.listens_for(engine, "begin")
     def begun(connection: Connection) -> None:
-        writes = connection.get_execution_options().get(WRITES)
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+        driver = connection.connection.driver_connection
+        assert isinstance(driver, sqlite3.Connection)
+        if connection.get_execution_options().get(WRITES):
+            _patiently(driver, "BEGIN IMMEDIATE")
+        else:
+            driver.execute("BEGIN")
 
 
-def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
-    # Readers go on while a campaign writes. The change of mode does not wait for other
-    # connections by itself, so that two processes that create a corpus together must retry.
-    deadline = time.monotonic() + BUSY_SECONDS
+def _patiently(connection: sqlite3.Connection, statement: str) -> None:
+    """Execute a statement that needs a lock; a wait of more than `PATIENT_SECONDS` is announced.
+
+    SQLite's own wait is not enough: a change of the journal mode does not wait, so that two processes that create a
+    corpus together must retry.
+    """
+    started, announced = time.monotonic(), False
+    connection.execute(f"PRAGMA busy_timeout = {int(min(PATIENT_SECONDS, BUSY_SECONDS) * 1000)}")
     while True:
         try:
-            connection.execute("PRAGMA journal_mode = WAL")
-            return
+            connection.execute(statement)
+            break
         except sqlite3.OperationalError as error:
-            if "locked" not in str(error) or time.monotonic() > deadline:
+            waited = time.monotonic() - started
+            if "locked" not in str(error) or waited > BUSY_SECONDS:
                 raise
+            if waited > PATIENT_SECONDS and not announced:
+                _log.warning("Another process has locked the corpus; waiting up to %.0f seconds ...", BUSY_SECONDS)
+                announced = True
             time.sleep(0.05)
+    connection.execute(f"PRAGMA busy_timeout = {int(BUSY_SECONDS * 1000)}")
 
 
 # What a database error says, and what that means for the corpus; the first that fits.

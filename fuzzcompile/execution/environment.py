@@ -11,13 +11,14 @@ import importlib.metadata
 import os
 import platform
 import re
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 import torch
+
+from fuzzcompile.execution.toolchain import cxx_compiler
 
 JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
 
@@ -52,13 +53,6 @@ def _describe(device: str) -> dict[str, JSON]:
         "threads": torch.get_num_threads(),
         "cxx": _or_none(_cxx_version),
     }
-
-
-def cxx_compiler() -> Path | None:
-    """The C++ compiler that Inductor calls: ``$CXX``, or g++ (clang++ on macOS). None if it isn't there."""
-    default = "clang++" if platform.system() == "Darwin" else "g++"
-    path = shutil.which(os.environ.get("CXX") or default)
-    return Path(path) if path else None
 
 
 def _gpu(device: torch.device) -> dict[str, JSON]:

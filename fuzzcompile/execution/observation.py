@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -9,6 +10,9 @@ from typing import Any, Literal
 import torch
 
 Phase = Literal["run", "compile"]
+
+# How names of values begin where a case makes several calls.
+_CALL = re.compile(r"call\d+\.")
 
 
 @dataclass(frozen=True)
@@ -19,6 +23,7 @@ class Failure:
         phase: whether the compiler or the program raised it.
         stage: the compiler's stage that raised it, if known.
         unsupported: dynamo cannot capture a part of the program.
+        machine: what of the machine made it fail, if that was it.
     """
 
     type_name: str
@@ -26,6 +31,7 @@ class Failure:
     phase: Phase = "run"
     stage: str | None = None
     unsupported: bool = False
+    machine: str = ""
 
     def __str__(self) -> str:
         return f"{self.type_name}: {self.message}"
@@ -91,3 +97,20 @@ class Observation:
     def named(self) -> dict[str, Value]:
         """The values by name; names are unique within a run."""
         return {value.name: value for value in self.values}
+
+    def reusing_memory(self, eager: Observation) -> Observation:
+        """The run without the memory that a call shares with outputs of other calls in this run and not in ``eager``.
+
+        A CUDA graph writes its outputs to the same memory in each of its runs, as torch documents.
+        """
+        own = eager.named()
+        return replace(self, values=tuple(_reusing(value, own.get(value.name)) for value in self.values))
+
+
+def _reusing(value: Value, eager: Value | None) -> Value:
+    call = value.name.partition(".")[0]
+    shared = eager.aliases if eager is not None else ()
+    kept = (
+        alias for alias in value.aliases if alias in shared or not _CALL.match(alias) or alias.startswith(f"{call}.")
+    )
+    return replace(value, aliases=tuple(kept))

@@ -16,11 +16,13 @@ from fuzzcompile.execution.device import seed_everything
 from fuzzcompile.execution.exhaustion import first_line, is_exhausted_memory, memory_errors
 from fuzzcompile.execution.float64 import Float64Mode
 from fuzzcompile.execution.freeing import give_back
+from fuzzcompile.execution.lost_gpu import wait_for
 from fuzzcompile.execution.noise import UlpNoise
 from fuzzcompile.execution.observation import Failure, Observation, Value
 from fuzzcompile.execution.observing import backward, bits, gradients, mutations, outputs
 from fuzzcompile.execution.trees import structure
 from fuzzcompile.execution.warned import recorded, texts
+from fuzzcompile.execution.worker import say
 
 # Rounds of timing: at most, at least, and the seconds after which no further round begins.
 _ROUNDS, _FEWEST_ROUNDS, _TIMING = 30, 3, 0.5
@@ -31,6 +33,7 @@ def run_eager(case: Case, device: torch.device, *, noise_seed: int | None = None
 
     With ``double`` the program's tensors are converted to float64, while its own casts stay as they are.
     """
+    say("running it in eager mode" if noise_seed is None else "running it in eager mode, to measure its rounding")
     mode = UlpNoise(noise_seed) if noise_seed is not None else contextlib.nullcontext()
     program = build(case, device, double=double, streamed=True)
     return observe(case, program, program.model, around=mode)
@@ -47,6 +50,7 @@ def run_float64(case: Case, device: torch.device, *, keep_casts: bool = True) ->
     Returns:
         The observation, and whether the program contains such casts.
     """
+    say("running it in float64")
     program = build(case, device, double=True, streamed=True)
     mode = Float64Mode(keep_casts=keep_casts, native=program.dtype)
     return observe(case, program, program.model, around=mode), mode.saw_cast
@@ -106,11 +110,13 @@ def _observed(
         before = bits(program, arguments)
         with _program_code():
             output = drive(case, target, arguments)
+            wait_for((output, arguments))
         structures.append(structure(output))
         values += outputs(prefix, output, program, arguments, earlier)
         if case.backward:
             with _program_code():
                 backward(output, required=case.state is None)
+                wait_for((output, arguments))
         values += mutations(prefix, before, program, arguments)
         if case.backward or case.state is not None:
             accumulated = gradients(prefix, program, arguments)

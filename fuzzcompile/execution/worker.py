@@ -36,6 +36,7 @@ _device = "cpu"
 _number = 0
 _connection: Connection | None = None
 _importing_main = False
+_retired = False
 _HIGH = 200  # number of the first descriptor that the streams are kept under
 _pid = os.getpid()
 
@@ -61,6 +62,12 @@ def say(doing: str) -> None:
     if _connection is not None and os.getpid() == _pid:
         with contextlib.suppress(OSError):  # a task has closed the line: whatever is sent next reports it
             _connection.send_bytes(pickle.dumps((Reply.DOING, doing)))
+
+
+def retire() -> None:
+    """Let this worker end once its task is answered: the process can do no further work. Another takes its place."""
+    global _retired
+    _retired = True
 
 
 def importing_main() -> bool:
@@ -112,8 +119,10 @@ def main(descriptor: int) -> None:
     connection = _connection = Connection(descriptor)
     try:
         if _set_up(connection):
-            while message := connection.recv_bytes():
+            while not _retired and (message := connection.recv_bytes()):
                 _serve(connection, pickle.loads(message))
+            if _retired:
+                os._exit(0)  # without exit handlers, which may wait for what this process has lost
             _leave()
     except (EOFError, OSError):  # the pool is gone, or a task has closed the line: end quietly
         sys.exit(LINE_LOST)

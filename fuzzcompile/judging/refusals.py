@@ -16,7 +16,7 @@ from fuzzcompile.stage_names import DYNAMO
 from fuzzcompile.targets import Target
 from fuzzcompile.trials.compiles import Experiments, Trial
 
-_MACHINE_ERRORS = ("InvalidCxxCompiler", "TritonMissing", "OutOfMemoryError")
+_MACHINE_ERRORS = ("TritonMissing", "OutOfMemoryError")
 # Raised by what stands for a target's device, and by torch where it asks for more of that device than is described.
 _TARGET_ERRORS = ("NotMoved", "NotOnCpu", "NotInterpreted", "KernelTooLarge")
 _DEVICE_MESSAGES = (
@@ -165,7 +165,10 @@ def refuse_unfit(case: Case, trial: Trial) -> None:
         failure.type_name in _TARGET_ERRORS or any(text in failure.message for text in _DEVICE_MESSAGES)
     ):
         raise _not_looked_at(case, target, failure.message)
+    machine = failure.machine
     if failure.type_name in _MACHINE_ERRORS or any(text in failure.message for text in _MACHINE_MESSAGES):
+        machine = machine or str(failure)
+    if machine:
         raise CannotJudge(
-            f"{case.name} cannot be compiled on this machine ({failure}); `fuzzcompile doctor` says what is missing."
+            f"{case.name} cannot be compiled on this machine: {machine} (`fuzzcompile doctor` tries the machine)."
         )

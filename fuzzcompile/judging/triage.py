@@ -20,6 +20,7 @@ from fuzzcompile.compiler.ledger import Ledger
 from fuzzcompile.compiler.same import torch_same
 from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.compiler.unseen import Unseen, gathered, gathering, shown
+from fuzzcompile.execution.lost_gpu import lost_gpu
 from fuzzcompile.execution.observation import Observation
 from fuzzcompile.facts import facts
 from fuzzcompile.judging.asked import ask
@@ -38,7 +39,6 @@ from fuzzcompile.judging.refusals import (
 )
 from fuzzcompile.judging.report import Cost, Report
 from fuzzcompile.oracle.comparison import Comparison
-from fuzzcompile.oracle.judgement import same_bits
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.oracle.warned import changed_warnings
 from fuzzcompile.tolerances import Tolerances
@@ -97,6 +97,8 @@ def triage(
     experiments = Experiments(case, device, Compilation(vetoes=tuple(vetoes)), against=against, tolerances=tolerances)
     looking = _quick(experiments) if screen else experiments
     looking.run_eager()
+    if device.type == "cuda":
+        _ = experiments.deterministic  # nothing can be read from a GPU that the compiled program has lost
     refuse_lasting_state(experiments)
     refuse_lack_of_cpu(experiments)
     on_eager()
@@ -108,6 +110,11 @@ def triage(
     trial = experiments.trial()
     refuse_unsupported(experiments, trial)
     refuse_unfit(case, trial)
+    lost = lost_gpu(device) if trial.observation.failure is not None else None
+    if lost is not None:
+        report = _without_gpu(experiments, trial, lost, started)
+        on_verdict(report)
+        return report
     answer = _decided_both_ways(_decided(experiments, trial, ReplayCount(), started, known), deadline)
     on_verdict(answer.report())
     if thorough and not _late(deadline):
@@ -118,6 +125,13 @@ def triage(
     if error_maps:
         report = replace(report, error_maps=error_maps_of(answer.experiments, answer.trial))
     return replace(report, asked=tuple(ask(experiments, answer.trial, answer.steps, name) for name in suspects))
+
+
+def _without_gpu(experiments: Experiments, trial: Trial, why: str, started: float) -> Report:
+    """The report on a compiled program that costs the process its GPU: no run or compile can follow."""
+    detail = f"eager runs; of the compiled program the GPU says {why!r}, and does nothing more for that process"
+    decision = Decision(trial.judgement.verdict, "low", f"{detail}: no culprit was looked for")
+    return _Answer(experiments, trial, (), decision, ReplayCount(), started).report()
 
 
 def _quick(experiments: Experiments) -> Experiments:
@@ -261,13 +275,13 @@ def _report(answer: _Answer, attribution: Attribution) -> Report:
     seconds = time.perf_counter() - answer.started
     return Report(
         case=experiments.case.name,
-        torch=torch.__version__,
+        torch=str(torch.__version__),  # a plain string: a process without torch reads it
         device=str(experiments.device),
         verdict=decision.verdict,
         confidence=_confidence(decision, attribution, unseen),
         detail=decision.detail,
         comparisons=_with_torch_same(experiments, trial),
-        eager_deterministic=_deterministic(experiments),
+        eager_deterministic=experiments.deterministic,
         float64_step=_largest_step(steps, decision),
         failure=trial.observation.failure,
         attribution=attribution,
@@ -327,10 +341,6 @@ def _confidence(decision: Decision, attribution: Attribution, unseen: Sequence[U
 
 def _changed_bits(steps: Sequence[Step]) -> list[Culprit]:
     return [Culprit.from_step(step) for step in steps if step.changed_bits and not step.random]
-
-
-def _deterministic(experiments: Experiments) -> bool:
-    return bool(experiments.runs.eager.failure) or same_bits(experiments.runs.eager, experiments.again)
 
 
 def _with_torch_same(experiments: Experiments, trial: Trial) -> tuple[Comparison, ...]:

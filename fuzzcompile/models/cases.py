@@ -11,7 +11,6 @@ from typing import Literal, get_args
 
 from fuzzcompile.errors import EnvironmentUnfit
 from fuzzcompile.models.architectures import Architecture, architecture
-from fuzzcompile.templating import template
 
 Size = Literal["tiny", "narrow", "full"]
 SIZES: tuple[Size, ...] = get_args(Size)
@@ -76,6 +75,8 @@ def case_text(name: str, *, training: bool = False, size: Size = "tiny", dtype: 
     Raises:
         UsageError: there is no such configuration.
     """
+    from fuzzcompile.templating import template  # every command reads the names of sizes here, and few a template
+
     chosen = architecture(name)
     arguments = _arguments(chosen, size)
     inputs = _inputs(chosen, arguments, size, training=training, dtype=dtype)

@@ -174,5 +174,6 @@ def _entry(read: Overview, finding: Finding, group: Umbrella | None, campaign: M
         mark=mark,
         umbrella=group,
     )
-    hit = None if campaign is None else finding.signature in campaign
-    return Entry(finding, facts, reproducer, replays, hit, bool(campaign and campaign.get(finding.signature)))
+    names = {finding.signature, *read.former.get(finding.id, ())} & set(campaign or ())
+    new = campaign is not None and any(campaign[name] for name in names)
+    return Entry(finding, facts, reproducer, replays, None if campaign is None else bool(names), new)

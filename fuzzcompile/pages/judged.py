@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from fuzzcompile.contract import CulpritJson, OutputJson, ReportJson, told
 from fuzzcompile.hints import Named
-from fuzzcompile.oracle.verdicts import VALUES, Verdict
+from fuzzcompile.oracle.verdicts import VALUES
 from fuzzcompile.pages.heat_maps import HeatMap, heat_map
 from fuzzcompile.pages.markup import inline
 from fuzzcompile.pages.scales import LogScale
@@ -109,6 +109,11 @@ class Judged:
         return [(str(entry.get("name")), _difference(entry)) for entry in wrong]
 
     @property
+    def has_evidence(self) -> bool:
+        """Whether anything was compared, or bears on the verdict: where a compile raises, nothing may be."""
+        return bool(self.facts.outputs or self.circumstances)
+
+    @property
     def left_out(self) -> int:
         """How many outputs the tables leave out."""
         return error_rows(self.facts)[1]
@@ -154,13 +159,17 @@ class Judged:
 
     @cached_property
     def steps(self) -> list[proof.Bar]:
-        """The rewrites that moved a bit, in order."""
-        return proof.bars(self.report)[:_STEPS]
+        """The rewrites that moved a bit, in order, as far as a replay gave a number."""
+        return self._moves[:_STEPS]
 
     @property
     def steps_left_out(self) -> int:
         """How many of them are left out."""
-        return max(0, len(self.report.get("changed_bits") or ()) - _STEPS)
+        return max(0, len(self._moves) - _STEPS)
+
+    @cached_property
+    def _moves(self) -> list[proof.Bar]:
+        return [bar for bar in proof.bars(self.report) if (bar.float64, bar.native) != (None, None)]
 
     @cached_property
     def steps_axis(self) -> LogScale:
@@ -175,8 +184,8 @@ class Judged:
 
     @property
     def has_steps(self) -> bool:
-        """Whether the steps are worth a section: a layout, an alias or an error moves no value."""
-        return bool(self.steps) or self.report["verdict"] in (*VALUES, Verdict.ROUNDING)
+        """Whether the steps are worth a section: of a layout, an alias or an error they say nothing."""
+        return not self.report["is_bug"] or self.report["verdict"] in VALUES
 
     @cached_property
     def tried(self) -> list[proof.Tried]:

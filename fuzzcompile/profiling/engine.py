@@ -90,7 +90,7 @@ def profile(case: Case, device: torch.device, asked: Asked) -> ProfileJson:
     return {
         "schema": SCHEMA,
         "case": case.name,
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "device": str(device),
         "against": str(asked.against),
         "reference": str(asked.reference),

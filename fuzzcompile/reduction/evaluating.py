@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from fuzzcompile.execution.device import seed_everything
-from fuzzcompile.execution.tensors import copy_tree
+from fuzzcompile.execution.tensors import StorageCopier, copy_tree
 from fuzzcompile.reduction.filling import input_expression
 from fuzzcompile.reduction.program import Program
 from fuzzcompile.reduction.writing import Writer
@@ -77,10 +78,20 @@ def evaluate(program: Program) -> Evaluation:
 
 def _make(program: Program, namespace: dict[str, object], values: dict[str, object]) -> None:
     torch.manual_seed(0)
+    device = _device(program)
     held = {input_.name: input_.values for input_ in program.inputs}
     for input_ in program.inputs:
         # Copied, because a program may write to its inputs.
         recorded = {input_.name: copy_tree(held[input_.name])} if input_.fill == "recorded" else {}
         made = eval(input_expression(input_), {"torch": torch, "VALUES": recorded})
+        if made.device.type != device.type:
+            made = StorageCopier(device=device)(made)
         values[input_.name] = copy_tree(made.detach())
         namespace[input_.name] = made
+
+
+def _device(program: Program) -> torch.device:
+    """Where its inputs must be: on the GPU that the program names, as it was captured there, else on the CPU."""
+    leaves = (leaf for s in program.statements for leaf in tree_leaves((s.args, dict(s.kwargs))))
+    gpus = (leaf for leaf in leaves if isinstance(leaf, torch.device) and leaf.type != "cpu")
+    return next(gpus, torch.device("cpu"))

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from pathlib import Path
 
-from fuzzcompile.errors import UsageError
+from fuzzcompile.errors import EnvironmentUnfit, FuzzcompileError, UsageError
 
 
-def check_writable(path: Path, option: str) -> None:
+def check_writable(path: Path, option: str, *, parents: bool = False) -> None:
     """Check before any work that the file can be written.
+
+    Args:
+        path: the file.
+        option: which gave the path, for the message.
+        parents: the folders above it are made when it is written, and need not be there yet.
 
     Raises:
         UsageError: it cannot; the message names ``option``, the one that gave the path.
@@ -19,6 +25,8 @@ def check_writable(path: Path, option: str) -> None:
         raise UsageError(f"Cannot write {path}: it is a folder; name a file for {option}.")
     draft = _draft(path)
     try:
+        if parents:
+            draft = next(above for above in path.parents if above.exists()) / draft.name
         draft.touch()
         draft.unlink()
     except OSError as error:
@@ -29,7 +37,8 @@ def write_whole(path: Path, content: bytes, option: str) -> None:
     """Write the file whole or not at all.
 
     Raises:
-        UsageError: it cannot be written; the message names ``option``, the one that gave the path.
+        EnvironmentUnfit: its disk is full.
+        UsageError: it cannot be written; both messages name ``option``, the one that gave the path.
     """
     draft = _draft(path)
     try:
@@ -63,5 +72,7 @@ def _draft(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.part")
 
 
-def _unwritable(path: Path, error: OSError, option: str) -> UsageError:
+def _unwritable(path: Path, error: OSError, option: str) -> FuzzcompileError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return EnvironmentUnfit(f"Cannot write {path}: {error.strerror}; make room, or name another {option}.")
     return UsageError(f"Cannot write {path}: {error.strerror}; name another file for {option}.")

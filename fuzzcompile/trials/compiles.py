@@ -9,12 +9,13 @@ from dataclasses import replace
 import torch
 
 from fuzzcompile.case import Case
-from fuzzcompile.compiler.session import Compilation, check_settings, compiling
+from fuzzcompile.compiler.session import Compilation, check_settings, compiling, effective_setting
 from fuzzcompile.execution.building import build
 from fuzzcompile.execution.observation import Failure, Observation
 from fuzzcompile.execution.runs import time_calls
 from fuzzcompile.execution.seeds import Kept
-from fuzzcompile.oracle.judgement import Judgement
+from fuzzcompile.execution.worker import say
+from fuzzcompile.oracle.judgement import Judgement, same_bits
 from fuzzcompile.tolerances import Tolerances
 from fuzzcompile.trials.against import BASELINES
 from fuzzcompile.trials.baselines import Baseline, check_baseline
@@ -100,6 +101,11 @@ class Experiments:
         """A second eager run: the same bits, if eager is deterministic."""
         return self._judge.again
 
+    @functools.cached_property
+    def deterministic(self) -> bool:
+        """Whether eager gives the same bits twice, or raises."""
+        return bool(self.runs.eager.failure) or same_bits(self.runs.eager, self.again)
+
     def run_eager(self) -> None:
         """Make every run that needs no compiler."""
         self._judge.run_eager()
@@ -127,6 +133,8 @@ class Experiments:
 
     def trial(self, how: Compilation | None = None) -> Trial:
         """Compile the case as ``how`` says (as the experiments judge it, if None), run it and judge what it shows."""
+        if how is None:
+            say("compiling it")
         how = self._judge.runs.as_far_as_interpreted(how or self.how)
         self._prepare()
         start = time.perf_counter()
@@ -137,6 +145,8 @@ class Experiments:
             kept = Kept(self.case, program, self.device) if self.runs.draws else None
             compiled = Compiled(self.case, program, session.compile(program.model), session, kept)
             observation = compiled.observe()
+            if self.device.type == "cuda" and effective_setting(self.case.settings, how, "triton.cudagraphs") is True:
+                observation = observation.reusing_memory(self.runs.eager)
             run, seconds = Run.ended(observation), time.perf_counter() - start
             judgement, sampled = (None, None) if kept is None else self._judged_drawing(compiled, run, how)
             runtime = self._timed(how, compiled, observation)

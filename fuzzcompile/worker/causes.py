@@ -13,6 +13,7 @@ from fuzzcompile.capture.loading import load
 from fuzzcompile.case import Case
 from fuzzcompile.causes.search import Look, Still, cause_of
 from fuzzcompile.contract import ReportJson
+from fuzzcompile.execution.worker import say
 from fuzzcompile.judging.probe import Target, probe
 from fuzzcompile.judging.report import Report
 from fuzzcompile.oracle.verdicts import Verdict
@@ -56,6 +57,7 @@ def with_cause(
     culprit = report.attribution.culprit
     if culprit is None or not has_fingerprints(culprit.stage) or report.verdict in _LOST or report.target is not None:
         return report
+    say("looking for what must change for the case to pass")
     started = time.monotonic()
     asked = cast(ReportJson, report.to_json())
     screens = Screens(Target.of(asked), device, vetoes)

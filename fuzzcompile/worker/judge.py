@@ -4,40 +4,39 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
-import os
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import torch
 
 from fuzzcompile.capture.invocation import Invocation
 from fuzzcompile.capture.loading import load
 from fuzzcompile.case import Case
-from fuzzcompile.casefiles import CaseFile, read_case_file
+from fuzzcompile.casefiles import read_case_file
 from fuzzcompile.compiler.dump import dump_ledger
 from fuzzcompile.compiler.headers import share_headers
 from fuzzcompile.compiler.hooks import initialise_patterns
 from fuzzcompile.compiler.ledger import Ledger
 from fuzzcompile.compiler.settings import compile_in_process, drop_broken_kernels
 from fuzzcompile.compiler.target.process import assume
-from fuzzcompile.contract import ReportJson, told
+from fuzzcompile.contract import told
 from fuzzcompile.contracts.settings import under_contract
 from fuzzcompile.errors import EnvironmentUnfit
 from fuzzcompile.execution.attention_backends import MATH_ONLY, math_only
 from fuzzcompile.execution.device import Numerics, assigned, seed_everything
 from fuzzcompile.execution.environment import describe
 from fuzzcompile.execution.footprint import refuse_oversized
-from fuzzcompile.execution.worker import current_device, restore_streams, say, use_device, worker_number
+from fuzzcompile.execution.lost_gpu import lost_gpu
+from fuzzcompile.execution.worker import current_device, restore_streams, retire, say, use_device, worker_number
 from fuzzcompile.judging.report import Report
 from fuzzcompile.judging.triage import triage
 from fuzzcompile.plants import run_plants
 from fuzzcompile.signatures import coarse
 from fuzzcompile.targets import target_of
 from fuzzcompile.worker.isolation import isolated
+from fuzzcompile.worker.progress import Progress
 from fuzzcompile.worker.tasks import Judged, JudgeTask, WorkerSetup
 
 __all__ = ["JudgeTask", "Judged", "WorkerSetup", "calm_collector", "judge_file", "prepare"]
@@ -51,6 +50,7 @@ _LOADING = {
     "call": "receiving the call",
 }
 _SHORT_COLLECTIONS = 32
+_took: list[float] = []  # seconds of processor time that the latest case took, if nothing was collected since
 
 
 def prepare(setup: WorkerSetup) -> None:
@@ -82,21 +82,22 @@ def calm_collector() -> None:
     """Exempt everything loaded so far from garbage collection, and collect little while a case is judged.
 
     The compiler allocates millions of objects; scanning torch's own again and again takes a tenth of the time.
-    :func:`judge_file` collects what each case leaves.
+    :func:`judge_file` collects what the case before left.
     """
     gc.freeze()  # what is garbage by now (some 20,000 of 700,000 objects) would take 0.4 s to find
     gc.set_threshold(100_000, 50, 100)
     gc.enable()
 
 
-def _collect_garbage(seconds: float) -> None:
-    """Collect after a case that took so many ``seconds``.
+def _collect_garbage() -> None:
+    """Collect what the case before this one has left: its answer need not wait for that.
 
     The compiler's caches grow, so each full collection takes longer than the last. After a short case only the young
     generations are scanned, unless the last full collection was long ago.
     """
-    full = seconds > _LONG or gc.get_count()[2] >= _SHORT_COLLECTIONS
-    gc.collect(2 if full else 1)
+    if _took:
+        full = _took.pop() > _LONG or gc.get_count()[2] >= _SHORT_COLLECTIONS
+        gc.collect(2 if full else 1)
 
 
 def judge_file(task: JudgeTask) -> Judged:
@@ -106,19 +107,34 @@ def judge_file(task: JudgeTask) -> Judged:
         CaseError: the file is not a case, or the case cannot be run.
         EnvironmentUnfit: the case needs more than ``task.memory``, or the ledger cannot be written.
     """
-    start = time.monotonic()
-    deadline = None if task.seconds is None else start + task.seconds
+    _collect_garbage()
     device = torch.device(current_device())
-    file = read_case_file(Path(task.path))
+    progress = Progress(task)
+    try:
+        return _judged(progress, device)
+    except Exception as error:  # of any kind: a GPU that is lost fails in whatever comes next
+        why = lost_gpu(device)
+        if why is None:
+            raise
+        return progress.without_gpu(why, error)
+    finally:
+        if lost_gpu(device) is not None:
+            retire()
+
+
+def _judged(progress: Progress, device: torch.device) -> Judged:
+    worked, task = time.process_time(), progress.task
+    deadline = None if task.seconds is None else time.monotonic() + task.seconds
+    file = progress.file = read_case_file(Path(task.path))
     say(_LOADING[file.kind])
     # Outside of the block, so that the modules that a call imports are there for the next one.
     called = _received(file.path, device) if file.kind == "call" else None
     with isolated():
         case = load(file, device, call=task.call, module=task.module) if called is None else called.case()
         restore_streams()  # the script may have closed them, and the compiler writes to them
-        report = judge_case(case, task, device, deadline, file)
-    _collect_garbage(time.monotonic() - start)
-    answer = file.located(cast(ReportJson, report.to_json()))
+        report = judge_case(case, progress, device, deadline)
+    _took[:] = [time.process_time() - worked]
+    answer = progress.answer(report)
     machine = describe(device, told(answer)) if task.describe else None
     return Judged(answer, report.coverage, report.screened, machine)
 
@@ -129,15 +145,14 @@ def _received(path: Path, device: torch.device) -> Invocation:
     return receive(path, device)
 
 
-def judge_case(
-    case: Case, task: JudgeTask, device: torch.device, deadline: float | None, file: CaseFile | None = None
-) -> Report:
-    """Judge a loaded case in this process; of ``task``, its path is not read. ``file`` is what it was loaded from.
+def judge_case(case: Case, progress: Progress, device: torch.device, deadline: float | None) -> Report:
+    """Judge a loaded case in this process; of the task, its path is not read.
 
     Raises:
         CaseError: the case cannot be run.
         EnvironmentUnfit: it needs more than ``task.memory``, or the ledger cannot be written.
     """
+    task = progress.task
     with contextlib.ExitStack() as exact:
         if task.memory is not None:
             refuse_oversized(case, device, task.memory)
@@ -160,8 +175,8 @@ def judge_case(
                 screen=task.screen,
                 suspects=task.suspects,
                 error_maps=task.error_maps,
-                on_eager=lambda: _mark(task.marker, ""),
-                on_verdict=lambda verdict: _mark_verdict(task, file, verdict),
+                on_eager=progress.eager_finished,
+                on_verdict=progress.verdict_reached,
                 on_ledger=lambda ledger: _dump(task.dump, ledger),
             )
 
@@ -207,16 +222,6 @@ def _limits_noted(task: JudgeTask) -> Iterator[str]:
         yield "limits: from a file of tolerances (--tolerances), not fuzzcompile's own"
 
 
-def _mark_verdict(task: JudgeTask, file: CaseFile | None, report: Report) -> None:
-    """Keep a report in the marker, for the case that the worker is lost; of a contract, nothing is known yet."""
-    if task.contract == "bitwise":
-        from fuzzcompile.contracts.bitwise import unjudged_contract
-
-        report = replace(report, confidence="low", contract=unjudged_contract("the worker was lost"))
-    answer = report.to_json()
-    _mark(task.marker, json.dumps(answer if file is None else file.located(answer)))
-
-
 def _dump(folder: str | None, ledger: Ledger) -> None:
     """Write the ledger as text into the folder, if there is one."""
     if folder is None:
@@ -227,11 +232,3 @@ def _dump(folder: str | None, ledger: Ledger) -> None:
         raise EnvironmentUnfit(
             f"Cannot write the ledger into {folder}: {error.strerror}; name another folder."
         ) from error
-
-
-def _mark(path: str | None, text: str) -> None:
-    """Write the marker whole or not at all: its writer may be killed at any time, or fork and go on twice."""
-    if path is not None:
-        draft = Path(f"{path}.{os.getpid()}.part")
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)

@@ -217,7 +217,7 @@ def test_the_same_seed_gives_the_same_cases(generated, tmp_path):
     ("arguments", "said"),
     [
         (["--screen-only", "--full-only"], "not both"),
-        (["--from", "nothing.py"], "Cannot read the case nothing.py"),
+        (["--from", "nothing.py"], "nothing.py does not exist"),
         (["--log", "."], "Cannot write .: Is a directory"),
         (["--sarif", "no/such/folder.sarif"], "name another file for --sarif"),
         (["--summary", "no/such/folder.json"], "name another file for --summary"),

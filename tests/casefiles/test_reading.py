@@ -149,7 +149,7 @@ def test_reading_imports_no_torch(tmp_path: Path):
 
 def test_names_of_files_are_told_from_names_of_findings():
     assert looks_like_path("model.py") and looks_like_path("a/b") and looks_like_path("x.ipynb")
-    assert not looks_like_path("F12") and not looks_like_path("joint_graph:-:program-12ab")
+    assert not looks_like_path("F12") and not looks_like_path("joint_graph:torch/_inductor/x.py:sfdp")
 
 
 # -- notebooks -----------------------------------------------------------------------------------------

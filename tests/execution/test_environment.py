@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from fuzzcompile.execution import environment
-from fuzzcompile.execution.environment import cxx_compiler, describe
+from fuzzcompile.execution.environment import describe
+from fuzzcompile.execution.toolchain import cxx_compiler
 
 CPU = torch.device("cpu")
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

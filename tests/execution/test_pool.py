@@ -33,6 +33,7 @@ from fuzzcompile.execution.pool import (
     WorkerTimeout,
     current_device,
 )
+from fuzzcompile.execution.worker import retire
 
 PATIENCE = 30  # seconds for anything that should be quick, on a machine that is busy
 MIB = 2**20
@@ -219,6 +220,18 @@ def test_a_worker_is_recycled_after_its_number_of_tasks() -> None:
     with WorkerPool(1, max_tasks=2) as pool:
         pids = [pool.submit(os.getpid).result(PATIENCE) for _ in range(6)]
     assert pids[0] == pids[1] != pids[2] == pids[3] != pids[4] == pids[5]
+
+
+def retired() -> int:
+    retire()
+    return os.getpid()
+
+
+def test_a_worker_that_retires_answers_its_task_and_costs_no_other() -> None:
+    with WorkerPool(1) as pool:
+        futures = [pool.submit(task) for task in (os.getpid, retired, os.getpid, retired, os.getpid)]
+        pids = [future.result(PATIENCE) for future in futures]
+    assert pids[0] == pids[1] != pids[2] == pids[3] != pids[4]
 
 
 def test_a_waiting_task_can_be_cancelled_and_a_running_one_not(pool: WorkerPool, tmp_path: Path) -> None:

@@ -133,3 +133,20 @@ def test_adding_zeros_hands_out_the_input():
     judgement = compiled(lambda x: x + torch.zeros_like(x))  # pytorch#197893
     assert judgement.verdict is Verdict.ALIASING
     assert judgement.worst.detail == "eager: out0 is a copy; compiled: shares memory with input0"
+
+
+def test_a_graph_that_is_recorded_may_reuse_the_memory_of_its_outputs():
+    def observed(*aliases: str) -> Observation:
+        names = ("call0.out0", "call0.out1", "call1.out0")
+        shared = ((), ("call0.out0",), aliases)
+        return Observation(
+            tuple(Value(name, normal(4), "output", (1,), own) for name, own in zip(names, shared, strict=True))
+        )
+
+    def kept(eager: Observation, compiled: Observation) -> tuple[str, ...]:
+        values = compiled.reusing_memory(eager).named()
+        assert values["call0.out1"].aliases == ("call0.out0",)
+        return values["call1.out0"].aliases
+
+    assert kept(observed(), observed("call0.out1", "call1.input0")) == ("call1.input0",)
+    assert kept(observed("call0.out1"), observed("call0.out1")) == ("call0.out1",)

@@ -136,7 +136,7 @@ def test_the_heat_map_says_what_its_cells_are():
     assert "down, dimension 0 (2); across, dimension 1 (2); one cell is one element" in reader.text
     kinds = [given["class"] for tag, given in reader.tags if tag == "path"]
     assert {"h0", "h7", "bad"} <= set(kinds)
-    (eager, compiled) = [given for tag, given in reader.tags if tag == "rect"]
+    (eager, compiled) = [given for tag, given in reader.tags if given.get("class") == "worst"]
     assert (eager["x"], eager["y"]) == (compiled["x"], compiled["y"]) == ("1", "1")
 
 
@@ -146,7 +146,7 @@ def test_gathered_cells_are_said_to_be_gathered():
     reader = read(report("miscompile", shown))
     assert "dimensions 0 to 1, one behind the other (12)" in reader.text
     assert "the largest error of up to 6 × 32 elements" in reader.text
-    assert [(given["x"], given["y"]) for tag, given in reader.tags if tag == "rect"] == [("1", "1")] * 2
+    assert [(given["x"], given["y"]) for tag, given in reader.tags if given.get("class") == "worst"] == [("1", "1")] * 2
 
 
 def test_numbers_that_mean_nothing_for_a_layout_are_left_out():
@@ -170,3 +170,13 @@ def test_no_path_of_this_machine_and_no_backtick_is_left():
     page = page_of(shown, ENVIRONMENT, name=path, source=f'open("{path}") //2\n')
     text = Reader(page).text
     assert "/home/" not in page and "`" not in text and "model.py:14" in text and "//" in text
+
+
+def test_an_error_has_no_section_on_values_or_steps():
+    raises = bug(
+        detail="CompileError: no", evidence={"outputs": []}, changed_bits=[{**BLAMED, "details": {}, "step": None}]
+    )
+    raises |= {"verdict": "compile_error", "evidence": {"outputs": []}}
+    text = read(raises).text
+    assert "fails to compile: CompileError: no" in text and "Culprit" in text
+    assert not any(words in text for words in ("differ ", "What differs", "How far each rewrite", "not replayed"))

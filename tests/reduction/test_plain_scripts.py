@@ -8,6 +8,7 @@ import copy
 import io
 import runpy
 import traceback
+from dataclasses import replace
 
 import pytest
 import torch
@@ -290,7 +291,7 @@ def test_the_copy_for_cuda_makes_everything_there():
     for source in (FUNCTION, MODULE, BACKWARD):
         verdict = "wrong_gradient" if source is BACKWARD else "miscompile"
         outputs = {"gradient of input0": {"finding": "far"}} if source is BACKWARD else WHOLE
-        text = scripts(source, verdict, **outputs)[0].text(cuda=True)
+        text = replace(scripts(source, verdict, **outputs)[0], cuda=True).text()
         made = [line for line in text.splitlines() if "torch.randn" in line]
         assert made and all(line.count("torch.randn") == line.count('device="cuda"') for line in made)
         assert ("nn.LayerNorm(4).eval().cuda()" in text) == (source is MODULE)

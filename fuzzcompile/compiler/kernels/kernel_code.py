@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fuzzcompile.compiler.kernels.kernel_calls import at_return, callback
 from fuzzcompile.compiler.kernels.kernel_watch import Watch, operators_of
@@ -79,7 +79,10 @@ def wrap_extern_call(watch: Watch, original: Function) -> Function:
         lowered = watch.current()
         if lowered is None or not watch.values:
             return original(scheduler, node)
-        generate: Function = node.codegen
+        coded: Any = (
+            node if hasattr(node, "codegen") else node.node
+        )  # torch 2.11 asks the operation itself for its code
+        generate: Function = coded.codegen
 
         def codegen(wrapper: _Wrapper, *args: object, **kwargs: object) -> object:
             number = None
@@ -93,11 +96,11 @@ def wrap_extern_call(watch: Watch, original: Function) -> Function:
                 wrapper.writeline(callback(watch.keys[id(lowered.graph)], "after_kernel", number))
             return result
 
-        vars(node)["codegen"] = codegen
+        vars(coded)["codegen"] = codegen
         try:
             return original(scheduler, node)
         finally:
-            del node.codegen
+            del vars(coded)["codegen"]
 
     return codegen_extern_call
 

@@ -28,16 +28,19 @@ _MODULES = re.compile(r"\bnn\.(?!functional|Module\b)")
 class Plain:
     """A script for an issue: straight code that ends in one check.
 
-    ``chosen`` says how the case is run and what is compared; ``check`` how this script shows it.
+    ``chosen`` says how the case is run and what is compared; ``check`` how this script shows it. With ``cuda`` it runs
+    on a GPU.
     """
 
     chosen: Script
     pieces: Pieces
     calls: Calls
     check: Check
+    cuda: bool = False
 
-    def text(self, backend: str | None = None, *, cuda: bool = False) -> str:
-        """The script; compiled with another backend than Inductor ("off": not at all), or on CUDA."""
+    def text(self, backend: str | None = None) -> str:
+        """The script; compiled with another backend than Inductor ("off": not at all)."""
+        cuda = self.cuda
         pieces = on_cuda(self.pieces) if cuda else self.pieces
         check = replace(self.check, setup=moved_lines(self.check.setup)) if cuda else self.check
         definitions = [part for node in pieces.definitions for part in ("", *_unparsed(node))]

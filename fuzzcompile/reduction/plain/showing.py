@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 
 from fuzzcompile.contract import ReportJson, RungJson, ShownJson, told
@@ -37,7 +38,8 @@ def shown_as_issue(source: str, chosen: Script, report: ReportJson) -> ShownJson
     expression = expression_at_fault(source, chosen, report)
     if expression is not None:
         made["expression"] = expression
-    candidates = list(islice(plain_scripts(chosen), _MOST_TRIED))
+    on_gpu = chosen.drive.on_gpu
+    candidates = [replace(plain, cuda=on_gpu) for plain in islice(plain_scripts(chosen), _MOST_TRIED)]
     if told(report) is not None or not candidates:
         return made | _not_run(candidates, report)
     made |= _as_json(climbed(candidates, clock), report)
@@ -59,7 +61,7 @@ def _not_run(candidates: Sequence[Plain], report: ReportJson) -> ShownJson:
     """The script for a device that is not there."""
     if not candidates:
         return ShownJson()
-    text = candidates[0].text(cuda=True)
+    text = replace(candidates[0], cuda=True).text()
     ladder = [RungJson(backend=backend, result="not run", says=f"no {told(report)} here") for backend in BACKENDS]
     return ShownJson(plain=text, plain_output="", plain_shows=False, cuda=text, ladder=ladder)
 
@@ -71,8 +73,8 @@ def _as_json(seen: Seen, report: ReportJson) -> ShownJson:
         plain_shows=seen.shows,
         ladder=[{**rung, "says": scrub(rung["says"])} for rung in seen.ladder],
     )
-    if makes_sense_on_cuda(report):
-        made["cuda"] = seen.plain.text(cuda=True)
+    if not seen.plain.cuda and makes_sense_on_cuda(report):
+        made["cuda"] = replace(seen.plain, cuda=True).text()
     if report.get("verdict") in _ERRORS:
         made["error_log"] = scrub(error_log(seen.output))
     return made

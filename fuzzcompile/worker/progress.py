@@ -1,0 +1,73 @@
+"""How far a case has come, kept for the loss of its worker or of its GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast
+
+from fuzzcompile.casefiles import CaseFile
+from fuzzcompile.contract import ReportJson
+from fuzzcompile.errors import EnvironmentUnfit
+from fuzzcompile.judging.report import Report
+from fuzzcompile.worker.tasks import Judged, JudgeTask
+
+
+@dataclass
+class Progress:
+    """How far a case came: whether eager has finished, and the report so far.
+
+    Attributes:
+        task: its marker, if it has one, gets the same, for the case that the worker is lost.
+        file: what the case was loaded from, once it was read.
+    """
+
+    task: JudgeTask
+    file: CaseFile | None = None
+    eager_done: bool = False
+    report: Report | None = None
+
+    def eager_finished(self) -> None:
+        """Eager mode has run."""
+        self.eager_done = True
+        _mark(self.task.marker, "")
+
+    def verdict_reached(self, report: Report) -> None:
+        """There is a verdict; of a contract, nothing is known yet."""
+        self.report = report
+        if self.task.contract == "bitwise":
+            from fuzzcompile.contracts.bitwise import unjudged_contract
+
+            report = replace(report, confidence="low", contract=unjudged_contract("the worker was lost"))
+        _mark(self.task.marker, json.dumps(self.answer(report)))
+
+    def answer(self, report: Report) -> ReportJson:
+        """The report in its JSON form, with places as a user knows them."""
+        plain = cast(ReportJson, report.to_json())
+        return plain if self.file is None else self.file.located(plain)
+
+    def without_gpu(self, why: str, error: Exception) -> Judged:
+        """The verdict that was reached before the GPU was lost.
+
+        Raises:
+            EnvironmentUnfit: there was none.
+        """
+        if self.report is not None:
+            detail = "; ".join(part for part in (self.report.detail, f"what came after the verdict: {why}") if part)
+            report = replace(self.report, confidence="low", detail=detail)
+            return Judged(self.answer(report), report.coverage, report.screened)
+        when = "while it was judged" if self.eager_done else "in eager mode"
+        raise EnvironmentUnfit(
+            f"{self.task.path} could not be judged: {why}, {when}, and no run can follow in that process; mend the "
+            "program (an index out of range?), or run it with CUDA_LAUNCH_BLOCKING=1 to see where."
+        ) from error
+
+
+def _mark(path: str | None, text: str) -> None:
+    """Write the marker whole or not at all: its writer may be killed at any time, or fork and go on twice."""
+    if path is not None:
+        draft = Path(f"{path}.{os.getpid()}.part")
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
