@@ -50,9 +50,7 @@ def _mark(name: str, status: str, of: str | None, note: str | None, location: st
     if takes is None and of is not None:
         raise UsageError(f"{known} takes nothing more, but {of!r} was given: put words into --note.")
     if takes is not None and of is None:
-        example = _EXAMPLES[known]
-        raise UsageError(
-            f"{known} needs the {takes}: such as `{command('mark', name, known, example, corpus=location)}`."
-        )
+        example = command("mark", name, known, _EXAMPLES[known], corpus=location)
+        raise UsageError(f"{known} needs the {takes}: such as `{example}`.")
     issue = issue_url(of) if known == "known" and of is not None else None
     return Mark(known, issue, of if known == "dup" else None, note)
