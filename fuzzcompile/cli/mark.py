@@ -33,7 +33,7 @@ def mark(name: str, status: str, of: str | None, note: str | None, location: str
     """
     from fuzzcompile.corpus import Store
 
-    given = _mark(name, status, of, note)
+    given = _mark(name, status, of, note, location)
     with Store.open(location, create=False) as store:
         marked, said = store.mark(name, given)
     about = said.duplicate_of or said.issue
@@ -41,7 +41,7 @@ def mark(name: str, status: str, of: str | None, note: str | None, location: str
     return 0
 
 
-def _mark(name: str, status: str, of: str | None, note: str | None) -> Mark:
+def _mark(name: str, status: str, of: str | None, note: str | None, location: str | None) -> Mark:
     from fuzzcompile.corpus import Mark
     from fuzzcompile.corpus.marking import issue_url, status_of
 
@@ -50,7 +50,7 @@ def _mark(name: str, status: str, of: str | None, note: str | None) -> Mark:
     if takes is None and of is not None:
         raise UsageError(f"{known} takes nothing more, but {of!r} was given: put words into --note.")
     if takes is not None and of is None:
-        example = _EXAMPLES[known]
-        raise UsageError(f"{known} needs the {takes}: such as `{command('mark', name, known, example)}`.")
+        example = command("mark", name, known, _EXAMPLES[known], corpus=location)
+        raise UsageError(f"{known} needs the {takes}: such as `{example}`.")
     issue = issue_url(of) if known == "known" and of is not None else None
     return Mark(known, issue, of if known == "dup" else None, note)
