@@ -99,6 +99,7 @@ def run(
     for path, option in ((sarif, "--sarif"), (summary_file, "--summary"), (log, "--log")):
         if path is not None:
             check_writable(path, option)
+    check_writable(drafts / "draft.md", "--drafts", parents=True)
     Store.open(location).close()  # a corpus that cannot be used is said before torch is imported
     check_vetoes(conditions, files)
     click.echo("Importing torch ...", err=True)
