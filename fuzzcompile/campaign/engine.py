@@ -34,10 +34,11 @@ from fuzzcompile.campaign.steering import Outcome, Steering, items_of
 from fuzzcompile.campaign.work import Work, pending_first
 from fuzzcompile.contract import CulpritJson, ReportJson, told
 from fuzzcompile.corpus import Coverage, Finding, Kept, Recorded, Store, public_id
-from fuzzcompile.errors import FuzzcompileError
+from fuzzcompile.errors import EnvironmentUnfit, FuzzcompileError
 from fuzzcompile.execution.pool import WorkerFailed, WorkerStartFailed, WorkerStopped, WorkerTimeout
 from fuzzcompile.hints import command
 from fuzzcompile.judging.cut_short import unjudged
+from fuzzcompile.judging.refusals import MachineUnfit
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.reporting.verdict import name_of
 from fuzzcompile.severity import rank
@@ -48,6 +49,8 @@ from fuzzcompile.worker.tasks import Judged
 _TICK = 0.5
 # Secondary candidates of one reduction that are judged, beside those that have a recipe.
 _MOST_OTHERS = 2
+# So many full compiles in a row that fail for want of a disk or a compiler: the rest would too.
+_MOST_UNFIT = 4
 
 
 class Engine:
@@ -87,6 +90,7 @@ class Engine:
         # The best rank of each finding that was minimized, in vain or not: another hit of it would show no more.
         self._tried: dict[str, tuple[int, bool]] = {}
         self._given_up: set[str] = set()  # findings whose minimization failed: it would fail for further hits too
+        self._unfit = 0  # full compiles since the last that the machine could do
         self._left = LeftOver()
         for name in pending_first(store, settings, environment):
             self._queue(store.finding(name))
@@ -100,7 +104,7 @@ class Engine:
         does the same: everything judged so far is stored, and :meth:`finish` gives the summary.
 
         Raises:
-            EnvironmentUnfit: workers cannot be started.
+            EnvironmentUnfit: workers cannot be started, or the machine can compile no more.
             CorpusError: nothing more can be stored.
         """
         yield Started(
@@ -179,6 +183,8 @@ class Engine:
                 yield from self._judged(result, job)
 
     def _judged(self, result: Judged, job: Job) -> Iterator[Event]:
+        if not result.screened:
+            self._unfit = 0
         stored = self._record(job, result.report, result)
         yield CaseJudged(
             job.index if job.index is not None else -1,
@@ -277,6 +283,9 @@ class Engine:
             return
         report = cast(ReportJson, unjudged(job.path.stem, self._books.torch, self.settings.device, text))
         self._record(job, report | {"target": unlooked(self.settings.target)})
+        self._unfit += isinstance(error, MachineUnfit)
+        if self._unfit >= _MOST_UNFIT:
+            raise EnvironmentUnfit(f"The campaign stops, because no case can be compiled here any more: {text}")
         if not isinstance(error, FuzzcompileError):
             yield Trouble(f"case #{job.index} could not be judged: {type(error).__name__}: {text}")
 

@@ -98,6 +98,7 @@ def run(
     for path, option in ((sarif, "--sarif"), (summary_file, "--summary"), (log, "--log")):
         if path is not None:
             check_writable(path, option)
+    check_writable(drafts / "draft.md", "--drafts", parents=True)
     Store.open(location).close()  # what is wrong with the corpus is said before any worker starts
     check_vetoes(conditions, [] if origin is None else [read_case_file(origin)])
     from rich.console import Console

@@ -50,6 +50,10 @@ class CannotJudge(EnvironmentUnfit):
     """The case ran, but nothing can be said of it (exit status 3)."""
 
 
+class MachineUnfit(CannotJudge):
+    """The machine, not the case, is the reason: other cases will fare no better (exit status 3)."""
+
+
 def refuse_lasting_state(experiments: Experiments) -> None:
     """Refuse a script's callable whose second eager run differs: it keeps state that could not be set back.
 
@@ -169,6 +173,6 @@ def refuse_unfit(case: Case, trial: Trial) -> None:
     if failure.type_name in _MACHINE_ERRORS or any(text in failure.message for text in _MACHINE_MESSAGES):
         machine = machine or str(failure)
     if machine:
-        raise CannotJudge(
+        raise MachineUnfit(
             f"{case.name} cannot be compiled on this machine: {machine} (`fuzzcompile doctor` tries the machine)."
         )

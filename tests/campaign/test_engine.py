@@ -20,8 +20,10 @@ from fuzzcompile.campaign.settings import CampaignSettings
 from fuzzcompile.campaign.steering import UNIFORM, Strategy
 from fuzzcompile.campaign.terminal import print_summary
 from fuzzcompile.corpus import Campaign, CaseRecord, Store
+from fuzzcompile.errors import EnvironmentUnfit
 from fuzzcompile.generation import Profile
 from fuzzcompile.judging.counts import CoverageCount
+from fuzzcompile.judging.refusals import MachineUnfit
 from fuzzcompile.reduction.outcome import Outcome, Tally
 from fuzzcompile.severity import Severity
 from fuzzcompile.worker.judge import Judged, JudgeTask
@@ -117,6 +119,24 @@ def test_a_source_that_has_no_more_ends_the_campaign(tmp_path, strategy):
     executor, summary, store = campaign(tmp_path, source=Numbers(7), strategy=strategy)
     assert summary.ended == "exhausted" and len(executor.tasks) == 7
     store.close()
+
+
+class Full(Inline):
+    """A machine whose disk is full: no case can be compiled, though graphs can be screened."""
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future = super().submit(function, *args, **kwargs)
+        if not args[0].screen:
+            future = Future()
+            future.set_exception(MachineUnfit("case cannot be compiled on this machine: No space left on device."))
+        return future
+
+
+def test_a_machine_that_can_compile_no_more_ends_the_campaign_and_costs_no_verdict(tmp_path):
+    with pytest.raises(EnvironmentUnfit, match="No space left"):
+        campaign(tmp_path, executor=Full(), mix="mixed")
+    with Store.open(tmp_path / "corpus.db", create=False) as store:
+        assert store.counters().by_verdict["unjudged"] == 4
 
 
 def test_a_target_is_a_stream_of_its_own_and_counts_apart(tmp_path):
