@@ -45,5 +45,5 @@ def minimize_pending(budget: str, conditions: Conditions, location: str | None, 
             clock=clock,
         )
         outputs.finish(summary)
-    print_summary(Console(), summary, device=conditions.device)
+    print_summary(Console(), summary, device=conditions.device, judges=False)
     return 0
