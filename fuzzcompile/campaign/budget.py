@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 from fuzzcompile.errors import UsageError
 
+# What ending the workers and the summary take of a budget, in seconds and at most: on a busy machine, more.
+_ENDING, _ENDING_SHARE = 3.0, 0.05
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -62,9 +64,11 @@ class Clock:
 
     @property
     def remaining(self) -> float:
-        """Seconds that are left, never negative; infinite for a budget of cases."""
+        """Seconds that are left for work, never negative; infinite for a budget of cases."""
         seconds = self.budget.seconds
-        return float("inf") if seconds is None else max(0.0, seconds - self.elapsed)
+        if seconds is None:
+            return float("inf")
+        return max(0.0, seconds - min(_ENDING, _ENDING_SHARE * seconds) - self.elapsed)
 
 
 def seconds_of(text: str, option: str) -> float:

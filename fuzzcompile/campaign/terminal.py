@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Self
 
 from rich.console import Console, Group, RenderableType
@@ -87,10 +87,16 @@ def starting(workers: int) -> str:
     return f"Starting {_counted(workers, 'worker')}: importing torch, registering the compiler's patterns ..."
 
 
-def print_summary(console: Console, summary: Finished, typed: Mapping[str, object] | None = None) -> None:
+def print_summary(
+    console: Console, summary: Finished, typed: Mapping[str, object] | None = None, *, judges: bool = True
+) -> None:
     """Print the results of a campaign, and what to type next.
 
-    ``typed`` are the options that the campaign ran under (:meth:`fuzzcompile.worker.conditions.Conditions.options`).
+    Args:
+        console: where.
+        summary: the results.
+        typed: the options that the campaign ran under (:meth:`fuzzcompile.worker.conditions.Conditions.options`).
+        judges: whether the campaign judged cases; otherwise it minimized findings of the corpus.
     """
     asked = {**(typed or {}), "corpus": summary.corpus}
     tally = summary.tally
@@ -100,6 +106,12 @@ def print_summary(console: Console, summary: Finished, typed: Mapping[str, objec
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     say("")
+    if not judges:
+        say(f"Ended after {clock(tally.seconds)}: {_counted(len(summary.findings), 'finding')} minimized.")
+        if summary.behind.waiting:
+            say(f"Waiting for minimization: {_counted(summary.behind.waiting, 'finding')}. Next: {later}")
+        _say_findings(say, summary, of_this)
+        return
     rate = f"{tally.cases_per_minute:.1f}/min; {tally.screened} screened"
     say(f"Campaign {_ENDED[summary.ended]} after {clock(tally.seconds)}: {tally.cases} cases ({rate}), "
         f"{tally.rewrites} rewrites covered.")  # fmt: skip
@@ -113,6 +125,10 @@ def print_summary(console: Console, summary: Finished, typed: Mapping[str, objec
         return
     new = sum(line.new for line in summary.findings)
     say(f"Findings: {len(summary.findings)} distinct, {new} of them new; the corpus holds {summary.behind.findings}.")
+    _say_findings(say, summary, of_this)
+
+
+def _say_findings(say: Callable[[str], None], summary: Finished, of_this: Mapping[str, hints.Option]) -> None:
     shown, counted = divided(summary.findings)
     for line in shown:
         say(f"  {line.finding}  {line.severity}  {line.verdict}  {line.culprit}{_mark(line)}")

@@ -45,5 +45,5 @@ def minimize_pending(budget: str, conditions: Conditions, location: str | None, 
             clock=clock,
         )
         outputs.finish(summary)
-    print_summary(Console(), summary, conditions.options())
+    print_summary(Console(), summary, conditions.options(), judges=False)
     return 0
