@@ -233,6 +233,8 @@ def _median(runs: list[Taken]) -> Taken:
 def print_phases(script: Path) -> None:
     """Do what a worker does for ``script``, in this process, and print the time of each phase."""
     sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != _HERE]  # the library's `profile` is meant
+    if "OMP_WAIT_POLICY" not in os.environ:  # as in a worker's environment
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"})
     gc.disable()  # as fuzzcompile.worker.start does
     with _phase("import of torch"):
         import torch
@@ -298,7 +300,6 @@ def _watched() -> dict[str, tuple[float, float]]:
     timed(triage, "steps_of", "replays")
     timed(triage, "decide", "decision")
     timed(attribute.Attributor, "run", "attribution apart from its compiles")
-    timed(judge, "_collect_garbage", "garbage collection")
     return totals
 
 

@@ -33,11 +33,11 @@ import psutil
 import torch
 from torch._inductor.utils import fresh_cache
 
-from fuzzcompile.campaign.budget import Budget, clock
+from fuzzcompile.campaign.budget import Budget, Clock, clock
+from fuzzcompile.campaign.crew import started
 from fuzzcompile.campaign.drawing import Drawn, Generator
 from fuzzcompile.campaign.events import CaseJudged, Event, Started, Tick
 from fuzzcompile.campaign.local import run_campaign
-from fuzzcompile.campaign.settings import CampaignSettings
 from fuzzcompile.case import load_case
 from fuzzcompile.compiler.session import plainly
 from fuzzcompile.corpus import CaseRecord, Coverage, Store
@@ -222,6 +222,7 @@ class _Watch:
         self.seconds: dict[int, float] = {}
         self.memory: dict[int, list[tuple[float, int]]] = {}
         self.own: list[tuple[float, int]] = []
+        self.processor: dict[int, float] = {}  # of each worker and the compilers that it started
         self._process = psutil.Process()
         self._sampled = 0.0
 
@@ -245,6 +246,7 @@ class _Watch:
             for child in self._process.children():
                 try:
                     sample = time.time() - child.create_time(), child.memory_info().rss
+                    self.processor[child.pid] = sum(child.cpu_times()[:4])
                 except psutil.Error:
                     continue
                 self.memory.setdefault(child.pid, []).append(sample)
@@ -255,21 +257,16 @@ def measure_campaign(minutes: float, workers: int, mix: Any, *, blocks: bool, se
     watch = _Watch()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(folder, "kernels"))
-        settings = CampaignSettings(
-            budget=Budget(seconds=60.0 * minutes),
-            seed=seed,
-            profile=Profile(),
-            device="cpu",
-            workers=workers,
-            torch=torch.__version__,
-            drafts=Path(folder, "drafts"),
-            mix=mix,
-            source=_Blocks() if blocks else None,
-        )
         location = str(Path(folder, "corpus.db"))
-        summary = run_campaign(
-            settings, Conditions("cpu"), location=location, command="bench/throughput.py", on_event=watch.handle
-        )
+        counted = Clock(Budget(seconds=60.0 * minutes))
+        with started(Conditions("cpu"), workers, counted) as crew:
+            source = _Blocks() if blocks else None
+            settings = crew.settings(
+                Profile(), counted, seed=seed, drafts=Path(folder, "drafts"), mix=mix, source=source
+            )
+            summary = run_campaign(
+                settings, crew, location=location, command="bench/throughput.py", on_event=watch.handle, clock=counted
+            )
         with Store.open(location) as store:
             stored = store.stream_runs(settings.stream, torch.__version__)
     counts = Counter(name for run in stored for name in run.features)
@@ -277,6 +274,9 @@ def measure_campaign(minutes: float, workers: int, mix: Any, *, blocks: bool, se
     tally = summary.tally
     print(f"{mix}, {workers} workers, {'single eval blocks' if blocks else 'default mix'}: {tally.cases} cases in "
           f"{clock(tally.seconds)}, {tally.cases_per_minute:.1f}/min, {tally.screened} screened")  # fmt: skip
+    spent = sum(watch.processor.values()) + _processor()
+    print(f"{spent:.0f} s of processor time, {spent / max(tally.cases, 1):.2f} s a case; "
+          f"left over: {summary.behind.cases} cases, {summary.behind.waiting} findings to minimize")  # fmt: skip
     judging = sum(watch.seconds.values()) / workers
     print(f"{60.0 * len(watch.seconds) / judging:.1f}/min while workers judge, "
           f"{100 * judging / tally.seconds:.0f} % of their time; the rest is minimizing and starting")  # fmt: skip

@@ -8,7 +8,6 @@ and ``run(model, inputs)`` (see "Contracts" in ARCHITECTURE.md).
 from __future__ import annotations
 
 import ast
-import hashlib
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from fuzzcompile.casefiles import CaseFile, read_source
 from fuzzcompile.errors import CaseError
+from fuzzcompile.signatures import source_hash
 
 GradMode = Literal["no_grad", "inference_mode", "enabled"]
 _GRAD_MODES: tuple[GradMode, ...] = ("no_grad", "inference_mode", "enabled")
@@ -135,11 +135,6 @@ class Case:
     def sha256(self) -> str:
         """Identity of the case: the hash of its source."""
         return source_hash(self.source)
-
-
-def source_hash(source: str) -> str:
-    """SHA-256 of a case's source, in hexadecimal."""
-    return hashlib.sha256(source.encode()).hexdigest()
 
 
 def load_case(path: str | Path | CaseFile, rewrite: Callable[[ast.Module], ast.Module] = lambda tree: tree) -> Case:

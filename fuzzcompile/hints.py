@@ -5,6 +5,7 @@ Every command that fuzzcompile prints is made here, so that each of them works p
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import sys
@@ -15,16 +16,14 @@ from pathlib import Path
 from fuzzcompile.errors import UsageError
 from fuzzcompile.settings import KEYS, InForce, in_force, place_of_corpus
 
-Option = str | int | float | Path | bool | tuple[str | Path, ...] | None
-
 _CASES = ("device", "target", "veto", "plant", "timeout", "max_memory")
 _QUESTION = ("against", "contract", "call", "module", "math_only")
 # What each command takes of the options that belong to a subject. The others are left out of its command lines.
 _TAKES: Mapping[str, tuple[str, ...]] = {
     "triage": (*_CASES, *_QUESTION),
     "bisect": (*_CASES, *_QUESTION),
-    "minimize": ("corpus", *_CASES),
-    "issue": ("corpus", "device", "target"),
+    "minimize": ("corpus", "out", "others", *_CASES),
+    "issue": ("corpus", *_CASES),
     "profile": ("device", "veto", "plant", "max_memory", "call", "module", "math_only"),
     "corpus": ("corpus",),
     "mark": ("corpus",),
@@ -32,7 +31,7 @@ _TAKES: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def command(*words: str | Path, published: bool = False, **options: Option) -> str:
+def command(*words: str | Path, published: bool = False, **options: object) -> str:
     """A command line of fuzzcompile that works when it is pasted into a shell in the working directory.
 
     ``hints.command("minimize", "F3", corpus=location, device="cpu")`` is ``fuzzcompile minimize F3 --device cpu`` where
@@ -40,8 +39,8 @@ def command(*words: str | Path, published: bool = False, **options: Option) -> s
 
     Args:
         words: the command, its subcommand and its arguments; paths inside the working directory are made relative.
-        published: the line is read elsewhere (a draft, a page): it names nothing of this machine, neither the program's
-            place nor its settings, and is not shortened by them.
+        published: the line is read elsewhere (a draft, a page): it says ``fuzzcompile`` wherever that is installed
+            here, and is not shortened by what is in force here.
         options: by name, ``max_memory`` for ``--max-memory``: True for a flag, a tuple for an option that is given
             several times; None, False and () for one that is not given. A value that is in force without the option,
             from the environment, pyproject.toml or as built in, is left out.
@@ -56,36 +55,53 @@ def command(*words: str | Path, published: bool = False, **options: Option) -> s
 
 
 @dataclass(frozen=True)
-class Subject:
+class Named:
     """A case or a finding as the user named it: what to type, and the options that it needs to be the same again.
 
     Attributes:
-        name: the file, or the id of a finding.
+        name: the file, or the id of a finding; empty for a command line without one.
         options: as for :func:`command`.
         published: as for :func:`command`.
     """
 
     name: str
-    options: Mapping[str, Option] = field(default_factory=dict)
+    options: Mapping[str, object] = field(default_factory=dict)
     published: bool = False
 
     @classmethod
-    def of(cls, name: str | Subject) -> Subject:
+    def of(cls, name: str | Named) -> Named:
         """The subject that a plain name stands for."""
-        return name if isinstance(name, Subject) else cls(name)
+        return name if isinstance(name, Named) else cls(name)
 
-    def command(self, *words: str, **options: Option) -> str:
-        """The command line of ``words`` (``"minimize"``, ``"corpus", "show"``) on it, with those options it takes."""
+    def command(self, *words: str, after: tuple[str | Path, ...] = (), **options: object) -> str:
+        """The command line of ``words`` (``"minimize"``, ``"corpus", "show"``) on it, with those options it takes.
+
+        ``after`` are the arguments that follow its name.
+        """
         own = {name: value for name, value in self.options.items() if name in _TAKES[words[0]]}
-        return command(*words, self.name, published=self.published, **{**own, **options})
+        return command(*words, *filter(None, [self.name]), *after, published=self.published, **{**own, **options})
+
+    @property
+    def is_finding(self) -> bool:
+        """Whether the name is the id of a finding."""
+        return re.fullmatch(r"F\d+", self.name) is not None
 
     def is_taken_whole_by(self, word: str) -> bool:
         """Whether the command takes every option that says what is judged, such as ``--module``."""
         return not any(self.options.get(name) for name in _QUESTION if name not in _TAKES[word])
 
-    def with_options(self, **options: Option) -> Subject:
+    def to_publish(self) -> Named:
+        """The same for command lines that are read elsewhere."""
+        return replace(self, published=True)
+
+    def with_options(self, **options: object) -> Named:
         """The same with further options."""
         return replace(self, options={**self.options, **options})
+
+
+def script(path: Path) -> str:
+    """The command line that runs a Python file with the interpreter of this process."""
+    return shlex.join([_python(), _argument(path)])
 
 
 def program() -> list[str]:
@@ -93,8 +109,12 @@ def program() -> list[str]:
     script = shutil.which("fuzzcompile")
     if script is not None and _is_ours(Path(script)):
         return ["fuzzcompile"]
-    python = next((name for name in ("python", "python3") if _same(shutil.which(name), sys.executable)), sys.executable)
-    return [python, "-m", "fuzzcompile"]
+    return [_python(), "-m", "fuzzcompile"]
+
+
+def _python() -> str:
+    """How this interpreter is called: by its name, where that is the first one of the PATH."""
+    return next((name for name in ("python", "python3") if _same(shutil.which(name), sys.executable)), sys.executable)
 
 
 def _is_ours(script: Path) -> bool:
@@ -118,7 +138,7 @@ def _settings() -> InForce | None:
         return None
 
 
-def _holds_anyway(name: str, value: Option, settings: InForce | None) -> bool:
+def _holds_anyway(name: str, value: object, settings: InForce | None) -> bool:
     """Whether an option says nothing: it is not given, or what it says is in force without it."""
     if value is None or value is False or value == ():
         return True
@@ -129,7 +149,7 @@ def _holds_anyway(name: str, value: Option, settings: InForce | None) -> bool:
     return place_of_corpus(value) == place_of_corpus(in_force) if key == "corpus" else value == in_force
 
 
-def _option(name: str, value: Option) -> list[str]:
+def _option(name: str, value: object) -> list[str]:
     if value is True:
         return [name]
     values = value if isinstance(value, tuple) else (value,)

@@ -9,6 +9,7 @@ takes a fingerprint.
 
 from __future__ import annotations
 
+import hashlib
 import re
 
 from fuzzcompile.stage_names import DECOMPOSITION, FAKE_TENSOR, FUNCTIONALIZATION, GRAPH_STAGES
@@ -93,3 +94,8 @@ def normalised(message: str) -> str:
     text = re.sub(r"'[^']*'|\"[^\"]*\"", "'…'", text)
     text = re.sub(r"-?\d+(\.\d+)?(e[+-]?\d+)?", "N", text)
     return " ".join(text.split())[:160]
+
+
+def source_hash(source: str) -> str:
+    """SHA-256 of a program's source, in hexadecimal: what identifies a case."""
+    return hashlib.sha256(source.encode()).hexdigest()

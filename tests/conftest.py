@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,13 +33,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def process_settings() -> None:
     """The settings that a worker process has.
 
-    Scripts that tests start on their own get no pool of compile workers either: each would import torch anew.
+    Scripts that tests start on their own get no pool of compile workers either: each would import torch anew. The
+    environment counts as activated, so that what is printed to be typed calls the program by its name.
     """
     torch.set_num_threads(1)
     Numerics().apply()
     compile_in_process()
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     drop_broken_kernels()
+    os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
 
 
 @pytest.fixture(scope="session")

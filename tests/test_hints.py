@@ -54,7 +54,7 @@ def test_what_is_read_elsewhere_depends_on_no_setting_of_this_machine(monkeypatc
 
 
 def test_a_subject_keeps_the_options_that_the_command_takes():
-    subject = hints.Subject("m.py", {"module": "h.1", "device": "cpu", "plant": ("p.py",)})
+    subject = hints.Named("m.py", {"module": "h.1", "device": "cpu", "plant": ("p.py",)})
     assert words(subject.command("triage")) == [
         "triage",
         "m.py",
@@ -65,7 +65,7 @@ def test_a_subject_keeps_the_options_that_the_command_takes():
         "--plant",
         "p.py",
     ]
-    assert words(subject.command("issue")) == ["issue", "m.py", "--device", "cpu"]
+    assert words(subject.command("issue")) == ["issue", "m.py", "--device", "cpu", "--plant", "p.py"]
     assert subject.is_taken_whole_by("bisect") and not subject.is_taken_whole_by("minimize")
 
 

@@ -18,7 +18,7 @@ from fuzzcompile.capture.interception import (
     Interception,
     original,
 )
-from fuzzcompile.capture.invocation import Invocation, invocation_of
+from fuzzcompile.capture.invocation import Invocation, invocation_of, uncompiled_parts
 from fuzzcompile.case import Arguments
 from fuzzcompile.compiler.compiled import innermost, is_compiled, settings_of
 
@@ -53,14 +53,15 @@ def first_call(shell: Shell, cell: str) -> Invocation | None:
 
     def on_call(record: CompiledCallable, arguments: Arguments, number: int) -> None:
         if not calls:
-            calls.append(replace(invocation_of(record.target, arguments), settings=record.settings))
+            with uncompiled_parts(record.target):  # or the walk of what it reaches would go through this interception
+                calls.append(replace(invocation_of(record.target, arguments), settings=record.settings))
         raise CallReached  # again, where the cell has swallowed the first
 
     text = shell.transform_cell(cell)
     name = shell.compile.cache(text)
     interception = Interception(name, on_call, "line {}".format)
     code = compile(text, name, "exec", dont_inherit=True)
-    with interception.installed(), _stand_ins(shell.user_ns, interception), contextlib.suppress(CallReached):
+    with _stand_ins(shell.user_ns, interception), interception.installed(), contextlib.suppress(CallReached):
         exec(code, shell.user_ns)
     return calls[0] if calls else None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import sys
 import tempfile
@@ -22,10 +23,11 @@ from fuzzcompile.case import Arguments, CompileSettings
 from fuzzcompile.casefiles import SENT_SUFFIX
 from fuzzcompile.commands.triage import Answer, triage_files
 from fuzzcompile.contract import ReportJson, WhereJson
-from fuzzcompile.errors import CaseError, UsageError
+from fuzzcompile.errors import CaseError, EnvironmentUnfit, UsageError
 from fuzzcompile.execution.device import resolve
 from fuzzcompile.execution.runs import run_eager
 from fuzzcompile.judging.refusals import CannotJudge
+from fuzzcompile.plants import check_plants
 from fuzzcompile.reporting.baseline import Baseline
 from fuzzcompile.worker.conditions import Conditions, Contract, Limits, Question, running_device
 from fuzzcompile.worker.judge import judge_case
@@ -105,6 +107,7 @@ class Asked:
         Raises:
             UsageError: there is no such device or target, or the tensors are on several devices.
         """
+        check_plants([Path(plant) for plant in self.plants])
         device = running_device(self.device or _device_of(invocation, self.target), self.target)
         limits = Limits(self.timeout, int(self.memory * 2**30))
         return Conditions(device, tuple(self.vetoes), tuple(map(Path, self.plants)), limits, self.target)
@@ -214,7 +217,13 @@ class _Judging:
     def _sent(self) -> Answer:
         with tempfile.TemporaryDirectory(prefix="fuzzcompile-") as folder:
             path = Path(folder, f"{_file_name(self.invocation.name)}{SENT_SUFFIX}")
-            send(self.invocation, path)
+            try:
+                send(self.invocation, path)
+            except OSError as error:
+                reason = os.strerror(error.errno) if error.errno else str(error)
+                raise EnvironmentUnfit(
+                    f"Cannot write the call into {folder}: {reason}; set TMPDIR to a folder with room for the model."
+                ) from error
             pool = self.session.pool(self.conditions)
             try:
                 (answer,) = triage_files([path], self.conditions, self.question, pool=pool)

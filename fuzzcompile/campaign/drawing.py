@@ -7,10 +7,12 @@ import random
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from fuzzcompile.generation import GeneratedCase, Profile, StaleRecipe, case_at, from_choices
-from fuzzcompile.variations import Survey, vary
+
+if TYPE_CHECKING:
+    from fuzzcompile.variations import Survey
 
 # Beyond any index, so that further candidates for an index never coincide with another index.
 _CANDIDATES_APART = 10**12
@@ -145,6 +147,8 @@ class Variations:
 
     def at(self, seed: int, index: int, candidate: int = 0) -> Drawn:
         """The ``candidate``-th variation for a place in the stream; index 0 is the case itself."""
+        from fuzzcompile.variations import vary  # needs torch, which the campaign's own process does without
+
         if index == 0:
             return Drawn(self.survey.source, "user", ("as_given",))
         varied = vary(self.survey, random.Random(f"fuzzcompile {seed} {index} {candidate}"))

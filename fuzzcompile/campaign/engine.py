@@ -34,16 +34,16 @@ from fuzzcompile.campaign.steering import Outcome, Steering, items_of
 from fuzzcompile.campaign.work import Work, pending_first
 from fuzzcompile.contract import CulpritJson, ReportJson, told
 from fuzzcompile.corpus import Coverage, Finding, Kept, Recorded, Store, public_id
-from fuzzcompile.errors import EnvironmentUnfit, FuzzcompileError
+from fuzzcompile.errors import EnvironmentUnfit, FuzzcompileError, MachineUnfit
 from fuzzcompile.execution.pool import WorkerFailed, WorkerStartFailed, WorkerStopped, WorkerTimeout
+from fuzzcompile.hints import command
 from fuzzcompile.judging.cut_short import unjudged
-from fuzzcompile.judging.refusals import MachineUnfit
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.reporting.verdict import name_of
 from fuzzcompile.severity import rank
-from fuzzcompile.worker.judge import Judged
 from fuzzcompile.worker.lost import left_behind, report_of, unlooked, unstartable, verdict_of
-from fuzzcompile.worker.minimize import Minimized
+from fuzzcompile.worker.reductions import Minimized
+from fuzzcompile.worker.tasks import Judged
 
 _TICK = 0.5
 # Secondary candidates of one reduction that are judged, beside those that have a recipe.
@@ -229,7 +229,7 @@ class Engine:
         except OSError as error:
             yield Trouble(
                 f"the draft of {kept.public_id} cannot be written ({error}); "
-                f"`fuzzcompile issue {kept.public_id}` prints it"
+                f"`{command('issue', kept.public_id, corpus=self.store.location)}` prints it"
             )
         for case in result.others:
             self._work.judge_later(Generator(self.settings.profile).drawn(case, "reduction"))
@@ -254,7 +254,8 @@ class Engine:
         """The worker crashed, hung or used too much memory: the case's verdict, if it happens twice."""
         if job.minimizes is not None:
             self._given_up.add(job.minimizes)
-            yield Trouble(f"minimizing {job.minimizes}: {error}; `fuzzcompile minimize {job.minimizes}` tries again")
+            again = command("minimize", job.minimizes, corpus=self.store.location)
+            yield Trouble(f"minimizing {job.minimizes}: {error}; `{again}` tries again")
             return
         compiling, report = left_behind(job.marker)
         if report is not None:

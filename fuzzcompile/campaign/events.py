@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from fuzzcompile.campaign.budget import Budget
 from fuzzcompile.severity import Severity
-from fuzzcompile.worker.minimize import Minimized
+from fuzzcompile.worker.reductions import Minimized
 
 
 @dataclass(frozen=True)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from fuzzcompile.case import source_hash
 from fuzzcompile.corpus import Kept, Mark, Reproducer, Store
 from fuzzcompile.corpus.marking import status_of
+from fuzzcompile.hints import Named
 from fuzzcompile.replaying.history import history
 from fuzzcompile.reporting.facts import IssueFacts
 from fuzzcompile.reporting.filing import refusal_of
 from fuzzcompile.reporting.index import INDEX, entry_of, with_entry
 from fuzzcompile.reporting.issue import draft_issue
-from fuzzcompile.worker.minimize import Minimized
+from fuzzcompile.signatures import source_hash
+from fuzzcompile.worker.reductions import Minimized
 
 
 def keep_reproducer(
@@ -71,6 +73,7 @@ def facts_of(store: Store, finding: str | int) -> IssueFacts:
         queries=stored.queries or (),
         mark=Mark(status_of(stored.status), stored.issue, stored.duplicate_of, stored.note),
         umbrella=store.umbrella(stored.umbrella),
+        subject=Named(stored.public_id, {"corpus": store.location}),
     )
 
 
@@ -84,6 +87,7 @@ def write_draft(store: Store, finding: str, folder: Path) -> None:
         OSError: it cannot be written.
     """
     name, facts = store.finding(finding).public_id, facts_of(store, finding)
+    facts = replace(facts, subject=facts.subject.to_publish())
     refusal = refusal_of(facts)
     folder.mkdir(parents=True, exist_ok=True)
     index = folder / INDEX

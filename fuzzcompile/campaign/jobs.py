@@ -15,9 +15,9 @@ from fuzzcompile.campaign.settings import CampaignSettings
 from fuzzcompile.contract import ReportJson
 from fuzzcompile.errors import EnvironmentUnfit
 from fuzzcompile.execution.pool import WorkerPool
-from fuzzcompile.worker.judge import Judged, JudgeTask, judge_file
-from fuzzcompile.worker.minimize import Minimized, MinimizeTask, minimize
 from fuzzcompile.worker.pool import ATTRIBUTION_SHARE
+from fuzzcompile.worker.reductions import MINIMIZE, Minimized, MinimizeTask
+from fuzzcompile.worker.tasks import JUDGE, Judged, JudgeTask
 
 Result = Judged | Minimized
 Task = TypeVar("Task")
@@ -96,14 +96,14 @@ class Jobs:
             screen=screen,
         )
         label = f"judge #{index}" if index is not None else "judge a secondary candidate"
-        self._submit(judge_file, task, label, Job(case, index, path, marker, retry=retry, screen=screen))
+        self._submit(JUDGE, task, label, Job(case, index, path, marker, retry=retry, screen=screen))
 
     def minimize(self, finding: str, case: Drawn, report: ReportJson, seconds: float) -> None:
         """Have the case of a finding minimized: a search of about ``seconds``, and its end."""
         choices, profile = recipe_of(case.choices, case.spec)
         task = MinimizeTask(case.source, report, choices, profile, seconds, vetoes=self.settings.vetoes)
         minimizing = Job(case, None, *self._paths(case), minimizes=finding)
-        self._submit(minimize, task, f"minimize {finding}", minimizing, limit=seconds + _CONFIRMING_SECONDS)
+        self._submit(MINIMIZE, task, f"minimize {finding}", minimizing, limit=seconds + _CONFIRMING_SECONDS)
 
     def ended(self, timeout: float) -> list[tuple[Future[Result], Job]]:
         """Wait for ``timeout`` seconds at most; return what has ended, and forget it."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Self
 
 from rich.console import Console, Group, RenderableType
@@ -24,6 +23,7 @@ from fuzzcompile.campaign.events import (
     Tick,
     Trouble,
 )
+from fuzzcompile.hints import Named, command
 from fuzzcompile.reporting.lists import counted_line, divided
 
 _PLAIN_INTERVAL = 10.0
@@ -82,8 +82,17 @@ def progress_handler(console: Console) -> Progress:
     return LiveProgress(console) if console.is_terminal else Progress(console)
 
 
-def print_summary(console: Console, summary: Finished) -> None:
-    """Print the results of a campaign, and what to type next."""
+def starting(workers: int) -> str:
+    """What is waited for before the first event."""
+    return f"Starting {_counted(workers, 'worker')}: importing torch, registering the compiler's patterns ..."
+
+
+def print_summary(console: Console, summary: Finished, typed: Mapping[str, object] | None = None) -> None:
+    """Print the results of a campaign, and what to type next.
+
+    ``typed`` are the options that the campaign ran under (:meth:`fuzzcompile.worker.conditions.Conditions.options`).
+    """
+    asked = {**(typed or {}), "corpus": summary.corpus}
     tally = summary.tally
     verdicts = ", ".join(f"{name} {count}" for name, count in sorted(tally.verdicts.items())) or "none"
 
@@ -98,7 +107,7 @@ def print_summary(console: Console, summary: Finished) -> None:
     if summary.target is not None:
         say(f"Told {summary.target}, run on the CPU: a clean case means nothing found in the stages looked at.")
     say(f"Corpus: {summary.corpus}")
-    for text in _left_behind(summary):
+    for text in _left_behind(summary, asked):
         say(text)
     if not summary.findings:
         return
@@ -108,14 +117,15 @@ def print_summary(console: Console, summary: Finished) -> None:
     for line in shown:
         say(f"  {line.finding}  {line.severity}  {line.verdict}  {line.culprit}{_mark(line)}")
         say(f"      {_proof(line)}")
-        say(f"      next: {_next(line)}")
+        say(f"      next: {_next(line, asked)}")
     if counted:
-        say(f"  {'Beside them ' if shown else ''}{counted_line(counted, 'fuzzcompile corpus list --all')}")
+        listing = command("corpus", "list", all=True, corpus=summary.corpus)
+        say(f"  {'Beside them ' if shown else ''}{counted_line(counted, listing)}")
 
 
-def _left_behind(summary: Finished) -> Iterator[str]:
+def _left_behind(summary: Finished, asked: Mapping[str, object]) -> Iterator[str]:
     """What was not done, and, where this campaign hit no finding, what the corpus has of earlier ones."""
-    behind, corpus = summary.behind, f" --corpus {shlex.quote(summary.corpus)}"
+    behind = summary.behind
     if not summary.tally.cases and summary.ended in ("budget", "interrupted") and behind.cases:
         yield "The time was up before the first case was judged: starting the workers takes most of so short a budget."
     if behind.cases:
@@ -123,13 +133,14 @@ def _left_behind(summary: Finished) -> Iterator[str]:
         yield f"Cut off: {_counted(behind.cases, 'case')}{bugs}; the next run on this corpus judges them first."
     if behind.waiting:
         verb = "waits" if behind.waiting == 1 else "wait"
-        yield (f"{_counted(behind.waiting, 'finding')} {verb} for minimization: fuzzcompile minimize --pending{corpus}")
+        now = Named("", asked).command("minimize", pending=True)
+        yield f"{_counted(behind.waiting, 'finding')} {verb} for minimization: {now}"
     if summary.findings:
         return
     if behind.findings:
         yield (
             f"This campaign hit no finding; the corpus holds {behind.findings} of earlier ones: "
-            f"fuzzcompile corpus list{corpus}"
+            f"{command('corpus', 'list', corpus=summary.corpus)}"
         )
     else:
         yield "No findings. Next: a longer budget or another --seed."
@@ -142,7 +153,7 @@ def _counted(number: int, what: str) -> str:
 _ENDED = {
     "budget": "ended with its budget",
     "max-findings": "ended at --max-findings",
-    "exhausted": "ended because no further case can be drawn",
+    "exhausted": "ended because this seed is exhausted: no further case can be drawn, but another --seed draws others",
     "interrupted": "interrupted",
     "failed": "failed",
 }
@@ -154,8 +165,8 @@ def _mark(line: FindingLine) -> str:
 
 
 def _proof(line: FindingLine) -> str:
-    necessary = {True: "necessary: true", False: "necessary: false", None: "necessary: not tested"}
-    parts = [necessary[line.necessary], f"{line.hits} hit{'s' if line.hits != 1 else ''}"]
+    without = {True: "gone without the culprit", False: "stays without the culprit", None: "not tried without it"}
+    parts = [without[line.necessary], f"{line.hits} hit{'s' if line.hits != 1 else ''}"]
     if line.reproducer_lines is None:
         parts.append("not minimized yet")
     else:
@@ -166,12 +177,11 @@ def _proof(line: FindingLine) -> str:
     return "; ".join(parts)
 
 
-def _next(line: FindingLine) -> str:
+def _next(line: FindingLine, asked: Mapping[str, object]) -> str:
+    named = Named(line.finding, asked)
     if line.reproducer_lines is None:
-        return f"fuzzcompile minimize {line.finding}"
-    if not line.confirmed:
-        return f"fuzzcompile corpus show {line.finding}"
-    return f"fuzzcompile issue {line.finding}"
+        return named.command("minimize")
+    return named.command("issue") if line.confirmed else named.command("corpus", "show")
 
 
 def _sentence(event: Event) -> str | None:
@@ -181,8 +191,7 @@ def _sentence(event: Event) -> str | None:
         known = f", resuming after {event.known} cases" if event.known else ""
         return (
             f"Campaign {event.campaign}: seed {event.seed}, budget {event.budget}, {event.workers} "
-            f"worker{'s' if event.workers > 1 else ''} on {event.device}, corpus {event.corpus}{known}. "
-            "Starting the workers: each imports torch and registers the compiler's patterns."
+            f"worker{'s' if event.workers > 1 else ''} on {event.device}, corpus {event.corpus}{known}."
         )
     if isinstance(event, FindingFound):
         return f"Found {event.finding}: {event.verdict}, {event.culprit}."

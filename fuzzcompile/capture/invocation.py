@@ -27,6 +27,8 @@ from fuzzcompile.execution.holders import named_arguments
 from fuzzcompile.execution.reachable import Reached, is_user_file
 from fuzzcompile.execution.tensors import tensor_leaves
 
+# Reading the text of a class takes milliseconds, and a closure may reach a whole framework.
+_MAX_TEXTS = 200
 # Entries that say how a process compiles, not what: a worker sets its own.
 _OF_PROCESS = ("compile_threads", "worker_start_method", "worker_log_path", "quiesce_async_compile_pool")
 
@@ -221,7 +223,7 @@ def _source_of(target: AnyCallable, arguments: Arguments) -> str:
     owner = getattr(target, "__self__", target)
     reached = Reached({"": target}).objects
     written = [value for value in (target, *reached) if isinstance(value, types.FunctionType | type)]
-    texts = [text for value in dict.fromkeys(written) if (text := _text_of(value))]
+    texts = [text for value in [*dict.fromkeys(written)][:_MAX_TEXTS] if (text := _text_of(value))]
     model = repr(owner) if isinstance(owner, nn.Module) else ""
     forms = [f"{name}: {_form(leaf)}" for name, leaf in named_arguments(arguments)]
     return "\n".join([*texts, f"MODEL = {model!r}", f"INPUTS = {forms!r}", ""])

@@ -20,6 +20,7 @@ from fuzzcompile.capture.history import History, RecordedCall
 from fuzzcompile.capture.interception import CallReached, CompiledCallable, Interception
 from fuzzcompile.capture.process import silenced_output
 from fuzzcompile.capture.retarget import cuda_imitated, retargeted
+from fuzzcompile.capture.variables import set_too_late
 from fuzzcompile.capture.world import Worlds
 from fuzzcompile.case import Arguments, Case, CompileSettings
 from fuzzcompile.casefiles import CaseFile
@@ -34,9 +35,6 @@ from fuzzcompile.execution.tensors import tensor_leaves
 
 # Attributes by which a callable runs its own backward pass, which frees its graph.
 _OWN_BACKWARD = {"backward", "grad"}
-# Environment variables that change how torch compiles, and suffixes of those that only change its output.
-_READ_AT_IMPORT = ("TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCH_COMPILE_", "TORCHCOMPILE_")
-_ONLY_OUTPUT = ("_VERBOSE", "_DEBUG", "_LOGS", "_TRACE")
 
 
 @dataclass
@@ -108,7 +106,7 @@ class _Run:
         nodes = ast.walk(self.tree)
         self.mentions_backward = any(isinstance(n, ast.Attribute) and n.attr in _OWN_BACKWARD for n in nodes)
         self._before = compiler_configs()
-        self.environment = set(os.environ)
+        self.environment = dict(os.environ)
 
     def execute(self) -> None:
         """Run the script; ``error`` keeps the exception it raises."""
@@ -167,14 +165,8 @@ class _Run:
             notes.append(f"also compiled: {', '.join(also_compiled[:8])}; --call N judges another call")
         if lines:
             notes.append(f"not reached: torch.compile at {self._places(lines)}; --call N goes on to later calls")
-        changed = os.environ.keys() - self.environment
-        ignored = sorted(n for n in changed if n.startswith(_READ_AT_IMPORT) and not n.endswith(_ONLY_OUTPUT))
         notes += self._about_state()
-        if ignored:
-            notes.append(
-                f"the script sets {', '.join(ignored)}, which torch reads when it is imported: "
-                "set it in the environment of fuzzcompile"
-            )
+        notes += set_too_late(self.tree, self.environment)
         if self.rewritten:
             notes.append(f"the script is written for another kind of device and was run on {self.device}")
         return notes

@@ -8,6 +8,7 @@ finder finds (a test file that pytest loads from its path) go by value, with the
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.machinery
 import linecache
 import pickle
@@ -20,6 +21,7 @@ from typing import IO, Any
 
 import cloudpickle
 import torch
+from torch._ops import OpOverload, OpOverloadPacket
 from torch.utils import _pytree as pytree
 
 from fuzzcompile.capture.invocation import Invocation, uncompiled_parts
@@ -123,6 +125,26 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # it has no types
             name, path = getattr(module, "__name__", None), getattr(module, "__file__", None)
             if isinstance(name, str) and (name == "__main__" or is_user_file(path or "")):
                 self.globals_ref[id(vars(module))] = _Globals(name, path)
+
+    def reducer_override(self, obj: object) -> object:
+        """Operators go by name; pickle knows nothing of them."""
+        path = _path_of(obj)
+        return super().reducer_override(obj) if path is None else (_operator, path)
+
+
+def _path_of(obj: object) -> tuple[str, ...] | None:
+    """The attributes below ``torch.ops`` that lead to an operator, a namespace of them, or ``torch.ops`` itself."""
+    if isinstance(obj, OpOverload):
+        return (*obj._schema.name.split("::"), obj._overloadname)
+    if isinstance(obj, OpOverloadPacket):
+        return tuple(obj._qualified_op_name.split("::"))
+    if isinstance(obj, type(torch.ops.aten)):
+        return (obj.name,)
+    return () if obj is torch.ops else None
+
+
+def _operator(*path: str) -> object:
+    return functools.reduce(getattr, path, torch.ops)
 
 
 class _Globals:

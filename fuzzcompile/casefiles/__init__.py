@@ -2,7 +2,15 @@
 
 from fuzzcompile.casefiles.notebook import Notebook
 from fuzzcompile.casefiles.python import defines_make
-from fuzzcompile.casefiles.reading import SENT_SUFFIX, CaseFile, Kind, local_modules, looks_like_path, read_case_file
+from fuzzcompile.casefiles.reading import (
+    SENT_SUFFIX,
+    CaseFile,
+    Kind,
+    local_modules,
+    looks_like_path,
+    other_packages,
+    read_case_file,
+)
 from fuzzcompile.casefiles.text import read_source
 
 __all__ = [
@@ -13,6 +21,7 @@ __all__ = [
     "defines_make",
     "local_modules",
     "looks_like_path",
+    "other_packages",
     "read_case_file",
     "read_source",
 ]

@@ -43,6 +43,15 @@ def may_compile(tree: ast.Module, folder: Path) -> bool:
     return any(_leads_there(node, plain, folder, star=star) for node in ast.walk(tree))
 
 
+def packages_of_others(tree: ast.Module, folder: Path) -> set[str]:
+    """The packages that the program imports and that are neither torch, NumPy, the standard library nor beside it."""
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    absolute = [node for node in imports if not getattr(node, "level", 0)]
+    names = [getattr(node, "module", None) or alias.name for node in absolute for alias in node.names]
+    roots = {name.partition(".")[0] for name in names} - _HARMLESS
+    return {root for root in roots if not _is_standard(root, folder) and not _is_beside(root, folder)}
+
+
 def modules_beside(tree: ast.Module, folder: Path) -> Iterator[Path]:
     """The files beside the program that it imports: modules, and those of packages."""
     for node in ast.walk(tree):
@@ -66,9 +75,11 @@ def _plain_modules(tree: ast.Module, folder: Path) -> Iterator[str]:
 
 def _is_standard(module: str, folder: Path) -> bool:
     root = module.partition(".")[0]
-    if (folder / f"{root}.py").exists() or (folder / root).is_dir():
-        return root in sys.builtin_module_names
-    return root in sys.stdlib_module_names
+    return root in (sys.builtin_module_names if _is_beside(root, folder) else sys.stdlib_module_names)
+
+
+def _is_beside(root: str, folder: Path) -> bool:
+    return (folder / f"{root}.py").exists() or (folder / root).is_dir()
 
 
 def _leads_there(node: ast.AST, plain: set[str], folder: Path, *, star: bool) -> bool:
@@ -94,8 +105,7 @@ def _import_leads_there(module: str, name: str, folder: Path) -> bool:
     root = module.partition(".")[0]
     if _is_standard(module, folder):
         return root in _DYNAMIC_MODULES or (root == "os" and name.startswith(_RUNS_PROGRAMS))
-    is_local = not root or (folder / f"{root}.py").exists() or (folder / root).is_dir()
-    return is_local or root not in _HARMLESS or _names_it(module) or _names_it(name)
+    return not root or _is_beside(root, folder) or root not in _HARMLESS or _names_it(module) or _names_it(name)
 
 
 def _attribute_leads_there(node: ast.Attribute, plain: set[str]) -> bool:

@@ -10,7 +10,7 @@ from typing import Literal, TypeVar, cast
 
 from fuzzcompile.casefiles.notebook import Notebook, read_notebook
 from fuzzcompile.casefiles.python import Invalid, as_program, binds_make, parsed
-from fuzzcompile.casefiles.reaching import LOOKED_FOR, is_pytest_file, may_compile, modules_beside
+from fuzzcompile.casefiles.reaching import LOOKED_FOR, is_pytest_file, may_compile, modules_beside, packages_of_others
 from fuzzcompile.casefiles.text import read_source
 from fuzzcompile.errors import CaseError
 
@@ -95,6 +95,11 @@ def read_case_file(path: Path) -> CaseFile:
 def local_modules(file: CaseFile) -> list[Path]:
     """The files beside a case that it imports."""
     return list(modules_beside(ast.parse(file.source), file.path.resolve().parent))
+
+
+def other_packages(file: CaseFile) -> set[str]:
+    """The packages that a case imports, without torch, NumPy, the standard library and what stands beside it."""
+    return packages_of_others(ast.parse(file.source), file.path.resolve().parent)
 
 
 def looks_like_path(name: str) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fuzzcompile.cli import options
+from fuzzcompile.cli import completing, options
 from fuzzcompile.cli.findings import finding_as_json, print_finding, print_findings, reproducer_as_json
 from fuzzcompile.errors import UsageError
 
@@ -40,19 +40,19 @@ def list_findings(every: bool, location: str | None, as_json: bool) -> int:
     with Store.open(location, create=False) as store:
         findings = store.summaries()
         groups = {group.name: group for group in store.umbrellas()}
-        counters = None if as_json else store.counters()
+        counters, place = None if as_json else store.counters(), store.location
     if as_json:
         for stored in findings:
             click.echo(json.dumps(finding_as_json(stored, groups)))
         return 0
-    print_findings(findings, groups, every=every)
+    print_findings(findings, groups, corpus=place, every=every)
     if counters is not None:
         click.echo(f"{counters.cases} cases, {counters.runs} runs, {len(findings)} findings.")
     return 0
 
 
 @corpus.command()
-@click.argument("finding")
+@click.argument("finding", shell_complete=completing.findings)
 @options.corpus
 @options.json_output
 def show(finding: str, location: str | None, as_json: bool) -> int:
@@ -62,7 +62,7 @@ def show(finding: str, location: str | None, as_json: bool) -> int:
     with Store.open(location, create=False) as store:
         stored = store.finding(finding)
         reproducer = store.best_reproducer(stored.id)
-        group = store.umbrella(stored.umbrella)
+        group, place = store.umbrella(stored.umbrella), store.location
         related = [vars(link) for link in store.related(stored.id)]
         replays = [
             {"torch": replay.torch, "status": replay.status, "when": replay.created.isoformat()}
@@ -74,12 +74,12 @@ def show(finding: str, location: str | None, as_json: bool) -> int:
         seen = {"related": related, "replays": replays}
         click.echo(json.dumps({**finding_as_json(stored, groups), **whole, **seen}, allow_nan=False))
         return 0
-    print_finding(finding, stored, reproducer, group)
+    print_finding(finding, stored, reproducer, group, corpus=place)
     return 0
 
 
 @corpus.command()
-@click.argument("finding")
+@click.argument("finding", shell_complete=completing.findings)
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
 @options.corpus
 def export(finding: str, folder: Path, location: str | None) -> int:
@@ -93,7 +93,7 @@ def export(finding: str, folder: Path, location: str | None) -> int:
 
 
 @corpus.command()
-@click.argument("findings", nargs=-1, metavar="[FINDING]...")
+@click.argument("findings", nargs=-1, metavar="[FINDING]...", shell_complete=completing.findings)
 @click.option(
     "--drafts", type=click.Path(path_type=Path, file_okay=False), help="Write their issue drafts anew into this folder."
 )

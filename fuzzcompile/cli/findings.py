@@ -7,11 +7,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fuzzcompile import hints
+
 if TYPE_CHECKING:
     from fuzzcompile.corpus import Finding, FindingSummary, Reproducer, Umbrella
 
 
-def print_findings(findings: Sequence[FindingSummary], groups: Mapping[str, Umbrella], *, every: bool) -> None:
+def print_findings(
+    findings: Sequence[FindingSummary], groups: Mapping[str, Umbrella], *, corpus: str, every: bool
+) -> None:
     """Print a table, the worst first; what is minor is counted in one line, or listed by group."""
     from fuzzcompile.reporting.lists import counted_line, divided
 
@@ -21,7 +25,8 @@ def print_findings(findings: Sequence[FindingSummary], groups: Mapping[str, Umbr
     if shown:
         click.echo("\n".join(_table(shown, groups)))
     if counted and not every:
-        click.echo(f"{'And ' if shown else ''}{counted_line(counted, '--all lists them')}.")
+        everything = hints.command("corpus", "list", all=True, corpus=corpus)
+        click.echo(f"{'And ' if shown else ''}{counted_line(counted, everything)}")
     for name in sorted({stored.umbrella or "" for stored in counted}) if every else ():
         members = [stored for stored in counted if (stored.umbrella or "") == name]
         click.echo(f"\n{_group_line(name, len(members), groups.get(name))}")
@@ -78,8 +83,14 @@ def _group_line(name: str, members: int, group: Umbrella | None) -> str:
     return f"{name or 'no group'} ({members}{f'; {mark}' if mark else ''})"
 
 
-def print_finding(asked: str, stored: Finding, reproducer: Reproducer | None, group: Umbrella | None) -> None:
-    """Print a finding that was ``asked`` for by some name, its report, and its reproducer or else its case."""
+def print_finding(
+    asked: str, stored: Finding, reproducer: Reproducer | None, group: Umbrella | None, *, corpus: str
+) -> None:
+    """Print a finding that was ``asked`` for by some name, its report, and its reproducer or else its case.
+
+    ``corpus`` is where it is stored.
+    """
+    subject = hints.Named(stored.public_id, {"corpus": corpus})
     from fuzzcompile.contract import told
     from fuzzcompile.reporting.verdict import print_report, report_console
 
@@ -94,11 +105,13 @@ def print_finding(asked: str, stored: Finding, reproducer: Reproducer | None, gr
     elif stored.note:
         click.echo(f"Note: {stored.note}")
     if group is not None:
-        click.echo(f"One of the group {group.name}; all of it: fuzzcompile corpus list --all")
-    print_report(report_console(), stored.report, proof=True, name=stored.public_id)
+        click.echo(
+            f"One of the group {group.name}; all of it: {hints.command('corpus', 'list', all=True, corpus=corpus)}"
+        )
+    print_report(report_console(), stored.report, proof=True, name=subject)
     click.echo("")
     if reproducer is None:
-        click.echo(f"No reproducer yet; the case as found (next: fuzzcompile minimize {stored.public_id}):\n")
+        click.echo(f"No reproducer yet; the case as found (next: {subject.command('minimize')}):\n")
         click.echo(stored.source)
     else:
         state = "confirmed" if reproducer.confirmed else "not confirmed"

@@ -35,13 +35,13 @@ def generate(
     """
     from fuzzcompile.campaign.profiles import for_this_torch
     from fuzzcompile.generation import Profile, write_cases
+    from fuzzcompile.hints import command
 
     profile = for_this_torch(Profile(near_misses=not no_near_misses), target)
     paths = write_cases(out, seed, count, profile, start=start)
     if as_json:
         click.echo(json.dumps([str(path) for path in paths]))
     else:
-        click.echo(
-            f"{len(paths)} cases in {out}, the first {paths[0].name}; judge them with `fuzzcompile triage {out}`."
-        )
+        judge = command("triage", out, target=target)
+        click.echo(f"{len(paths)} cases in {out}, the first {paths[0].name}; judge them with `{judge}`.")
     return 0

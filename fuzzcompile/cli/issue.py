@@ -10,27 +10,25 @@ from typing import TYPE_CHECKING
 import click
 
 from fuzzcompile.cli import options
+from fuzzcompile.cli.completing import cases_and_findings
 from fuzzcompile.cli.subjects import case_named, existing_corpus, needed
 from fuzzcompile.errors import UsageError
-from fuzzcompile.worker.conditions import Conditions, running_device
+from fuzzcompile.worker.conditions import Conditions
 
 if TYPE_CHECKING:
     from fuzzcompile.reporting.facts import IssueFacts
 
 
 @click.command()
-@click.argument("name", metavar="FINDING|CASE")
+@click.argument("name", metavar="FINDING|CASE", shell_complete=cases_and_findings)
 @click.option("--anyway", is_flag=True, help="Print the draft of what is not to be filed, the reason on top.")
-@options.device
-@options.target
+@options.conditions
 @options.corpus
 @click.option(
     "--search", is_flag=True, help="First search PyTorch's issues and pull requests for reports on the finding."
 )
 @options.json_output
-def issue(
-    name: str, anyway: bool, device: str, target: str | None, location: str | None, search: bool, as_json: bool
-) -> int:
+def issue(name: str, anyway: bool, conditions: Conditions, location: str | None, search: bool, as_json: bool) -> int:
     """Print the draft of a GitHub issue, in Markdown, for a finding or a case file.
 
     What is not to be filed gets the reason instead, on stderr: no bug, a suspect without proof, fixed in the newest
@@ -43,7 +41,7 @@ def issue(
     if search and path is not None:
         raise UsageError(f"--search is for findings of a corpus, and {name} is a file.")
     found = _search(name, location, as_json=as_json) if search else {}
-    facts = _facts(path or name, Conditions(running_device(device, target), target=target), location)
+    facts = _facts(path or name, conditions, location)
     return _printed(name, facts, found, anyway=anyway, as_json=as_json)
 
 

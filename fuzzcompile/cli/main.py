@@ -11,6 +11,7 @@ import click
 
 from fuzzcompile import __version__
 from fuzzcompile.cli.bisect import bisect
+from fuzzcompile.cli.completion import completion
 from fuzzcompile.cli.config import config
 from fuzzcompile.cli.configured import check_settings
 from fuzzcompile.cli.corpus import corpus
@@ -46,7 +47,7 @@ def cli(context: click.Context, debug: bool) -> None:
 
 _INVESTIGATING = (triage, bisect, profile, watch, minimize)
 _FINDINGS = (replay, issue, mark, report, corpus)
-for command in (run, generate, *_INVESTIGATING, *_FINDINGS, coverage, passes, doctor, config):
+for command in (run, generate, *_INVESTIGATING, *_FINDINGS, coverage, passes, doctor, config, completion):
     cli.add_command(command)
 
 

@@ -7,17 +7,20 @@ from typing import TYPE_CHECKING
 import click
 
 from fuzzcompile.cli import options
+from fuzzcompile.cli.completing import findings
 from fuzzcompile.errors import UsageError
+from fuzzcompile.hints import command
 
 if TYPE_CHECKING:
     from fuzzcompile.corpus import Mark
 
 # What a status takes besides itself.
 _TAKES = {"known": "ISSUE", "dup": "FINDING"}
+_EXAMPLES = {"known": "#123", "dup": "F1"}
 
 
 @click.command()
-@click.argument("name", metavar="FINDING|GROUP")
+@click.argument("name", metavar="FINDING|GROUP", shell_complete=findings)
 @click.argument("status", metavar="known|dup|fixed|invalid|wontfix|open")
 @click.argument("of", required=False, metavar="[ISSUE|FINDING]")
 @click.option("--note", default=None, help="Why, in your own words.")
@@ -30,7 +33,7 @@ def mark(name: str, status: str, of: str | None, note: str | None, location: str
     """
     from fuzzcompile.corpus import Store
 
-    given = _mark(status, of, note)
+    given = _mark(name, status, of, note)
     with Store.open(location, create=False) as store:
         marked, said = store.mark(name, given)
     about = said.duplicate_of or said.issue
@@ -38,7 +41,7 @@ def mark(name: str, status: str, of: str | None, note: str | None, location: str
     return 0
 
 
-def _mark(status: str, of: str | None, note: str | None) -> Mark:
+def _mark(name: str, status: str, of: str | None, note: str | None) -> Mark:
     from fuzzcompile.corpus import Mark
     from fuzzcompile.corpus.marking import issue_url, status_of
 
@@ -47,6 +50,7 @@ def _mark(status: str, of: str | None, note: str | None) -> Mark:
     if takes is None and of is not None:
         raise UsageError(f"{known} takes nothing more, but {of!r} was given: put words into --note.")
     if takes is not None and of is None:
-        raise UsageError(f"{known} needs the {takes}: fuzzcompile mark NAME {known} {takes}.")
+        example = _EXAMPLES[known]
+        raise UsageError(f"{known} needs the {takes}: such as `{command('mark', name, known, example)}`.")
     issue = issue_url(of) if known == "known" and of is not None else None
     return Mark(known, issue, of if known == "dup" else None, note)

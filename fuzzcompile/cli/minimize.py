@@ -10,24 +10,27 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from fuzzcompile import hints
 from fuzzcompile.cli import options
+from fuzzcompile.cli.completing import cases_and_findings
 from fuzzcompile.cli.pending import minimize_pending
 from fuzzcompile.cli.subjects import case_named, existing_corpus, needed
 from fuzzcompile.errors import EnvironmentUnfit, UsageError
+from fuzzcompile.hints import Named
 from fuzzcompile.worker.conditions import Conditions
 
 if TYPE_CHECKING:
     from fuzzcompile.commands.minimize import Subject
     from fuzzcompile.corpus import Kept, Store
     from fuzzcompile.reduction.search import Progress
-    from fuzzcompile.worker.minimize import Minimized
+    from fuzzcompile.worker.reductions import Minimized
 
 # The exit status that shells give to a program that Ctrl-C ended.
 _INTERRUPTED = 130
 
 
 @click.command()
-@click.argument("name", required=False, metavar="[CASE|FINDING]")
+@click.argument("name", required=False, metavar="[CASE|FINDING]", shell_complete=cases_and_findings)
 @options.model("name", str)
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Where to write; default repro_NAME.py.")
 @click.option(
@@ -101,10 +104,11 @@ def minimize(
     from fuzzcompile.commands.minimize import minimize as search
     from fuzzcompile.reporting.event_log import EventLog
 
+    given_out = out
     with EventLog(log) as events, existing_corpus(location) as store:
         subject = _subject(name, out, store, conditions, resume=resume)
         if subject is None:
-            click.echo(f"{name} shows no bug: there is nothing to minimize. `fuzzcompile triage` says why.")
+            click.echo(f"{name} shows no bug: there is nothing to minimize. `{_why(name, conditions)}` says why.")
             return 0
         conditions = conditions_of(subject, conditions)
         out = out or _default_out(name, subject.finding)
@@ -134,14 +138,16 @@ def minimize(
             for text in _what_became(kept, subject.finding):
                 click.echo(text)
         _write(out, small.reproducer)
-        for text in conclusion(small, out, name, others):
+        typed = {**conditions.options(), "corpus": location, "out": given_out, "others": others}
+        for text in conclusion(small, out, Named(name, typed), others):
             click.echo(text)
         if store is not None and small.other_sources and not small.interrupted:
             _judge_others(store, small, conditions)
     if others is not None:
         for number, source in enumerate(small.other_sources, start=1):
             _write(others / f"{out.stem}_other_{number}.py", source)
-    return _status(small, out, subject.finding or name)
+    named = Named(subject.finding or name, {**conditions.options(), "corpus": location})
+    return _status(small, out, named)
 
 
 def _summary(small: Minimized, out: Path) -> dict[str, object]:
@@ -169,6 +175,10 @@ def _subject(
         return subject_of_state(path, store, _state_of(out or _default_out(name)))
     click.echo(f"Judging {path} ...", err=True)
     return subject_of_file(path, store, conditions)
+
+
+def _why(name: str, conditions: Conditions) -> str:
+    return Named(name, conditions.options()).command("triage")
 
 
 def _what_became(kept: Kept, finding: str) -> Iterator[str]:
@@ -200,12 +210,12 @@ def _judge_others(store: Store, small: Minimized, conditions: Conditions) -> Non
         click.echo(f"Secondary finding: {secondary.finding} ({new}), {secondary.verdict}, {secondary.signature}")
 
 
-def _status(small: Minimized, out: Path, name: str) -> int:
+def _status(small: Minimized, out: Path, named: Named) -> int:
     """The exit status; the last line says what to do next."""
     if small.interrupted:
         return _INTERRUPTED
     if small.confirmed:
-        click.echo(_confirmed(small, out, name))
+        click.echo(_confirmed(small, out, named))
     elif small.how != "as found":
         raise EnvironmentUnfit(
             f"{out} does not show the bug when run alone: {' '.join(small.confirmation.split())[-200:]}"
@@ -213,16 +223,14 @@ def _status(small: Minimized, out: Path, name: str) -> int:
     return 0
 
 
-def _confirmed(small: Minimized, out: Path, name: str) -> str:
+def _confirmed(small: Minimized, out: Path, named: Named) -> str:
     from fuzzcompile.contract import told
 
     target = told(small.report)
     if target is None:
-        return f"Confirmed in a clean process. Next: python {out}; fuzzcompile issue {name}"
-    return (
-        f"Confirmed in a clean process for {target}, on no GPU. Next: python {out} on a machine with one; "
-        f"fuzzcompile issue {name} --target {target}"
-    )
+        return f"Confirmed in a clean process. Next: {hints.script(out)}; {named.command('issue')}"
+    draft = named.with_options(target=target).command("issue")
+    return f"Confirmed in a clean process for {target}, on no GPU. Next: python {out} on a machine with one; {draft}"
 
 
 def _write(path: Path, text: str) -> None:
@@ -266,13 +274,13 @@ class ProgressLine:
             click.echo(text, err=True)
 
 
-def conclusion(small: Minimized, out: Path, name: str, others: Path | None = None) -> Iterator[str]:
+def conclusion(small: Minimized, out: Path, named: Named, others: Path | None = None) -> Iterator[str]:
     """The result in sentences.
 
     Args:
         small: the result.
         out: where the reproducer was written.
-        name: what the user asked to minimize.
+        named: what the user asked to minimize, and with which options.
         others: where secondary candidates are written, if anywhere.
     """
     if small.note:
@@ -280,7 +288,7 @@ def conclusion(small: Minimized, out: Path, name: str, others: Path | None = Non
     if small.interrupted:
         what = "the best so far, not confirmed in a clean process" if small.changed else "the case as it is"
         yield f"Interrupted after {small.tests} compiles and screens: {out} is {what} ({small.lines_after} lines)."
-        yield f"To continue: fuzzcompile minimize {name} --out {out} --resume"
+        yield f"To continue: {named.command('minimize', resume=True)}"
         return
     if not small.changed:
         what = "nothing smaller was found" if small.finished else "nothing smaller was found within the budget"
@@ -297,4 +305,4 @@ def conclusion(small: Minimized, out: Path, name: str, others: Path | None = Non
         where = f"they are in {others}" if others is not None else "--others DIR writes them"
         yield f"{len(small.other_sources)} candidates failed in another way; {where}."
     if not small.finished:
-        yield "The budget ended the search; --resume continues it."
+        yield f"The budget ended the search; `{named.command('minimize', resume=True)}` continues it."

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
+from fuzzcompile.cli import completing
 from fuzzcompile.cli.configured import configured
 from fuzzcompile.models import SIZES, Size, case_file
 from fuzzcompile.severity import Severity
@@ -50,6 +51,7 @@ veto: Callable[[Command], Command] = click.option(
     "--veto",
     "vetoes",
     multiple=True,
+    shell_complete=completing.rewrites,
     metavar="LABEL",
     help="Refuse a rewrite: by name, by a prefix that ends before an underscore (_sfdp), by glob, or as stage:name.",
 )

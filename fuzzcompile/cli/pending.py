@@ -22,25 +22,28 @@ def minimize_pending(budget: str, conditions: Conditions, location: str | None, 
     from fuzzcompile.corpus import Store
 
     clock = Clock(Budget(seconds=seconds_of(budget, "minimize --budget")))
-    Store.open(location, create=False).close()  # before torch is imported: there may be none
-    click.echo("Importing torch ...", err=True)
+    Store.open(location, create=False).close()  # before a worker is started: there may be none
     from rich.console import Console
 
-    from fuzzcompile.campaign.local import run_campaign, settings_here
+    from fuzzcompile.campaign.crew import started
+    from fuzzcompile.campaign.local import run_campaign
     from fuzzcompile.campaign.outputs import CampaignOutputs
-    from fuzzcompile.campaign.terminal import print_summary, progress_handler
+    from fuzzcompile.campaign.terminal import print_summary, progress_handler, starting
+    from fuzzcompile.generation import Profile
+    from fuzzcompile.worker.pool import default_workers
 
-    settings = settings_here(conditions, clock.budget, seed=0, judges=False)
     outputs = CampaignOutputs(log, None, None, location)
-    with outputs, progress_handler(Console(stderr=True)) as handler:
+    workers = default_workers(conditions.device)
+    click.echo(starting(workers), err=True)
+    with outputs, started(conditions, workers, clock) as crew, progress_handler(Console(stderr=True)) as handler:
         summary = run_campaign(
-            settings,
-            conditions,
+            crew.settings(Profile(), clock, seed=0, judges=False),
+            crew,
             location=location,
             command=shlex.join(["fuzzcompile", *sys.argv[1:]]),
             on_event=outputs.before(handler.handle),
             clock=clock,
         )
         outputs.finish(summary)
-    print_summary(Console(), summary)
+    print_summary(Console(), summary, conditions.options())
     return 0

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fuzzcompile.cli import options
+from fuzzcompile.hints import Named, command
 from fuzzcompile.worker.conditions import Conditions, Limits, running_device
 
 if TYPE_CHECKING:
@@ -89,12 +90,11 @@ def profile(
     inductor is triaged at once.
     """
     from fuzzcompile.casefiles import read_case_file
+    from fuzzcompile.cli.waiting import Waiting
     from fuzzcompile.worker.vetoes import check_vetoes
 
     conditions = Conditions(running_device(device, None), vetoes, plants, Limits(timeout, int(memory * 2**30)))
     check_vetoes(conditions, [read_case_file(case)])
-
-    from rich.console import Console
 
     from fuzzcompile.commands.profile import Request, profile_case, record_case
     from fuzzcompile.pages.profile_page import page_of_profile
@@ -108,17 +108,19 @@ def profile(
     side = parse(against or ("inductor" if record is None else "eager"))
     look = Look(depth, int(keep * 2**30), operators=ops)
     request = Request(case, Asked(side, parse(reference), look, tolerances, math_only), call, module)
-    name = str(case) if module is None else f"{case} --module {module}"
+    conditions = Conditions(device, vetoes, plants, Limits(timeout, int(memory * 2**30)))
+    name = Named(str(case), {**conditions.options(), "timeout": None, "call": call, "module": module})
     for file, option in ((page, "--html"), (record, "--record")):
         if file is not None:
             check_writable(file, option)
-    with Console(stderr=True).status("Starting ...") as status:
+    with Waiting(as_json=as_json) as waiting:
         if record is not None:
+            waiting.say(f"recording {case.name} as {side}")
             written = record_case(request, conditions, record)
         else:
-            answer = profile_case(request, conditions, progress=lambda said: status.update(f"{said} ..."))
+            answer = profile_case(request, conditions, progress=waiting.say)
     if record is not None:
-        click.echo(json.dumps(asdict(written)) if as_json else _recorded(written))
+        click.echo(json.dumps(asdict(written)) if as_json else _recorded(written, case))
         return 0
     if page is not None:
         write_whole(page, page_of_profile(answer, name=name).encode("utf-8"), "--html")
@@ -129,8 +131,8 @@ def profile(
     return 1 if answer["verdict"] == "jump" else 0
 
 
-def _recorded(recorded: Recorded) -> str:
+def _recorded(recorded: Recorded, case: Path) -> str:
     return (
         f"Recorded {recorded.calls} results of {recorded.side} in {recorded.path} ({recorded.size / 2**20:.1f} MiB). "
-        f"Next, where you have the same case: fuzzcompile profile CASE --against {recorded.path}"
+        f"Next, where you have the same case: {command('profile', case, against=recorded.path)}"
     )

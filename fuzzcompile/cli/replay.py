@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fuzzcompile.cli import options
+from fuzzcompile.cli.completing import findings
 from fuzzcompile.errors import EnvironmentUnfit, UsageError
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ _INTERRUPTED = 130
     "selection",
     multiple=True,
     metavar="NAME|KEY=VALUE",
+    shell_complete=findings,
     help="Only these findings: an id, a signature, its beginning or a glob, or severity=, status=, stage= or "
     "umbrella=. Repeatable: names are alternatives, and so are values of one key; each key given must hold.",
 )
@@ -125,7 +127,7 @@ def replay(
         for record in records.all:
             click.echo(json.dumps(record.to_json(records.versions)))
     else:
-        print_records(report_console(), records)
+        print_records(report_console(), records, store.location)
     return status
 
 

@@ -90,44 +90,47 @@ def run(
     from fuzzcompile.worker.vetoes import check_vetoes
 
     parsed = Budget.parse(budget)
-    clock = Clock(parsed)  # runs from here: importing torch and starting workers are part of the budget
+    clock = Clock(parsed)  # runs from here: starting workers is part of the budget
     if screen_only and full_only:
         raise UsageError("A campaign is --screen-only or --full-only, not both.")
     if origin is not None and no_near_misses:
         raise UsageError("--no-near-misses is for generated cases, which --from does not draw.")
-    files = [] if origin is None else [read_case_file(origin)]
     for path, option in ((sarif, "--sarif"), (summary_file, "--summary"), (log, "--log")):
         if path is not None:
             check_writable(path, option)
     check_writable(drafts / "draft.md", "--drafts", parents=True)
-    Store.open(location).close()  # a corpus that cannot be used is said before torch is imported
-    check_vetoes(conditions, files)
-    click.echo("Importing torch ...", err=True)
+    Store.open(location).close()  # what is wrong with the corpus is said before any worker starts
+    check_vetoes(conditions, [] if origin is None else [read_case_file(origin)])
     from rich.console import Console
 
-    from fuzzcompile.campaign.local import run_campaign, settings_here, survey_case
+    from fuzzcompile.campaign.crew import started, survey_case
+    from fuzzcompile.campaign.local import run_campaign
     from fuzzcompile.campaign.outputs import CampaignOutputs
     from fuzzcompile.campaign.steering import UNIFORM, Strategy
-    from fuzzcompile.campaign.terminal import print_summary, progress_handler
+    from fuzzcompile.campaign.terminal import print_summary, progress_handler, starting
+    from fuzzcompile.corpus import Store
+    from fuzzcompile.generation import Profile
     from fuzzcompile.severity import Severity
+    from fuzzcompile.worker.pool import default_workers
 
-    settings = settings_here(
-        conditions,
-        parsed,
-        workers=workers,
-        near_misses=not no_near_misses,
-        seed=seed,
-        max_findings=max_findings,
-        drafts=drafts,
-        mix="screen" if screen_only else "full" if full_only else "mixed",
-        strategy=UNIFORM if no_steering else Strategy(),
-        source=survey_case(origin, conditions) if origin is not None else None,
-    )
     outputs = CampaignOutputs(log, sarif, summary_file, location)
-    with outputs, progress_handler(Console(stderr=True)) as handler:
+    source = survey_case(origin, conditions) if origin is not None else None
+    workers = workers or default_workers(conditions.device)
+    click.echo(starting(workers), err=True)
+    with outputs, started(conditions, workers, clock) as crew, progress_handler(Console(stderr=True)) as handler:
+        settings = crew.settings(
+            Profile(near_misses=not no_near_misses),
+            clock,
+            seed=seed,
+            max_findings=max_findings,
+            drafts=drafts,
+            mix="screen" if screen_only else "full" if full_only else "mixed",
+            strategy=UNIFORM if no_steering else Strategy(),
+            source=source,
+        )
         summary = run_campaign(
             settings,
-            conditions,
+            crew,
             location=location,
             command=shlex.join(["fuzzcompile", *sys.argv[1:]]),
             on_event=outputs.before(handler.handle),
@@ -137,7 +140,7 @@ def run(
     if as_json:
         click.echo(json.dumps(summary.to_json(), allow_nan=False))
     else:
-        print_summary(Console(), summary)
+        print_summary(Console(), summary, conditions.options())
     if summary.tally.cases and set(summary.tally.verdicts) == {"unjudged"}:
         raise EnvironmentUnfit("Not one case could be judged; run `fuzzcompile doctor`.")
     fails = fail_on_finding and bool(summary.findings)

@@ -13,6 +13,7 @@ import click
 
 from fuzzcompile.cli import options
 from fuzzcompile.cli.configured import configured
+from fuzzcompile.hints import Named
 from fuzzcompile.settings import Ignored, in_force
 from fuzzcompile.severity import Severity
 from fuzzcompile.worker.conditions import Conditions, Question
@@ -110,6 +111,7 @@ def triage_and_print(
             outputs.check_writable(file, option)
     if question.dump is not None:
         outputs.make_empty_folder(Path(question.dump), "--dump-ledger")
+    typed = {**conditions.options(), **question.options()}
     answers = list[Answer]()
     waiting = Waiting(as_json=as_json, several=len(files) > 1)
 
@@ -132,10 +134,11 @@ def triage_and_print(
         for answer in results:
             answers.append(answer)
             events.judged(answer)
+            name = Named(str(answer.path), typed)
             with waiting.printing():
-                _print(answer, as_json=as_json, proof=proof)
+                _print(answer, name, as_json=as_json, proof=proof)
             if page is not None and answer.report is not None:
-                _write_page(page, answer)
+                _write_page(page, answer, name)
             if len(answers) < len(files):
                 waiting.say(f"judged {len(answers)} of {len(files)}")
     if not as_json and sum(answer.report is not None for answer in answers) > 1:
@@ -151,7 +154,7 @@ def triage_and_print(
     return overall_status(answers, least)
 
 
-def _print(answer: Answer, *, as_json: bool, proof: bool) -> None:
+def _print(answer: Answer, name: Named, *, as_json: bool, proof: bool) -> None:
     if answer.error is not None:
         click.echo(f"fuzzcompile: {answer.error}", err=True)
     if as_json:
@@ -159,7 +162,7 @@ def _print(answer: Answer, *, as_json: bool, proof: bool) -> None:
     elif answer.report is not None:
         from fuzzcompile.reporting.verdict import print_report, report_console
 
-        print_report(report_console(), answer.report, proof=proof, name=str(answer.path), known=bool(answer.known))
+        print_report(report_console(), answer.report, proof=proof, name=name, known=bool(answer.known))
 
 
 def _list_bugs(bugs: Sequence[Answer]) -> None:
@@ -175,7 +178,7 @@ def _list_bugs(bugs: Sequence[Answer]) -> None:
         click.echo(f"  {answer.path}  {'  '.join(map(str, said))}{known}")
 
 
-def _write_page(page: Path, answer: Answer) -> None:
+def _write_page(page: Path, answer: Answer, name: Named) -> None:
     from fuzzcompile.casefiles import read_case_file
     from fuzzcompile.pages.case_page import page_of
     from fuzzcompile.reporting.files import write_whole
@@ -183,5 +186,5 @@ def _write_page(page: Path, answer: Answer) -> None:
     assert answer.report is not None
     machine = answer.machine or {"torch": answer.report["torch"], "device": answer.report["device"]}
     source = read_case_file(answer.path).source
-    text = page_of(answer.report, machine, name=str(answer.path), source=source)
+    text = page_of(answer.report, machine, name=name, source=source)
     write_whole(page, text.encode("utf-8"), "--html")

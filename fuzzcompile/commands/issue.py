@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fuzzcompile import hints
 from fuzzcompile.casefiles import read_case_file
 from fuzzcompile.commands.minimize import Subject, minimize, report_on_file
 from fuzzcompile.execution.device import resolve
@@ -23,9 +24,10 @@ def facts_of_file(path: Path, conditions: Conditions) -> IssueFacts:
         EnvironmentUnfit: it could not be judged, or no worker can be started.
     """
     report = report_on_file(path, conditions)
+    subject = hints.Named(str(path), conditions.options())
     environment = describe(resolve(conditions.device), conditions.target)
     if not report["is_bug"]:
-        return IssueFacts(report, None, environment)
+        return IssueFacts(report, None, environment, subject=subject)
     small = minimize(Subject(read_case_file(path).source, report), conditions, seconds=_SECONDS, for_issue=True)
     return IssueFacts(
         small.report,
@@ -34,4 +36,5 @@ def facts_of_file(path: Path, conditions: Conditions) -> IssueFacts:
         hits=1,
         confirmed=small.confirmed,
         shown=small.shown or {},
+        subject=subject,
     )

@@ -14,7 +14,6 @@ from typing import TypeVar
 import torch
 
 from fuzzcompile.campaign.drawing import recipe_of
-from fuzzcompile.case import source_hash
 from fuzzcompile.casefiles import defines_make, read_case_file
 from fuzzcompile.commands.triage import triage_files
 from fuzzcompile.contract import ReportJson, told
@@ -26,20 +25,16 @@ from fuzzcompile.judging.probe import Keep, Target
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.reduction.jobs import Capture
 from fuzzcompile.reduction.minimize import minimize as reduce_case
+from fuzzcompile.reduction.outcome import Probed, Tally
 from fuzzcompile.reduction.program import Program
-from fuzzcompile.reduction.search import Budget, Probed, Progress, Tally
+from fuzzcompile.reduction.search import Budget, Progress
 from fuzzcompile.reduction.writing import Written
+from fuzzcompile.signatures import source_hash
 from fuzzcompile.worker.conditions import Conditions
 from fuzzcompile.worker.lost import unstartable, verdict_of
-from fuzzcompile.worker.minimize import (
-    Minimized,
-    ProbeTask,
-    capture_programs,
-    job_of,
-    judge_source,
-    probe_candidate,
-)
+from fuzzcompile.worker.minimize import ProbeTask, capture_programs, job_of, judge_source, probe_candidate
 from fuzzcompile.worker.pool import LEAST_THREADS, open_pool
+from fuzzcompile.worker.reductions import Minimized
 
 # Seconds that one candidate may take: less than the case did, which was judged within the limits.
 _CANDIDATE_TIME = 90.0

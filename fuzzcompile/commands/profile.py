@@ -120,7 +120,7 @@ def _why(error: Exception) -> str:
         return f"it was {text}; raise --timeout, or profile a part with --module"
     if isinstance(error, WorkerOutOfMemory | MemoryError):
         return f"memory ran out ({text}); raise --max-memory, or profile a part with --module"
-    return f"{text}; fuzzcompile triage {'may say more' if isinstance(error, RemoteError) else 'judges crashes'}"
+    return f"{text}; triage {'may say more' if isinstance(error, RemoteError) else 'judges crashes'}"
 
 
 def _triaged(

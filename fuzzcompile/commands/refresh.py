@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Literal
 
 from fuzzcompile.campaign.findings import write_draft
-from fuzzcompile.case import source_hash
 from fuzzcompile.commands.triage import Answer, triage_files
 from fuzzcompile.contract import ReportJson, told
 from fuzzcompile.corpus import Finding, Reproducer, Store
@@ -20,6 +19,7 @@ from fuzzcompile.execution.environment import describe
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.reduction.canonical import program_key
 from fuzzcompile.reduction.concluding import show
+from fuzzcompile.signatures import source_hash
 from fuzzcompile.worker.conditions import Conditions
 
 # The kind of a reproducer that no reduction made.

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fuzzcompile.case import source_hash
 from fuzzcompile.commands.triage import triage_files
 from fuzzcompile.corpus import CaseRecord, Store, public_id
 from fuzzcompile.execution.device import resolve
 from fuzzcompile.execution.environment import describe
+from fuzzcompile.signatures import source_hash
 from fuzzcompile.worker.conditions import Conditions
 
 # Most secondary candidates of one reduction show one bug in many sizes.

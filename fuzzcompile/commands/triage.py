@@ -178,7 +178,7 @@ class _Job:
 
 def _submit(pool: WorkerPool, file: CaseFile, task: JudgeTask) -> _Job:
     # What a script does to its process (operators registered, functions patched) cannot be undone.
-    spends = file.kind != "case"
+    spends = file.kind not in ("case", "call")
     return _Job(file, task, pool.schedule(JUDGE, (task,), label=f"judge {file.path.name}", spends=spends))
 
 

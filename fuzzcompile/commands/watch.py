@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fuzzcompile import hints
 from fuzzcompile.casefiles import read_case_file
 from fuzzcompile.commands.triage import triage_files
 from fuzzcompile.contract import ReportJson
@@ -39,11 +40,13 @@ def check_script(path: Path) -> None:
     """
     file = read_case_file(path)
     if file.kind == "case" and "compile" not in file.source:
-        raise CaseError(f"{path} is a case file, which makes no steps; judge it with `fuzzcompile triage {path}`.")
+        raise CaseError(
+            f"{path} is a case file, which makes no steps; judge it with `{hints.command('triage', path)}`."
+        )
     if file.kind == "notebook":
         raise CaseError(
             f"{path} is a notebook, and `watch` runs scripts: `jupyter nbconvert --to script` makes one of it, and "
-            "`fuzzcompile triage` judges its first compiled call."
+            f"`{hints.command('triage', path)}` judges its first compiled call."
         )
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import os
 import struct
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,13 @@ from fuzzcompile.compiler.configs import config_of, has_entry
 from fuzzcompile.compiler.patching import Function, Watcher
 
 MISSING = object()
+_CONFIGURED = (
+    "torch._inductor.config",
+    "torch._dynamo.config",
+    "torch._functorch.config",
+    "torch.fx.experimental._config",
+    "torch._logging._internal",
+)
 # Its time says when a cache of kernels was last looked through for half-written ones.
 _LOOKED = "fuzzcompile-looked-through"
 _LONGEST_LINK = 600.0
@@ -33,6 +42,16 @@ def compile_in_process(threads: int = 1) -> None:
 
         inductor_config.compile_threads = threads
         os.environ["TORCH_WARM_POOL"] = "0"
+
+
+def read_at_import(names: Iterable[str]) -> list[str]:
+    """Those of the environment variables that torch reads once, when its configuration is imported.
+
+    They are those that the source of a configuration module names; what torch reads where it uses it is in others.
+    """
+    found = (importlib.util.find_spec(module) for module in _CONFIGURED)
+    sources = [Path(spec.origin).read_text(encoding="utf-8") for spec in found if spec is not None and spec.origin]
+    return sorted(name for name in names if any(f'"{name}"' in source for source in sources))
 
 
 def setting(key: str) -> Any:

@@ -7,6 +7,10 @@ class CorpusError(EnvironmentUnfit):
     """The corpus cannot be opened, read or written (exit status 3)."""
 
 
+class NotAFileError(UsageError):
+    """A folder without a corpus was named as one (exit status 2)."""
+
+
 class UnknownFindingError(UsageError):
     """No finding, or more than one, has the given name (exit status 2)."""
 

@@ -8,18 +8,24 @@ from pathlib import Path
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
-from fuzzcompile.corpus.failures import CorpusError
+from fuzzcompile.corpus.failures import CorpusError, NotAFileError
+from fuzzcompile.hints import command
 from fuzzcompile.settings import in_force, place_of_corpus
 
 
 def resolve(location: str | os.PathLike[str] | None) -> URL:
     """Return the URL of a path, of a URL, or (None) of the settings (:mod:`fuzzcompile.settings`).
 
-    A folder stands for the database in it. The path is made absolute, because connections are
+    A folder stands for the corpus in it, if it holds one. The path is made absolute, because connections are
     opened later and the working folder may have changed by then.
     """
     given = str(location or in_force().value("corpus"))
-    return _parse(given) if "://" in given else URL.create("sqlite", database=place_of_corpus(given))
+    if "://" in given:
+        return _parse(given)
+    path = Path(place_of_corpus(given))
+    if Path(given).expanduser().is_dir() and not path.is_file():
+        raise NotAFileError(f"The corpus {given} is a folder; name a file in it, such as {Path(given) / path.name}.")
+    return URL.create("sqlite", database=str(path))
 
 
 def file_of(url: URL) -> Path | None:
@@ -47,9 +53,8 @@ def require_file(path: Path, *, create: bool) -> None:
             f"The folder of the corpus {path} cannot be used ({error.strerror}): name a writable place with --corpus."
         ) from error
     if not create and not present:
-        raise CorpusError(
-            f"There is no corpus at {path}: start one with `fuzzcompile run`, or name yours with --corpus."
-        )
+        start = command("run", corpus=path)
+        raise CorpusError(f"There is no corpus at {path}: start one with `{start}`, or name yours with --corpus.")
 
 
 def _parse(given: str) -> URL:

@@ -10,7 +10,16 @@ from datetime import datetime
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from fuzzcompile.corpus.models import CaseRow, EnvironmentRow, FindingRow, RelatedRow, ReplayRow, ReproducerRow, RunRow
+from fuzzcompile.corpus.models import (
+    CaseRow,
+    EnvironmentRow,
+    FindingRow,
+    FormerNameRow,
+    RelatedRow,
+    ReplayRow,
+    ReproducerRow,
+    RunRow,
+)
 from fuzzcompile.corpus.querying import finding_records, record_of
 from fuzzcompile.corpus.records import Finding, Related, Reproducer, StoredReplay
 
@@ -28,7 +37,8 @@ class Judging:
 class Overview:
     """The findings, the worst first, and what belongs to each by its row's id; the cases that campaigns judged.
 
-    ``environments`` are those in which the reports were made, as far as they were stored.
+    ``environments`` are those in which the reports were made, as far as they were stored, ``former`` the signatures
+    that findings had before.
     """
 
     findings: Sequence[Finding]
@@ -36,6 +46,7 @@ class Overview:
     environments: Mapping[int, Mapping[str, object]]
     related: Mapping[int, Sequence[Related]]
     replays: Mapping[int, Sequence[StoredReplay]]
+    former: Mapping[int, Sequence[str]]
     judgings: Sequence[Judging]
 
 
@@ -49,6 +60,7 @@ def overview(session: Session) -> Overview:
         _environments(session, details),
         _related(session),
         _replays(session),
+        _former(session),
         _judgings(session),
     )
 
@@ -91,6 +103,13 @@ def _replays(session: Session) -> dict[int, list[StoredReplay]]:
     by_finding = defaultdict[int, list[StoredReplay]](list)
     for row in session.scalars(select(ReplayRow).order_by(ReplayRow.id)):
         by_finding[row.finding_id].append(replace(record_of(StoredReplay, row), runs=tuple(row.runs)))
+    return dict(by_finding)
+
+
+def _former(session: Session) -> dict[int, list[str]]:
+    by_finding = defaultdict[int, list[str]](list)
+    for finding, signature in session.execute(select(FormerNameRow.finding_id, FormerNameRow.signature)):
+        by_finding[finding].append(signature)
     return dict(by_finding)
 
 

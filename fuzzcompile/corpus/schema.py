@@ -11,6 +11,7 @@ from fuzzcompile.corpus.connection import connect, writing
 from fuzzcompile.corpus.failures import CorpusError
 from fuzzcompile.corpus.location import describe
 from fuzzcompile.corpus.models import Base
+from fuzzcompile.hints import command
 
 # Alembic takes as long to import as a list of findings takes to print: only what changes a schema imports it.
 if TYPE_CHECKING:
@@ -83,7 +84,8 @@ def _refuse_unusable(url: URL, revision: str | None, has_tables: bool, create: b
     if revision is None and has_tables:
         raise CorpusError(f"{corpus} is another program's database: name another file with --corpus.")
     if revision is None and not create:
-        raise CorpusError(f"{corpus} holds no corpus yet: fill it with `fuzzcompile run`, or name yours with --corpus.")
+        fill = command("run", corpus=corpus)
+        raise CorpusError(f"{corpus} holds no corpus yet: fill it with `{fill}`, or name yours with --corpus.")
     known = {script.revision for script in scripts.walk_revisions()}
     if revision is not None and revision not in known:
         age = "an older" if revision < min(known) else "a newer"

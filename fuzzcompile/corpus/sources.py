@@ -98,4 +98,4 @@ def _download(url: str, folder: Path) -> Path:
 
 
 def _nothing(why: str) -> Sequence[Export]:
-    raise UsageError(f"{why}: name a folder or a zip of `fuzzcompile corpus export`, or another corpus.")
+    raise UsageError(f"{why}: name a folder or a zip of exported findings, or another corpus.")

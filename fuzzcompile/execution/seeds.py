@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +23,8 @@ def streams_now() -> dict[str, str]:
     """A fingerprint of the current state of each random stream that can be seeded: torch's, Python's, NumPy's."""
     states: dict[str, bytes] = {"torch CPU": torch.get_rng_state().numpy().tobytes()}
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        states["CUDA"] = b"".join(state.numpy().tobytes() for state in torch.cuda.get_rng_state_all())
+        with contextlib.suppress(RuntimeError):  # a GPU that the program has lost has no state to read
+            states["CUDA"] = b"".join(state.numpy().tobytes() for state in torch.cuda.get_rng_state_all())
     states["Python"] = repr(random.getstate()).encode()
     kind, keys, *rest = numpy.random.get_state(legacy=True)
     states["NumPy"] = b"".join((str(kind).encode(), numpy.asarray(keys).tobytes(), repr(rest).encode()))

@@ -20,6 +20,7 @@ from fuzzcompile.compiler.ledger import Ledger
 from fuzzcompile.compiler.same import torch_same
 from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.compiler.unseen import Unseen, gathered, gathering, shown
+from fuzzcompile.errors import MachineUnfit
 from fuzzcompile.execution.lost_gpu import lost_gpu
 from fuzzcompile.execution.observation import Observation
 from fuzzcompile.facts import facts
@@ -34,13 +35,11 @@ from fuzzcompile.judging.refusals import (
     CannotJudge,
     refuse_lack_of_cpu,
     refuse_lasting_state,
-    refuse_lost_gpu,
     refuse_unfit,
     refuse_unsupported,
 )
 from fuzzcompile.judging.report import Cost, Report
 from fuzzcompile.oracle.comparison import Comparison
-from fuzzcompile.oracle.judgement import same_bits
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.oracle.warned import changed_warnings
 from fuzzcompile.tolerances import Tolerances
@@ -99,9 +98,10 @@ def triage(
     experiments = Experiments(case, device, Compilation(vetoes=tuple(vetoes)), against=against, tolerances=tolerances)
     looking = _quick(experiments) if screen else experiments
     looking.run_eager()
+    if device.type == "cuda":
+        _ = experiments.deterministic  # nothing can be read from a GPU that the compiled program has lost
     refuse_lasting_state(experiments)
     refuse_lack_of_cpu(experiments)
-    refuse_lost_gpu(experiments)
     on_eager()
     if screen:
         report = _screened(looking, known, started, deadline)
@@ -247,7 +247,7 @@ def _decided_both_ways(answer: _Answer, deadline: float | None) -> _Answer:
         trial = under.trial()
         try:
             refuse_unfit(under.case, trial)
-        except CannotJudge:  # the report says that this way was not tried
+        except (CannotJudge, MachineUnfit):  # the report says that this way was not tried
             continue
         second = _decided(under, trial, answer.count, answer.started)
         tried = (*tried, question)
@@ -282,7 +282,7 @@ def _report(answer: _Answer, attribution: Attribution) -> Report:
         confidence=_confidence(decision, attribution, unseen),
         detail=decision.detail,
         comparisons=_with_torch_same(experiments, trial),
-        eager_deterministic=_deterministic(experiments),
+        eager_deterministic=experiments.deterministic,
         float64_step=_largest_step(steps, decision),
         failure=trial.observation.failure,
         attribution=attribution,
@@ -342,10 +342,6 @@ def _confidence(decision: Decision, attribution: Attribution, unseen: Sequence[U
 
 def _changed_bits(steps: Sequence[Step]) -> list[Culprit]:
     return [Culprit.from_step(step) for step in steps if step.changed_bits and not step.random]
-
-
-def _deterministic(experiments: Experiments) -> bool:
-    return bool(experiments.runs.eager.failure) or same_bits(experiments.runs.eager, experiments.again)
 
 
 def _with_torch_same(experiments: Experiments, trial: Trial) -> tuple[Comparison, ...]:

@@ -86,10 +86,36 @@ class Difference:
         )
 
 
-def sampled(observation: Observation) -> dict[str, Sample]:
-    """The values of a run that are numbers, summarised."""
-    kept = ((value.name, _sample(value)) for value in observation.values)
+def sampled(observation: Observation, floors: Mapping[str, float] | None = None) -> dict[str, Sample]:
+    """The values of a run that are numbers, summarised.
+
+    Args:
+        observation: the run.
+        floors: by name, the size up to which an element may be rounding alone, and counts as zero: of a gradient that
+            is zero by symmetry, two implementations leave other remains (:func:`floors_of`).
+    """
+    floors = floors or {}
+    kept = ((value.name, _sample(value, floors.get(value.name, 0.0))) for value in observation.values)
     return {name: sample for name, sample in kept if sample is not None}
+
+
+def floors_of(eager: Observation, perturbed: Sequence[Observation]) -> dict[str, float]:
+    """The size of rounding in each floating value: what moves in perturbed runs that draw the same random numbers."""
+    floors = dict[str, float]()
+    for noisy in perturbed:
+        moved = noisy.named()
+        for value in eager.values:
+            shifted = moved.get(value.name)
+            if shifted is not None and _is_comparable(value, shifted):
+                apart = metrics.widened(shifted.value) - metrics.widened(value.value)
+                largest = metrics.largest(apart.abs().nan_to_num(0.0, 0.0, 0.0))
+                floors[value.name] = max(floors.get(value.name, 0.0), metrics.ROUNDING_FACTOR * largest)
+    return floors
+
+
+def _is_comparable(first: Value, second: Value) -> bool:
+    tensors = first.is_tensor and second.is_tensor
+    return tensors and first.value.is_floating_point() and first.value.shape == second.value.shape
 
 
 def varying(runs: Sequence[Run]) -> tuple[str, ...]:
@@ -150,7 +176,7 @@ def by_distribution(comparison: Comparison, names: Sequence[str], differences: S
 # -- one value of one run ---------------------------------------------------------------------------
 
 
-def _sample(value: Value) -> Sample | None:
+def _sample(value: Value, floor: float = 0.0) -> Sample | None:
     tensor = value.value
     if isinstance(tensor, bool | int | float | complex):
         tensor = torch.tensor(tensor)
@@ -158,6 +184,8 @@ def _sample(value: Value) -> Sample | None:
         return None
     wide = metrics.widened(tensor)
     flat = torch.view_as_real(wide).flatten() if wide.is_complex() else wide.flatten()
+    if floor:
+        flat = flat.masked_fill(flat.abs() <= floor, 0.0)
     finite = flat[torch.isfinite(flat)]
     count = max(1, flat.numel())
     summaries = (

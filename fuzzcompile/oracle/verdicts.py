@@ -37,11 +37,10 @@ class Verdict(StrEnum):
         return _KINDS.get(self, str(self))
 
 
+# Bugs that show in values: only of these do distances between results say anything.
+VALUES = (Verdict.MISCOMPILE, Verdict.WRONG_GRADIENT, Verdict.NONFINITE, Verdict.PRECISION_LOSS)
 _KINDS = {
-    Verdict.MISCOMPILE: "values",
-    Verdict.WRONG_GRADIENT: "values",
-    Verdict.NONFINITE: "values",
-    Verdict.PRECISION_LOSS: "values",
+    **dict.fromkeys(VALUES, "values"),
     Verdict.COMPILE_ERROR: "error",
     Verdict.RUNTIME_ERROR: "error",
 }

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import cast
 
 from markupsafe import Markup
 
 from fuzzcompile import __version__
 from fuzzcompile.contract import ReportJson
+from fuzzcompile.hints import Named
 from fuzzcompile.pages.judged import Judged, blamed_lines
 from fuzzcompile.pages.markup import listing, scrubbed
 from fuzzcompile.privacy import scrub
@@ -17,13 +19,15 @@ from fuzzcompile.reporting.versions import versions
 from fuzzcompile.templating import environment as templates
 
 
-def page_of(report: ReportJson, environment: Mapping[str, object], *, name: str, source: str | None = None) -> str:
+def page_of(
+    report: ReportJson, environment: Mapping[str, object], *, name: str | Named, source: str | None = None
+) -> str:
     """The page on a report (contract form).
 
     Args:
         report: what ``triage --json`` prints.
         environment: where it was judged (:func:`fuzzcompile.execution.environment.describe`).
-        name: what to type for the case.
+        name: how the case is named on a command line.
         source: the text of the case's file; None to leave it out.
 
     Returns:
@@ -45,7 +49,7 @@ def page_of(report: ReportJson, environment: Mapping[str, object], *, name: str,
     )
 
 
-def section_of(report: ReportJson, *, name: str) -> Markup:
+def section_of(report: ReportJson, *, name: str | Named) -> Markup:
     """What the page on a report says of it, as a part of another page."""
     judged = _judged(report, {}, name, None)
     return Markup(templates().get_template("pages/section.html.j2").render(judged=judged))
@@ -59,6 +63,8 @@ def machine_of(facts: IssueFacts) -> list[str]:
     return [f"torch {facts.torch}", scrub(where), *told]
 
 
-def _judged(report: ReportJson, environment: Mapping[str, object], name: str, source: str | None) -> Judged:
+def _judged(report: ReportJson, environment: Mapping[str, object], name: str | Named, source: str | None) -> Judged:
     clean = cast("ReportJson", scrubbed(report))
-    return Judged(IssueFacts(clean, source, environment), scrub(name))
+    named = Named.of(name)
+    options = {option: value for option, value in named.options.items() if option != "plant"}  # a file of this machine
+    return Judged(IssueFacts(clean, source, environment), replace(named, name=scrub(named.name), options=options))

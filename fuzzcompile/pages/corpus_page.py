@@ -26,7 +26,7 @@ from fuzzcompile.templating import template_folder
 _SCRIPTS = ("pages/vendor/highlight.min.js", "pages/report.js")
 _CHARTS = 3  # campaigns with a chart; a table lists the latest
 _LISTED = 50
-_GRID = 300  # findings in the grid of versions
+_GRID = 100  # findings in the grid of versions
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from fuzzcompile.corpus.marking import Mark, issue_url, status_of
 from fuzzcompile.corpus.overview import Overview
 from fuzzcompile.corpus.records import Finding, Related, Reproducer, StoredReplay, Umbrella
 from fuzzcompile.errors import UsageError
+from fuzzcompile.hints import Named
 from fuzzcompile.pages.judged import Judged
 from fuzzcompile.pages.markup import inline, scrubbed
 from fuzzcompile.replaying.history import History, history
@@ -61,7 +62,7 @@ class Entry:
     @cached_property
     def judged(self) -> Judged:
         """What its report says."""
-        return Judged(self.facts, self.name)
+        return Judged(self.facts, self.facts.subject)
 
     @cached_property
     def title(self) -> Markup:
@@ -172,7 +173,9 @@ def _entry(read: Overview, finding: Finding, group: Umbrella | None, campaign: M
         searched=finding.searched.date().isoformat() if finding.searched else None,
         queries=finding.queries or (),
         mark=mark,
+        subject=Named(finding.public_id, published=True),
         umbrella=group,
     )
-    hit = None if campaign is None else finding.signature in campaign
-    return Entry(finding, facts, reproducer, replays, hit, bool(campaign and campaign.get(finding.signature)))
+    names = {finding.signature, *read.former.get(finding.id, ())} & set(campaign or ())
+    new = campaign is not None and any(campaign[name] for name in names)
+    return Entry(finding, facts, reproducer, replays, None if campaign is None else bool(names), new)

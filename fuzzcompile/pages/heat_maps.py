@@ -114,7 +114,8 @@ def _picture(
             paths[kind].append(f"M{x} {y}h{length}v1h-{length}z")
     drawn = [Markup('<path class="{}" d="{}"/>').format(kind, "".join(parts)) for kind, parts in sorted(paths.items())]
     if marked is not None:
-        drawn.append(Markup('<rect class="worst" x="{1}" y="{0}" width="1" height="1"/>').format(*marked))
+        square = Markup('<rect class="{2}" x="{1}" y="{0}" width="1" height="1"/>')
+        drawn += [square.format(*marked, name) for name in ("halo", "worst")]  # seen on cells of any colour
     finite = [error for row in errors for error in row if error is not None]
     missing = any(error is None for row in errors for error in row)
     largest = "not finite" if missing else f"at most {figure(max(finite, default=0.0))}"

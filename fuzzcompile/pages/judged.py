@@ -10,13 +10,13 @@ from functools import cached_property
 from markupsafe import Markup
 
 from fuzzcompile.contract import CulpritJson, OutputJson, ReportJson, told
-from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.hints import Named
+from fuzzcompile.oracle.verdicts import VALUES
 from fuzzcompile.pages.heat_maps import HeatMap, heat_map
 from fuzzcompile.pages.markup import inline
 from fuzzcompile.pages.scales import LogScale
 from fuzzcompile.reporting import proof
 from fuzzcompile.reporting.circumstances import circumstances
-from fuzzcompile.reporting.effects import VALUES
 from fuzzcompile.reporting.facts import IssueFacts
 from fuzzcompile.reporting.place import source_link
 from fuzzcompile.reporting.tables import as_run, error_rows
@@ -46,11 +46,11 @@ class Judged:
 
     Attributes:
         facts: the report, with what else is known of the finding.
-        name: what to type for the case.
+        name: how the case is named on a command line.
     """
 
     facts: IssueFacts
-    name: str
+    name: str | Named
 
     @property
     def report(self) -> ReportJson:
@@ -77,7 +77,7 @@ class Judged:
     @property
     def advice(self) -> Markup:
         """What to do about it; the workaround stands on lines of its own."""
-        return inline(advice({**self.report, "workaround": None}, self.name))
+        return inline(advice({**self.report, "workaround": None}, Named.of(self.name).to_publish()))
 
     @property
     def workaround(self) -> str | None:
@@ -107,6 +107,11 @@ class Judged:
         shown = {errors.name for errors in self.measured}
         wrong = [entry for entry in self.facts.wrong if str(entry.get("name")) not in shown]
         return [(str(entry.get("name")), _difference(entry)) for entry in wrong]
+
+    @property
+    def has_evidence(self) -> bool:
+        """Whether anything was compared, or bears on the verdict: where a compile raises, nothing may be."""
+        return bool(self.facts.outputs or self.circumstances)
 
     @property
     def left_out(self) -> int:
@@ -154,13 +159,17 @@ class Judged:
 
     @cached_property
     def steps(self) -> list[proof.Bar]:
-        """The rewrites that moved a bit, in order."""
-        return proof.bars(self.report)[:_STEPS]
+        """The rewrites that moved a bit, in order, as far as a replay gave a number."""
+        return self._moves[:_STEPS]
 
     @property
     def steps_left_out(self) -> int:
         """How many of them are left out."""
-        return max(0, len(self.report.get("changed_bits") or ()) - _STEPS)
+        return max(0, len(self._moves) - _STEPS)
+
+    @cached_property
+    def _moves(self) -> list[proof.Bar]:
+        return [bar for bar in proof.bars(self.report) if (bar.float64, bar.native) != (None, None)]
 
     @cached_property
     def steps_axis(self) -> LogScale:
@@ -175,8 +184,8 @@ class Judged:
 
     @property
     def has_steps(self) -> bool:
-        """Whether the steps are worth a section: a layout, an alias or an error moves no value."""
-        return bool(self.steps) or self.report["verdict"] in (*VALUES, Verdict.ROUNDING)
+        """Whether the steps are worth a section: of a layout, an alias or an error they say nothing."""
+        return not self.report["is_bug"] or self.report["verdict"] in VALUES
 
     @cached_property
     def tried(self) -> list[proof.Tried]:
@@ -186,13 +195,14 @@ class Judged:
     @property
     def tried_has_errors(self) -> bool:
         """Whether errors that ablations left mean anything here."""
-        return self.report["verdict"] in VALUES and any(row.error not in ("-", "0") for row in self.tried)
+        return proof.has_errors(self.report)
 
     # -- what templates call on a part ----------------------------------------------------------------
 
     answer = staticmethod(as_run)
     figure = staticmethod(proof.figure)
     matched = staticmethod(proof.matched)
+    shown_of = staticmethod(proof.shown_of)
     step_of = staticmethod(proof.step_of)
     diff_of = staticmethod(proof.diff_of)
     inline = staticmethod(inline)

@@ -9,6 +9,7 @@ from markupsafe import Markup
 
 from fuzzcompile import __version__
 from fuzzcompile.contract import LayerJson, ProfileJson
+from fuzzcompile.hints import Named
 from fuzzcompile.pages.case_page import section_of
 from fuzzcompile.reporting.charts import Panel, Series, chart_or_reason
 from fuzzcompile.reporting.profile_text import advice, attention_line, cells, meaning, remarks, triages
@@ -22,12 +23,12 @@ _ERRORS = {"max_error": "largest", "rms_error": "RMS", "made": "newly made", "in
 _LIMITS = {"noise": "rounding in this layer", "rounding": "rounding up to here"}
 
 
-def page_of_profile(profile: ProfileJson, *, name: str) -> str:
+def page_of_profile(profile: ProfileJson, *, name: str | Named) -> str:
     """The page on a profile.
 
     Args:
         profile: what ``profile --json`` prints.
-        name: what to type for the case.
+        name: how the case is named on a command line.
 
     Returns:
         The HTML document. Without matplotlib it says in place of the plots what to install.
@@ -39,7 +40,7 @@ def page_of_profile(profile: ProfileJson, *, name: str) -> str:
             profile=profile,
             is_fine=profile["verdict"] in _FINE,
             meaning=meaning(profile),
-            advice=advice(profile, name),
+            advice=advice(profile, Named.of(name).to_publish()),
             plots=list(_plots(profile)),
             cells=cells,
             remarks=list(remarks(profile)),

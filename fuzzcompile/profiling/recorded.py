@@ -46,8 +46,7 @@ def read(path: Path) -> Recording:
         raise UsageError(f"Cannot read {path}: {error.strerror}; name a recording.") from error
     except SafetensorError as error:
         raise UsageError(
-            f"{path} is no whole .safetensors file ({error}); copy it again, or make it with `fuzzcompile profile CASE "
-            "--record FILE`."
+            f"{path} is no whole .safetensors file ({error}); copy it again, or make it with --record."
         ) from error
     return _recording(path, file)
 
@@ -55,9 +54,7 @@ def read(path: Path) -> Recording:
 def _recording(path: Path, file: Any) -> Recording:
     metadata = file.metadata() or {}
     if MARK not in metadata:
-        raise UsageError(
-            f"{path} holds tensors but is no recording; make one with `fuzzcompile profile CASE --record FILE`."
-        )
+        raise UsageError(f"{path} holds tensors but is no recording; make one with --record.")
     try:
         if (schema := int(metadata[MARK])) > SCHEMA:
             raise UsageError(

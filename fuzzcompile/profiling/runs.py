@@ -202,4 +202,4 @@ def refuse_failed(case: Case, side: Side, observation: Observation) -> None:
         CannotRun: naming the error.
     """
     if observation.failure is not None:
-        raise CannotRun(f"{case.name} raises as {side}: {observation.failure}; fuzzcompile triage judges that.")
+        raise CannotRun(f"{case.name} raises as {side}: {observation.failure}; triage judges that.")

@@ -121,7 +121,7 @@ def parse(text: str) -> Side:
     """
     if text.endswith(".safetensors") or Path(text).is_file():
         if not Path(text).is_file():
-            raise UsageError(f"There is no recording {text}; make one with `fuzzcompile profile CASE --record {text}`.")
+            raise UsageError(f"There is no recording {text}; make one with --record {text}.")
         return Side("recording", text)
     kind, _, argument = text.partition(":")
     known: dict[str, tuple[str, ...] | None] = {

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from fuzzcompile.contract import ReportJson, ShownJson, told
 from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.reduction.outcome import Tally
 from fuzzcompile.reduction.plain.showing import shown_as_issue
 from fuzzcompile.reduction.program import Program
 from fuzzcompile.reduction.reducers.neighbours import passing_neighbour
@@ -18,7 +19,7 @@ from fuzzcompile.reduction.reproducer import (
     script_of,
 )
 from fuzzcompile.reduction.scripts.comparing import Script
-from fuzzcompile.reduction.search import Budget, OutOfBudget, Prober, Tally
+from fuzzcompile.reduction.search import Budget, OutOfBudget, Prober
 from fuzzcompile.reduction.writing import written
 
 # Further runs of a reproducer that does not show the bug the first time: the bug may come and go.

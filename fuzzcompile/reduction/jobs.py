@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from fuzzcompile.contract import ReportJson, ShownJson
-from fuzzcompile.generation import GeneratedCase, Profile
+from fuzzcompile.contract import ReportJson
+from fuzzcompile.generation import Profile
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.reduction.evaluating import without_sizes
 from fuzzcompile.reduction.program import Program
 from fuzzcompile.reduction.scripts.sources import case_part
-from fuzzcompile.reduction.search import Prober, Tally
+from fuzzcompile.reduction.search import Prober
 from fuzzcompile.reduction.writing import model_lines
 from fuzzcompile.signatures import agree, coarse, is_unproved
 
@@ -55,38 +55,6 @@ class Job:
     resizes: bool = False
     keeps: str = "culprit"
     for_issue: bool = False
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """A small case, its own report, and the reproducer built from it.
-
-    ``how`` is "recipe", "graph", "text" or "as found"; ``changed`` is false if nothing smaller was found. ``note`` is
-    one sentence for the user. ``operators_before`` and ``operators`` count calls of torch functions in the captured
-    graphs (None: not captured). ``others`` are generated cases that show other bugs; ``tally`` has all such sources.
-    The result of an ``interrupted`` search is neither judged again nor confirmed. ``shown`` is the script for an issue
-    and what it showed, ``program_key`` identifies the program of ``source`` up to names; None where they were not made.
-    """
-
-    source: str
-    report: ReportJson
-    reproducer: str
-    confirmed: bool
-    confirmation: str
-    neighbour: str | None
-    how: str
-    changed: bool
-    note: str
-    tally: Tally
-    seconds: float
-    finished: bool
-    operators_before: int | None
-    operators: int | None
-    case: GeneratedCase | None = None
-    others: tuple[GeneratedCase, ...] = ()
-    interrupted: bool = False
-    shown: ShownJson | None = None
-    program_key: str | None = None
 
 
 def same_bug(wanted: ReportJson, reached: ReportJson, keeps: str = "culprit") -> bool:

@@ -12,12 +12,13 @@ from fuzzcompile.generation import GeneratedCase
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.reduction.canonical import program_key
 from fuzzcompile.reduction.concluding import Shown, can_be_shown, find_neighbour, show, unconfirmed
-from fuzzcompile.reduction.jobs import Capture, Job, Outcome, Tools, is_smaller, same_bug
+from fuzzcompile.reduction.jobs import Capture, Job, Tools, is_smaller, same_bug
+from fuzzcompile.reduction.outcome import Outcome, Tally
 from fuzzcompile.reduction.program import Program
 from fuzzcompile.reduction.recipe import NotReproducedError, RecipeProgress, shrink_recipe
 from fuzzcompile.reduction.schedule import REPEATS, LostBug, Reduced, reduce_programs
 from fuzzcompile.reduction.scripts.sources import case_part
-from fuzzcompile.reduction.search import Budget, OutOfBudget, Progress, Questions, Tally, bisected
+from fuzzcompile.reduction.search import Budget, OutOfBudget, Progress, Questions, bisected
 from fuzzcompile.reduction.statements import reduce_text
 from fuzzcompile.reduction.writing import Written, case_source, model_lines
 

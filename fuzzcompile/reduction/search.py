@@ -8,26 +8,12 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from fuzzcompile.reduction.evaluating import Evaluation, evaluate
+from fuzzcompile.reduction.outcome import Probed, Tally
 from fuzzcompile.reduction.program import Program
 from fuzzcompile.reduction.writing import Written, model_lines, written
 
 # Secondary findings kept of one reduction: most of them are one bug in many sizes.
 _MOST_OTHERS = 8
-
-
-@dataclass(frozen=True)
-class Probed:
-    """The result of one probe of a candidate.
-
-    ``matches``: it shows the bug that the search is locked to. ``is_bug``: it shows some bug. ``compiles`` and
-    ``screens`` are what the probe took.
-    """
-
-    matches: bool
-    is_bug: bool
-    verdict: str
-    compiles: int = 1
-    screens: int = 0
 
 
 class Prober(Protocol):
@@ -67,30 +53,6 @@ class Progress:
     compiles: int
     screens: int
     improved: bool
-
-
-@dataclass
-class Tally:
-    """The cost of a search, its answers by digest, and the sources that show other bugs, by digest.
-
-    ``thorough``: the answers come from probes that refine verdicts as triage does.
-    """
-
-    compiles: int = 0
-    screens: int = 0
-    thorough: bool = False
-    answers: dict[str, bool] = field(default_factory=dict)
-    others: dict[str, str] = field(default_factory=dict)
-
-    def add(self, probed: Probed) -> None:
-        """Add the cost of a probe."""
-        self.compiles += probed.compiles
-        self.screens += probed.screens
-
-    @property
-    def tests(self) -> int:
-        """Compiles and screens together."""
-        return self.compiles + self.screens
 
 
 @dataclass

@@ -66,7 +66,7 @@ class Subject:
     def not_replayable(self) -> str | None:
         """Why there is nothing to run; None if there is."""
         if self.reproducer is None:
-            return f"it has no reproducer yet (next: fuzzcompile minimize {self.finding.public_id})"
+            return "it has no reproducer yet"
         if BUG not in self.reproducer.source:
             return "its script is the user's own, which does not say whether the bug shows"
         return None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Console
 from rich.table import Table
 
 from fuzzcompile.corpus import Finding
+from fuzzcompile.hints import command
 from fuzzcompile.replaying.engine import Result
 from fuzzcompile.replaying.record import Record, Records
 from fuzzcompile.replaying.status import Status
@@ -23,8 +24,8 @@ def line(result: Result, number: int, total: int) -> str:
     return f"{finding} on {public(replay.torch)}: {replay.status} ({agree}, {replay.seconds:.0f} s): {result.why}"
 
 
-def print_records(console: Console, records: Records) -> None:
-    """The table, the counts, and what to do next."""
+def print_records(console: Console, records: Records, corpus: str) -> None:
+    """The table, the counts, and what to do next; ``corpus`` is where the findings are stored."""
 
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -39,7 +40,7 @@ def print_records(console: Console, records: Records) -> None:
     for record in records.all:
         for note in record.notes if several or record.subject.not_replayable else ():
             say(f"{record.subject.finding.public_id}: {note}.")
-    for advice in list(_next(records)) or ["nothing: what was known still fails"]:
+    for advice in list(_next(records, corpus)) or ["nothing: what was known still fails"]:
         say(f"next: {advice}")
 
 
@@ -78,23 +79,27 @@ def _disagreement(runs: Sequence[str]) -> str:
     return ", ".join(f"{count} {status}" for status, count in Counter(runs).items())
 
 
-def _next(records: Records) -> Iterator[str]:
+def _next(records: Records, corpus: str) -> Iterator[str]:
     """One line for each kind of result that asks for something, with the findings it is about."""
     newest = records.versions[-1] if records.versions else ""
     back = [record for record in records.all if record.regressions]
     if back:
-        yield f"{_names(back)}: was fixed and is back; `fuzzcompile corpus show {_id(back[0])}`"
+        yield f"{_names(back)}: was fixed and is back; `{command('corpus', 'show', _id(back[0]), corpus=corpus)}`"
     fixed = [record for record in records.all if record.status(newest) == Status.FIXED and record not in back]
     unmarked = [record for record in fixed if _may_be_marked(record.subject.finding, newest)]
     if unmarked:
-        yield f"{_names(unmarked)}: fixed on {newest}; `fuzzcompile mark {_id(unmarked[0])} fixed` once you are sure"
+        mark = command("mark", _id(unmarked[0]), "fixed", corpus=corpus)
+        yield f"{_names(unmarked)}: fixed on {newest}; `{mark}` once you are sure"
     unreached = [record for record in records.all if not record.results and not record.subject.not_replayable]
     if unreached and records.builds:
-        yield f"not reached: `fuzzcompile replay {' '.join(f'--select {_id(record)}' for record in unreached)}`"
+        yield f"not reached: `{command('replay', select=tuple(map(_id, unreached)), corpus=corpus)}`"
+    bare = [record for record in records.all if record.subject.reproducer is None]
+    if bare:
+        yield f"{_names(bare)}: no reproducer yet; `{command('minimize', _id(bare[0]), corpus=corpus)}`"
     for status, advice in _ADVICE.items():
         concerned = [record for record in records.all if status in map(record.status, records.versions)]
         if concerned:
-            yield f"{_names(concerned)}: {status}; " + advice.format(id=_id(concerned[0]))
+            yield f"{_names(concerned)}: {status}; {advice(_id(concerned[0]), corpus)}"
 
 
 def _may_be_marked(finding: Finding, version: str) -> bool:
@@ -104,11 +109,15 @@ def _may_be_marked(finding: Finding, version: str) -> bool:
     )
 
 
-_ADVICE = {
-    Status.DIFFERENT: "`fuzzcompile corpus export {id} DIR` and run DIR/repro.py there: it may be another bug",
-    Status.FLAKY: "`fuzzcompile replay --select {id} --runs 10` shows how often",
-    Status.ERRORED: "`fuzzcompile corpus export {id} DIR` and run DIR/repro.py there to see the whole error",
-    Status.NOT_RUN: "run it where that device is",
+def _exported(name: str, corpus: str) -> str:
+    return f"`{command('corpus', 'export', name, name, corpus=corpus)}` and run {name}/repro.py there"
+
+
+_ADVICE: dict[Status, Callable[[str, str], str]] = {
+    Status.DIFFERENT: lambda name, corpus: f"{_exported(name, corpus)}: it may be another bug",
+    Status.FLAKY: lambda name, corpus: f"`{command('replay', select=name, runs=10, corpus=corpus)}` shows how often",
+    Status.ERRORED: lambda name, corpus: f"{_exported(name, corpus)} to see the whole error",
+    Status.NOT_RUN: lambda name, corpus: "run it where that device is",
 }
 
 

@@ -8,12 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fuzzcompile.contract import CauseJson, OutputJson
-from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.oracle.verdicts import VALUES, Verdict
 from fuzzcompile.privacy import one_line
 from fuzzcompile.reporting.facts import IssueFacts
 from fuzzcompile.severity import Severity
 
-VALUES = (Verdict.MISCOMPILE, Verdict.WRONG_GRADIENT, Verdict.NONFINITE, Verdict.PRECISION_LOSS)
 # How the judge names what the program has changed.
 _AFTERWARDS = " after the call"
 _ERROR = 90  # characters of an error's message in a title

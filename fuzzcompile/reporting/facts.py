@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fuzzcompile.contract import CauseJson, CulpritJson, OutputJson, ReportJson, ShownJson, told
+from fuzzcompile.hints import Named
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.reporting.program import expression_of, short
 from fuzzcompile.severity import Severity, severity
@@ -39,6 +40,7 @@ class IssueFacts:
         queries: what it asked for.
         mark: what a person said of the finding; None if nothing.
         umbrella: the group that it belongs to, and what a person said of that.
+        subject: how it is named on a command line.
     """
 
     report: ReportJson
@@ -54,6 +56,7 @@ class IssueFacts:
     queries: Sequence[str] = ()
     mark: Mark | None = None
     umbrella: Umbrella | None = None
+    subject: Named = field(default_factory=lambda: Named("FINDING"))
 
     @property
     def is_script(self) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from fuzzcompile.hints import Named, command
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.replaying.status import Status
 from fuzzcompile.replaying.versions import order, public
@@ -14,6 +15,8 @@ from fuzzcompile.reporting.wording import why_not
 
 # What these do shows without an attribution: an error, a crash or a hang needs no other proof.
 _EVIDENT = (Verdict.COMPILE_ERROR, Verdict.RUNTIME_ERROR, Verdict.CRASH, Verdict.TIMEOUT)
+
+_MORE_SECONDS = 900.0
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ def refusal_of(facts: IssueFacts) -> Refusal | None:
 
 def _refusals(facts: IssueFacts) -> Iterator[Refusal]:
     if not facts.is_bug:
-        yield Refusal(why_not(facts), "nothing does: `fuzzcompile triage` explains the verdict")
+        yield Refusal(why_not(facts), f"nothing does: `{_explained(facts.subject)}` explains the verdict")
         return
     yield from _marked(facts)
     yield from _of_umbrella(facts)
@@ -60,7 +63,7 @@ def _marked(facts: IssueFacts) -> Iterator[Refusal]:
     if mark.status in words:
         note = f" ({mark.note})" if mark.note else ""
         comment = "comment on that issue instead; " if mark.issue else ""
-        yield Refusal(words[mark.status] + note, f"{comment}if that is wrong, `fuzzcompile mark FINDING open`")
+        yield Refusal(words[mark.status] + note, f"{comment}if that is wrong, `{_reopened(facts.subject)}`")
 
 
 def _of_umbrella(facts: IssueFacts) -> Iterator[Refusal]:
@@ -76,7 +79,7 @@ def _of_umbrella(facts: IssueFacts) -> Iterator[Refusal]:
         note = f" ({umbrella.note})" if umbrella.note else ""
         yield Refusal(
             f"it belongs to the group {umbrella.name}, which is marked {umbrella.status}{note}",
-            f"if that is wrong, `fuzzcompile mark {umbrella.name} open`",
+            f"if that is wrong, `{_reopened(replace(facts.subject, name=umbrella.name))}`",
         )
 
 
@@ -88,7 +91,7 @@ def _fixed(facts: IssueFacts) -> Iterator[Refusal]:
     if facts.history.torch[newest] == Status.FIXED:
         yield Refusal(
             f"it is fixed in torch {newest}, the newest that was tried",
-            "nothing, unless it comes back: `fuzzcompile replay` says so",
+            f"nothing, unless it comes back: `{_replayed(facts.subject)}` says so",
         )
 
 
@@ -101,4 +104,21 @@ def _unproved(facts: IssueFacts) -> Iterator[Refusal]:
     else:
         name = culprit.get("rewrite") or culprit.get("pass") or culprit.get("family")
         reason = f"`{name}` is a suspect, not a proof: switching it off alone was not shown to repair the case"
-    yield Refusal(reason, "a proved culprit: `fuzzcompile bisect` looks further, with more time")
+    yield Refusal(reason, f"a proved culprit: `{_with_more_time(facts.subject)}` looks further, with more time")
+
+
+def _explained(subject: Named) -> str:
+    return subject.command("corpus", "show") if subject.is_finding else subject.command("triage")
+
+
+def _reopened(subject: Named) -> str:
+    return subject.command("mark", after=("open",))
+
+
+def _replayed(subject: Named) -> str:
+    return command("replay", published=subject.published, select=subject.name, corpus=subject.options.get("corpus"))
+
+
+def _with_more_time(subject: Named) -> str:
+    words = ("corpus", "refresh") if subject.is_finding else ("bisect",)
+    return subject.command(*words, timeout=_MORE_SECONDS)

@@ -11,9 +11,9 @@ from fuzzcompile.reporting import place, wording
 from fuzzcompile.reporting.facts import IssueFacts
 from fuzzcompile.reporting.filing import Refusal
 from fuzzcompile.reporting.program import case_part
-from fuzzcompile.reporting.proof import diff_of, workaround_with_cost
+from fuzzcompile.reporting.proof import diff_of, has_errors, shown_of, workaround_with_cost
 from fuzzcompile.reporting.rules import rules
-from fuzzcompile.reporting.tables import ablation_rows, as_run, error_rows, named
+from fuzzcompile.reporting.tables import ablation_rows, error_rows, is_measured, named
 from fuzzcompile.reporting.versions import versions
 from fuzzcompile.templating import environment
 
@@ -93,10 +93,11 @@ def _rendered(facts: IssueFacts, refusal: Refusal | None, shape: Shape) -> str:
             whole_output=scrub(output).strip(),
             ladder=list(_ladder(facts)),
             points=list(_points(facts)),
-            errors=errors,
+            errors=errors if any(is_measured(row) for row in errors) else [],
             left_out=left_out,
             culprits=list(_culprits(facts)),
             ablations=list(ablation_rows(facts)),
+            ablation_errors=has_errors(facts.report),
             diff=[scrub(line) for line in diff_of(facts.culprit)[:_MAX_DIFF]],
             kernel=_kernel(facts),
             log=log,
@@ -173,8 +174,8 @@ def _culprits(facts: IssueFacts) -> Iterator[str]:
     step = culprit.get("step")
     if step is not None:
         yield f"It moves the result by {step:.3g} of its size when its graph is run in float64."
-    yield f"Gone without it: {as_run(culprit.get('necessary'))}."
-    yield f"Stays with it alone: {as_run(culprit.get('sufficient'))}."
+    if shown := shown_of(culprit):
+        yield f"{shown[:1].upper()}{shown[1:]}."
     yield from (f"Also needed: {named(contributor)}." for contributor in facts.report.get("contributors") or ())
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from junitparser import Error, Failure, Skipped, TestCase
 
 from fuzzcompile.contract import ReportJson
+from fuzzcompile.hints import Named
 from fuzzcompile.reporting.told import stages_looked_at
 from fuzzcompile.reporting.verdict import advice, describe_culprit, meaning
 from fuzzcompile.reporting.xml import clean, document, result
@@ -53,6 +54,6 @@ def _failure(path: Path, report: ReportJson) -> str:
         f"culprit: {describe_culprit(culprit) if culprit else 'not attributed'}",
         f"signature: {report['signature']}",
         *stages_looked_at(report),
-        f"what to do: {advice(report, str(path))}",
+        f"what to do: {advice(report, Named(str(path), published=True))}",
     ]
     return "\n".join(filter(None, lines))

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from fuzzcompile.privacy import scrub
 from fuzzcompile.reporting.facts import IssueFacts
+from fuzzcompile.reporting.proof import plain_toggle
 from fuzzcompile.severity import Severity
 from fuzzcompile.stage_names import (
     CODEGEN,
@@ -136,17 +137,3 @@ def _proved(facts: IssueFacts) -> Iterator[str]:
     if contributors := facts.report.get("contributors"):
         names = ", ".join(f"`{entry.get('rewrite') or entry.get('family')}`" for entry in contributors)
         yield f"the bug also needs {names}"
-
-
-def plain_toggle(toggle: str) -> str:
-    """A changed setting in words that need no explanation."""
-    text = scrub(toggle).replace(" (graphs interpreted)", ", graphs run without generated code")
-    words = (
-        (r"^veto (.+?)(, graphs run .*)?$", r"`\1` off\2"),
-        (r"^only (.+?)(, graphs run .*)?$", r"only `\1` on\2"),
-        (r"^decomposition of (\S+) off$", r"`\1` not decomposed"),
-    )
-    for pattern, plain in words:
-        if re.match(pattern, text):
-            return re.sub(pattern, plain, text)
-    return f"`{text}`" if re.search(r"[=(]", text) else text

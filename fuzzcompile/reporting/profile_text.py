@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fuzzcompile.contract import AttentionCallJson, LayerJson, ProfileJson, ReportJson
+from fuzzcompile.hints import Named
 from fuzzcompile.reporting import verdict as triaged
 from fuzzcompile.reporting.circumstances import several
 from fuzzcompile.reporting.proof import figure
@@ -44,13 +45,13 @@ _COLUMNS = {
 }
 
 
-def print_profile(console: Console, profile: ProfileJson, *, name: str = "CASE", proof: bool = False) -> None:
+def print_profile(console: Console, profile: ProfileJson, *, name: str | Named = "CASE", proof: bool = False) -> None:
     """Print a profile.
 
     Args:
         console: where to print.
         profile: what ``profile --json`` prints.
-        name: what to type for the case, with its ``--module`` last if it has one.
+        name: how the case is named on a command line.
         proof: also print the proof of the culprit that the triage of the layer names.
     """
 
@@ -82,14 +83,15 @@ def is_outside(profile: ProfileJson) -> bool:
     return profile["verdict"] == "jump" and profile.get("layer") is None
 
 
-def advice(profile: ProfileJson, name: str) -> str:
-    """What to do about the profile; ``name`` is what to type for the case."""
+def advice(profile: ProfileJson, name: str | Named) -> str:
+    """What to do about the profile; ``name`` is how the case is named on a command line."""
+    subject = Named.of(name)
     if profile["verdict"] == "jump":
-        return _about_jump(profile, name)
+        return _about_jump(profile, subject)
     if profile["verdict"] == "unstable_reference":
         return (
             "compare something better conditioned: trained weights, real inputs, or float64 on both sides "
-            f"(`fuzzcompile profile {name} --against float64` shows which layer loses the digits)"
+            f"(`{subject.command('profile', against='float64')}` shows which layer loses the digits)"
         )
     if profile["verdict"] == "equal":
         return "nothing: the values are the same"
@@ -105,52 +107,57 @@ def _of_program(profile: ProfileJson) -> list[LayerJson]:
     return [layer for layer in profile.get("layers", []) if layer.get("kind") == "program"]
 
 
-def _about_jump(profile: ProfileJson, name: str) -> str:
-    for judged in triages(profile, name):
+def _about_jump(profile: ProfileJson, subject: Named) -> str:
+    for judged in triages(profile, subject):
         if judged.report["is_bug"]:
             return triaged.advice(judged.report, judged.name)
-    return _deeper(profile, name)
+    return _deeper(profile, subject)
 
 
-def _deeper(profile: ProfileJson, name: str) -> str:
+def _deeper(profile: ProfileJson, subject: Named) -> str:
     """How to see more of a jump: operators if nothing is compiled, parts of the layer otherwise."""
     against, layer = profile["against"], profile.get("layer")
-    command = f"fuzzcompile profile {name} --against {against}"
+
+    def command(*, depth: int | None = None, ops: bool = False) -> str:
+        return subject.command("profile", against=against, depth=depth, ops=ops)
+
     if layer is not None and _OPERATOR in layer:
         return f"compare {layer} alone on both sides, on the inputs that it gets there"
     if against.endswith(".safetensors"):
-        return f"look deeper: record again with a larger --depth or --ops, and `{command}` with the same"
+        return f"look deeper: record again with a larger --depth or --ops, and `{command()}` with the same"
     if not against.startswith(_COMPILED) and not profile["reference"].startswith(_COMPILED):
-        return f"look deeper: `{command} --ops` shows which operator makes the error"
+        return f"look deeper: `{command(ops=True)}` shows which operator makes the error"
     if layer is None or layer.startswith("("):  # no module: parameters that no layer holds
-        return f"look deeper: `{command} --depth 3` looks at more layers"
-    part = _typed(name, layer)
-    return f"look into {layer}: `fuzzcompile profile {part} --against {against} --depth 2` shows which part of it"
+        return f"look deeper: `{command(depth=3)}` looks at more layers"
+    line = _part(subject, layer).command("profile", against=against, depth=2)
+    return f"look into {layer}: `{line}` shows which part of it"
 
 
-def _typed(name: str, layer: str) -> str:
-    """What to type for a layer of the case."""
+def _part(subject: Named, layer: str) -> Named:
+    """A layer of the case."""
     module = layer.partition("#")[0].partition(" (")[0]  # without the number of a call, or "(gradient)"
-    return f"{name}.{module}" if " --module " in name else f"{name} --module {module}"
+    outer = subject.options.get("module")
+    return subject.with_options(module=f"{outer}.{module}" if outer else module)
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A report of ``triage`` within a profile: what was judged, and what to type for it."""
+    """A report of ``triage`` within a profile: what was judged, and how it is named."""
 
     what: str
-    name: str
+    name: Named
     report: ReportJson
 
 
-def triages(profile: ProfileJson, name: str) -> list[Judged]:
-    """The reports of ``triage`` that the profile holds; ``name`` is what to type for the case."""
+def triages(profile: ProfileJson, name: str | Named) -> list[Judged]:
+    """The reports of ``triage`` that the profile holds; ``name`` is how the case is named on a command line."""
+    subject = Named.of(name)
     layer, of_layer, of_whole = profile.get("layer") or "", profile.get("triage"), profile.get("triage_whole")
     judged = []
     if of_layer:
-        judged.append(Judged(f"{layer} alone, on its own inputs", _typed(name, layer), of_layer))
+        judged.append(Judged(f"{layer} alone, on its own inputs", _part(subject, layer), of_layer))
     if of_whole:
-        judged.append(Judged("the whole program", name, of_whole))
+        judged.append(Judged("the whole program", subject, of_whole))
     return judged
 
 

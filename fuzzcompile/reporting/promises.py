@@ -51,7 +51,7 @@ def contract_advice(report: ReportJson) -> str:
     """What to do about a broken promise: no reducer keeps bits."""
     return (
         "report it with the case, the settings above, and the operator and kernel named "
-        f"(torch {report['torch']}); `fuzzcompile minimize` reduces wrong values only"
+        f"(torch {report['torch']}); minimizing keeps wrong values, not wrong bits"
     )
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fuzzcompile.contract import CulpritJson, ReportJson, told
+from fuzzcompile.oracle.verdicts import VALUES
+from fuzzcompile.privacy import scrub
 
 _NAMED = 4  # nodes named of each line of the program
 _SHORT = 40  # characters of an item of a list that stands on one line
@@ -34,7 +37,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class Tried:
-    """One line of the ablation table."""
+    """One line of the ablation table; ``toggle`` is in words, with code between backticks."""
 
     toggle: str
     repairs: bool
@@ -99,11 +102,43 @@ def diff_of(culprit: CulpritJson | None) -> list[str]:
     return str((culprit or {}).get("details", {}).get("diff") or "").splitlines()
 
 
+def plain_toggle(toggle: str) -> str:
+    """A changed setting in words that need no explanation."""
+    text = scrub(toggle).replace(" (graphs interpreted)", ", graphs run without generated code")
+    words = (
+        (r"^veto (.+?)(, graphs run .*)?$", r"`\1` off\2"),
+        (r"^only (.+?)(, graphs run .*)?$", r"only `\1` on\2"),
+        (r"^decomposition of (\S+) off$", r"`\1` not decomposed"),
+    )
+    for pattern, plain in words:
+        if re.match(pattern, text):
+            return re.sub(pattern, plain, text)
+    return f"`{text}`" if re.search(r"[=(]", text) else text
+
+
+def shown_of(culprit: CulpritJson) -> str:
+    """What was shown of a culprit by compiling without it, and with every other optional rewrite off; may be empty."""
+    parts = []
+    if culprit.get("necessary") is not None:
+        siblings = culprit.get("siblings")
+        alike = f" and {', '.join(siblings)}, which takes its place" if siblings else ""
+        parts.append(f"the bug {'is gone' if culprit['necessary'] else 'stays'} without it{alike}")
+    if culprit.get("sufficient") is not None:
+        parts.append(f"{'it alone shows the bug' if culprit['sufficient'] else 'it alone does not show the bug'}")
+    return "; ".join(parts)
+
+
+def has_errors(report: ReportJson) -> bool:
+    """Whether the errors that ablations left mean anything: of a wrong stride or an exception they say nothing."""
+    left = (entry.get("error") or entry.get("non_finite") for entry in report.get("ablations") or ())
+    return report["verdict"] in VALUES and any(left)
+
+
 def tried(report: ReportJson) -> list[Tried]:
     """The ablation table."""
     return [
         Tried(
-            str(entry["toggle"]),
+            plain_toggle(str(entry["toggle"])),
             bool(entry["repairs"]),
             str(entry.get("non_finite") or "-") if (error := entry.get("error")) is None else figure(error),
         )

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fuzzcompile.contract import CulpritJson, ReportJson
-from fuzzcompile.reporting.proof import diff_of, facts_of, matched, step_of, tried
+from fuzzcompile.reporting.proof import diff_of, facts_of, has_errors, matched, step_of, tried
 
 _MATCHED = 6  # lines of the program shown
 _LINES = 30  # lines of a diff or a kernel shown
@@ -34,10 +34,13 @@ def ablation_table(report: ReportJson) -> Table:
     """Each ablation, and whether it removed the divergence."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("  tried", overflow="fold")
-    table.add_column("repairs it", no_wrap=True)
-    table.add_column("error", justify="right", no_wrap=True)
+    table.add_column("bug gone", no_wrap=True)
+    with_errors = has_errors(report)
+    if with_errors:
+        table.add_column("error left", justify="right", no_wrap=True)
     for row in tried(report):
-        table.add_row(Text(f"  {row.toggle}"), "yes" if row.repairs else "no", row.error)
+        errors = [row.error] if with_errors else []
+        table.add_row(Text(f"  {row.toggle.replace('`', '')}"), "yes" if row.repairs else "no", *errors)
     return table
 
 

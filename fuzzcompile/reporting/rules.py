@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from fuzzcompile.hints import Named
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.reporting.facts import IssueFacts
 from fuzzcompile.reporting.program import case_part
@@ -111,15 +112,21 @@ def _always(facts: IssueFacts) -> Iterator[Rule]:
     tried, rungs = len(facts.report.get("ablations") or ()), len(facts.shown.get("ladder") or ())
     parts = [f"{tried} settings tried"] if tried else []
     parts += [f"{rungs} backends tried"] if rungs else []
-    yield Rule("Ablation", bool(parts), ", ".join(parts) or "none was run", "`fuzzcompile corpus refresh` runs them")
+    yield Rule(
+        "Ablation", bool(parts), ", ".join(parts) or "none was run", f"`{_judged_again(facts.subject)}` runs them"
+    )
     yield Rule(
         "Minimal reproducer",
         bool(facts.reproducer and facts.confirmed),
         _reproducer(facts),
-        "`fuzzcompile minimize` makes one and confirms it in a clean process",
+        f"`{facts.subject.command('minimize')}` makes one and confirms it in a clean process",
     )
     searched = f"on {facts.searched}: {len(facts.related)} related" if facts.searched else "by hand, before filing"
     yield Rule("Existing issues and pull requests searched", bool(facts.searched) or None, searched)
+
+
+def _judged_again(subject: Named) -> str:
+    return subject.command("corpus", "refresh") if subject.is_finding else subject.command("triage")
 
 
 def _random_state(facts: IssueFacts) -> Rule:

@@ -93,7 +93,7 @@ def _rule(name: str, report: ReportJson) -> Json:
     return {
         "id": name,
         "shortDescription": {"text": f"torch.compile is wrong: {says}."},
-        "help": {"text": "`fuzzcompile triage CASE` gives the proof, `fuzzcompile minimize CASE` a reproducer."},
+        "help": {"text": "fuzzcompile triage gives the proof of a file, fuzzcompile minimize its reproducer."},
         "properties": {"tags": ["torch.compile", stage]},
     }
 

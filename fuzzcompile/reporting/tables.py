@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from fuzzcompile.contract import CulpritJson, OutputJson
 from fuzzcompile.privacy import one_line
 from fuzzcompile.reporting.facts import IssueFacts
-from fuzzcompile.reporting.place import plain_toggle
+from fuzzcompile.reporting.proof import plain_toggle
 
 _MAX_ROWS = 12
-_METADATA = ("dtype", "shape", "stride", "alias", "missing", "integer")
+_LAYOUTS = ("dtype", "shape", "stride")
+_METADATA = (*_LAYOUTS, "alias", "missing", "integer")
+_NOTHING = "–"
 _ERRORS = ("max_abs_error_eager", "max_abs_error_compiled", "error_ratio", "noise_floor")
 
 
 def error_rows(facts: IssueFacts) -> tuple[list[dict[str, str]], int]:
     """The table of outputs, wrong ones first, as text; and how many outputs it leaves out."""
     return list(_errors(facts)), max(0, len(facts.outputs) - _MAX_ROWS)
+
+
+def is_measured(row: Mapping[str, str]) -> bool:
+    """Whether a row of the table of outputs has an error."""
+    return any(row[key] != _NOTHING for key in _ERRORS)
 
 
 def figure(entry: OutputJson, key: str) -> str:
@@ -28,7 +35,7 @@ def figure(entry: OutputJson, key: str) -> str:
         return f"{value:.3g}"
     if key.endswith("_error_compiled") and entry.get("non_finite"):
         return str(entry["non_finite"])
-    return "–"
+    return _NOTHING
 
 
 def as_run(answer: bool | None) -> str:
@@ -49,19 +56,20 @@ def ablation_rows(facts: IssueFacts) -> Iterator[dict[str, str]]:
         yield {
             "toggle": plain_toggle(str(entry.get("toggle"))),
             "repairs": "yes" if entry.get("repairs") else "no",
-            "error": str(entry.get("non_finite") or "–") if error is None else f"{error:.3g}",
+            "error": str(entry.get("non_finite") or _NOTHING) if error is None else f"{error:.3g}",
         }
 
 
 def _errors(facts: IssueFacts) -> Iterator[dict[str, str]]:
     wrong = facts.wrong
     for entry in [*wrong, *(output for output in facts.outputs if output not in wrong)][:_MAX_ROWS]:
-        # Where dtype, shape or presence differ, no distance was measured.
-        bare = entry.get("finding") in _METADATA and not entry.get("max_abs_error_compiled")
-        row = {key: "–" if bare else figure(entry, key) for key in _ERRORS}
+        # Where dtype, shape or presence differ, no distance was measured; of another layout it says nothing.
+        finding = entry.get("finding")
+        bare = finding in _LAYOUTS or (finding in _METADATA and not entry.get("max_abs_error_compiled"))
+        row = {key: _NOTHING if bare else figure(entry, key) for key in _ERRORS}
         within = None if bare else entry.get("within_default_tolerance")
-        row["tolerance"] = "–" if within is None else "pass" if within else "fail"
+        row["tolerance"] = _NOTHING if within is None else "pass" if within else "fail"
         row["name"] = str(entry.get("name"))
         detail = one_line(str(entry.get("detail") or ""), 100)
-        row["finding"] = " ".join(part for part in (str(entry.get("finding") or "–"), detail) if part)
+        row["finding"] = " ".join(part for part in (str(entry.get("finding") or _NOTHING), detail) if part)
         yield row

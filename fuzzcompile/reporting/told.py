@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from fuzzcompile.contract import ReportJson, told
+from fuzzcompile.hints import Named
 from fuzzcompile.stage_names import CODEGEN, LOWERING, SCHEDULER
 
 _NOT_LOOKED_AT = "not looked at"
@@ -34,12 +35,12 @@ def meaning_for(report: ReportJson, plain: str) -> str:
     return f"{what}, applied for {target}, changes the meaning in float64"
 
 
-def advice_for(report: ReportJson, name: str) -> str:
-    """What to do about a bug for a target; ``name`` is what to type for the case."""
-    target = told(report)
+def advice_for(report: ReportJson, name: str | Named) -> str:
+    """What to do about a bug for a target; ``name`` is how the case is named on a command line."""
+    subject = Named.of(name).with_options(device=None, target=told(report))
     return (
-        f"confirm it on a GPU: `fuzzcompile minimize {name} --target {target}` makes the reproducer to run there, "
-        f"`fuzzcompile issue {name} --target {target}` the draft"
+        f"confirm it on a GPU: `{subject.command('minimize')}` makes the reproducer to run there, "
+        f"`{subject.command('issue')}` the draft"
     )
 
 

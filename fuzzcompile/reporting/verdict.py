@@ -8,9 +8,10 @@ from rich.console import Console
 from rich.table import Table
 
 from fuzzcompile.contract import CulpritJson, OutputJson, ReportJson, told
+from fuzzcompile.hints import Named
 from fuzzcompile.reporting.circumstances import circumstances, several
 from fuzzcompile.reporting.promises import broken_promise, contract_advice, contract_meaning, promise_lines
-from fuzzcompile.reporting.proof import figure, workaround_of, workaround_with_cost
+from fuzzcompile.reporting.proof import figure, shown_of, workaround_of, workaround_with_cost
 from fuzzcompile.reporting.proof_text import ablation_table, proof_lines
 from fuzzcompile.reporting.told import advice_for, meaning_for
 
@@ -51,6 +52,8 @@ _ROWS = 12  # outputs shown
 _PLACES = 3  # outputs whose values are shown
 # What differs is not a value: the table has no numbers for these.
 _NO_VALUES = ("dtype", "shape", "stride", "missing", "alias")
+# Bugs of something else than values: rounding beside them says nothing.
+_NOT_OF_VALUES = ("metadata", "aliasing", "compile_error", "runtime_error", "accepts_invalid", "crash", "timeout")
 _AS_FAR = 1.05  # ratio of errors below which compiled counts as no farther than eager
 
 
@@ -61,7 +64,7 @@ def report_console() -> Console:
 
 
 def print_report(
-    console: Console, report: ReportJson, *, proof: bool = False, name: str = "CASE", known: bool = False
+    console: Console, report: ReportJson, *, proof: bool = False, name: str | Named = "CASE", known: bool = False
 ) -> None:
     """Print a report.
 
@@ -69,7 +72,7 @@ def print_report(
         console: where to print.
         report: what triage says.
         proof: also print the proof of the culprit: the graph before and after it, and the ablations.
-        name: what to type for the case.
+        name: how the case is named on a command line.
         known: whether the baseline lists this bug.
     """
 
@@ -84,7 +87,7 @@ def print_report(
         say(f"  {report['detail']}")
     outputs = report["evidence"]["outputs"]
     differing = [output for output in outputs if output.get("finding") != "same"]
-    if any(output["finding"] not in _NO_VALUES for output in differing):
+    if report["verdict"] not in _NOT_OF_VALUES and any(output["finding"] not in _NO_VALUES for output in differing):
         console.print(_table(differing))
         if len(differing) > _ROWS:
             say(f"  and {len(differing) - _ROWS} more outputs that differ (--json has all)")
@@ -114,8 +117,8 @@ def meaning(report: ReportJson) -> str:
     return text if against == "eager" else f"{text} (compared with {against})"
 
 
-def advice(report: ReportJson, name: str) -> str:
-    """What to do about the report; ``name`` is what to type for the case."""
+def advice(report: ReportJson, name: str | Named) -> str:
+    """What to do about the report; ``name`` is how the case is named on a command line."""
     verdict = report["verdict"]
     if not report["is_bug"] and told(report) is not None and verdict in ("equal", "rounding"):
         return "nothing: of what was looked at, nothing is wrong"
@@ -133,10 +136,18 @@ def advice(report: ReportJson, name: str) -> str:
     until = f"; until it is fixed, use {workaround}" if workaround else ""
     again = _RUN_AGAIN.get(verdict, "")
     doubt = "check it first, confidence is low; " if report.get("confidence") == "low" and not again else ""
-    return (
-        f"{doubt}{again}report it: `fuzzcompile minimize {name}` makes the reproducer, "
-        f"`fuzzcompile issue {name}` the draft{until}"
-    )
+    return f"{doubt}{again}report it: {_reporting(Named.of(name))}{until}"
+
+
+def _reporting(subject: Named) -> str:
+    """The commands that lead to an issue."""
+    if not subject.is_taken_whole_by("minimize"):
+        whole = subject.command("minimize")
+        return (
+            f"`{subject.command('bisect')}` shows the proof, and `{whole}` makes a reproducer if the bug shows in the "
+            "whole program too"
+        )
+    return f"`{subject.command('minimize')}` makes the reproducer, `{subject.command('issue')}` the draft"
 
 
 def name_of(culprit: CulpritJson | None) -> str:
@@ -157,13 +168,8 @@ def describe_culprit(culprit: CulpritJson) -> str:
         parts.append(f"{culprit['source']}:{culprit['line']}")
     if culprit["site"]:
         parts.append(f"at {culprit['site']}")
-    if culprit["necessary"] is not None:
-        siblings = culprit.get("siblings")
-        together = f" (with {', '.join(siblings)}, which takes its place)" if siblings else ""
-        parts.append(f"necessary: {str(culprit['necessary']).lower()}{together}")
-    if culprit["sufficient"] is not None:
-        parts.append(f"sufficient: {str(culprit['sufficient']).lower()}")
-    return ", ".join(parts)
+    shown = shown_of(culprit)
+    return f"{', '.join(parts)}{f': {shown}' if shown else ''}"
 
 
 # -- what to do -----------------------------------------------------------------------------------

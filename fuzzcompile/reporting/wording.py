@@ -7,10 +7,9 @@ import re
 from collections.abc import Iterator
 
 from fuzzcompile.contract import OutputJson
-from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.oracle.verdicts import VALUES, Verdict
 from fuzzcompile.privacy import one_line
 from fuzzcompile.reporting.effects import (
-    VALUES,
     condition_of,
     effect_of,
     error_in,

@@ -15,7 +15,7 @@ from fuzzcompile.execution.observation import Failure, Observation
 from fuzzcompile.execution.runs import time_calls
 from fuzzcompile.execution.seeds import Kept
 from fuzzcompile.execution.worker import say
-from fuzzcompile.oracle.judgement import Judgement
+from fuzzcompile.oracle.judgement import Judgement, same_bits
 from fuzzcompile.tolerances import Tolerances
 from fuzzcompile.trials.against import BASELINES
 from fuzzcompile.trials.baselines import Baseline, check_baseline
@@ -100,6 +100,11 @@ class Experiments:
     def again(self) -> Observation:
         """A second eager run: the same bits, if eager is deterministic."""
         return self._judge.again
+
+    @functools.cached_property
+    def deterministic(self) -> bool:
+        """Whether eager gives the same bits twice, or raises."""
+        return bool(self.runs.eager.failure) or same_bits(self.runs.eager, self.again)
 
     def run_eager(self) -> None:
         """Make every run that needs no compiler."""

@@ -135,7 +135,15 @@ class Runs:
         program = build(self.case, self.device)
         kept = Kept(self.case, program, self.device)
         observations = observe_seeds(self.case, program, program.model, kept, seeds)
-        return [streams.sampled(observation) for observation in observations if not observation.failure]
+        return [self.sampled(observation) for observation in observations if not observation.failure]
+
+    def sampled(self, observation: Observation) -> streams.Run:
+        """A run summarised for comparisons by distribution; what may be rounding alone counts as zero."""
+        return streams.sampled(observation, self._floors)
+
+    @functools.cached_property
+    def _floors(self) -> dict[str, float]:
+        return streams.floors_of(self.eager, self.noisy(NOISE_RUNS))
 
     # -- each run, made once ----------------------------------------------------------------------
 

@@ -50,7 +50,7 @@ def judge_samples(
         if observation.failure and len(eager) == streams.SEEDS:
             return judge.judge(observation), ()
         if not observation.failure:
-            samples.append(streams.sampled(observation))
+            samples.append(judge.runs.sampled(observation))
     names = streams.varying(eager)
     if min(len(eager), len(samples)) < streams.FEWEST:
         return Judgement(Verdict.UNSTABLE, detail="random, and fails under most seeds", confidence="low"), names
@@ -65,7 +65,7 @@ def _confirmed(
     differences: list[streams.Difference], judge: Judge, seeded_again: Iterable[Observation]
 ) -> list[streams.Difference]:
     """The differences in values that other seeds show to differ as well."""
-    again = [streams.sampled(observation) for observation in seeded_again if not observation.failure]
+    again = [judge.runs.sampled(observation) for observation in seeded_again if not observation.failure]
     names = {difference.name for difference in streams.differences(judge.runs.more_eager_samples, again)}
     return [difference for difference in differences if difference.name in names]
 

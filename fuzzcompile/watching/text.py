@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Iterator
 from typing import cast
@@ -11,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fuzzcompile.contract import ReportJson
+from fuzzcompile.hints import command
 from fuzzcompile.reporting.proof import figure
 from fuzzcompile.reporting.verdict import print_report
 from fuzzcompile.watching.judging import wrong_by_value
@@ -136,11 +136,11 @@ def _found(summary: Summary) -> Iterator[str]:
 def advice(summary: Summary) -> Iterator[str]:
     """What to do next."""
     if summary.case is not None:
-        case = shlex.quote(str(summary.case))
-        yield f"Next: fuzzcompile triage {case}; fuzzcompile minimize {case}"
+        yield f"Next: {command('triage', summary.case)}; {command('minimize', summary.case)}"
     elif summary.unexplained:
         step = summary.unexplained[0].step
-        yield f"Next: fuzzcompile watch {summary.script} --every {step} --steps {step}, with more time (--timeout)."
+        again = command("watch", summary.script, every=step, steps=step)
+        yield f"Next, with more time (--timeout) and the script's arguments: {again}"
     elif not summary.job.calls:
         yield "Next: call torch.compile in this process, before the first step; or wrap a step with fuzzcompile.watch."
     elif not summary.job.sampled and not summary.job.skipped:

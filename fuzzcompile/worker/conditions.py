@@ -42,6 +42,12 @@ class Conditions:
     limits: Limits = field(default_factory=Limits)
     target: str | None = None
 
+    def options(self) -> dict[str, object]:
+        """The options of the command line that ask for the same, for :func:`fuzzcompile.hints.command`."""
+        device = "auto" if self.target is not None else self.device
+        limits = {"timeout": self.limits.seconds, "max_memory": self.limits.memory / 2**30}
+        return {"device": device, "target": self.target, "veto": self.vetoes, "plant": self.plants, **limits}
+
 
 def running_device(device: str, target: str | None) -> str:
     """The device on which cases run, of those that the user named: for a target, the CPU.
@@ -92,6 +98,13 @@ class Question:
     math_only: bool = False
     contract: Contract = "values"
     error_maps: bool = False
+
+    def options(self) -> dict[str, object]:
+        """The options of the command line that ask the same of the case, for :func:`fuzzcompile.hints.command`."""
+        other = {"against": self.against, "contract": self.contract}
+        default = {"against": "eager", "contract": "values"}
+        changed = {name: value for name, value in other.items() if value != default[name]}
+        return {"call": self.call, "module": self.module, "math_only": self.math_only, **changed}
 
     def __post_init__(self) -> None:
         if self.contract == "bitwise" and self.against != "eager":

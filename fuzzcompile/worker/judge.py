@@ -50,6 +50,7 @@ _LOADING = {
     "call": "receiving the call",
 }
 _SHORT_COLLECTIONS = 32
+_took: list[float] = []  # seconds of processor time that the latest case took, if nothing was collected since
 
 
 def prepare(setup: WorkerSetup) -> None:
@@ -81,21 +82,22 @@ def calm_collector() -> None:
     """Exempt everything loaded so far from garbage collection, and collect little while a case is judged.
 
     The compiler allocates millions of objects; scanning torch's own again and again takes a tenth of the time.
-    :func:`judge_file` collects what each case leaves.
+    :func:`judge_file` collects what the case before left.
     """
     gc.freeze()  # what is garbage by now (some 20,000 of 700,000 objects) would take 0.4 s to find
     gc.set_threshold(100_000, 50, 100)
     gc.enable()
 
 
-def _collect_garbage(seconds: float) -> None:
-    """Collect after a case that took so many ``seconds``.
+def _collect_garbage() -> None:
+    """Collect what the case before this one has left: its answer need not wait for that.
 
     The compiler's caches grow, so each full collection takes longer than the last. After a short case only the young
     generations are scanned, unless the last full collection was long ago.
     """
-    full = seconds > _LONG or gc.get_count()[2] >= _SHORT_COLLECTIONS
-    gc.collect(2 if full else 1)
+    if _took:
+        full = _took.pop() > _LONG or gc.get_count()[2] >= _SHORT_COLLECTIONS
+        gc.collect(2 if full else 1)
 
 
 def judge_file(task: JudgeTask) -> Judged:
@@ -105,6 +107,7 @@ def judge_file(task: JudgeTask) -> Judged:
         CaseError: the file is not a case, or the case cannot be run.
         EnvironmentUnfit: the case needs more than ``task.memory``, or the ledger cannot be written.
     """
+    _collect_garbage()
     device = torch.device(current_device())
     progress = Progress(task)
     try:
@@ -120,8 +123,8 @@ def judge_file(task: JudgeTask) -> Judged:
 
 
 def _judged(progress: Progress, device: torch.device) -> Judged:
-    start, task = time.monotonic(), progress.task
-    deadline = None if task.seconds is None else start + task.seconds
+    worked, task = time.process_time(), progress.task
+    deadline = None if task.seconds is None else time.monotonic() + task.seconds
     file = progress.file = read_case_file(Path(task.path))
     say(_LOADING[file.kind])
     # Outside of the block, so that the modules that a call imports are there for the next one.
@@ -130,7 +133,7 @@ def _judged(progress: Progress, device: torch.device) -> Judged:
         case = load(file, device, call=task.call, module=task.module) if called is None else called.case()
         restore_streams()  # the script may have closed them, and the compiler writes to them
         report = judge_case(case, progress, device, deadline)
-    _collect_garbage(time.monotonic() - start)
+    _took[:] = [time.process_time() - worked]
     answer = progress.answer(report)
     machine = describe(device, told(answer)) if task.describe else None
     return Judged(answer, report.coverage, report.screened, machine)

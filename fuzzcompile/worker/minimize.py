@@ -19,18 +19,19 @@ from fuzzcompile.generation import Profile
 from fuzzcompile.judging.probe import Keep, Target, probe
 from fuzzcompile.judging.triage import triage
 from fuzzcompile.oracle.verdicts import Verdict
-from fuzzcompile.reduction.jobs import Capture, Job, Outcome
+from fuzzcompile.reduction.jobs import Capture, Job
 from fuzzcompile.reduction.minimize import minimize as reduce_case
+from fuzzcompile.reduction.outcome import Probed
 from fuzzcompile.reduction.program import Program
-from fuzzcompile.reduction.search import Budget, Probed
+from fuzzcompile.reduction.search import Budget
 from fuzzcompile.reduction.writing import Written
 from fuzzcompile.worker.capturing import programs_of, written_out
 from fuzzcompile.worker.causes import with_cause
 from fuzzcompile.worker.isolation import isolated
+from fuzzcompile.worker.reductions import Minimized, MinimizeTask
 
 # Compiling a candidate of one of these would take this worker down too.
 _LOST = (Verdict.CRASH, Verdict.TIMEOUT)
-_MAX_OTHERS = 4
 # Words in sources whose graphs may be compiled with dynamic shapes.
 _RESIZED = re.compile(r"\b(DYNAMIC|CALLS|dynamic|mark_dynamic)\b")
 
@@ -44,62 +45,6 @@ class ProbeTask:
     screen: bool
     thorough: bool = False
     vetoes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class MinimizeTask:
-    """A finding to minimize.
-
-    Attributes:
-        source: the case.
-        report: the report on it; its signature is the one to keep.
-        choices: the recipe of a generated case.
-        profile: the generator's profile under which ``choices`` were drawn.
-        seconds: time for the search, not for the confirmation after it.
-        tests: compiles and screens that the search may use.
-        vetoes: rewrites to refuse.
-    """
-
-    source: str
-    report: ReportJson
-    choices: bytes | None
-    profile: Profile
-    seconds: float
-    tests: int = 100
-    vetoes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Minimized(Outcome):
-    """The outcome of reducing ``original``; of ``others``, a few."""
-
-    report: ReportJson
-    original: str = ""
-
-    @classmethod
-    def of(cls, outcome: Outcome, original: str) -> Minimized:
-        """The outcome of reducing ``original``."""
-        return cls(**{**vars(outcome), "others": outcome.others[:_MAX_OTHERS], "original": original})
-
-    @property
-    def lines_before(self) -> int:
-        """Lines of the original."""
-        return len(self.original.splitlines())
-
-    @property
-    def lines_after(self) -> int:
-        """Lines of the reproducer."""
-        return len(self.reproducer.splitlines())
-
-    @property
-    def tests(self) -> int:
-        """Compiles and screens that the search took."""
-        return self.tally.tests
-
-    @property
-    def other_sources(self) -> tuple[str, ...]:
-        """The sources of all candidates that failed in another way: secondary findings, to be judged."""
-        return tuple(self.tally.others.values())
 
 
 def minimize(task: MinimizeTask) -> Minimized:
@@ -185,7 +130,8 @@ def judge_source(source: str, vetoes: tuple[str, ...] = (), causes: tuple[str, .
     device = torch.device(current_device())
     with written_out(Written(source, {})) as path, isolated():
         case = load(path, device)
-        report = with_cause(triage(case, device, vetoes=vetoes), case, device, vetoes=vetoes, known=causes)
+        triaged = triage(case, device, vetoes=vetoes, error_maps=True)
+        report = with_cause(triaged, case, device, vetoes=vetoes, known=causes)
         return cast(ReportJson, report.to_json())
 
 

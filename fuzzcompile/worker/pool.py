@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 from fuzzcompile.compiler.kernel_cache import shared_kernel_cache
+from fuzzcompile.execution.named import installed_torch
 from fuzzcompile.execution.pool import WorkerPool, WorkerState
 from fuzzcompile.worker.conditions import Conditions
 from fuzzcompile.worker.start import start
@@ -17,6 +19,9 @@ ATTRIBUTION_SHARE = 0.6
 LEAST_THREADS = 2
 # Compiled libraries stay loaded and dynamo keeps its traces, so a worker is replaced after this many tasks.
 _TASKS_PER_WORKER = 150
+# By default, a thread that has done its part of an operator keeps its processor busy until the others have done theirs.
+# Where anything else wants a processor (a compiler, another worker), small operators take 20 times as long (measured).
+_WAITING = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
 
 
 def available_cpus() -> int:
@@ -24,8 +29,17 @@ def available_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def may_have_gpu() -> bool:
+    """Whether torch might find a GPU, without importing it: no build for the CPU does, nor one without a device."""
+    devices = Path("/dev")
+    shown = any(any(devices.glob(name)) for name in ("nvidia[0-9]*", "kfd", "dxg")) or not devices.is_dir()
+    return shown and not installed_torch().endswith("+cpu")
+
+
 def default_workers(device: str) -> int:
     """One worker per processor up to four on the CPU; two per GPU, so that one runs while one compiles."""
+    if device == "cpu" or not may_have_gpu():
+        return max(1, min(4, available_cpus()))
     from fuzzcompile.execution.device import assign, resolve
 
     if resolve(device).type == "cuda":
@@ -60,6 +74,6 @@ def open_pool(
         initializer=start,
         initargs=(setup,),
         devices=(conditions.device,),
-        environment=shared_kernel_cache(),
+        environment={**shared_kernel_cache(), **_WAITING},
         listener=listener,
     )

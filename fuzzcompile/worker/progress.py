@@ -58,10 +58,10 @@ class Progress:
             detail = "; ".join(part for part in (self.report.detail, f"what came after the verdict: {why}") if part)
             report = replace(self.report, confidence="low", detail=detail)
             return Judged(self.answer(report), report.coverage, report.screened)
-        when = "while it was judged" if self.eager_done else "before anything was compiled"
+        when = "while it was judged" if self.eager_done else "in eager mode"
         raise EnvironmentUnfit(
-            f"{self.task.path} could not be judged: {why}, {when}, and the GPU did nothing more for that process; mend "
-            "the program (an index out of range?), or run it with CUDA_LAUNCH_BLOCKING=1 to see where."
+            f"{self.task.path} could not be judged: {why}, {when}, and no run can follow in that process; mend the "
+            "program (an index out of range?), or run it with CUDA_LAUNCH_BLOCKING=1 to see where."
         ) from error
 
 

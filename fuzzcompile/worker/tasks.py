@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from fuzzcompile.contract import ReportJson
 from fuzzcompile.execution.named import Named
 from fuzzcompile.judging.counts import CoverageCount
 from fuzzcompile.worker.conditions import Question
+
+if TYPE_CHECKING:
+    from fuzzcompile.variations import Survey
 
 
 @dataclass(frozen=True)
@@ -62,5 +66,28 @@ class Judged:
     machine: Mapping[str, object] | None = None
 
 
+@dataclass(frozen=True)
+class Surroundings:
+    """Where a worker runs.
+
+    Attributes:
+        environment: what results depend on.
+        device: the type of its device.
+        lacks: settings of the generator that its torch does not have.
+        numerics: the switches under which floating-point results are made.
+    """
+
+    environment: Mapping[str, object]
+    device: str
+    lacks: tuple[str, ...] = ()
+    numerics: Mapping[str, object] = field(default_factory=dict)
+
+
 JUDGE: Callable[[JudgeTask], Judged] = Named("fuzzcompile.worker.judge:judge_file")
 """Judge one case file on the worker's device."""
+
+DESCRIBE: Callable[[str | None], Surroundings] = Named("fuzzcompile.worker.surroundings:surroundings")
+"""What a worker tells of itself, given the target."""
+
+SURVEY: Callable[[str], Survey] = Named("fuzzcompile.worker.surveying:survey_file")
+"""What can be varied of a case file, found on the worker's device."""

@@ -1,7 +1,7 @@
 """Whether what a user vetoes exists, so that a misspelt name is not taken for a rewrite that changes nothing.
 
-What torch registers is known only where torch is imported. A worker lists it once, and the list is kept in the user's
-cache for the same torch, so that later commands answer at once.
+What torch registers is known only where torch is imported. A name that the source of its passes spells nowhere is
+refused at once; of any other, a worker says whether it is a rule. Its list is kept in the user's cache for this torch.
 """
 
 from __future__ import annotations
@@ -9,17 +9,14 @@ from __future__ import annotations
 import contextlib
 import difflib
 import hashlib
-import importlib.util
 import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
-from platformdirs import user_cache_path
-
 from fuzzcompile import __version__
-from fuzzcompile.casefiles import CaseFile, local_modules
+from fuzzcompile.casefiles import CaseFile, local_modules, other_packages
 from fuzzcompile.compiler.veto_names import matches
 from fuzzcompile.errors import UsageError
 from fuzzcompile.execution.named import Named, installed_torch
@@ -28,6 +25,7 @@ from fuzzcompile.stage_names import STAGES
 from fuzzcompile.worker.conditions import Conditions
 from fuzzcompile.worker.lost import unstartable
 from fuzzcompile.worker.pool import open_pool
+from fuzzcompile.worker.torch_sources import folder_of, pass_files, pass_sources
 
 Rules = Collection[tuple[str, str, str]]
 
@@ -62,8 +60,10 @@ class Vetoes:
             return False
         kept = self._kept()
         if kept is not None:
-            self._refuse(kept)
-        return kept is None
+            self._refuse(self._in_doubt(kept), {name for rule in kept for name in rule[1:]})
+            return False
+        self._refuse([name for name in self._in_doubt(()) if not _spelt(name)], pass_sources().rules)
+        return True
 
     def ask(self, pool: WorkerPool) -> None:
         """Refuse names that mean nothing to a worker of the pool.
@@ -78,7 +78,7 @@ class Vetoes:
             raise unstartable(error) from error
         if not self._conditions.plants:  # they register rewrites of their own
             self._keep(rules)
-        self._refuse(rules)
+        self._refuse(self._in_doubt(rules), {name for rule in rules for name in rule[1:]})
 
     def _in_doubt(self, rules: Rules) -> list[str]:
         """The names that mean no rule, and no word of the files and plants."""
@@ -86,7 +86,15 @@ class Vetoes:
         if not doubtful:
             return []
         words = {word for text in self._texts() for word in _WORD.findall(text)}
-        return [name for name in doubtful if not any(matches(word, word, _name_of(name)) for word in words)]
+        unknown = [name for name in doubtful if not any(matches(word, word, _name_of(name)) for word in words)]
+        return [name for name in unknown if not self._in_packages(name)]
+
+    def _in_packages(self, veto: str) -> bool:
+        """Whether a package that a case imports spells the name: it may register passes of its own."""
+        head = _head(veto).encode()
+        folders = [folder_of(package) for file in self._files for package in other_packages(file)]
+        files = (path for folder in folders if folder is not None for path in folder.rglob("*.py"))
+        return any(head in path.read_bytes() for path in files)
 
     def _texts(self) -> Iterator[str]:
         for plant in self._conditions.plants:
@@ -97,9 +105,9 @@ class Vetoes:
                 with contextlib.suppress(OSError):
                     yield module.read_text(encoding="utf-8", errors="replace")
 
-    def _refuse(self, rules: Rules) -> None:
-        for name in self._in_doubt(rules):
-            names = {rule[1] for rule in rules} | {_NUMBER.sub("", rule[2]) for rule in rules}
+    def _refuse(self, unknown: Collection[str], rules: Collection[str]) -> None:
+        for name in unknown:
+            names = {*rules, *(_NUMBER.sub("", rule) for rule in rules)}
             near = difflib.get_close_matches(_name_of(name), sorted(names), _NEAREST, 0.5)
             nearest = f"; the nearest are {', '.join(near)}" if near else ""
             raise UsageError(
@@ -125,10 +133,9 @@ class Vetoes:
 
     def _place(self) -> Path:
         """The file for this torch as it is installed now, this fuzzcompile, and the device or target."""
-        spec = importlib.util.find_spec("torch")
-        folders = (spec.submodule_search_locations or ()) if spec is not None else ()
-        passes = [entry for folder in folders for entry in sorted(Path(folder, "_inductor", "fx_passes").glob("*.py"))]
-        state = [(str(path), path.stat().st_mtime_ns) for path in passes]
+        from platformdirs import user_cache_path  # few commands have a veto
+
+        state = [(str(path), path.stat().st_mtime_ns) for path in pass_files()]
         key = repr((installed_torch(), __version__, self._conditions.device, self._conditions.target, state))
         return user_cache_path("fuzzcompile") / "rules" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
 
@@ -170,3 +177,15 @@ def _name_of(veto: str) -> str:
     """The name in a veto, without its stage and without ``=``."""
     stage, colon, rest = veto.partition(":")
     return (rest if colon else stage).removeprefix("=")
+
+
+def _head(veto: str) -> str:
+    """The beginning of a name up to where it is a glob."""
+    return re.split(r"[*?\[]", _name_of(veto))[0]
+
+
+def _spelt(veto: str) -> bool:
+    """Whether the source of torch's passes spells the name, or the beginning of a name that it makes as it runs."""
+    sources, head = pass_sources(), _head(veto)
+    made = any(head.startswith(stem) or (head != _name_of(veto) and stem.startswith(head)) for stem in sources.stems)
+    return made or any(matches(word, word, _name_of(veto)) for word in sources.words)

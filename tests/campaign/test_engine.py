@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from fuzzcompile import hints
 from fuzzcompile.campaign.budget import Budget
 from fuzzcompile.campaign.drawing import Drawn
 from fuzzcompile.campaign.engine import Engine
@@ -19,15 +20,13 @@ from fuzzcompile.campaign.settings import CampaignSettings
 from fuzzcompile.campaign.steering import UNIFORM, Strategy
 from fuzzcompile.campaign.terminal import print_summary
 from fuzzcompile.corpus import Campaign, CaseRecord, Store
-from fuzzcompile.errors import EnvironmentUnfit
+from fuzzcompile.errors import EnvironmentUnfit, MachineUnfit
 from fuzzcompile.generation import Profile
 from fuzzcompile.judging.counts import CoverageCount
-from fuzzcompile.judging.refusals import MachineUnfit
-from fuzzcompile.reduction.jobs import Outcome
-from fuzzcompile.reduction.search import Tally
+from fuzzcompile.reduction.outcome import Outcome, Tally
 from fuzzcompile.severity import Severity
 from fuzzcompile.worker.judge import Judged, JudgeTask
-from fuzzcompile.worker.minimize import Minimized
+from fuzzcompile.worker.reductions import Minimized
 
 TORCH = "2.13.0"
 
@@ -243,7 +242,8 @@ def test_findings_that_turn_out_to_be_one_are_one_everywhere(tmp_path):
     print_summary(Console(file=out, width=200), summary)
     assert (
         "F1  silent" in out.getvalue()
-        and "1 that accept what eager refuses: fuzzcompile corpus list --all" in out.getvalue()
+        and f"1 that accept what eager refuses: {hints.command('corpus', 'list', all=True, corpus=summary.corpus)}"
+        in out.getvalue()
     )
     store.close()
 

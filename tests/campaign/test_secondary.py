@@ -16,11 +16,10 @@ from fuzzcompile.campaign.settings import CampaignSettings
 from fuzzcompile.commands.secondary import store_secondary_findings
 from fuzzcompile.corpus import Campaign, Store
 from fuzzcompile.generation import Profile
-from fuzzcompile.reduction.jobs import Outcome
-from fuzzcompile.reduction.search import Tally
+from fuzzcompile.reduction.outcome import Outcome, Tally
 from fuzzcompile.worker.conditions import Conditions
 from fuzzcompile.worker.judge import Judged
-from fuzzcompile.worker.minimize import Minimized, MinimizeTask
+from fuzzcompile.worker.reductions import Minimized, MinimizeTask
 
 KNOWN = Path(__file__).parent.parent / "known_issues"
 TORCH = "2.13.0"

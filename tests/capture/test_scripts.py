@@ -334,12 +334,18 @@ def test_a_script_that_deletes_itself_is_still_a_case(script: Loader):
     assert not run_eager(case, CPU).failure
 
 
-def test_a_variable_that_torch_has_read_already_is_pointed_out(script: Loader):
-    case = script(
-        "import os\nos.environ['TORCHINDUCTOR_FREEZING'] = '1'\nimport torch\n"
-        "torch.compile(lambda x: x)(torch.ones(1))\n"
-    )
-    assert any("TORCHINDUCTOR_FREEZING" in note for note in case.notes)
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("import os\nos.environ['TORCHINDUCTOR_FREEZING'] = '1'\nimport torch", "`export TORCHINDUCTOR_FREEZING=1`"),
+        ("import os, torch\nos.environ['TORCH_LOGS'] = '+inductor'", "TORCH_LOGS after it imports torch"),
+        ("import os, torch\nos.environ['TORCHINDUCTOR_CACHE_DIR'] = '/tmp'; os.environ['MINE'] = '1'", None),
+    ],
+)
+def test_a_variable_that_torch_has_read_already_is_pointed_out(script: Loader, program: str, said: str | None):
+    case = script(f"{program}\ntorch.compile(lambda x: x)(torch.ones(1))\n")
+    late = [note for note in case.notes if "without effect" in note]
+    assert [said in note for note in late] == [True] if said is not None else not late
 
 
 @pytest.mark.parametrize(

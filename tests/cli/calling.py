@@ -51,7 +51,7 @@ def call(*arguments: object) -> int:
 
 
 def sentence(capsys: pytest.CaptureFixture[str]) -> str:
-    """What an error said: one line on stderr, nothing on stdout, no traceback."""
+    """What an error said: nothing on stdout, no traceback, on stderr one line beside those on what is waited for."""
     out, err = capsys.readouterr()
     assert out == "" and "Traceback" not in err
-    return err.strip()
+    return "\n".join(line for line in err.strip().splitlines() if not line.endswith(" ..."))

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from calling import call, sentence
 
+from fuzzcompile.cli import main
 from fuzzcompile.corpus import CaseRecord, Reproducer, Store
 
 ROOT = Path(__file__).parents[2]
@@ -71,7 +72,7 @@ def test_the_worst_comes_first_and_what_is_minor_is_counted(corpus, capsys):
     assert call("corpus", "list") == 0
     out = capsys.readouterr().out
     assert out.index("F4") < out.index("F3") and "F1" not in out and "F2" not in out
-    assert "And 2 of other layout and 1 that accept what eager refuses: --all lists them." in out
+    assert "And 2 of other layout and 1 that accept what eager refuses: fuzzcompile corpus list --all" in out
     assert "5 cases, 5 runs, 5 findings." in out
 
 
@@ -206,3 +207,22 @@ def test_lists_need_neither_torch_nor_alembic(corpus):
         done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert done.stderr.strip() == "set()", command
+
+
+def completed(monkeypatch, capsys, *words: str) -> list[str]:
+    """What a shell offers for the last word."""
+    monkeypatch.setenv("_FUZZCOMPILE_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", " ".join(("fuzzcompile", *words)))
+    monkeypatch.setenv("COMP_CWORD", str(len(words)))
+    with pytest.raises(SystemExit):
+        main([])
+    return [line.partition(",")[2] for line in capsys.readouterr().out.splitlines()]
+
+
+def test_findings_and_rewrites_of_the_corpus_are_offered(corpus, monkeypatch, capsys):
+    assert "F1" in completed(monkeypatch, capsys, "corpus", "show", "F")
+    assert "F1" in completed(monkeypatch, capsys, "minimize", "f1")
+    assert not any(completed(monkeypatch, capsys, "mark", "F99"))
+    assert "corpus" in completed(monkeypatch, capsys, "cor")
+    monkeypatch.setenv("FUZZCOMPILE_CORPUS", "/nowhere.db")
+    assert not any(completed(monkeypatch, capsys, "mark", "F"))

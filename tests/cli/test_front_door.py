@@ -20,6 +20,7 @@ from fuzzcompile.execution.pool import WorkerPool, WorkerStartFailed, WorkerStat
 from fuzzcompile.execution.worker import say
 from fuzzcompile.worker.conditions import Conditions
 from fuzzcompile.worker.lost import unstartable
+from fuzzcompile.worker.torch_sources import pass_sources
 from fuzzcompile.worker.vetoes import Vetoes
 
 SCRIPT = "import torch\nprint(torch.compile(torch.sin)(torch.ones(3)))\n"
@@ -34,6 +35,7 @@ WRONG = [
     (["triage", "script.py", "--device", "tpu"], "'tpu' is not a device"),
     (["triage", "script.py", "--frobnicate"], "frobnicate"),
     (["triage", "script.py", "--veto", "post_grd:x"], "post_grad"),
+    (["triage", "script.py", "--veto", "no_such_pass"], "--veto no_such_pass names no rewrite or pass of torch"),
     (["triage", "script.py", "--against", "nothing"], "'nothing'"),
     (["bisect", "syntax.py"], "in line 2"),
     (["minimize", "nothing.py"], "nothing.py does not exist."),
@@ -157,10 +159,28 @@ def test_a_veto_may_mean_what_the_case_its_modules_or_a_plant_defines(tmp_path: 
         Vetoes(conditions).check()
 
 
-def test_what_a_veto_may_mean_is_what_the_compiler_registers():
+def test_a_veto_that_no_source_of_torch_spells_needs_no_list(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(UsageError, match=r"_sfpd_pattern names no rewrite.*_sfdp_pattern"):
+        Vetoes(Conditions(vetoes=("_sfpd_pattern",))).check()
+    assert Vetoes(Conditions(vetoes=("pass_pattern_0",))).check(), "torch makes this name as it runs"
+
+
+def test_a_veto_may_mean_a_pass_of_a_package_that_the_case_imports(tmp_path: Path, listed):
+    script = tmp_path / "script.py"
+    script.write_text(f"import click\n{SCRIPT}")
+    conditions = Conditions(vetoes=("get_current_context",))
+    assert not Vetoes(conditions, [read_case_file(script)]).check()
+    with pytest.raises(UsageError):
+        Vetoes(conditions).check()
+
+
+def test_what_a_veto_may_mean_is_what_the_compiler_registers_and_its_source_spells():
     rules = Named("fuzzcompile.worker.rules:rules_here")()
     assert ("post_grad", "remove_noop_ops", "remove_noop_ops") in rules
     assert {stage for stage, name, _ in rules if name.startswith("_sfdp_pattern_1")} == {"joint_graph"}
+    spelt, made = pass_sources().words, pass_sources().stems
+    assert not [name for _, name, _ in rules if name not in spelt and not name.startswith(made)]
 
 
 # -- what is waited for --------------------------------------------------------------------------------

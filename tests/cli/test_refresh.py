@@ -8,8 +8,8 @@ import pytest
 import torch
 from calling import call, sentence
 
-from fuzzcompile.case import source_hash
 from fuzzcompile.corpus import CaseRecord, Store
+from fuzzcompile.signatures import source_hash
 
 # What only compiled code does stands for a bug of the compiler that every torch has.
 DIFFERS = """

@@ -8,6 +8,7 @@ import pytest
 
 from fuzzcompile.corpus import CorpusError, Store
 from fuzzcompile.corpus.location import describe, resolve
+from fuzzcompile.errors import UsageError
 
 
 def assert_one_sentence(error: CorpusError, *parts: str) -> None:
@@ -45,7 +46,14 @@ def test_a_url_and_a_path_name_the_same_file(tmp_path: Path) -> None:
 
 
 def test_a_folder_stands_for_the_database_in_it(tmp_path: Path) -> None:
+    Store.open(tmp_path / "fuzzcompile.db").close()
     assert describe(resolve(tmp_path)) == str(tmp_path / "fuzzcompile.db")
+
+
+def test_a_folder_without_a_database_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=rf"{tmp_path} is a folder; name a file in it, such as .*fuzzcompile\.db"):
+        Store.open(tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_path_may_hold_spaces_percent_signs_and_letters_of_any_script(tmp_path: Path) -> None:

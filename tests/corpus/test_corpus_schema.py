@@ -146,12 +146,12 @@ def test_pragmas(store: Store) -> None:
 
 
 def test_the_package_is_light() -> None:
-    """Neither torch nor another part of fuzzcompile comes with it, but for what reads the JSON contract."""
+    """Neither torch nor another part of fuzzcompile comes with it, but for what reads contract and settings."""
     program = (
         "import sys, fuzzcompile.corpus;"
         "print(*sorted(m for m in sys.modules if m == 'torch' or m.startswith('fuzzcompile.')))"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     loaded = done.stdout.split()
-    light = {f"fuzzcompile.{name}" for name in ("errors", "contract", "severity", "signatures", "stage_names")}
-    assert all(name in light or name.startswith("fuzzcompile.corpus") for name in loaded)
+    light = ("contract", "corpus", "errors", "hints", "settings", "severity", "signatures", "stage_names", "targets")
+    assert all(name.startswith("fuzzcompile.") and name.split(".")[1] in light for name in loaded)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fuzzcompile.errors import EnvironmentUnfit, UsageError
-from fuzzcompile.execution.device import Numerics, assign, pinned, resolve, seed_everything
+from fuzzcompile.execution.device import Numerics, assign, assigned, pinned, resolve, seed_everything
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -88,6 +88,7 @@ def test_another_spelling_is_wrong_usage(gpus: Gpus, option: str) -> None:
 def test_workers_are_spread_over_all_gpus(gpus: Gpus, option: str) -> None:
     gpus(2)
     assert assign(option, 5) == ("cuda:0", "cuda:1", "cuda:0", "cuda:1", "cuda:0")
+    assert [str(assigned(option, number)) for number in range(3)] == ["cuda:0", "cuda:1", "cuda:0"]
 
 
 def test_a_named_gpu_gets_every_worker(gpus: Gpus) -> None:

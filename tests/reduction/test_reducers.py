@@ -7,12 +7,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from fuzzcompile.reduction.outcome import Probed
 from fuzzcompile.reduction.program import Input, Program, Ref, Statement
 from fuzzcompile.reduction.reducers import arguments, cutting, inputs, nodes, settings, shapes
 from fuzzcompile.reduction.reducers.neighbours import passing_neighbour
 from fuzzcompile.reduction.schedule import REPEATS, LostBug, reduce_programs
 from fuzzcompile.reduction.scripts.sources import only_difference
-from fuzzcompile.reduction.search import Budget, OutOfBudget, Probed, Questions, Search
+from fuzzcompile.reduction.search import Budget, OutOfBudget, Questions, Search
 from fuzzcompile.reduction.statements import reduce_text
 from fuzzcompile.reduction.unused import calls_left_out, unused_statements, without_run
 from fuzzcompile.reduction.writing import Written, case_source

@@ -17,12 +17,13 @@ from fuzzcompile.judging.probe import Target
 from fuzzcompile.judging.triage import triage
 from fuzzcompile.reduction import concluding
 from fuzzcompile.reduction.concluding import find_neighbour
-from fuzzcompile.reduction.jobs import Job, Outcome, same_bug
+from fuzzcompile.reduction.jobs import Job, same_bug
 from fuzzcompile.reduction.minimize import minimize
+from fuzzcompile.reduction.outcome import Outcome, Probed, Tally
 from fuzzcompile.reduction.program import Input, Program, Ref, Statement
 from fuzzcompile.reduction.reproducer import Confirmation
 from fuzzcompile.reduction.scripts.sources import case_part
-from fuzzcompile.reduction.search import Budget, Probed, Progress, Tally
+from fuzzcompile.reduction.search import Budget, Progress
 from fuzzcompile.reduction.writing import Written, model_lines
 from fuzzcompile.worker.minimize import LocalTools, capture_programs, job_of
 

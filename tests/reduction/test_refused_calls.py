@@ -15,10 +15,11 @@ from fuzzcompile.reduction import concluding
 from fuzzcompile.reduction.evaluating import evaluate
 from fuzzcompile.reduction.jobs import same_bug
 from fuzzcompile.reduction.minimize import minimize
+from fuzzcompile.reduction.outcome import Probed
 from fuzzcompile.reduction.program import Input, Program, Ref, Statement
 from fuzzcompile.reduction.reproducer import Confirmation
 from fuzzcompile.reduction.schedule import reduce_programs
-from fuzzcompile.reduction.search import Budget, Probed, Questions
+from fuzzcompile.reduction.search import Budget, Questions
 from fuzzcompile.reduction.writing import Written, model_lines
 from fuzzcompile.worker.isolation import isolated
 from fuzzcompile.worker.minimize import LocalTools, capture_programs, job_of

@@ -145,7 +145,7 @@ def test_what_cannot_be_replayed_says_why(store: Store):
     add(store, "stage:-:none", None)
     add(store, "stage:-:users", "print('hello')\n")
     reasons = [subject.not_replayable or "" for subject in subjects(store)]
-    assert "minimize F1" in reasons[0] and "user's own" in reasons[1]
+    assert "no reproducer" in reasons[0] and "user's own" in reasons[1]
 
 
 def test_the_parent_imports_no_torch():

@@ -66,7 +66,7 @@ def test_the_answer_as_json(store, capsys, anyway):
     assert status == 0 and answer["finding"] == proved and answer["fileable"] is True
     assert answer["reason"] is None and answer["remedy"] is None and answer["draft"].startswith("# `torch.add")
     answer = json.loads(issue(store, capsys, suspect, "--json", *anyway)[1])
-    assert answer["fileable"] is False and "suspect" in answer["reason"] and "bisect" in answer["remedy"]
+    assert answer["fileable"] is False and "suspect" in answer["reason"] and "corpus refresh F2" in answer["remedy"]
     assert bool(answer["draft"]) == bool(anyway)
 
 

@@ -53,7 +53,7 @@ def test_what_is_no_bug_is_not_filed(verdict):
         ({"evidence": {"outputs": [{**WRONG, "within_default_tolerance": True}]}}, "Default tolerances", "larger"),
         ({"evidence": {"outputs": [{**WRONG, "torch_same": True}]}}, "Higher-precision baseline", "larger"),
         ({"evidence": {"outputs": [{**WRONG, "max_abs_error_eager": 5.0}]}}, "farther from float64", "larger"),
-        ({"ablations": [], "shown": {}}, "Ablation", "refresh"),
+        ({"ablations": [], "shown": {}}, "Ablation", "fuzzcompile triage FINDING"),
         ({"shown": {"plain": "x = torch.randn(2)"}}, "Equal random state", "seed the script"),
     ],
 )

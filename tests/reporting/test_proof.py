@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from typing import Any
 
+import pytest
 from rich.console import Console
 from triage_reports import CULPRIT, output, report
 
@@ -84,8 +85,24 @@ def test_the_ablation_table_has_a_row_for_each_toggle():
         {"toggle": "only y", "repairs": False, "error": None},
     ]
     text = printed(report("miscompile", output(), ablations=ablations))
-    rows = [line.split() for line in text.splitlines() if "veto" in line or "backend" in line or "only" in line]
-    assert rows == [["veto", "[x]", "yes", "1.8e-07"], ["backend=eager", "no", "inf"], ["only", "y", "no", "-"]]
+    rows = [line.split() for line in text.splitlines() if line.endswith(("1.8e-07", "inf", " -"))]
+    assert rows == [["[x]", "off", "yes", "1.8e-07"], ["backend=eager", "no", "inf"], ["only", "y", "on", "no", "-"]]
+    layout = printed(report("metadata", output(finding="stride"), ablations=ablations))
+    assert "bug gone" in layout and "error left" not in layout and "1.8e-07" not in layout
+
+
+@pytest.mark.parametrize(
+    ("necessary", "sufficient", "said"),
+    [
+        (True, True, ": the bug is gone without it; it alone shows the bug\n"),
+        (False, False, ": the bug stays without it; it alone does not show the bug\n"),
+        (True, None, ": the bug is gone without it\n"),
+    ],
+)
+def test_what_was_shown_of_a_culprit_is_said_in_words(necessary, sufficient, said):
+    culprit = {**CULPRIT, "necessary": necessary, "sufficient": sufficient, "siblings": []}
+    text = printed(report("miscompile", output(), culprit=culprit))
+    assert said in text and "necessary" not in text and "sufficient" not in text
 
 
 def test_the_workaround_comes_with_its_price():

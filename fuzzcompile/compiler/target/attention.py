@@ -180,7 +180,7 @@ def _flash(call: Call, scale: float | None) -> torch.Tensor:
 
 
 def _efficient(call: Call, scale: float | None) -> torch.Tensor:
-    mask = _additive(call, float("-inf"))
+    mask = _additive(call)
     if mask is not None:
         shape = (*call.query.shape[:3], call.key.size(2))
         mask = _aligned(mask).expand(shape)
@@ -190,7 +190,7 @@ def _efficient(call: Call, scale: float | None) -> torch.Tensor:
 
 
 def _cudnn(call: Call, scale: float | None) -> torch.Tensor:
-    mask = _additive(call, _release().masked)
+    mask = _additive(call)
     kernel = _aten._scaled_dot_product_cudnn_attention.default
     output: torch.Tensor = kernel(
         *call.inputs, mask, call.needs_grad, call.dropout, call.is_causal, False, scale=scale
@@ -211,12 +211,16 @@ def _padded(tensor: torch.Tensor, multiple: int) -> torch.Tensor:
     return functional.pad(tensor, (0, missing)) if missing else tensor
 
 
-def _additive(call: Call, masked: float) -> torch.Tensor | None:
-    """The mask; a boolean one as 0 and ``masked`` in the dtype of the query."""
+def _additive(call: Call) -> torch.Tensor | None:
+    """The mask; a boolean one as 0 and minus infinity in the dtype of the query.
+
+    torch 2.11 hands cuDNN -65504 instead, so that a row without any key is an average of all values. Eager mode runs on
+    the CPU here and gives zeros for such a row, as later releases do, so that only the compiled side would show that.
+    """
     mask = call.mask
     if mask is None or mask.dtype != torch.bool:
         return mask
-    return torch.where(mask, torch.scalar_tensor(0.0, dtype=call.query.dtype, device=mask.device), masked)
+    return torch.where(mask, torch.scalar_tensor(0.0, dtype=call.query.dtype, device=mask.device), float("-inf"))
 
 
 def _aligned(mask: torch.Tensor) -> torch.Tensor:

@@ -32,7 +32,6 @@ class Release:
         sixteenths: cuDNN drops with multiples of 1/16 only.
         wide_heads: cuDNN differentiates some head dimensions above 128 only.
         most_blocks: kernels that refuse more than 65535 batches or heads.
-        masked: what False in a boolean mask becomes for cuDNN.
     """
 
     version: tuple[int, int]
@@ -43,11 +42,10 @@ class Release:
     sixteenths: bool = True
     wide_heads: bool = False
     most_blocks: frozenset[str] = frozenset({"cudnn"})
-    masked: float = float("-inf")
 
 
 _RELEASES = (
-    Release((2, 11), efficient_offsets=False, sixteenths=False, most_blocks=frozenset(), masked=-65504.0),
+    Release((2, 11), efficient_offsets=False, sixteenths=False, most_blocks=frozenset()),
     Release((2, 13)),
     Release(
         (2, 15),

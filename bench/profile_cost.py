@@ -1,6 +1,6 @@
 """What a profile costs, beside plain runs of the two sides that it compares.
 
-    python bench/profile.py [--rounds N] [--report FILE]
+    python bench/profile_cost.py [--rounds N] [--report FILE]
 
 The 12-layer case in ``bench/profiles`` is run plainly (one process runs it as both sides, as a user's script would) and
 profiled (``fuzzcompile profile``), in turn, each in a fresh process with an empty kernel cache, on one thread. Ratios
@@ -135,7 +135,7 @@ def main() -> None:
     lines = [
         "# What a profile costs",
         "",
-        f"Made by `python bench/profile.py --rounds {given.rounds}`: torch {facts['torch']}, {facts['cpu']}, "
+        f"Made by `python bench/profile_cost.py --rounds {given.rounds}`: torch {facts['torch']}, {facts['cpu']}, "
         f"{available_cpus()} processors, load {os.getloadavg()[0]:.1f}. Medians; 12 layers.",
         "",
         *table(costs),

@@ -1,0 +1,181 @@
+"""The end of a budget: what is cut off, what is not begun, what the next campaign does first, and what is said."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from fuzzcompile.campaign.budget import Budget, Clock, progress
+from fuzzcompile.campaign.drawing import Drawn
+from fuzzcompile.campaign.engine import Engine
+from fuzzcompile.campaign.events import Finished
+from fuzzcompile.campaign.settings import CampaignSettings
+from fuzzcompile.campaign.terminal import print_summary
+from fuzzcompile.corpus import Campaign, Store
+from fuzzcompile.generation import Profile
+from fuzzcompile.reduction.outcome import Outcome, Tally
+from fuzzcompile.worker.reductions import Minimized, MinimizeTask
+from fuzzcompile.worker.tasks import Judged
+
+TORCH = "2.13.0"
+ENVIRONMENT = {"torch": TORCH, "device": "cpu"}
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Endlessly many programs."""
+
+    name: str = ""
+    profile: None = None
+
+    def at(self, seed: int, index: int, candidate: int = 0) -> Drawn:
+        return Drawn(f"# {index}.{candidate}\n", "generated", ("plain",), b"\x00\xff", {"number": index})
+
+    def of(self, choices: bytes) -> Drawn | None:
+        return None
+
+
+@dataclass
+class Workers(Executor):
+    """Finds a bug in each case. Each task takes ``seconds`` of a made-up time, ``hangs`` never end."""
+
+    seconds: float = 1.0
+    hangs: type | tuple[type, ...] = ()
+    time: float = 0.0
+    tasks: list[Any] = field(default_factory=list)
+    running: int = 0
+    most_minimized: int = 0
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        (task,) = args
+        self.tasks.append(task)
+        self.time += self.seconds
+        future: Future[Any] = Future()
+        if isinstance(task, self.hangs):
+            self.running += isinstance(task, MinimizeTask)
+            self.most_minimized = max(self.most_minimized, self.running)
+        elif isinstance(task, MinimizeTask):
+            outcome = Outcome(
+                task.source, task.report, "repro\n", True, "", None, "graph", True, "", Tally(), 1.0, True, None, None
+            )
+            future.set_result(Minimized.of(outcome, task.source))
+        else:
+            future.set_result(Judged(_bug(Path(task.path).read_text())))
+        return future
+
+    def now(self) -> float:
+        """Time passes while nothing is begun, too."""
+        self.time += 0.1
+        return self.time
+
+    @property
+    def judged(self) -> list[str]:
+        return [Path(task.path).name for task in self.tasks if not isinstance(task, MinimizeTask)]
+
+    @property
+    def minimized(self) -> list[str]:
+        return [task.source for task in self.tasks if isinstance(task, MinimizeTask)]
+
+
+def _bug(source: str) -> Any:
+    place = f"post_grad:p.py:rule{source.split()[1]}"
+    culprit = {"stage": "post_grad", "rewrite": "fold", "source": "p.py", "family": "fold", "necessary": True}
+    report = {"schema": 1, "torch": TORCH, "device": "cpu", "verdict": "miscompile", "is_bug": True, "case": "c"}
+    return report | {"confidence": "high", "culprit": culprit, "evidence": {"outputs": []}, "signature": place}
+
+
+@contextmanager
+def campaign(folder: Path, executor: Workers, budget: Budget, **given: Any) -> Iterator[tuple[Finished, Store]]:
+    settings = CampaignSettings(
+        **{"budget": budget, "seed": 0, "profile": Profile(), "device": "cpu", "workers": 2, "torch": TORCH,
+           "drafts": folder / "drafts", "source": Numbers(), **given}
+    )  # fmt: skip
+    clock = Clock(budget, started=executor.time, now=executor.now)
+    with Store.open(folder / "corpus.db") as store:
+        kept = Campaign(0, {"stream": settings.stream, **settings.conditions}, "run", "0", ENVIRONMENT)
+        engine = Engine(settings, store, executor, ENVIRONMENT, campaign=store.start_campaign(kept), clock=clock)
+        for _ in engine.run():
+            pass
+        yield engine.finish(), store
+
+
+def said(summary: Finished) -> str:
+    out = io.StringIO()
+    print_summary(Console(file=out, width=300), summary)
+    return out.getvalue()
+
+
+def test_what_runs_at_the_deadline_is_cut_off_and_judged_first_by_the_next_campaign(tmp_path):
+    stuck = Workers(seconds=20.0, hangs=object)
+    with campaign(tmp_path, stuck, Budget(seconds=40)) as (summary, store):
+        assert (summary.tally.cases, summary.behind.cases, summary.ended) == (0, 2, "budget")
+        assert store.counters().runs == 0 and "Cut off: 2 cases; the next run" in said(summary)
+    next_one = Workers()
+    with campaign(tmp_path, next_one, Budget(cases=3)) as (summary, store):
+        assert next_one.judged[:2] == stuck.judged and len(set(next_one.judged)) == 3
+        assert summary.behind.cases == 0
+        assert store.recorded_indices(store.campaigns()[0].settings["stream"]) == {0, 1, 2}
+    with campaign(tmp_path, again := Workers(), Budget(cases=1)):
+        assert not {*again.judged} & {*next_one.judged}  # left over once
+
+
+def test_a_minimization_that_cannot_end_is_not_begun_and_is_done_next(tmp_path):
+    with campaign(tmp_path, short := Workers(), Budget(seconds=8)) as (summary, store):
+        assert short.judged and not short.minimized
+        waiting = summary.behind.waiting
+        assert waiting == summary.tally.new_findings == len(store.findings()) > 2
+        assert f"{waiting} findings wait for minimization: " in said(summary) and "--pending" in said(summary)
+    with campaign(tmp_path, later := Workers(), Budget(seconds=100), judges=False) as (summary, store):
+        assert not later.judged and len(later.minimized) == waiting
+        assert {finding.reproducer_lines for finding in store.summaries()} == {1}
+        assert summary.behind.waiting == 0 and "wait for minimization" not in said(summary)
+
+
+def test_a_run_minimizes_what_an_earlier_one_left_and_half_of_the_workers_go_on_judging(tmp_path):
+    with campaign(tmp_path, Workers(), Budget(seconds=8)) as (summary, _):
+        names = summary.behind.waiting
+    slow = Workers(hangs=MinimizeTask)
+    with campaign(tmp_path, slow, Budget(seconds=60), workers=4) as (summary, _):
+        assert slow.most_minimized == 2 and len(slow.judged) > 10
+        assert summary.behind.waiting == names + summary.tally.new_findings
+
+
+def test_no_findings_is_not_said_over_a_corpus_that_has_some(tmp_path):
+    with campaign(tmp_path, Workers(), Budget(cases=2)) as (summary, _):
+        assert "2 distinct, 2 of them new; the corpus holds 2." in said(summary)
+    with campaign(tmp_path, Workers(), Budget(seconds=0.5)) as (summary, _):
+        assert "This campaign hit no finding; the corpus holds 2 of earlier ones: " in said(summary)
+        assert "No findings" not in said(summary)
+
+
+def test_the_display_never_reads_more_than_the_budget():
+    budget = Budget(seconds=60)
+    assert (progress(12.4, budget), progress(60.9, budget)) == ("0:12 of 1:00", "1:00 of 1:00")
+    assert progress(63.2, budget) == "1:00 of 1:00, finishing: 3 s over"
+    assert (progress(138, Budget(cases=5)), progress(5, None)) == ("2:18 of 5 cases", "0:05")
+
+
+@pytest.mark.slow
+def test_a_run_ends_with_its_budget_on_a_busy_machine(tmp_path):
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
+    try:
+        start = time.monotonic()
+        run = [sys.executable, "-m", "fuzzcompile", "run", "--device", "cpu", "--budget", "40s"]
+        ended = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=False)
+        took = time.monotonic() - start
+    finally:
+        for process in busy:
+            process.kill()
+    assert ended.returncode == 0, ended.stderr
+    assert 30.0 <= took <= 50.0 and "ended with its budget after 0:4" in ended.stdout
