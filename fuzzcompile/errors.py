@@ -21,5 +21,9 @@ class EnvironmentUnfit(FuzzcompileError):
     """The machine, its torch or its disk cannot do what was asked (exit status 3)."""
 
 
+class MachineUnfit(EnvironmentUnfit):
+    """A case could not be compiled for want of a disk or a compiler; others will fare no better (exit status 3)."""
+
+
 class CaseError(UsageError):
     """A file that is not a case: unreadable, not Python, without ``make()`` (exit status 2)."""

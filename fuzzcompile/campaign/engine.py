@@ -34,11 +34,10 @@ from fuzzcompile.campaign.steering import Outcome, Steering, items_of
 from fuzzcompile.campaign.work import Work, pending_first
 from fuzzcompile.contract import CulpritJson, ReportJson, told
 from fuzzcompile.corpus import Coverage, Finding, Kept, Recorded, Store, public_id
-from fuzzcompile.errors import EnvironmentUnfit, FuzzcompileError
+from fuzzcompile.errors import EnvironmentUnfit, FuzzcompileError, MachineUnfit
 from fuzzcompile.execution.pool import WorkerFailed, WorkerStartFailed, WorkerStopped, WorkerTimeout
 from fuzzcompile.hints import command
 from fuzzcompile.judging.cut_short import unjudged
-from fuzzcompile.judging.refusals import MachineUnfit
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.reporting.verdict import name_of
 from fuzzcompile.severity import rank

@@ -109,8 +109,9 @@ def print_summary(
     if not judges:
         say(f"Ended after {clock(tally.seconds)}: {_counted(len(summary.findings), 'finding')} minimized.")
         if summary.behind.waiting:
+            later = _minimizing(asked)
             say(f"Waiting for minimization: {_counted(summary.behind.waiting, 'finding')}. Next: {later}")
-        _say_findings(say, summary, of_this)
+        _say_findings(say, summary, asked)
         return
     rate = f"{tally.cases_per_minute:.1f}/min; {tally.screened} screened"
     say(f"Campaign {_ENDED[summary.ended]} after {clock(tally.seconds)}: {tally.cases} cases ({rate}), "
@@ -125,10 +126,14 @@ def print_summary(
         return
     new = sum(line.new for line in summary.findings)
     say(f"Findings: {len(summary.findings)} distinct, {new} of them new; the corpus holds {summary.behind.findings}.")
-    _say_findings(say, summary, of_this)
+    _say_findings(say, summary, asked)
 
 
-def _say_findings(say: Callable[[str], None], summary: Finished, of_this: Mapping[str, hints.Option]) -> None:
+def _minimizing(asked: Mapping[str, object]) -> str:
+    return Named("", asked).command("minimize", pending=True)
+
+
+def _say_findings(say: Callable[[str], None], summary: Finished, asked: Mapping[str, object]) -> None:
     shown, counted = divided(summary.findings)
     for line in shown:
         say(f"  {line.finding}  {line.severity}  {line.verdict}  {line.culprit}{_mark(line)}")
@@ -149,8 +154,7 @@ def _left_behind(summary: Finished, asked: Mapping[str, object]) -> Iterator[str
         yield f"Cut off: {_counted(behind.cases, 'case')}{bugs}; the next run on this corpus judges them first."
     if behind.waiting:
         verb = "waits" if behind.waiting == 1 else "wait"
-        now = Named("", asked).command("minimize", pending=True)
-        yield f"{_counted(behind.waiting, 'finding')} {verb} for minimization: {now}"
+        yield f"{_counted(behind.waiting, 'finding')} {verb} for minimization: {_minimizing(asked)}"
     if summary.findings:
         return
     if behind.findings:

@@ -11,7 +11,7 @@ import click
 
 from fuzzcompile.cli import options
 from fuzzcompile.cli.completing import cases_and_findings
-from fuzzcompile.cli.subjects import case_named, existing_corpus, needed
+from fuzzcompile.cli.subjects import case_named, existing_corpus, needed, require_finding
 from fuzzcompile.errors import UsageError
 from fuzzcompile.worker.conditions import Conditions
 
@@ -57,6 +57,9 @@ def _search(name: str, location: str | None, *, as_json: bool) -> dict[str, obje
 
 
 def _facts(subject: Path | str, conditions: Conditions, location: str | None) -> IssueFacts:
+    if isinstance(subject, str):
+        require_finding(subject, location)
+
     from fuzzcompile.campaign.findings import facts_of
     from fuzzcompile.commands.issue import facts_of_file
 

@@ -14,7 +14,7 @@ from fuzzcompile import hints
 from fuzzcompile.cli import options
 from fuzzcompile.cli.completing import cases_and_findings
 from fuzzcompile.cli.pending import minimize_pending
-from fuzzcompile.cli.subjects import case_named, existing_corpus, needed
+from fuzzcompile.cli.subjects import case_named, existing_corpus, needed, require_finding
 from fuzzcompile.errors import EnvironmentUnfit, UsageError
 from fuzzcompile.hints import Named
 from fuzzcompile.worker.conditions import Conditions
@@ -98,6 +98,8 @@ def minimize(
     seconds = seconds_of(budget, "minimize --budget")
     if out is not None:
         check_writable(out, "--out", parents=True)
+    if case_named(name) is None:
+        require_finding(name, location)
 
     from fuzzcompile.campaign.findings import keep_reproducer
     from fuzzcompile.commands.minimize import conditions_of

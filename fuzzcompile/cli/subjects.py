@@ -47,6 +47,18 @@ def case_named(name: str) -> Path | None:
     return path
 
 
+def require_finding(name: str, location: str | None) -> None:
+    """Refuse the name of a finding that the corpus lacks, before torch is imported to work on it.
+
+    Raises:
+        CaseError: there is no corpus.
+        CorpusError: it cannot be opened.
+        UnknownFindingError: it has no such finding.
+    """
+    with existing_corpus(location) as store:
+        needed(store, name).finding(name)
+
+
 def needed(store: Store | None, name: str) -> Store:
     """The corpus that must hold ``name``, which is not a file.
 

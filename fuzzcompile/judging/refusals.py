@@ -9,7 +9,7 @@ from fuzzcompile.case import Case
 from fuzzcompile.compiler.breaks import headline
 from fuzzcompile.compiler.target.placing import lacks_kernel
 from fuzzcompile.compiler.target.process import assumed
-from fuzzcompile.errors import EnvironmentUnfit
+from fuzzcompile.errors import EnvironmentUnfit, MachineUnfit
 from fuzzcompile.execution.observation import Observation
 from fuzzcompile.oracle.comparison import compare
 from fuzzcompile.stage_names import DYNAMO
@@ -48,10 +48,6 @@ _LOOPED = "; move the body of the loop into a function of its own, or what break
 
 class CannotJudge(EnvironmentUnfit):
     """The case ran, but nothing can be said of it (exit status 3)."""
-
-
-class MachineUnfit(CannotJudge):
-    """The machine, not the case, is the reason: other cases will fare no better (exit status 3)."""
 
 
 def refuse_lasting_state(experiments: Experiments) -> None:
@@ -153,7 +149,8 @@ def refuse_unfit(case: Case, trial: Trial) -> None:
     """Refuse a case of which nothing is compiled, and one that fails for want of something on the machine.
 
     Raises:
-        CannotJudge: no graph was captured, or the error is one of the machine and not of the compiler.
+        CannotJudge: no graph was captured, or a target's device is more than what stands for it.
+        MachineUnfit: the error is one of the machine and not of the compiler.
     """
     failure = trial.observation.failure
     if failure is None and not trial.ledger.frames and not trial.ledger.graphs:

@@ -20,6 +20,7 @@ from fuzzcompile.compiler.ledger import Ledger
 from fuzzcompile.compiler.same import torch_same
 from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.compiler.unseen import Unseen, gathered, gathering, shown
+from fuzzcompile.errors import MachineUnfit
 from fuzzcompile.execution.lost_gpu import lost_gpu
 from fuzzcompile.execution.observation import Observation
 from fuzzcompile.facts import facts
@@ -246,7 +247,7 @@ def _decided_both_ways(answer: _Answer, deadline: float | None) -> _Answer:
         trial = under.trial()
         try:
             refuse_unfit(under.case, trial)
-        except CannotJudge:  # the report says that this way was not tried
+        except (CannotJudge, MachineUnfit):  # the report says that this way was not tried
             continue
         second = _decided(under, trial, answer.count, answer.started)
         tried = (*tried, question)

@@ -20,10 +20,9 @@ from fuzzcompile.campaign.settings import CampaignSettings
 from fuzzcompile.campaign.steering import UNIFORM, Strategy
 from fuzzcompile.campaign.terminal import print_summary
 from fuzzcompile.corpus import Campaign, CaseRecord, Store
-from fuzzcompile.errors import EnvironmentUnfit
+from fuzzcompile.errors import EnvironmentUnfit, MachineUnfit
 from fuzzcompile.generation import Profile
 from fuzzcompile.judging.counts import CoverageCount
-from fuzzcompile.judging.refusals import MachineUnfit
 from fuzzcompile.reduction.outcome import Outcome, Tally
 from fuzzcompile.severity import Severity
 from fuzzcompile.worker.judge import Judged, JudgeTask

@@ -198,7 +198,7 @@ def lock(corpus: Path, seconds: float) -> Iterator[None]:
 def test_a_short_lock_is_waited_for_and_a_long_one_is_named(run: Run, tmp_path: Path):
     corpus = tmp_path / "c.db"
     assert run("corpus", "import", str(EXPORT), "--corpus", str(corpus)).returncode == 0
-    with lock(corpus, 5):
+    with lock(corpus, 12):
         done = run("mark", "F1", "invalid", "--corpus", str(corpus))
     assert done.returncode == 0 and "waiting" in done.stderr
     with lock(corpus, 100):
