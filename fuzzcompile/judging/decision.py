@@ -94,8 +94,8 @@ def _within_rounding(experiments: Experiments, trial: Trial, semantic: Sequence[
         return Decision(
             first.verdict,
             "low",
-            f"in float64 the captured graph and the compiler's differ by {boundary.step:.1e} of a result's size, which the "
-            "values of both runs contradict: eager takes another kernel in float64",
+            f"in float64 the captured graph and the compiler's differ by {boundary.step:.1e} of a result's size, which "
+            "the values of both runs contradict: eager takes another kernel in float64",
         )
     if boundary is not None:
         what = f"the decomposition of {boundary.operator}" if boundary.operator else "a decomposition"
