@@ -257,3 +257,19 @@ def test_rounding_makes_no_difference_however_regular():
 def test_constants_do_not_vary():
     assert streams.varying(runs(plain(lambda: F.relu(VALUES)))) == ()
     assert streams.varying(runs(plain(lambda: torch.rand(2)))) == ("out0",)
+
+
+def test_what_rounding_leaves_of_a_zero_is_no_difference():
+    """The gradient of a key's bias is zero by symmetry: two implementations leave other remains of it."""
+
+    def remains(size: float) -> Observation:
+        values = torch.cat([VALUES, torch.randn(32) * size])
+        return Observation((Value("gradient", values * (torch.rand(96) > 0.3), "gradient"),))
+
+    eager = Observation((Value("gradient", torch.zeros(96), "gradient"),))
+    moved = Observation((Value("gradient", torch.full((96,), 1e-8), "gradient"),))
+    floors = streams.floors_of(eager, [moved])
+    expected = [remains(1e-8) for _ in range(streams.SEEDS)]
+    actual = [remains(0.0) for _ in range(streams.SEEDS)]
+    assert streams.differences(*([streams.sampled(run) for run in sample] for sample in (expected, actual)))
+    assert not streams.differences(*([streams.sampled(run, floors) for run in sample] for sample in (expected, actual)))
