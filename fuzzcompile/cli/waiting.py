@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Waiting:
-    """One line on a terminal that says what is waited for; elsewhere a line for each new thing.
+    """One line on a terminal that says what is waited for; elsewhere a line for each thing, the first time.
 
     Args:
         as_json: print nothing where standard error is no terminal: a program reads the output.
@@ -29,6 +29,7 @@ class Waiting:
         self._silent = as_json and not self._terminal
         self._several = several
         self._text = ""
+        self._said = set[str]()
         self._lock = threading.Lock()
         self._line: Progress | None = None
 
@@ -48,7 +49,8 @@ class Waiting:
             if self._terminal:
                 self._line = self._line or _line()
                 self._line.update(self._line.task_ids[0], description=text)
-            elif not self._silent:
+            elif not self._silent and text not in self._said:
+                self._said.add(text)
                 click.echo(f"fuzzcompile: {text} ...", err=True)
 
     def heard(self, state: WorkerState) -> None:

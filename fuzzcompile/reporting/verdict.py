@@ -48,8 +48,9 @@ _RUN_AGAIN = {
     "nondeterministic": "run it again: if it differs again, ",
 }
 _WIDTH = 120  # where standard output is no terminal
-_ROWS = 12  # outputs shown
-_PLACES = 3  # outputs whose values are shown
+_ROWS = 12  # wrong outputs shown
+_CLOSE = ("close", "wild")  # by rounding, or without a digit in eager either
+_FEW = 3  # outputs shown that differ by rounding, and outputs whose values are shown
 # What differs is not a value: the table has no numbers for these.
 _NO_VALUES = ("dtype", "shape", "stride", "missing", "alias")
 # Bugs of something else than values: rounding beside them says nothing.
@@ -88,13 +89,14 @@ def print_report(
     outputs = report["evidence"]["outputs"]
     differing = [output for output in outputs if output.get("finding") != "same"]
     if report["verdict"] not in _NOT_OF_VALUES and any(output["finding"] not in _NO_VALUES for output in differing):
-        console.print(_table(differing))
-        if len(differing) > _ROWS:
-            say(f"  and {len(differing) - _ROWS} more outputs that differ (--json has all)")
+        shown = _shown(report, differing)
+        console.print(_table(shown))
+        if len(differing) > len(shown):
+            say(f"  and {len(differing) - len(shown)} more outputs that differ (--json has all)")
         if len(differing) < len(outputs):
             say(f"  the same bits: {len(outputs) - len(differing)} of {len(outputs)} outputs")
     for line in (
-        *_places(differing),
+        *_places(_shown(report, differing)),
         *promise_lines(report),
         *circumstances(report),
         *_attribution(report, proof=proof),
@@ -206,6 +208,15 @@ def rounded_up(value: float) -> str:
 # -- what differs ---------------------------------------------------------------------------------
 
 
+def _shown(report: ReportJson, differing: Sequence[OutputJson]) -> list[OutputJson]:
+    """The wrong outputs, in their order; of those that rounding explains, the worst few."""
+    wrong = [output for output in differing if report["is_bug"] and output["finding"] not in _CLOSE]
+    rounded = sorted(
+        (output for output in differing if output not in wrong), key=lambda output: -(output.get("error_ratio") or 0.0)
+    )
+    return [*wrong[:_ROWS], *rounded[: max(0, _FEW - len(wrong))]]
+
+
 def _table(outputs: Sequence[OutputJson]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("  output", overflow="fold")
@@ -213,7 +224,7 @@ def _table(outputs: Sequence[OutputJson]) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     for heading in ("\nratio", "noise\nfloor", "assert_\nclose", "\nsame", "\ncosine"):
         table.add_column(heading, no_wrap=True)
-    for output in outputs[:_ROWS]:
+    for output in outputs:
         table.add_row(f"  {output['name']}", *_cells(output))
     return table
 
@@ -249,7 +260,7 @@ def _figure(value: float | None, output: OutputJson) -> str:
 
 def _places(outputs: Sequence[OutputJson]) -> Iterator[str]:
     """Where outputs differ, and the values of the runs there."""
-    for output in outputs[:_PLACES]:
+    for output in outputs[:_FEW]:
         if output.get("detail"):
             kind = f"{output['finding']}: " if output["finding"] in ("dtype", "shape", "stride") else ""
             yield f"{output['name']}: {kind}{output['detail']}"

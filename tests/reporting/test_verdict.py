@@ -63,9 +63,16 @@ def test_the_answer_fits_and_is_plain():
         name, error_ratio=1.2e12, noise_floor=None, max_ulps_eager=1e12, max_ulps_compiled=None, non_finite="-inf"
     )
     text = printed(report("rounding", wide, *(output(f"out{i}") for i in range(20))))
-    table = text.splitlines()[1 : text.splitlines().index("  and 9 more outputs that differ (--json has all)")]
-    assert len(table) > 12 and max(map(len, table)) <= 120
+    table = text.splitlines()[1 : text.splitlines().index("  and 18 more outputs that differ (--json has all)")]
+    assert len(table) > 4 and "gradient of parameter" in table[2] and max(map(len, table)) <= 120
     assert "\x1b" not in text
+
+
+def test_wrong_outputs_come_first_and_rounding_beside_them_is_left_out():
+    wrong = [output(f"wrong{n}", finding="far") for n in range(4)]
+    text = printed(report("miscompile", output("near0", finding="close"), *wrong, output("near1", finding="close")))
+    assert all(f"wrong{n}" in text for n in range(4)) and "near" not in text
+    assert "and 2 more outputs that differ (--json has all)" in text
 
 
 def test_what_bears_on_the_verdict_is_said():
