@@ -25,7 +25,7 @@ def test_triage_for_people_names_verdict_culprit_and_what_to_do(capsys, shared_w
     assert call("bisect", QUICK) == 1
     out = capsys.readouterr().out
     assert "compile_error (BUG" in out and f"culprit: {REWRITE}" in out and "what to do: report it" in out
-    assert ["veto", REWRITE, "yes"] in [line.split()[:3] for line in out.splitlines()]
+    assert [REWRITE, "off", "yes"] in [line.split()[:3] for line in out.splitlines()]
 
 
 def test_a_planted_rewrite_is_found_and_named(write_case, plant, capsys, shared_workers):
@@ -84,6 +84,7 @@ def test_eager_that_crashes_or_hangs_cannot_be_judged(write_case, capsys):
     assert "hang.py could not be judged" in second and "--timeout" in second
 
 
+@pytest.mark.slow
 def test_minimize_makes_a_reproducer_of_any_case(tmp_path, monkeypatch, capsys, shared_workers):
     monkeypatch.chdir(tmp_path)
     assert call("minimize", QUICK, "--out", "small.py", "--log", "log.jsonl") == 0

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from torch._inductor import codecache, cpu_vec_isa
 
 from fuzzcompile.compiler.toolchain import looking_at_toolchain
 
 
+@pytest.mark.slow
 def test_after_the_look_a_kernel_asks_nothing_of_the_toolchain():
     cpu_vec_isa.valid_vec_isa_list.cache_clear()
     codecache._precompile_header.cache_clear()

@@ -49,8 +49,9 @@ def commands(page: Path) -> Iterator[list[str]]:
             continue
         for line in block.text.splitlines():
             line = line.removeprefix("$ ")
-            if line.startswith("fuzzcompile "):
-                yield shlex.split(re.sub(r"[\[\]]|\.\.\.", "", line), comments=True)
+            for command in line.split(" && "):
+                if command.startswith("fuzzcompile "):
+                    yield shlex.split(re.sub(r"[\[\]]|\.\.\.", "", command), comments=True)
 
 
 def _tokens(page: Path) -> list[Token]:

@@ -111,6 +111,7 @@ def planted() -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 def test_a_bug_that_it_alone_stirs_is_found_and_minimized_to_a_case_that_has_it(tmp_path: Path) -> None:
     numbers = count()
 

@@ -45,6 +45,7 @@ def test_a_rewrite_that_is_wrong_in_one_place_jumps_in_its_layer(tmp_path, secon
     assert row(answer, "layers.2")["inherited"] > 10 * row(answer, "layers.2")["made"]
 
 
+@pytest.mark.slow
 def test_a_clean_training_step_is_compounding_in_its_layers_and_gradients(tmp_path):
     answer = profiled(stack(tmp_path, layers=1, training=True), "inductor")
     assert answer["verdict"] == "expected_compounding", answer["rule"]
