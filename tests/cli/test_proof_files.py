@@ -45,8 +45,8 @@ def test_the_terminal_shows_the_graph_before_and_after(written):
 
 def test_the_page_holds_the_same(written):
     page = (written[2] / "out.html").read_text(encoding="utf-8")
-    for part in ("planted_sub", "-sub: f32[3, 4] = aten.sub.Tensor", "<code>planted_sub</code> off", "case.py:6", "PyTorch",
-                 "Errors over the elements of <code>out0</code>", "one cell is one element"):  # fmt: skip
+    for part in ("planted_sub", "-sub: f32[3, 4] = aten.sub.Tensor", "<code>planted_sub</code> off", "case.py:6",
+                 "PyTorch", "Errors over the elements of <code>out0</code>", "one cell is one element"):  # fmt: skip
         assert part in page
     assert not list(written[2].glob(".*.part"))
 
