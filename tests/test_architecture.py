@@ -42,7 +42,7 @@ ALLOWED = {
     "replaying": {"contract", "corpus", "errors", "execution", "hints", "privacy", "severity"},
     "reporting": {"contract", "corpus", "errors", "hints", "oracle", "privacy", "replaying", "settings", "severity",
                  "signatures", "stage_names", "templating"},
-    "trials": {"case", "compiler", "errors", "execution", "oracle", "tolerances"},
+    "trials": {"case", "compiler", "errors", "execution", "facts", "oracle", "tolerances"},
     "attribution": {"compiler", "execution", "oracle", "stage_names", "trials"},
     "variations": {"case", "casefiles", "compiler", "errors", "execution", "generation", "templating"},
     "stages": {"attribution", "codegen", "compiler", "execution", "facts", "oracle", "stage_names", "trials"},
@@ -72,7 +72,7 @@ ALLOWED = {
     "pytest_plugin": {"api", "errors"},
     "cli": {"campaign", "casefiles", "commands", "contract", "corpus", "errors", "execution", "generation", "hints",
            "models", "pages", "profiling", "reduction", "replaying", "reporting", "settings", "severity", "stage_names",
-           "targets", "tolerances", "watching", "worker"},
+           "targets", "tolerances", "trials", "watching", "worker"},
     "__main__": {"cli"},
 }  # fmt: skip
 

@@ -101,13 +101,13 @@ class Bookkeeping:
         """Close the campaign in the corpus."""
         self.store.finish_campaign(self.campaign, self._counters(left), ended)
 
-    def summary(self, ended: Ended, left: LeftOver) -> Finished:
+    def summary(self, ended: Ended, left: LeftOver, why: str | None = None) -> Finished:
         """The campaign's counters, and its findings as the corpus has them now."""
         findings = self.store.summaries()
         lines = [self._line(finding) for finding in findings if finding.public_id in self.hit]
         waiting = len(pending(self.store, self.environment))
         behind = Behind(len(left.cases), sum(bool(case.shows_bug) for case in left.cases), waiting, len(findings))
-        return Finished(ended, self.tally(), lines, self.store.location, self.settings.target, behind)
+        return Finished(ended, self.tally(), lines, self.store.location, self.settings.target, behind, why)
 
     def _counters(self, left: LeftOver) -> dict[str, object]:
         tally = self.tally()

@@ -33,7 +33,7 @@ from fuzzcompile.campaign.settings import CampaignSettings
 from fuzzcompile.campaign.steering import Outcome, Steering, items_of
 from fuzzcompile.campaign.work import Work, pending_first
 from fuzzcompile.contract import CulpritJson, ReportJson, told
-from fuzzcompile.corpus import Coverage, Finding, Kept, Recorded, Store, public_id
+from fuzzcompile.corpus import Coverage, Ended, Finding, Kept, Recorded, Store, public_id
 from fuzzcompile.errors import EnvironmentUnfit, FuzzcompileError, MachineUnfit
 from fuzzcompile.execution.pool import WorkerFailed, WorkerStartFailed, WorkerStopped, WorkerTimeout
 from fuzzcompile.hints import command
@@ -129,11 +129,11 @@ class Engine:
             finally:
                 self._left = self._left_now()
 
-    def finish(self, *, interrupted: bool = False) -> Finished:
-        """Close the campaign in the corpus and summarise it."""
-        ended = "interrupted" if interrupted else self._work.ended
+    def finish(self, *, interrupted: bool = False, why: str | None = None) -> Finished:
+        """Close the campaign in the corpus and summarise it; ``why`` is what the machine lacks to go on."""
+        ended: Ended = "interrupted" if interrupted else "failed" if why is not None else self._work.ended
         self._books.end(ended, self._left)
-        return self._books.summary(ended, self._left)
+        return self._books.summary(ended, self._left, why)
 
     def fail(self) -> None:
         """Note in the corpus that an error of our own ended the campaign."""

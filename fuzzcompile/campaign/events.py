@@ -148,8 +148,9 @@ class Behind:
 
 @dataclass(frozen=True)
 class Finished:
-    """The campaign is over. ``ended`` is ``budget``, ``max-findings``, ``exhausted`` or ``interrupted``.
+    """The campaign is over. ``ended`` is ``budget``, ``max-findings``, ``exhausted``, ``interrupted`` or ``failed``.
 
+    ``why`` is what the machine lacks, where the campaign failed for want of it.
     ``findings`` are those that its cases hit, the worst first.
     ``target`` is the device that the compiler was told, if it was not the one that ran.
     """
@@ -160,6 +161,7 @@ class Finished:
     corpus: str
     target: str | None = None
     behind: Behind = field(default_factory=Behind)
+    why: str | None = None
 
     def has_one_of(self, least: Severity) -> bool:
         """Whether a finding is at least as bad as ``least``."""
@@ -169,6 +171,7 @@ class Finished:
         """The summary for machines."""
         return {
             "ended": self.ended,
+            "why": self.why,
             "cases": self.tally.cases,
             "screened": self.tally.screened,
             "verdicts": dict(self.tally.verdicts),

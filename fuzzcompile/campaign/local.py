@@ -13,6 +13,7 @@ from fuzzcompile.campaign.events import Event, Finished
 from fuzzcompile.campaign.interrupts import sigterm_interrupts
 from fuzzcompile.campaign.settings import CampaignSettings
 from fuzzcompile.corpus import Campaign, CorpusError, Store
+from fuzzcompile.errors import EnvironmentUnfit
 
 
 def run_campaign(
@@ -28,9 +29,10 @@ def run_campaign(
 
     Its workers are gone then. ``clock`` runs since the start of the command; by default, the budget begins now.
 
+    Where the machine can compile no more, the summary says why (``Finished.why``).
+
     Raises:
         CorpusError: the corpus cannot be opened or written.
-        EnvironmentUnfit: no worker can be started.
     """
     environment = crew.surroundings.environment
     with Store.open(location) as store:
@@ -45,7 +47,7 @@ def run_campaign(
             clock=clock,
             describe_workers=crew.activity,
         )
-        interrupted = False
+        interrupted, why = False, None
         try:
             with sigterm_interrupts(), closing(engine.run()) as events:
                 for event in events:
@@ -54,12 +56,14 @@ def run_campaign(
             interrupted = True
         except CorpusError:  # nothing more can be stored, why the campaign ended included
             raise
+        except EnvironmentUnfit as error:
+            why = str(error)
         except BaseException:  # whatever ended it, the corpus must say so
             engine.fail()
             raise
         finally:
             crew.pool.kill_workers()
-        return engine.finish(interrupted=interrupted)
+        return engine.finish(interrupted=interrupted, why=why)
 
 
 def _settings(settings: CampaignSettings) -> dict[str, object]:

@@ -18,10 +18,8 @@ from fuzzcompile.contract import ReportJson
 from fuzzcompile.corpus import Ended, Finding, Store
 from fuzzcompile.severity import rank
 from fuzzcompile.worker.lost import left_behind
+from fuzzcompile.worker.reductions import CONCLUDING, LEAST_SEARCH
 
-# Seconds that a minimization needs after its search, to confirm the reproducer and to make the script for an issue
-# (11 to 14 s of processor time, measured), and the shortest search worth beginning.
-_CONCLUDING, _LEAST_SEARCH = 25.0, 10.0
 # Once less is left, no case is begun: even a screen takes half a second.
 _LEAST_CASE = 1.0
 # A source that has drawn this many known programs in a row is taken to have no others.
@@ -138,10 +136,10 @@ class Work:
 
     def _begin_reduction(self, *, judging: bool) -> bool:
         most = max(1, self.settings.workers // 2) if judging else self.settings.workers
-        seconds = min(self.settings.minimize_seconds, self.clock.remaining - _CONCLUDING)
+        seconds = min(self.settings.minimize_seconds, self.clock.remaining - CONCLUDING)
         running = {job.minimizes for job in self.jobs if job.minimizes is not None}
         free = [waiting for name, waiting in self._reductions.items() if name not in running]
-        if not free or len(running) >= most or seconds < _LEAST_SEARCH:
+        if not free or len(running) >= most or seconds < LEAST_SEARCH:
             return False
         worst = min(free, key=lambda waiting: rank(waiting.report))
         del self._reductions[worst.finding]

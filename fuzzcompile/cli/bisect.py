@@ -13,7 +13,7 @@ from fuzzcompile.worker.conditions import Conditions, Question
 
 
 @click.command()
-@click.argument("case", required=False, type=click.Path(path_type=Path))
+@click.argument("case", required=False, type=options.NamedPath())
 @options.model("case")
 @options.question
 @options.conditions

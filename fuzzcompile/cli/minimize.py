@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from fuzzcompile.reduction.search import Progress
     from fuzzcompile.worker.reductions import Minimized
 
+# What judging a candidate that failed in another way may take, the start of a worker included.
+_SECONDS_OF_ANOTHER = 15.0
 # The exit status that shells give to a program that Ctrl-C ended.
 _INTERRUPTED = 130
 
@@ -43,7 +45,7 @@ _INTERRUPTED = 130
     default="5m",
     show_default=True,
     metavar="90s|10m",
-    help="Time for the search; with --pending, for everything from the start of the command.",
+    help="Time for everything from the start of the command; a search takes ten seconds at least.",
 )
 @click.option(
     "--compiles", default=200, show_default=True, type=click.IntRange(min=1), help="Compiles and screens to spend."
@@ -92,10 +94,10 @@ def minimize(
         return minimize_pending(budget, conditions, location, log)
     assert name is not None  # `options.model` has asked for one
     case_named(name)
-    from fuzzcompile.campaign.budget import seconds_of
+    from fuzzcompile.campaign.budget import Budget, Clock, seconds_of
     from fuzzcompile.reporting.files import check_writable
 
-    seconds = seconds_of(budget, "minimize --budget")
+    clock = Clock(Budget(seconds=seconds_of(budget, "minimize --budget")))
     if out is not None:
         check_writable(out, "--out", parents=True)
     if case_named(name) is None:
@@ -127,7 +129,7 @@ def minimize(
             small = search(
                 subject,
                 conditions,
-                seconds=seconds,
+                seconds=clock.remaining,
                 compiles=compiles,
                 keep=keep,
                 state=_state_of(out),
@@ -144,7 +146,7 @@ def minimize(
         for text in conclusion(small, out, Named(name, typed), others):
             click.echo(text)
         if store is not None and small.other_sources and not small.interrupted:
-            _judge_others(store, small, conditions)
+            _judge_others(store, small, conditions, clock.remaining)
     if others is not None:
         for number, source in enumerate(small.other_sources, start=1):
             _write(others / f"{out.stem}_other_{number}.py", source)
@@ -202,12 +204,15 @@ def _state_of(out: Path) -> Path:
     return out.with_name(f"{out.name}.state")
 
 
-def _judge_others(store: Store, small: Minimized, conditions: Conditions) -> None:
-    from fuzzcompile.commands.secondary import store_secondary_findings
+def _judge_others(store: Store, small: Minimized, conditions: Conditions, seconds: float) -> None:
+    from fuzzcompile.commands.secondary import MOST, store_secondary_findings
 
-    sources = small.other_sources
-    click.echo(f"Judging {len(sources)} candidates that failed in another way ...", err=True)
-    for secondary in store_secondary_findings(store, sources, conditions):
+    sources, most = small.other_sources, min(MOST, int(seconds / _SECONDS_OF_ANOTHER))
+    if not most:
+        click.echo("Of the candidates that failed in another way, the budget leaves no time to judge any.", err=True)
+        return
+    click.echo(f"Judging up to {most} of {len(sources)} candidates that failed in another way ...", err=True)
+    for secondary in store_secondary_findings(store, sources, conditions, most):
         new = "new" if secondary.is_new else "known"
         click.echo(f"Secondary finding: {secondary.finding} ({new}), {secondary.verdict}, {secondary.signature}")
 

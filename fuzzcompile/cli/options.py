@@ -30,6 +30,17 @@ class FiniteRange(click.FloatRange):
         return number if math.isfinite(number) else self.fail(f"{value} is not a finite number.", param, ctx)
 
 
+class NamedPath(click.Path):
+    """A path that is not empty: an empty one would be the working folder."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """The path, or the error of click that it is empty."""
+        return Path(value) if str(value) else self.fail("the name is empty.", param, ctx)
+
+
 device: Callable[[Command], Command] = configured(
     "device", show_default=True, metavar="auto|cpu|cuda[:N]", help="Where to run."
 )

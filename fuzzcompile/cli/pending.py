@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from fuzzcompile.errors import EnvironmentUnfit
 from fuzzcompile.worker.conditions import Conditions
 
 
@@ -17,6 +18,7 @@ def minimize_pending(budget: str, conditions: Conditions, location: str | None, 
     Raises:
         UsageError: ``budget`` is no time.
         CorpusError: there is no such corpus.
+        EnvironmentUnfit: the machine can compile no more.
     """
     from fuzzcompile.campaign.budget import Budget, Clock, seconds_of
     from fuzzcompile.corpus import Store
@@ -46,4 +48,6 @@ def minimize_pending(budget: str, conditions: Conditions, location: str | None, 
         )
         outputs.finish(summary)
     print_summary(Console(), summary, conditions.options(), judges=False)
+    if summary.why is not None:
+        raise EnvironmentUnfit(summary.why)
     return 0

@@ -21,7 +21,7 @@ _SECONDS = 900.0
 
 
 @click.command()
-@click.argument("case", required=False, type=click.Path(path_type=Path), metavar="[CASE]")
+@click.argument("case", required=False, type=options.NamedPath(), metavar="[CASE]")
 @options.model("case", size="narrow")
 @click.option(
     "--against",
@@ -91,9 +91,20 @@ def profile(
     """
     from fuzzcompile.casefiles import read_case_file
     from fuzzcompile.cli.waiting import Waiting
+    from fuzzcompile.profiling.spelling import spelled
+    from fuzzcompile.reporting.files import check_writable, write_whole
+    from fuzzcompile.tolerances import Tolerances
+    from fuzzcompile.trials.against import modes_here
     from fuzzcompile.worker.vetoes import check_vetoes
 
     conditions = Conditions(running_device(device, None), vetoes, plants, Limits(timeout, int(memory * 2**30)))
+    measured = against or ("inductor" if record is None else "eager")
+    for text in (measured, reference):
+        spelled(text, modes_here())
+    Tolerances.load(tolerances)
+    for file, option in ((page, "--html"), (record, "--record")):
+        if file is not None:
+            check_writable(file, option)
     check_vetoes(conditions, [read_case_file(case)])
 
     from fuzzcompile.commands.profile import Request, profile_case, record_case
@@ -101,18 +112,13 @@ def profile(
     from fuzzcompile.profiling.engine import Asked
     from fuzzcompile.profiling.runs import Look
     from fuzzcompile.profiling.sides import parse
-    from fuzzcompile.reporting.files import check_writable, write_whole
     from fuzzcompile.reporting.profile_text import print_profile
     from fuzzcompile.reporting.verdict import report_console
 
-    side = parse(against or ("inductor" if record is None else "eager"))
+    side = parse(measured)
     look = Look(depth, int(keep * 2**30), operators=ops)
     request = Request(case, Asked(side, parse(reference), look, tolerances, math_only), call, module)
-    conditions = Conditions(device, vetoes, plants, Limits(timeout, int(memory * 2**30)))
     name = Named(str(case), {**conditions.options(), "timeout": None, "call": call, "module": module})
-    for file, option in ((page, "--html"), (record, "--record")):
-        if file is not None:
-            check_writable(file, option)
     with Waiting(as_json=as_json) as waiting:
         if record is not None:
             waiting.say(f"recording {case.name} as {side}")

@@ -141,6 +141,8 @@ def run(
         click.echo(json.dumps(summary.to_json(), allow_nan=False))
     else:
         print_summary(Console(), summary, conditions.options())
+    if summary.why is not None:
+        raise EnvironmentUnfit(summary.why)
     if summary.tally.cases and set(summary.tally.verdicts) == {"unjudged"}:
         raise EnvironmentUnfit("Not one case could be judged; run `fuzzcompile doctor`.")
     fails = fail_on_finding and bool(summary.findings)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("cases", nargs=-1, type=click.Path(path_type=Path), metavar="[CASE...]")
+@click.argument("cases", nargs=-1, type=options.NamedPath(), metavar="[CASE...]")
 @options.model("cases", lambda path: (path,))
 @options.question
 @options.conditions

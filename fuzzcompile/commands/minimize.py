@@ -34,7 +34,7 @@ from fuzzcompile.worker.conditions import Conditions
 from fuzzcompile.worker.lost import unstartable, verdict_of
 from fuzzcompile.worker.minimize import ProbeTask, capture_programs, job_of, judge_source, probe_candidate
 from fuzzcompile.worker.pool import LEAST_THREADS, open_pool
-from fuzzcompile.worker.reductions import Minimized
+from fuzzcompile.worker.reductions import CONCLUDING, LEAST_SEARCH, Minimized
 
 # Seconds that one candidate may take: less than the case did, which was judged within the limits.
 _CANDIDATE_TIME = 90.0
@@ -141,7 +141,8 @@ def minimize(
     Args:
         subject: the case.
         conditions: where to compile, what to veto and plant, and the limits of one candidate.
-        seconds: time for the search.
+        seconds: time for everything: the start of a worker, the search, the reproducer. A search has ten seconds at
+            least.
         compiles: how many compiles and screens the search may use, an earlier search's not counted.
         keep: what must stay: the verdict's kind, or the culprit too.
         state: a file that keeps what was learned, and is deleted once the search is finished.
@@ -153,6 +154,7 @@ def minimize(
         EnvironmentUnfit: no worker can be started.
         UsageError: there is nothing to resume.
     """
+    ends = time.monotonic() + seconds
     target = Target.of(subject.report, keep)
     tally = read_state(state, subject) if resume and state is not None else Tally()
     job = job_of(
@@ -162,6 +164,7 @@ def minimize(
         keep,
         for_issue=for_issue or subject.finding is not None,
     )
+    job = replace(job, ends=ends)
 
     def progressed(progress: Progress) -> None:
         if state is not None:
@@ -171,7 +174,7 @@ def minimize(
 
     if state is not None:
         write_state(state, subject, tally)
-    budget = Budget(tally.tests + compiles, time.monotonic() + seconds)
+    budget = Budget(tally.tests + compiles, max(ends - CONCLUDING, time.monotonic() + LEAST_SEARCH))
     with open_pool(conditions, 1, least_threads=LEAST_THREADS) as pool:
         tools = PooledTools(pool, target, conditions.vetoes, subject.report)
         outcome = reduce_case(job, tools, budget, tally=tally, on_progress=progressed)

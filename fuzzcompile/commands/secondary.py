@@ -15,7 +15,7 @@ from fuzzcompile.signatures import source_hash
 from fuzzcompile.worker.conditions import Conditions
 
 # Most secondary candidates of one reduction show one bug in many sizes.
-_MOST = 4
+MOST = 4
 ORIGIN = "reduction"
 
 
@@ -29,13 +29,15 @@ class SecondaryFinding:
     is_new: bool
 
 
-def store_secondary_findings(store: Store, sources: Sequence[str], conditions: Conditions) -> list[SecondaryFinding]:
-    """Judge the shortest few of the sources that the corpus lacks, and store those that show a bug.
+def store_secondary_findings(
+    store: Store, sources: Sequence[str], conditions: Conditions, most: int = MOST
+) -> list[SecondaryFinding]:
+    """Judge the shortest ``most`` of the sources that the corpus lacks, and store those that show a bug.
 
     Raises:
         EnvironmentUnfit: no worker can be started.
     """
-    new = sorted((source for source in sources if not store.has_source(source_hash(source))), key=len)[:_MOST]
+    new = sorted((source for source in sources if not store.has_source(source_hash(source))), key=len)[:most]
     if not new:
         return []
     environment, findings = describe(resolve(conditions.device), conditions.target), list[SecondaryFinding]()

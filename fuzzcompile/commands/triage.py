@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from fuzzcompile.casefiles import CaseFile, read_case_file
 from fuzzcompile.commands.answers import Answer, Unjudged, overall_status
 from fuzzcompile.contract import ReportJson
-from fuzzcompile.errors import CaseError, EnvironmentUnfit, FuzzcompileError, UsageError
+from fuzzcompile.errors import CaseError, FuzzcompileError, UsageError
 from fuzzcompile.execution.named import installed_torch
 from fuzzcompile.execution.pool import (
     RemoteError,
@@ -26,9 +26,8 @@ from fuzzcompile.execution.pool import (
     WorkerState,
     WorkerTimeout,
 )
-from fuzzcompile.facts import facts_of
 from fuzzcompile.plants import check_plants
-from fuzzcompile.trials.against import check_against
+from fuzzcompile.trials.against import check_against, modes_here
 from fuzzcompile.worker.conditions import Conditions, Question
 from fuzzcompile.worker.lost import left_behind, report_of, unstartable
 from fuzzcompile.worker.pool import ATTRIBUTION_SHARE, LEAST_THREADS, open_pool
@@ -150,12 +149,9 @@ def check_asked(conditions: Conditions, question: Question) -> None:
         EnvironmentUnfit: there is no torch.
     """
     check_plants(conditions.plants)
-    version = installed_torch()
-    if not version:
-        raise EnvironmentUnfit("torch is not installed in this environment; install it beside fuzzcompile.")
-    known = facts_of(version)
-    if known.exact:  # of another torch, a worker knows
-        check_against(question.against, known.names.modes)
+    modes = modes_here()
+    if modes is not None:  # of another torch, a worker knows
+        check_against(question.against, modes)
     if question.contract == "bitwise" and conditions.target is not None:
         raise UsageError("The bitwise contract needs the device itself: leave out --target or --contract.")
 

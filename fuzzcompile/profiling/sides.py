@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 
 from fuzzcompile.case import Case
 from fuzzcompile.compiler.session import Compilation, modes
-from fuzzcompile.errors import UsageError
-from fuzzcompile.execution.attention_backends import KERNELS, forced
+from fuzzcompile.execution.attention_backends import forced
 from fuzzcompile.execution.building import Program, build
 from fuzzcompile.execution.device import resolve
 from fuzzcompile.execution.float64 import Float64Mode
 from fuzzcompile.execution.tensors import map_tensors
+from fuzzcompile.profiling.spelling import DTYPES, spelled
 
-_SPELLINGS = (
-    "eager, inductor[:mode], aot_eager, float64, cpu, cuda[:N], sdpa:math|flash|efficient|cudnn, dtype:bfloat16, "
-    "or a recording (a file whose name ends in .safetensors)"
-)
-_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
+_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
 
 
 @dataclass(frozen=True)
@@ -119,29 +114,7 @@ def parse(text: str) -> Side:
     Raises:
         UsageError: it names none.
     """
-    if text.endswith(".safetensors") or Path(text).is_file():
-        if not Path(text).is_file():
-            raise UsageError(f"There is no recording {text}; make one with --record {text}.")
-        return Side("recording", text)
-    kind, _, argument = text.partition(":")
-    known: dict[str, tuple[str, ...] | None] = {
-        "inductor": ("", *modes()),
-        "sdpa": tuple(KERNELS),
-        "dtype": tuple(_DTYPES),
-        "cuda": None,
-    }
-    for plain in ("eager", "aot_eager", "float64", "cpu"):
-        known[plain] = ("",)
-    if kind not in known:
-        raise UsageError(f"Nothing runs as {text!r}; use {_SPELLINGS}.")
-    accepted = known[kind]
-    if accepted is None:
-        if argument and not argument.isdigit():
-            raise UsageError(f"{text!r} is not a device; use cuda or cuda:N.")
-    elif argument not in accepted:
-        choices = ", ".join(f"{kind}:{name}" if name else kind for name in accepted)
-        raise UsageError(f"Nothing runs as {text!r}; use one of {choices}.")
-    return Side(kind, argument)
+    return Side(*spelled(text, modes()))
 
 
 def pair_of(against: Side, reference: Side, device: torch.device) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from dataclasses import dataclass, replace
 
 from fuzzcompile.contract import ReportJson, ShownJson, told
@@ -24,6 +26,8 @@ from fuzzcompile.reduction.writing import written
 
 # Further runs of a reproducer that does not show the bug the first time: the bug may come and go.
 _FURTHER_RUNS = 2
+# Seconds for the script of an issue where none are left: budgets may be overrun by so much.
+_LEAST_PLAIN = 10.0
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,7 @@ def find_neighbour(program: Program, prober: Prober, tally: Tally, budget: Budge
         return None
 
 
-def show(source: str, report: ReportJson, neighbour: str | None, *, for_issue: bool) -> Shown:
+def show(source: str, report: ReportJson, neighbour: str | None, *, for_issue: bool, ends: float = math.inf) -> Shown:
     """Build the reproducer and run it in a clean process, several times if the first run does not show the bug.
 
     That of a target's finding is judged there for the target instead.
@@ -76,6 +80,7 @@ def show(source: str, report: ReportJson, neighbour: str | None, *, for_issue: b
         report: its report.
         neighbour: the source of a program that passes.
         for_issue: also make what an issue shows, if the bug is confirmed.
+        ends: until when there is time for that, as a value of ``time.monotonic()``; ten seconds are taken anyway.
 
     Raises:
         CaseError, UsageError: no reproducer can be built.
@@ -90,7 +95,7 @@ def show(source: str, report: ReportJson, neighbour: str | None, *, for_issue: b
         confirmation = run()
         first = Shown(reproducer, confirmation.confirmed, confirmation.output)
         if confirmation.confirmed:
-            return _with_plain(first, source, script, report) if for_issue else first
+            return _with_plain(first, source, script, report, ends) if for_issue else first
         again = [run() for _ in range(_FURTHER_RUNS)]
     except KeyboardInterrupt:
         return Shown(reproducer, False, "the confirmation was interrupted", interrupted=True)
@@ -99,13 +104,13 @@ def show(source: str, report: ReportJson, neighbour: str | None, *, for_issue: b
         return replace(first, note=f"the reproducer does not show the bug alone in {len(again) + 1} runs")
     note = f"the bug comes and goes: the reproducer showed it in {len(shown)} of {len(again) + 1} runs"
     late = Shown(reproducer, True, shown[0].output, note)
-    return _with_plain(late, source, script, report) if for_issue else late
+    return _with_plain(late, source, script, report, ends) if for_issue else late
 
 
-def _with_plain(shown: Shown, source: str, script: Script, report: ReportJson) -> Shown:
+def _with_plain(shown: Shown, source: str, script: Script, report: ReportJson, ends: float) -> Shown:
     """With the script for an issue; an interrupt leaves it out."""
     try:
-        return replace(shown, plain=shown_as_issue(source, script, report))
+        return replace(shown, plain=shown_as_issue(source, script, report, max(_LEAST_PLAIN, ends - time.monotonic())))
     except KeyboardInterrupt:
         return replace(shown, interrupted=True)
     except Exception as error:  # a case may be of any form, and its reproducer stands without this script

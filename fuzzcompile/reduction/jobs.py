@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -43,7 +44,8 @@ class Job:
 
     ``is_case``: it is a case file, not a script. ``screens``: the bug may show without code generation. ``resizes``: it
     may be compiled for dynamic sizes. ``keeps``: what must stay the same, "culprit" or "verdict". ``for_issue``: what
-    an issue shows is made too (`Outcome.shown`), which takes some more processes.
+    an issue shows is made too (`Outcome.shown`), which takes some more processes, as long as there is time until
+    ``ends``, a value of ``time.monotonic()``.
     """
 
     source: str
@@ -55,6 +57,7 @@ class Job:
     resizes: bool = False
     keeps: str = "culprit"
     for_issue: bool = False
+    ends: float = math.inf
 
 
 def same_bug(wanted: ReportJson, reached: ReportJson, keeps: str = "culprit") -> bool:

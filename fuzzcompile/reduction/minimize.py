@@ -295,7 +295,7 @@ class _Minimiser:
             return Shown(self.best, False, "a script is kept as a script")
         if self.interrupted:
             return unconfirmed(self.best, self.report)
-        return show(self.best, self.report, neighbour, for_issue=self.job.for_issue)
+        return show(self.best, self.report, neighbour, for_issue=self.job.for_issue, ends=self.job.ends)
 
     def _neighbour(self) -> str | None:
         """The source of a program one change away that passes; None if none of those tried does."""

@@ -109,7 +109,7 @@ def judge_file(task: JudgeTask) -> Judged:
     """
     _collect_garbage()
     device = torch.device(current_device())
-    progress = Progress(task)
+    progress, worked = Progress(task), time.process_time()
     try:
         return _judged(progress, device)
     except Exception as error:  # of any kind: a GPU that is lost fails in whatever comes next
@@ -118,12 +118,13 @@ def judge_file(task: JudgeTask) -> Judged:
             raise
         return progress.without_gpu(why, error)
     finally:
+        _took[:] = [time.process_time() - worked]
         if lost_gpu(device) is not None:
             retire()
 
 
 def _judged(progress: Progress, device: torch.device) -> Judged:
-    worked, task = time.process_time(), progress.task
+    task = progress.task
     deadline = None if task.seconds is None else time.monotonic() + task.seconds
     file = progress.file = read_case_file(Path(task.path))
     say(_LOADING[file.kind])
@@ -133,7 +134,6 @@ def _judged(progress: Progress, device: torch.device) -> Judged:
         case = load(file, device, call=task.call, module=task.module) if called is None else called.case()
         restore_streams()  # the script may have closed them, and the compiler writes to them
         report = judge_case(case, progress, device, deadline)
-    _took[:] = [time.process_time() - worked]
     answer = progress.answer(report)
     machine = describe(device, told(answer)) if task.describe else None
     return Judged(answer, report.coverage, report.screened, machine)

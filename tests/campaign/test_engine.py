@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from fuzzcompile import hints
 from fuzzcompile.campaign.budget import Budget
 from fuzzcompile.campaign.drawing import Drawn
 from fuzzcompile.campaign.engine import Engine
+from fuzzcompile.campaign.local import run_campaign
 from fuzzcompile.campaign.settings import CampaignSettings
 from fuzzcompile.campaign.steering import UNIFORM, Strategy
 from fuzzcompile.campaign.terminal import print_summary
@@ -136,6 +138,19 @@ def test_a_machine_that_can_compile_no_more_ends_the_campaign_and_costs_no_verdi
         campaign(tmp_path, executor=Full(), mix="mixed")
     with Store.open(tmp_path / "corpus.db", create=False) as store:
         assert store.counters().by_verdict["unjudged"] == 4
+
+
+def test_the_summary_of_a_campaign_that_the_machine_ends_says_why(tmp_path):
+    executor = Full()
+    executor.kill_workers = lambda: None
+    around = SimpleNamespace(environment={"torch": TORCH, "device": "cpu"}, numerics={})
+    crew = SimpleNamespace(pool=executor, surroundings=around, activity=list)
+    settings = CampaignSettings(
+        Budget(cases=40), 0, Profile(), "cpu", 1, TORCH, drafts=tmp_path, source=Numbers(), mix="full"
+    )
+    where = {"location": str(tmp_path / "corpus.db"), "command": "run"}
+    told = run_campaign(settings, crew, on_event=lambda event: None, **where).to_json()
+    assert told["ended"] == "failed" and "No space left" in told["why"] and told["verdicts"] == {"unjudged": 4}
 
 
 def test_a_target_is_a_stream_of_its_own_and_counts_apart(tmp_path):

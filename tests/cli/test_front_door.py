@@ -42,6 +42,10 @@ WRONG = [
     (["minimize", "plain.py"], "never calls torch.compile"),
     (["issue", "nothing.ipynb"], "nothing.ipynb does not exist."),
     (["profile", "syntax.py"], "in line 2"),
+    (["profile", "script.py", "--against", "nothing"], "Nothing runs as 'nothing'"),
+    (["profile", "script.py", "--reference", "inductor:slow"], "inductor:max-autotune"),
+    (["profile", "script.py", "--tolerances", "none.toml"], "none.toml"),
+    (["triage", ""], "the name is empty"),
     (["run", "--budget", "3c", "--from", "syntax.py"], "in line 2"),
 ]
 # Runs command lines one after another: the status, what was said and the seconds of each, and whether torch came.

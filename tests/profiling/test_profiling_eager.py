@@ -9,6 +9,8 @@ from stacks import CPU, profiled, row, stack
 from fuzzcompile.capture.loading import load
 from fuzzcompile.case import load_case
 from fuzzcompile.errors import CaseError, EnvironmentUnfit, UsageError
+from fuzzcompile.execution.attention_backends import KERNELS
+from fuzzcompile.profiling import spelling
 from fuzzcompile.profiling.engine import Asked, profile
 from fuzzcompile.profiling.record import record
 from fuzzcompile.profiling.recorded import read
@@ -231,3 +233,7 @@ def test_pairs_are_told_apart():
         "dtype:bfloat16": "across_dtypes",
         "float64": "across_dtypes",
     }
+
+
+def test_sides_are_named_after_the_kernels_that_can_be_forced():
+    assert set(spelling.KERNELS) == set(KERNELS)

@@ -20,20 +20,21 @@ from fuzzcompile.reduction.scripts.comparing import Script
 
 # Most scripts to try: each takes a compile or two.
 _MOST_TRIED = 6
-# Seconds for all of them together: a minimization in a campaign has little time left.
+# Seconds for all of them together, at most: a minimization in a campaign has little time left.
 _SECONDS = 150.0
 _ERRORS = (Verdict.COMPILE_ERROR, Verdict.RUNTIME_ERROR, Verdict.CRASH)
 
 
-def shown_as_issue(source: str, chosen: Script, report: ReportJson) -> ShownJson:
+def shown_as_issue(source: str, chosen: Script, report: ReportJson, seconds: float = _SECONDS) -> ShownJson:
     """Make the plain script of a case, run it alone and under each backend, and keep what was seen.
 
     Args:
         source: the case as it was judged.
         chosen: how the case is run, and what is compared.
         report: the report on it.
+        seconds: what there is time for; at most 150.
     """
-    clock = Clock.of(_SECONDS)
+    clock = Clock.of(min(_SECONDS, seconds))
     made = ShownJson(collect_env=collected_environment())
     expression = expression_at_fault(source, chosen, report)
     if expression is not None:
