@@ -12,7 +12,6 @@ import argparse
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -31,18 +30,8 @@ from fuzzcompile.privacy import scrub
 ROOT = Path(__file__).resolve().parents[1]
 REPORT = ROOT / "reports" / "first-minutes.md"
 PICTURE = ROOT / "docs" / "images" / "verdict.svg"
-# A bug of the newest torch that the committed corpus knows, as its finder would have it: the culprit is a rewrite.
-WITH_A_BUG = ROOT / "corpus" / "torch-2.13.0-cpu" / "sfdp-softmax-axis" / "case.py"
-CLEAN = """\
-import torch
-from torch import nn
-
-torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64), nn.LayerNorm(64)).eval()
-compiled = torch.compile(model)
-with torch.no_grad():
-    print(compiled(torch.randn(8, 64)).sum())
-"""
+# The scripts that the documentation begins with.
+SCRIPTS = ROOT / "docs" / "first-triage.md"
 WRONG = "import torch\n\ndef make(:\n    return torch.relu, (torch.ones(3),)\n"
 COLUMNS = 110
 SECONDS = 900
@@ -74,14 +63,14 @@ def steps(budget: str) -> list[Step]:
     """What is tried, in the order in which a new user would."""
     return [
         Step("What is there?", "fuzzcompile --help"),
-        Step("A model that compiles right", "fuzzcompile triage my_model.py"),
-        Step("A model that does not", "fuzzcompile triage my_attention.py"),
+        Step("A model that compiles right", "fuzzcompile triage my_block.py"),
+        Step("A model that does not", "fuzzcompile triage my_model.py"),
         Step("A typing error", "fuzzcompile triage wrong.py"),
         Step("A file that is not there", "fuzzcompile triage my_modle.py"),
-        Step("Which rewrite is it, and why?", "fuzzcompile bisect my_attention.py --html my_attention.html"),
-        Step("A small program that shows it", "fuzzcompile minimize my_attention.py --budget 2m"),
-        Step("It needs torch alone", "python repro_my_attention.py"),
-        Step("The text of an issue", "fuzzcompile issue my_attention.py"),
+        Step("Which rewrite is it, and why?", "fuzzcompile bisect my_model.py --html my_model.html"),
+        Step("A small program that shows it", "fuzzcompile minimize my_model.py --budget 2m"),
+        Step("It needs torch alone", "python repro_my_model.py"),
+        Step("The text of an issue", "fuzzcompile issue my_model.py"),
         Step("What else is there to find?", f"fuzzcompile run --budget {budget}"),
         Step("What was found?", "fuzzcompile corpus list --all"),
         Step("One finding", "fuzzcompile corpus show F1"),
@@ -93,10 +82,9 @@ def steps(budget: str) -> list[Step]:
 def run(step: Step, folder: Path) -> Ran:
     """Run one step and keep what it prints, on either stream, in the order in which it comes."""
     given = shlex.split(step.command)
-    program = {"fuzzcompile": [sys.executable, "-m", "fuzzcompile"], "python": [sys.executable]}[given[0]]
     started, first, pieces = time.monotonic(), None, list[str]()
     with subprocess.Popen(
-        [*program, *given[1:]],
+        [str(Path(sys.executable).with_name(given[0])), *given[1:]],
         cwd=folder,
         env=_environment(folder),
         stdin=subprocess.DEVNULL,
@@ -117,7 +105,14 @@ def _environment(folder: Path) -> dict[str, str]:
     """Without settings of fuzzcompile's; kernels are cold, colours and width are those of a terminal."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("FUZZCOMPILE_", "TORCH"))}
     terminal = {"FORCE_COLOR": "1", "COLUMNS": str(COLUMNS), "TERM": "xterm-256color", "PYTHONUNBUFFERED": "1"}
-    return {**kept, **terminal, "PYTHONPATH": str(ROOT), "TORCHINDUCTOR_CACHE_DIR": str(folder.parent / "kernels")}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return {
+        **kept,
+        **terminal,
+        "PATH": path,
+        "PYTHONPATH": str(ROOT),
+        "TORCHINDUCTOR_CACHE_DIR": str(folder.parent / "kernels"),
+    }
 
 
 def neutral(text: str, folder: Path) -> str:
@@ -161,11 +156,12 @@ def _shortened(lines: list[str]) -> list[str]:
 
 
 def picture(ran: Ran, folder: Path) -> str:
-    """The step as a terminal shows it, as SVG that loads nothing from elsewhere."""
+    """The answer as a terminal shows it, as SVG that loads nothing from elsewhere."""
+    answer = re.sub(r"(?m)^fuzzcompile: .* \.\.\.\n", "", ran.output)  # what was waited for
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
         console = Console(record=True, width=COLUMNS, file=nowhere, force_terminal=True)
         console.print(f"[bold green]$[/] {ran.step.command}", highlight=False)
-        console.print(Text.from_ansi(ran.output.replace(str(folder), ".").rstrip()))
+        console.print(Text.from_ansi(answer.replace(str(folder), ".").rstrip()))
         drawn = console.export_svg(title="fuzzcompile", unique_id="verdict")
     return re.sub(r"@font-face\s*\{[^}]*\}\s*", "", drawn)
 
@@ -180,9 +176,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="first-minutes-") as made:
         folder = Path(made) / "project"
         folder.mkdir()
-        (folder / "my_model.py").write_text(CLEAN, encoding="utf-8")
+        for name, text in re.findall(
+            r'```python title="(my_\w+\.py)"\n(.*?)```', SCRIPTS.read_text("utf-8"), re.DOTALL
+        ):
+            (folder / name).write_text(text, encoding="utf-8")
         (folder / "wrong.py").write_text(WRONG, encoding="utf-8")
-        shutil.copyfile(WITH_A_BUG, folder / "my_attention.py")
         ran = list[Ran]()
         for step in steps(asked.budget):
             sys.stderr.write(f"$ {step.command}\n")
@@ -190,7 +188,7 @@ def main() -> None:
             sys.stderr.write(f"  status {ran[-1].status}, {ran[-1].seconds:.1f} s\n")
             asked.report.parent.mkdir(parents=True, exist_ok=True)
             asked.report.write_text(page(ran, folder), encoding="utf-8")  # what was seen stays if a later step fails
-        shown = next(each for each in ran if each.step.command.endswith("triage my_attention.py"))
+        shown = next(each for each in ran if each.step.command.endswith("triage my_model.py"))
         asked.picture.parent.mkdir(parents=True, exist_ok=True)
         asked.picture.write_text(picture(shown, folder), encoding="utf-8")
 
