@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fuzzcompile import hints
 from fuzzcompile.campaign.budget import Clock, clock
 from fuzzcompile.campaign.drawing import Variations
 from fuzzcompile.campaign.events import WorkerActivity
@@ -78,7 +79,7 @@ def started(conditions: Conditions, workers: int, budget: Clock) -> Iterator[Cre
     try:
         told = pool.schedule(DESCRIBE, (conditions.target,), label="describe the machine")
         try:
-            around = told.result(timeout=None if budget.budget.seconds is None else budget.remaining)
+            around = told.result(timeout=_left(budget))
         except NotInTime as error:
             raise EnvironmentUnfit(
                 f"No worker had started after {clock(budget.elapsed)}, when the budget was over: importing torch and "
@@ -87,22 +88,29 @@ def started(conditions: Conditions, workers: int, budget: Clock) -> Iterator[Cre
         except WorkerStartFailed as error:
             raise unstartable(error) from error
         except WorkerFailed as error:
-            raise EnvironmentUnfit(f"The first worker {error}; run `fuzzcompile doctor`.") from error
+            raise EnvironmentUnfit(f"The first worker {error}; run `{hints.command('doctor')}`.") from error
         yield Crew(pool, conditions, workers, around)
     finally:
         pool.kill_workers()
 
 
-def survey_case(path: Path, conditions: Conditions) -> Variations:
+def _left(budget: Clock) -> float | None:
+    """Seconds that are left to wait; None for as long as it takes."""
+    return None if budget.budget.seconds is None else budget.remaining
+
+
+def survey_case(path: Path, conditions: Conditions, budget: Clock) -> Variations:
     """Variations of the case file at ``path``; a worker process finds out what of it can be varied.
 
     Raises:
         CaseError: it is not a case file, or it fails, crashes or hangs in eager mode.
-        EnvironmentUnfit: there is no such device, or no worker can be started.
+        EnvironmentUnfit: there is no such device, no worker can be started, or the budget ends before it has answered.
     """
     with open_pool(replace(conditions, plants=()), 1) as pool:
         try:
-            return Variations(pool.submit(SURVEY, str(path)).result())
+            return Variations(pool.submit(SURVEY, str(path)).result(timeout=_left(budget)))
+        except NotInTime as error:
+            raise EnvironmentUnfit(f"{path} had not run in eager mode when the budget was over. Give more.") from error
         except WorkerStartFailed as error:
             raise unstartable(error) from error
         except WorkerFailed as error:

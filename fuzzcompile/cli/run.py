@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from fuzzcompile import hints
 from fuzzcompile.cli import options
 from fuzzcompile.cli.configured import configured
 from fuzzcompile.errors import EnvironmentUnfit, UsageError
@@ -114,7 +115,7 @@ def run(
     from fuzzcompile.worker.pool import default_workers
 
     outputs = CampaignOutputs(log, sarif, summary_file, location)
-    source = survey_case(origin, conditions) if origin is not None else None
+    source = survey_case(origin, conditions, clock) if origin is not None else None
     workers = workers or default_workers(conditions.device)
     click.echo(starting(workers), err=True)
     with outputs, started(conditions, workers, clock) as crew, progress_handler(Console(stderr=True)) as handler:
@@ -144,6 +145,6 @@ def run(
     if summary.why is not None:
         raise EnvironmentUnfit(summary.why)
     if summary.tally.cases and set(summary.tally.verdicts) == {"unjudged"}:
-        raise EnvironmentUnfit("Not one case could be judged; run `fuzzcompile doctor`.")
+        raise EnvironmentUnfit(f"Not one case could be judged; run `{hints.command('doctor')}`.")
     fails = fail_on_finding and bool(summary.findings)
     return 1 if fails or (fail_on is not None and summary.has_one_of(Severity(fail_on))) else 0

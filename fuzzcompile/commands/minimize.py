@@ -34,7 +34,7 @@ from fuzzcompile.worker.conditions import Conditions
 from fuzzcompile.worker.lost import unstartable, verdict_of
 from fuzzcompile.worker.minimize import ProbeTask, capture_programs, job_of, judge_source, probe_candidate
 from fuzzcompile.worker.pool import LEAST_THREADS, open_pool
-from fuzzcompile.worker.reductions import CONCLUDING, LEAST_SEARCH, Minimized
+from fuzzcompile.worker.reductions import CONCLUDING, CONFIRMING, LEAST_SEARCH, Minimized
 
 # Seconds that one candidate may take: less than the case did, which was judged within the limits.
 _CANDIDATE_TIME = 90.0
@@ -174,7 +174,8 @@ def minimize(
 
     if state is not None:
         write_state(state, subject, tally)
-    budget = Budget(tally.tests + compiles, max(ends - CONCLUDING, time.monotonic() + LEAST_SEARCH))
+    reserved = CONCLUDING if job.for_issue else CONFIRMING
+    budget = Budget(tally.tests + compiles, max(ends - reserved, time.monotonic() + LEAST_SEARCH))
     with open_pool(conditions, 1, least_threads=LEAST_THREADS) as pool:
         tools = PooledTools(pool, target, conditions.vetoes, subject.report)
         outcome = reduce_case(job, tools, budget, tally=tally, on_progress=progressed)

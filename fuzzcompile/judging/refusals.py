@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from fuzzcompile import hints
 from fuzzcompile.case import Case
 from fuzzcompile.compiler.breaks import headline
 from fuzzcompile.compiler.target.placing import lacks_kernel
@@ -171,5 +172,6 @@ def refuse_unfit(case: Case, trial: Trial) -> None:
         machine = machine or str(failure)
     if machine:
         raise MachineUnfit(
-            f"{case.name} cannot be compiled on this machine: {machine} (`fuzzcompile doctor` tries the machine)."
+            f"{case.name} cannot be compiled on this machine: {machine} "
+            f"(`{hints.command('doctor')}` tries the machine)."
         )

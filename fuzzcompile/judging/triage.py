@@ -116,13 +116,13 @@ def triage(
         report = _without_gpu(experiments, trial, lost, started)
         on_verdict(report)
         return report
-    answer = _decided_both_ways(_decided(experiments, trial, ReplayCount(), started, known), deadline)
+    answer = _decided_both_ways(_decided(experiments, trial, ReplayCount(), started, known, deadline), deadline)
     on_verdict(answer.report())
     if thorough and not _late(deadline):
         answer = _looked_at_again(answer, deadline)
         on_verdict(answer.report())
     on_ledger(answer.trial.ledger)
-    report = answer.report(answer.attribution(known, deadline, thorough=thorough))
+    report = answer.report(answer.attribution(deadline, thorough=thorough))
     if error_maps:
         report = replace(report, error_maps=error_maps_of(answer.experiments, answer.trial))
     return replace(report, asked=tuple(ask(experiments, answer.trial, answer.steps, name) for name in suspects))
@@ -155,21 +155,17 @@ def _screened(
     count = ReplayCount()
     steps = steps_of(trial.ledger, count)
     decision = claimed(looking, decide(looking, trial, steps))
-    ablator = Ablator(looking, trial, count, decision.evidence, deadline)
-    suspect = known_culprit(Divergence(looking, trial, steps, count), decision.verdict, known)
-    hit = proved_again(ablator, suspect) if suspect is not None else None
+    answer = _Answer(looking, trial, steps, decision, count, started)
+    hit = answer.hit_of(known, deadline)
     if decision.verdict.is_bug and hit is None:
         return None
     detail = "; ".join(part for part in (decision.detail, "screened: every rewrite, no generated code") if part)
-    answer = _Answer(looking, trial, steps, replace(decision, detail=detail), count, started)
+    answer = replace(answer, decision=replace(decision, detail=detail))
     if hit is None:
         answer = _decided_both_ways(answer, None)
         if answer.decision.verdict.is_bug:
             return None
-    attribution = Attribution(
-        hit, ablations=ablator.ablations, changed_bits=_changed_bits(steps), known=hit is not None
-    )
-    return replace(answer.report(attribution), screened=True)
+    return replace(answer.report(hit), screened=True)
 
 
 def _late(deadline: float | None) -> bool:
@@ -189,32 +185,37 @@ class _Answer:
     own_stream: Trial | None = None
     survives: bool | None = None
     both_ways: tuple[str, ...] = ()
+    hit: Attribution | None = None
 
     def report(self, attribution: Attribution | None = None) -> Report:
         """The report as it stands; without an attribution, one that names no culprit."""
         return _report(self, attribution or self._unproved())
 
-    def attribution(
-        self, known: Collection[tuple[str, str]], deadline: float | None, *, thorough: bool = False
-    ) -> Attribution:
-        """The culprit, proved unless its signature is known.
+    def attribution(self, deadline: float | None, *, thorough: bool = False) -> Attribution:
+        """The culprit with its proof.
 
         Args:
-            known: signatures that need no proof, each with the kind of its verdict.
             deadline: value of ``time.monotonic()`` after which no compile is begun.
             thorough: try every backend of PyTorch's issue form.
         """
         verdict, unproved = self.decision.verdict, self._unproved()
         if not verdict.is_bug or verdict is Verdict.NONDETERMINISTIC:
             return unproved
-        divergence = Divergence(self.experiments, self.trial, self.steps, self.count)
-        ablator = Ablator(self.experiments, self.trial, self.count, self.decision.evidence, deadline)
-        suspect = known_culprit(divergence, verdict, known)
-        hit = proved_again(ablator, suspect) if suspect is not None else None
-        if hit is not None:
-            return replace(unproved, culprit=hit, known=True, ablations=ablator.ablations)
-        attribution = Attributor(ablator, self.steps, thorough=thorough).run()
+        if self.hit is not None:
+            return self.hit
+        attribution = Attributor(self._ablator(deadline), self.steps, thorough=thorough).run()
         return replace(attribution, changed_bits=unproved.changed_bits)
+
+    def hit_of(self, known: Collection[tuple[str, str]], deadline: float | None) -> Attribution | None:
+        """The attribution to a bug that is ``known``, if the first suspect is that and is proved again."""
+        divergence = Divergence(self.experiments, self.trial, self.steps, self.count)
+        suspect = known_culprit(divergence, self.decision.verdict, known)
+        ablator = self._ablator(deadline)
+        hit = proved_again(ablator, suspect) if suspect is not None else None
+        return None if hit is None else replace(self._unproved(), culprit=hit, known=True, ablations=ablator.ablations)
+
+    def _ablator(self, deadline: float | None) -> Ablator:
+        return Ablator(self.experiments, self.trial, self.count, self.decision.evidence, deadline)
 
     def _unproved(self) -> Attribution:
         return Attribution(changed_bits=_changed_bits(self.steps))
@@ -226,15 +227,16 @@ def _decided(
     count: ReplayCount,
     started: float,
     known: Collection[tuple[str, str]] = (),
+    deadline: float | None = None,
 ) -> _Answer:
     """The decision on one compile; a bug is confirmed by a second one unless it is a hit, whose proof confirms it."""
     steps = steps_of(trial.ledger, count)
     decision = claimed(experiments, decide(experiments, trial, steps))
-    hit = known_culprit(Divergence(experiments, trial, steps, count), decision.verdict, known)
+    hit = _Answer(experiments, trial, steps, decision, count, started).hit_of(known, deadline)
     if decision.verdict.is_bug and hit is None:
         decision = confirmed(experiments, trial, decision)
     survives = survival(experiments, trial, decision, ask=False)
-    return _Answer(experiments, trial, steps, decision, count, started, survives=survives)
+    return _Answer(experiments, trial, steps, decision, count, started, survives=survives, hit=hit)
 
 
 def _decided_both_ways(answer: _Answer, deadline: float | None) -> _Answer:

@@ -12,6 +12,7 @@ from markupsafe import Markup
 from fuzzcompile import __version__
 from fuzzcompile.corpus import Store, StoredCampaign, StoredCoverage, Umbrella
 from fuzzcompile.corpus.overview import Overview
+from fuzzcompile.hints import command
 from fuzzcompile.pages.entries import SEVERITIES, Entry, entries_of
 from fuzzcompile.pages.headlines import first, headlines
 from fuzzcompile.pages.markup import inline
@@ -86,6 +87,8 @@ def page_of_corpus(contents: Contents, made: datetime, summary: Mapping[str, obj
         campaigns=len(ran),
         coverage=reached(contents.coverage),
         grid=_grid(entries),
+        replay=command("replay", torch="2.12.0", published=True),
+        coverage_of_torch=command("coverage", published=True),
         chunk=CHUNK,
         scripts=[Markup(script) for script in scripts],
         policy=" ".join(map(script_hash, scripts)),

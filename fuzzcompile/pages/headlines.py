@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from fuzzcompile.hints import command
 from fuzzcompile.pages.entries import Entry
 from fuzzcompile.severity import Severity
 
@@ -57,7 +58,7 @@ def _findings(entries: Sequence[Entry]) -> Iterator[str]:
     bare = [entry.name for entry in entries if entry.reproducer is None]
     if bare:
         have = "has" if len(bare) == 1 else "have"
-        yield f"{len(bare)} {have} no reproducer yet: `fuzzcompile minimize {bare[0]}` makes one."
+        yield f"{len(bare)} {have} no reproducer yet: `{command('minimize', bare[0], published=True)}` makes one."
 
 
 def _standing(entries: Sequence[Entry]) -> str:
@@ -70,7 +71,7 @@ def _standing(entries: Sequence[Entry]) -> str:
 def _fixed(entries: Sequence[Entry]) -> str:
     tried = [entry for entry in entries if entry.history.newest is not None]
     if not tried:
-        return "No other version of torch was tried: `fuzzcompile replay` does so."
+        return f"No other version of torch was tried: `{command('replay', published=True)}` does so."
     newest = sorted({str(entry.history.newest) for entry in tried})
     fixed = sum(entry.is_fixed for entry in tried)
     which = f"torch {newest[-1]}" if len(newest) == 1 else "the newest torch that it was tried on"

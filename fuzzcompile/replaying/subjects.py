@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
+from fuzzcompile import hints
 from fuzzcompile.corpus import Finding, Reproducer, Store
 from fuzzcompile.corpus.records import Status
 from fuzzcompile.errors import UsageError
@@ -109,7 +110,7 @@ def _named(findings: Sequence[Finding], text: str) -> tuple[str, set[int]]:
     if not matches:
         raise UsageError(
             f"--select {text}: the corpus has no such finding; give an id, a signature or its beginning, a glob, or "
-            f"{', '.join(f'{name}=…' for name in _KEYS)} (`fuzzcompile corpus list` shows the findings)."
+            f"{', '.join(f'{name}=…' for name in _KEYS)} (`{hints.command('corpus', 'list')}` shows the findings)."
         )
     return "name", matches
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import cast
 
+from fuzzcompile import hints
 from fuzzcompile.contract import ReportJson, TargetJson
 from fuzzcompile.errors import EnvironmentUnfit, FuzzcompileError
 from fuzzcompile.execution.pool import WorkerFailed, WorkerStartFailed, WorkerTimeout
@@ -33,7 +34,7 @@ def unstartable(error: WorkerStartFailed) -> FuzzcompileError:
     """The error for the user where a pool cannot start a worker: what its initializer says, if that is for a user."""
     if isinstance(error.__cause__, FuzzcompileError):
         return error.__cause__
-    return EnvironmentUnfit(f"No worker can be started: {error}. Run `fuzzcompile doctor`.")
+    return EnvironmentUnfit(f"No worker can be started: {error}. Run `{hints.command('doctor')}`.")
 
 
 def left_behind(marker: Path) -> tuple[bool, ReportJson | None]:

@@ -10,9 +10,9 @@ from fuzzcompile.execution.named import Named
 from fuzzcompile.generation import Profile
 from fuzzcompile.reduction.outcome import Outcome
 
-# Seconds that a minimization needs after its search, to confirm the reproducer and to make the script for an issue
-# (11 to 14 s of processor time, measured), and the shortest search worth beginning.
-CONCLUDING, LEAST_SEARCH = 25.0, 10.0
+# Seconds that a minimization needs after its search: to judge and confirm the reproducer and to make the script for an
+# issue (11 to 14 s of processor time, measured), to judge and confirm it only; and the shortest search worth beginning.
+CONCLUDING, CONFIRMING, LEAST_SEARCH = 25.0, 12.0, 10.0
 # Candidates with recipes that failed in another way, of one reduction.
 _MAX_OTHERS = 4
 

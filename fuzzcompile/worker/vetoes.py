@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
-from fuzzcompile import __version__
+from fuzzcompile import __version__, hints
 from fuzzcompile.casefiles import CaseFile, local_modules, other_packages
 from fuzzcompile.compiler.veto_names import matches
 from fuzzcompile.errors import UsageError
@@ -111,8 +111,8 @@ class Vetoes:
             near = difflib.get_close_matches(_name_of(name), sorted(names), _NEAREST, 0.5)
             nearest = f"; the nearest are {', '.join(near)}" if near else ""
             raise UsageError(
-                f"--veto {name} names no rewrite or pass of torch {installed_torch()}{nearest}. `fuzzcompile passes` "
-                "lists them."
+                f"--veto {name} names no rewrite or pass of torch {installed_torch()}{nearest}. "
+                f"`{hints.command('passes')}` lists them."
             )
 
     # -- the list in the user's cache ------------------------------------------------------------
