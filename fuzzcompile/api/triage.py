@@ -34,6 +34,7 @@ from fuzzcompile.worker.judge import judge_case
 from fuzzcompile.worker.pool import ATTRIBUTION_SHARE
 from fuzzcompile.worker.progress import Progress
 from fuzzcompile.worker.tasks import JudgeTask
+from fuzzcompile.worker.vetoes import check_vetoes
 
 Backend = str | Callable[..., object]
 
@@ -242,6 +243,7 @@ class _Judging:
         if conditions.target is not None or conditions.plants:
             what = "a target" if conditions.target is not None else "a plant"
             raise UsageError(f"{what.capitalize()} needs a worker, and this call runs in place only: {why}.")
+        check_vetoes(conditions, [])
         device = resolve(conditions.device)
         limit = conditions.limits.seconds * ATTRIBUTION_SHARE
         task = JudgeTask(**vars(self.question), path="", vetoes=conditions.vetoes, seconds=limit)

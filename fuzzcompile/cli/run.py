@@ -85,6 +85,7 @@ def run(
     found per second.
     """
     from fuzzcompile.campaign.budget import Budget, Clock
+    from fuzzcompile.campaign.outputs import CampaignOutputs
     from fuzzcompile.casefiles import read_case_file
     from fuzzcompile.corpus import Store
     from fuzzcompile.reporting.files import check_writable
@@ -96,9 +97,7 @@ def run(
         raise UsageError("A campaign is --screen-only or --full-only, not both.")
     if origin is not None and no_near_misses:
         raise UsageError("--no-near-misses is for generated cases, which --from does not draw.")
-    for path, option in ((sarif, "--sarif"), (summary_file, "--summary"), (log, "--log")):
-        if path is not None:
-            check_writable(path, option)
+    outputs = CampaignOutputs(log, sarif, summary_file, location)
     check_writable(drafts / "draft.md", "--drafts", parents=True)
     Store.open(location).close()  # what is wrong with the corpus is said before any worker starts
     check_vetoes(conditions, [] if origin is None else [read_case_file(origin)])
@@ -106,15 +105,12 @@ def run(
 
     from fuzzcompile.campaign.crew import started, survey_case
     from fuzzcompile.campaign.local import run_campaign
-    from fuzzcompile.campaign.outputs import CampaignOutputs
     from fuzzcompile.campaign.steering import UNIFORM, Strategy
     from fuzzcompile.campaign.terminal import print_summary, progress_handler, starting
-    from fuzzcompile.corpus import Store
     from fuzzcompile.generation import Profile
     from fuzzcompile.severity import Severity
     from fuzzcompile.worker.pool import default_workers
 
-    outputs = CampaignOutputs(log, sarif, summary_file, location)
     source = survey_case(origin, conditions, clock) if origin is not None else None
     workers = workers or default_workers(conditions.device)
     click.echo(starting(workers), err=True)
