@@ -35,6 +35,6 @@ from fuzzcompile.worker.conditions import Conditions, Question
 def bisect(
     case: Path, page: Path | None, dump: Path | None, question: Question, conditions: Conditions, as_json: bool
 ) -> int:
-    """Name the rewrite that causes a case file's bug, and show the proof."""
+    """Name the part of the compiler that causes a bug, and show the proof."""
     question = replace(question, error_maps=page is not None, dump=str(dump.resolve()) if dump is not None else None)
     return triage_and_print((case,), question, conditions, as_json=as_json, proof=True, page=page)

@@ -9,7 +9,8 @@ from typing import NoReturn
 
 import click
 
-from fuzzcompile import __version__
+from fuzzcompile import __version__, hints
+from fuzzcompile.casefiles import looks_like_path
 from fuzzcompile.cli.bisect import bisect
 from fuzzcompile.cli.completion import completion
 from fuzzcompile.cli.config import config
@@ -33,12 +34,43 @@ from fuzzcompile.errors import FuzzcompileError
 _INTERRUPTED = 130
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+class _Commands(click.Group):
+    """The commands, with a hint for what newcomers type instead of one."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that the first word names; ``help`` and ``help COMMAND`` are ``--help`` of it.
+
+        Raises:
+            click.UsageError: the word names none: a file, a command of ``corpus``, or something else.
+        """
+        name, *rest = args
+        if name == "help":
+            name, *rest = args = [*rest[:1], "--help"]
+        if name == "--help":
+            click.echo(ctx.get_help())
+            ctx.exit()
+        if looks_like_path(name):
+            ctx.fail(f"'{name}' is not a command. To judge a file: {hints.command('triage', name)}")
+        if name not in self.commands and name in corpus.commands:
+            ctx.fail(f"No such command '{name}'. Did you mean '{corpus.name} {name}'?")
+        if name == run.name and rest and looks_like_path(rest[0]):
+            triaged = hints.command("triage", rest[0])
+            ctx.fail(
+                f"'run' generates its programs. To judge a file: {triaged}; for variations of it: run --from FILE."
+            )
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, "-V", "--version", message="fuzzcompile %(version)s")
 @click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
 @click.pass_context
 def cli(context: click.Context, debug: bool) -> None:
     """Find, explain and report real bugs of torch.compile on transformer code.
+
+    Start with `fuzzcompile triage my_model.py`: any script that calls torch.compile will do, unedited.
 
     Exit status: 0 no bug, 1 a bug, 2 wrong usage, 3 could not judge or the machine is unfit.
     """

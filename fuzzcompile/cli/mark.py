@@ -28,8 +28,9 @@ _EXAMPLES = {"known": "#123", "dup": "F1"}
 def mark(name: str, status: str, of: str | None, note: str | None, location: str | None) -> int:
     """Say what a finding is: known (ISSUE), a dup (of FINDING), fixed, invalid, wontfix, or open again.
 
-    ISSUE is #123 (of pytorch/pytorch), owner/repository#123, or a URL. GROUP is a group of `fuzzcompile corpus list
-    --all`, such as validation. What is said is kept through further hits, merges, exports and imports.
+    ISSUE is '#123' of pytorch/pytorch (quoted: to a shell, # begins a comment), owner/repository#123, or a URL. GROUP
+    is a group of `fuzzcompile corpus list --all`, such as validation. What is said is kept through further hits,
+    merges, exports and imports.
     """
     from fuzzcompile.corpus import Store
 

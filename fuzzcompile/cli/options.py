@@ -24,6 +24,8 @@ Command = TypeVar("Command", bound=Callable[..., object])
 class FiniteRange(click.FloatRange):
     """A range of numbers without NaN, which is in no range and passes every comparison, and without infinities."""
 
+    name = "number"
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """The number, or the error of click that says what is wrong with it."""
         number = float(super().convert(value, param, ctx))
@@ -75,7 +77,7 @@ plant: Callable[[Command], Command] = click.option(
     help="A Python file that each worker runs before it compiles anything, to plant a bug.",
 )
 timeout: Callable[[Command], Command] = configured(
-    "timeout", show_default=True, type=FiniteRange(min=1), help="Seconds for one case."
+    "timeout", show_default=True, metavar="SECONDS", type=FiniteRange(min=1), help="Seconds for one case."
 )
 memory: Callable[[Command], Command] = configured(
     "max-memory",
@@ -238,7 +240,9 @@ def model(
         @wraps(command)
         def gathered(*, hf_config: str | None, hf_size: Size, hf_dtype: str, hf_train: bool, **rest: object) -> int:
             if hf_config is None and not rest[argument] and not rest.get("pending"):
-                raise click.UsageError("Missing argument: name a case, or an architecture with --hf-config.")
+                raise click.UsageError(
+                    "Missing argument: name a case such as my_model.py, or an architecture with --hf-config."
+                )
             if hf_config is not None and rest[argument]:
                 raise click.UsageError("Name a case or an architecture with --hf-config, not both.")
             if hf_config is not None:

@@ -53,10 +53,10 @@ def triage(
     conditions: Conditions,
     as_json: bool,
 ) -> int:
-    """Judge case files: a bug or rounding, and for a bug its culprit.
+    """Say whether it is a bug or rounding, and name a bug's culprit.
 
-    CASE is a case file, a script that calls torch.compile, a folder of them, or a glob. With several, --json
-    prints one object a line, in the order given.
+    CASE is a script or notebook that calls torch.compile, a case file (it defines make()), a folder of them, or a glob.
+    With several, --json prints one object a line, in the order given.
     """
     least = None if fail_on is None else Severity(fail_on)
     return triage_and_print(

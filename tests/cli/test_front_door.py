@@ -47,6 +47,11 @@ WRONG = [
     (["profile", "script.py", "--tolerances", "none.toml"], "none.toml"),
     (["triage", ""], "the name is empty"),
     (["run", "--budget", "3c", "--from", "syntax.py"], "in line 2"),
+    (["script.py"], "triage script.py"),
+    (["run", "script.py"], "triage script.py"),
+    (["help", "frobnicate"], "No such command 'frobnicate'"),
+    (["list"], "Did you mean 'corpus list'?"),
+    (["triage", "script.py", "--timeout", "5m"], "'5m' is not a valid number"),
 ]
 # Runs command lines one after another: the status, what was said and the seconds of each, and whether torch came.
 EACH = """

@@ -298,6 +298,7 @@ def test_functional_graphs_are_reduced_where_no_graph_of_torch_functions_shows_t
     assert resized.asked == ("static", "dynamic", "aten")
 
 
+@pytest.mark.slow
 @of_2_13
 def test_a_transform_becomes_the_operators_that_it_stands_for(triaged, monkeypatch):
     monkeypatch.setattr(concluding, "confirm_reproducer", lambda text: Confirmation(1, text, True))

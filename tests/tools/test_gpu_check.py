@@ -125,6 +125,7 @@ def test_steps_that_left_nothing_are_said_to_have_left_nothing(tmp_path):
     assert "see campaign.log" in (tmp_path / "summary.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_times_of_a_small_attention():
     done = python(ROOT / "tools" / "gpu_times.py", "--device", "cpu", "--runs", "2")
     assert done.returncode == 0, done.stderr

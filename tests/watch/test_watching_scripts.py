@@ -22,6 +22,7 @@ def script(tmp_path):
     return write
 
 
+@pytest.mark.slow
 def test_a_sound_script_computes_what_it_computes_alone_and_every_nth_step_is_judged(script):
     path = script(TRAINING)
     answer = watched(path, "--every", "4", arguments=("13",))
