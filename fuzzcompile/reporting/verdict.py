@@ -135,10 +135,10 @@ def advice(report: ReportJson, name: str | Named) -> str:
     if broken_promise(report) is not None:
         return contract_advice(report)
     workaround = workaround_of(report)
-    until = f"; until it is fixed, use {workaround}" if workaround else ""
+    until = f"until it is fixed, use {workaround}; " if workaround else ""
     again = _RUN_AGAIN.get(verdict, "")
     doubt = "check it first, confidence is low; " if report.get("confidence") == "low" and not again else ""
-    return f"{doubt}{again}report it: {_reporting(Named.of(name))}{until}"
+    return f"{doubt}{again}{until}report it: {_reporting(Named.of(name))}"
 
 
 def _reporting(subject: Named) -> str:

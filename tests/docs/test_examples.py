@@ -31,7 +31,7 @@ def _run(page: Path, block: Block, folder: Path, environment: dict[str, str]) ->
     """Run the commands of a block in one shell; what stands below each is what it prints, `...` for anything."""
     written = doctest.OutputChecker()
     script, expected = _parted(block.text)
-    wrapper = "".join(f"{command}\necho '--- done'\n" for command in script)
+    wrapper = "".join(f"{command}\nstatus=$?; echo '--- done'; (exit $status)\n" for command in script)
     done = subprocess.run(
         ["bash", "-c", wrapper], cwd=folder, env=environment, capture_output=True, text=True, timeout=900, check=False
     )
