@@ -267,6 +267,8 @@ def measure_campaign(minutes: float, workers: int, mix: Any, *, blocks: bool, se
             summary = run_campaign(
                 settings, crew, location=location, command="bench/throughput.py", on_event=watch.handle, clock=counted
             )
+        if summary.why is not None:
+            raise SystemExit(summary.why)
         with Store.open(location) as store:
             stored = store.stream_runs(settings.stream, torch.__version__)
     counts = Counter(name for run in stored for name in run.features)

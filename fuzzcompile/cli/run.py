@@ -133,7 +133,12 @@ def run(
             on_event=outputs.before(handler.handle),
             clock=clock,
         )
-        outputs.finish(summary)
+        try:
+            outputs.finish(summary)
+        except UsageError as error:
+            if summary.why is None:
+                raise
+            click.echo(f"fuzzcompile: {error}", err=True)  # a full disk, say: why the campaign ended comes last
     if as_json:
         click.echo(json.dumps(summary.to_json(), allow_nan=False))
     else:
