@@ -29,7 +29,7 @@ _NOTHING_TO_SHOW = (Verdict.UNSTABLE, Verdict.PRECISION_CASTS, Verdict.INVALID)
 _PHRASES = {
     Verdict.MISCOMPILE: "Wrong values",
     Verdict.WRONG_GRADIENT: "Wrong gradients",
-    Verdict.NONFINITE: "NaN or infinity where eager has none,",
+    Verdict.NONFINITE: "NaN or infinity in other elements than in eager,",
     Verdict.METADATA: "Wrong metadata",
     Verdict.ALIASING: "Wrong mutation",
     Verdict.PRECISION_LOSS: "Lost precision",

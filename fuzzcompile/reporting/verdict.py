@@ -23,7 +23,7 @@ _MEANING = {
     "invalid": "eager and compiled both raise",
     "miscompile": "compiled computes wrong values",
     "wrong_gradient": "compiled computes wrong gradients",
-    "nonfinite": "compiled gives NaN or infinity where eager and float64 do not",
+    "nonfinite": "compiled is NaN or infinite in other elements than eager and float64",
     "metadata": "dtype, shape or stride of an output differs",
     "aliasing": "a mutation or alias that eager shows is lost",
     "precision_loss": "compiled is far less accurate than eager",

@@ -157,7 +157,11 @@ def _measured(facts: IssueFacts, entry: OutputJson) -> str:
     errors = [_number(entry.get(key)) for key in ("max_abs_error_compiled", "max_abs_error_eager")]
     against = f"{errors[0]} away from float64, eager {errors[1]}" if all(errors) else ""
     if not pairs:
-        return f"{_name(facts, entry)} is {against}" if against else f"{_name(facts, entry)} is not finite"
+        return (
+            f"{_name(facts, entry)} is {against}"
+            if against
+            else f"{_name(facts, entry)} is NaN or infinite in other elements than in eager"
+        )
     return f"{pairs} (at worst {against})" if against else pairs
 
 
