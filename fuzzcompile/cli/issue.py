@@ -66,6 +66,7 @@ def _facts(subject: Path | str, conditions: Conditions, location: str | None) ->
     with existing_corpus(location) as store:
         if isinstance(subject, str):
             return facts_of(needed(store, subject), subject)
+    click.echo(f"Judging {subject} and making its script (half a minute or more) ...", err=True)
     return facts_of_file(subject, conditions)
 
 
