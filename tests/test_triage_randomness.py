@@ -146,6 +146,7 @@ def test_clean_programs_stay_clean_under_the_compilers_own_stream(judged, progra
     assert "fallback_random=False) no difference" in report.randomness
 
 
+@pytest.mark.slow
 def test_a_wrong_pattern_that_fires_only_there_is_found_and_proved(judged):
     with planting.attention_scale(3.0):
         quick = judged(ATTENTION + TRAINED)

@@ -75,6 +75,7 @@ def test_a_compile_that_hangs_is_a_time_out(write_case, capsys):
     assert json.loads(capsys.readouterr().out)["verdict"] == "timeout"
 
 
+@pytest.mark.slow
 def test_eager_that_crashes_or_hangs_cannot_be_judged(write_case, capsys):
     crash = write_case("import os\ndef make(): return (lambda x: os.abort()), (1,)", "crash.py")
     hang = write_case("import time\ndef make(): return (lambda x: time.sleep(600)), (1,)", "hang.py")

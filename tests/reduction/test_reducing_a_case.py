@@ -47,6 +47,7 @@ def attention(triaged) -> tuple[Outcome, list[Progress]]:
     return minimized(path, triaged(path), progress), progress
 
 
+@pytest.mark.slow
 def test_a_module_becomes_one_attention_expression(attention):
     outcome, progress = attention
     assert outcome.how == "graph" and outcome.changed and outcome.finished
@@ -57,6 +58,7 @@ def test_a_module_becomes_one_attention_expression(attention):
     assert progress[-1].compiles + progress[-1].screens <= outcome.tally.tests
 
 
+@pytest.mark.slow
 def test_the_product_shows_the_bug_alone_and_is_the_same_bug(attention):
     outcome, _ = attention
     assert outcome.confirmed, outcome.confirmation
