@@ -61,6 +61,7 @@ def test_programs_that_draw_alike_are_compared_value_by_value(judged, expression
     assert report.randomness == f"draws from {drawn}; compiled draws the same numbers"
 
 
+@pytest.mark.slow
 def test_multi_head_attention_with_dropout_is_compared_value_by_value(judged):
     report = judged(
         "class Program(nn.Module):\n"

@@ -134,6 +134,7 @@ def test_a_full_disk_is_one_sentence(monkeypatch):
         triage(doubled, torch.ones(2))
 
 
+@pytest.mark.slow
 def test_judged_in_place_a_model_stays_as_it_was():
     module, lock = Counting(), threading.Lock()
     module.lock = lock

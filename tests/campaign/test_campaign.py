@@ -218,7 +218,7 @@ def test_the_same_seed_gives_the_same_cases(generated, tmp_path):
     [
         (["--screen-only", "--full-only"], "not both"),
         (["--from", "nothing.py"], "nothing.py does not exist"),
-        (["--log", "."], "Cannot write .: it is a folder"),
+        (["--log", "."], "name another file for --log"),
         (["--sarif", "no/such/folder.sarif"], "name another file for --sarif"),
         (["--summary", "no/such/folder.json"], "name another file for --summary"),
         (["--from", "script.py"], "defines no make()"),

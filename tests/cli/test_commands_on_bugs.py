@@ -49,6 +49,7 @@ def test_vetoes_take_bugs_away(write_case, plant, capsys, shared_workers):
     assert len(reports) == 2 and all(report["verdict"] in ("rounding", "equal") for report in reports)
 
 
+@pytest.mark.slow
 def test_a_plant_that_raises_is_named(write_case, capsys):
     assert call("triage", write_case(SUBTRACTS), "--plant", write_case("1 / 0", "plant.py")) in (2, 3)
     assert "ZeroDivisionError" in sentence(capsys)

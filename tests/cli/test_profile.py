@@ -29,6 +29,7 @@ def test_one_object_for_machines_and_a_page_for_people(write_case, tmp_path, cap
     assert answer["rule"] in page.read_text() or answer["rule"].split(":")[0] in page.read_text()
 
 
+@pytest.mark.slow
 def test_a_run_is_recorded_and_compared_with_itself(write_case, tmp_path, capsys):
     case, recording = write_case(CLEAN), tmp_path / "run.safetensors"
     assert call("profile", case, "--record", recording, "--device", "cpu") == 0

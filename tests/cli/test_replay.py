@@ -214,6 +214,7 @@ def test_an_interrupt_keeps_what_is_stored(corpus: Path, torches, monkeypatch, c
         assert len(store.replays()) == 1
 
 
+@pytest.mark.slow
 def test_a_real_reproducer_on_the_torch_at_hand(corpus: Path, capsys):
     with Store.open(corpus) as store:
         script = (COMMITTED / "times-one-returns-input" / "repro.py").read_text()

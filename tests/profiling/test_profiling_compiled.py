@@ -15,6 +15,7 @@ WHEN_COMPILED = """scale = 8**-0.5 * (1.01 if self.number == 1 and torch.compile
         return scaled_dot_product_attention(q, k, v, scale=scale)"""
 
 
+@pytest.mark.slow
 def test_an_error_below_the_rounding_of_bfloat16_is_found_where_it_is_made(tmp_path):
     answer = profiled(stack(tmp_path, WHEN_COMPILED, dtype="bfloat16"), "inductor")
     assert (answer["verdict"], answer["layer"]) == ("jump", "layers.1")

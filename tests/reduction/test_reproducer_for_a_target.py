@@ -79,6 +79,7 @@ def test_without_a_gpu_it_runs_nothing_and_exits_with_3(script, monkeypatch):
     assert (done.returncode, done.stdout) == (3, "no CUDA device here: nothing was run\n")
 
 
+@pytest.mark.slow
 def test_with_one_it_judges(script):
     done = subprocess.run([sys.executable, "-c", AS_IF, script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
