@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from calling import PLANT
 
 ROOT = Path(__file__).parent.parent.parent
 pytestmark = pytest.mark.slow
@@ -37,22 +38,6 @@ class Clean(nn.Module):
     def forward(self, x, *, scale=1.0):
         return x * scale * FACTOR
 '''
-PLANT = """
-import torch
-from torch._inductor.fx_passes import joint_graph
-from torch._inductor.pattern_matcher import CallFunction, KeywordArg, register_graph_pattern
-
-@register_graph_pattern(
-    CallFunction(torch.ops.aten.sub.Tensor, KeywordArg("a"), KeywordArg("b")),
-    pass_dict=joint_graph.pass_patterns[1],
-)
-def planted_sub(match, a, b):
-    with match.graph.inserting_before(match.output_node()):
-        new = match.graph.call_function(torch.ops.aten.add.Tensor, (a, b))
-        new.meta.update(match.output_node().meta)
-        match.output_node().replace_all_uses_with(new)
-        match.graph.erase_node(match.output_node())
-"""
 SCRIPT = """
 import torch
 from torch import nn

@@ -8,7 +8,7 @@ import pytest
 
 from fuzzcompile.cli import main
 
-KNOWN = Path(__file__).parent.parent / "known_issues"
+KNOWN = Path(__file__).parent / "known_issues"
 CLEAN = """
 import torch
 from torch import nn
