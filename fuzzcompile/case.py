@@ -20,7 +20,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fuzzcompile.casefiles import CaseFile, read_source
-from fuzzcompile.errors import CaseError
+from fuzzcompile.errors import CaseError, message_of
 from fuzzcompile.signatures import source_hash
 
 GradMode = Literal["no_grad", "inference_mode", "enabled"]
@@ -223,4 +223,4 @@ def _grad_mode(path: Path, namespace: Mapping[str, object], backward: bool) -> G
 
 
 def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__
+    return message_of(error, 200) or type(error).__name__

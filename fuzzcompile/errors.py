@@ -27,3 +27,8 @@ class MachineUnfit(EnvironmentUnfit):
 
 class CaseError(UsageError):
     """A file that is not a case: unreadable, not Python, without ``make()`` (exit status 2)."""
+
+
+def message_of(error: BaseException, limit: int = 600) -> str:
+    """What an exception says, on one line and cut at ``limit`` characters."""
+    return " ".join(str(error).split())[:limit]

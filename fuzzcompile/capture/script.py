@@ -26,7 +26,7 @@ from fuzzcompile.case import Arguments, Case, CompileSettings
 from fuzzcompile.casefiles import CaseFile
 from fuzzcompile.compiler.configs import preserved_config
 from fuzzcompile.compiler.entry import changed_configs, compiler_configs, reset_compiler
-from fuzzcompile.errors import CaseError
+from fuzzcompile.errors import CaseError, message_of
 from fuzzcompile.execution.building import RUN_SEED
 from fuzzcompile.execution.device import seed_everything
 from fuzzcompile.execution.holders import holders, is_model
@@ -236,8 +236,8 @@ class _Run:
         first: BaseException = error
         while first.__cause__ is not None:
             first = first.__cause__
-        cause = "" if first is error else f", because of {type(first).__name__} ({_one_line(first)})"
-        text = _one_line(error)
+        cause = "" if first is error else f", because of {type(first).__name__} ({message_of(first, 200)})"
+        text = message_of(error, 200)
         return f"raises {type(error).__name__}{f' ({text})' if text else ''}{where}{cause}"
 
 
@@ -251,10 +251,6 @@ def _lines_that_compile(tree: ast.Module) -> set[int]:
         and isinstance(node.value, ast.Name)
         and node.value.id == "torch"
     }
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200]
 
 
 def _differentiable(captured: _Captured) -> bool:

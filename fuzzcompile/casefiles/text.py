@@ -6,7 +6,7 @@ import io
 import tokenize
 from pathlib import Path
 
-from fuzzcompile.errors import CaseError
+from fuzzcompile.errors import CaseError, message_of
 
 _LARGEST = 32 * 2**20
 
@@ -22,7 +22,7 @@ def read_source(path: Path) -> str:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
         text = data.decode(encoding)
     except (SyntaxError, UnicodeDecodeError, LookupError) as error:
-        raise CaseError(f"{path} is not text ({_one_line(error)}); name a Python file or a notebook.") from error
+        raise CaseError(f"{path} is not text ({message_of(error, 120)}); name a Python file or a notebook.") from error
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
@@ -40,7 +40,3 @@ def _bytes_of(path: Path) -> bytes:
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise CaseError(f"{path} cannot be read ({reason}); name a Python file or a notebook.") from error
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:120]

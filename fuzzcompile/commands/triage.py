@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from fuzzcompile.casefiles import CaseFile, read_case_file
 from fuzzcompile.commands.answers import Answer, Unjudged, overall_status
 from fuzzcompile.contract import ReportJson
-from fuzzcompile.errors import CaseError, FuzzcompileError, UsageError
+from fuzzcompile.errors import CaseError, FuzzcompileError, UsageError, message_of
 from fuzzcompile.execution.named import installed_torch
 from fuzzcompile.execution.pool import (
     RemoteError,
@@ -160,7 +160,7 @@ def _read(path: Path) -> CaseFile | Answer:
     try:
         return read_case_file(path)
     except CaseError as error:
-        return Answer(path, None, _one_line(error), error.exit_status)
+        return Answer(path, None, message_of(error), error.exit_status)
 
 
 @dataclass(frozen=True)
@@ -183,19 +183,19 @@ def _answer(pool: WorkerPool, job: _Job, conditions: Conditions, *, again: bool 
     try:
         judged = job.future.result()
     except FuzzcompileError as error:
-        return Answer(path, None, _one_line(error), error.exit_status)
+        return Answer(path, None, message_of(error), error.exit_status)
     except WorkerStartFailed as error:
         raise unstartable(error) from error
     except WorkerFailed as error:
         return _lost(pool, job, error, conditions, again=again)
     except MemoryError as error:
         return _unjudged(
-            path, f"memory ran out ({_one_line(error)}); give it more memory, or judge a part with --module"
+            path, f"memory ran out ({message_of(error)}); give it more memory, or judge a part with --module"
         )
     except RemoteError as error:
-        return _unjudged(path, f"it raises {_one_line(error).rstrip(': ')}; fix the file")
+        return _unjudged(path, f"it raises {message_of(error).rstrip(': ')}; fix the file")
     except Exception as error:  # our own failure costs this file, not those after it
-        return _unjudged(path, f"{type(error).__name__}: {_one_line(error)}; report it to the fuzzcompile developers")
+        return _unjudged(path, f"{type(error).__name__}: {message_of(error)}; report it to the fuzzcompile developers")
     return _judged(path, judged.report, judged.machine)
 
 
@@ -248,7 +248,3 @@ def _before_compiling(error: WorkerFailed) -> str:
 def _memory_used(error: WorkerOutOfMemory) -> str:
     seen, limit = error.seen / 2**30, error.limit / 2**30
     return f"it used {seen:.1f} GiB of memory, of which --max-memory allows {limit:.1f} GiB,"
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:600]
