@@ -16,6 +16,7 @@ from fuzzcompile.compiler import aten_kernels, branches, breaks, decompositions,
 from fuzzcompile.compiler.configs import config_of, has_entry, patched
 from fuzzcompile.compiler.kernels.control import UNCHANGED, Control
 from fuzzcompile.compiler.kernels.kernel_watch import Watch
+from fuzzcompile.compiler.kernels.raised import raised_in
 from fuzzcompile.compiler.ledger import Ledger
 from fuzzcompile.compiler.machine import machine_fault
 from fuzzcompile.compiler.patching import installed
@@ -240,6 +241,7 @@ class Session:
             stage if stage is not None else (DYNAMO if compiler else None),
             unsupported=uncaptured is not None,
             machine="" if uncaptured else machine_fault(cause),
+            raised=raised_in(cause),
         )
 
 
