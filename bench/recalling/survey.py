@@ -23,8 +23,8 @@ from fuzzcompile.worker.tasks import JudgeTask
 from recalling.worker import Shown, case_file, judge_watched, probes
 
 _WATCHING = "from recalling.worker import watch_all_lines\nwatch_all_lines()\n"
-CASE_SECONDS = 90.0
-"""Time that one case may take before it counts as hanging."""
+CASE_SECONDS = Limits().seconds
+"""Time that one case may take before it counts as hanging: a campaign's."""
 
 
 @dataclass(frozen=True)
