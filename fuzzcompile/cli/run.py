@@ -80,6 +80,9 @@ def run(
     same corpus resumes there, and `fuzzcompile minimize --pending` minimizes the findings that wait for it. Ctrl-C ends
     a campaign with its summary.
 
+    With --pass or --backend, cases are compiled with what is your own, and the summary says in a sentence that may be
+    quoted what was tested and what was found. If a pass never fired, nothing was tested, and the exit status is 3.
+
     Most cases are screened: every graph pass runs and is checked, but no code is generated. A case that looks wrong in
     a screen is judged in full. What share is judged in full at once follows what screens and full compiles have each
     found per second.
@@ -147,5 +150,8 @@ def run(
         raise EnvironmentUnfit(summary.why)
     if summary.tally.cases and set(summary.tally.verdicts) == {"unjudged"}:
         raise EnvironmentUnfit(f"Not one case could be judged; run `{hints.command('doctor')}`.")
+    idle = [certified.sentence for certified in summary.certified if not certified.fired]
+    if idle:
+        raise EnvironmentUnfit(" ".join(idle) + " Give more budget, or programs that it can match: --from CASE.")
     fails = fail_on_finding and bool(summary.findings)
     return 1 if fails or (fail_on is not None and summary.has_one_of(Severity(fail_on))) else 0

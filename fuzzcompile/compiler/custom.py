@@ -57,7 +57,7 @@ def install(custom: Custom) -> None:
 def installed_pass(function: object) -> InstalledPass | None:
     """The user's own pass that Inductor calls as ``function``; None if it is another."""
     plain = function.func if isinstance(function, functools.partial) else function
-    return next((each for each in _in_force.passes if each is plain), None)
+    return next((each for each in _in_force.passes if each.is_run_as(plain)), None)
 
 
 def passes_in_force() -> tuple[InstalledPass, ...]:
@@ -65,9 +65,9 @@ def passes_in_force() -> tuple[InstalledPass, ...]:
     return _in_force.passes
 
 
-def backend_in_force() -> Target | None:
-    """Where the user's own backend of this process stands; None without one, or for a registered one."""
-    return _in_force.target
+def backend_in_force() -> Target | str | None:
+    """The backend of this process: where the user's own stands, or its registered name; None without one."""
+    return _in_force.backend if isinstance(_in_force.backend, str) else _in_force.target
 
 
 def in_force() -> bool:

@@ -40,6 +40,8 @@ SETTINGS = MappingProxyType(
 )
 """The entry of Inductor's config that runs a pass at a stage: of two, the one behind torch's own passes."""
 
+_MADE = "()"  # follows the name of a class
+
 
 class InstalledPass(CustomGraphPass):
     """A pass of the user's own as it stands in Inductor's config.
@@ -47,11 +49,12 @@ class InstalledPass(CustomGraphPass):
     Args:
         custom: how it was named; its stage is known.
         given: a table of patterns, or what is called with a graph.
+        ending: what follows the name in Python that gives it to the config: a call, the method of a table, or nothing.
     """
 
-    def __init__(self, custom: CustomPass, given: PatternMatcherPass | Callable[..., object]) -> None:
+    def __init__(self, custom: CustomPass, given: PatternMatcherPass | Callable[..., object], ending: str = "") -> None:
         assert custom.at is not None
-        self.custom, self.given, self.place = custom, given, custom.at
+        self.custom, self.given, self.place, self.ending = custom, given, custom.at, ending
 
     def __call__(self, graph: fx.Graph) -> None:
         """Run the pass over the graph."""
@@ -59,6 +62,12 @@ class InstalledPass(CustomGraphPass):
             self.given.apply(graph)
         else:
             self.given(graph)
+
+    def is_run_as(self, function: object) -> bool:
+        """Whether Inductor runs this pass where it calls ``function``: a script may have given it as it is."""
+        if function is self or function is self.given or getattr(function, "__self__", None) is self.given:
+            return True
+        return self.ending.startswith(_MADE) and type(function) is type(self.given)
 
     @property
     def is_table(self) -> bool:
@@ -90,7 +99,8 @@ class InstalledPass(CustomGraphPass):
         """The label of what the pass does beyond the patterns of its tables."""
         code = self.given if inspect.isroutine(self.given) else vars(type(self.given)).get("__call__")
         source, line = (None, None) if self.is_table else labels.source_of(code)
-        return Label(stage, self.name, self.custom.target.attribute, source or source_of(self.custom.target), line)
+        place = source or source_of(self.custom.target)
+        return Label(stage, self.name, self.custom.target.attribute, place, line or 1)
 
     def tables(self) -> Iterator[PatternMatcherPass]:
         """The tables of patterns that it applies, as far as they can be seen from outside."""
@@ -128,8 +138,9 @@ def load_pass(custom: CustomPass) -> InstalledPass:
     Raises:
         UsageError: it cannot be imported, is no pass, or leaves open which stage is to run it.
     """
-    given = imported(custom.target, "--pass")
+    given, ending = imported(custom.target, "--pass"), ""
     if inspect.isclass(given):
+        ending = _MADE
         try:
             given = given()
         except Exception as error:  # user code: whatever it raises is an error of the class
@@ -139,6 +150,8 @@ def load_pass(custom: CustomPass) -> InstalledPass:
             ) from error
     if inspect.ismethod(given) and isinstance(given.__self__, PatternMatcherPass):
         given = given.__self__  # its method, as the compiler's settings take it
+    elif isinstance(given, PatternMatcherPass):
+        ending += ".apply"
     if not (callable(given) or isinstance(given, PatternMatcherPass)):
         kind = type(given).__name__
         raise UsageError(f"--pass {custom.target} is a {kind}; name a function of a graph, or a PatternMatcherPass.")
@@ -149,7 +162,7 @@ def load_pass(custom: CustomPass) -> InstalledPass:
     aware = _is_aware(given)
     if aware and at != POST_GRAD:
         raise UsageError(f"--pass {custom.target} takes is_inference, which torch tells passes at {POST_GRAD} alone.")
-    return (InferenceAwarePass if aware else InstalledPass)(replace(custom, at=at), given)
+    return (InferenceAwarePass if aware else InstalledPass)(replace(custom, at=at), given, ending)
 
 
 def _name_apart(given: PatternMatcherPass | Callable[..., object], custom: CustomPass) -> None:

@@ -16,7 +16,7 @@ from fuzzcompile.attribution.steps import Step, steps_of
 from fuzzcompile.case import Case
 from fuzzcompile.compiler.conformance import probe_unknown_torch
 from fuzzcompile.compiler.hooks import initialise_patterns
-from fuzzcompile.compiler.ledger import Ledger
+from fuzzcompile.compiler.ledger import Label, Ledger
 from fuzzcompile.compiler.same import torch_same
 from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.compiler.unseen import Unseen, gathered, gathering, shown
@@ -27,7 +27,7 @@ from fuzzcompile.facts import facts
 from fuzzcompile.judging.asked import ask
 from fuzzcompile.judging.attribute import Attributor
 from fuzzcompile.judging.claims import claimed, otherwise, target_notes
-from fuzzcompile.judging.counts import CoverageCount
+from fuzzcompile.judging.counts import NO_REFERENCE, CoverageCount
 from fuzzcompile.judging.decision import Decision, confirmed, decide, randomness, survival
 from fuzzcompile.judging.error_maps import error_maps_of
 from fuzzcompile.judging.known import known_culprit, proved_again
@@ -288,7 +288,7 @@ def _report(answer: _Answer, attribution: Attribution) -> Report:
         float64_step=_largest_step(steps, decision),
         failure=trial.observation.failure,
         attribution=attribution,
-        coverage=_coverage(trial),
+        coverage=_coverage(trial, steps),
         against=experiments.against,
         threads=torch.get_num_threads(),
         graphs=len(trial.ledger.frames) or trial.ledger.graphs,
@@ -320,7 +320,7 @@ def _reference_note(experiments: Experiments) -> tuple[str, ...]:
     failure = experiments.runs.reference.failure
     if failure is None or experiments.runs.eager.failure is not None:
         return ()
-    return (f"no float64 reference, compared with eager alone: it raises {failure}",)
+    return (f"{NO_REFERENCE}, compared with eager alone: it raises {failure}",)
 
 
 def _largest_step(steps: Sequence[Step], decision: Decision) -> float | None:
@@ -367,9 +367,16 @@ def _same(comparison: Comparison, eager: Observation, compiled: Observation, ref
         return comparison
 
 
-def _coverage(trial: Trial) -> tuple[CoverageCount, ...]:
+def _coverage(trial: Trial, steps: Sequence[Step]) -> tuple[CoverageCount, ...]:
     rewrites, reached = trial.ledger.coverage.items(), trial.ledger.reached.items()
+    largest: dict[Label, float] = {}
+    for step in steps:
+        if step.float64 is not None and not step.random:
+            largest[step.label] = max(step.float64, largest.get(step.label, 0.0))
     return (
-        *(CoverageCount(rule.stage, rule.pass_name, rule.rewrite, outcome, n) for (rule, outcome), n in rewrites),
+        *(
+            CoverageCount(rule.stage, rule.pass_name, rule.rewrite, outcome, n, largest.get(rule))
+            for (rule, outcome), n in rewrites
+        ),
         *(CoverageCount(part.stage, None, part.name, part.outcome, n) for part, n in reached),
     )
