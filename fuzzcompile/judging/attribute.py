@@ -15,8 +15,8 @@ from fuzzcompile.attribution.divergence import Divergence
 from fuzzcompile.attribution.inputs import inputs_of
 from fuzzcompile.attribution.proving import Prover
 from fuzzcompile.attribution.steps import Step, changing_meaning
+from fuzzcompile.compiler.custom import backend_label
 from fuzzcompile.compiler.functional import passing_on
-from fuzzcompile.compiler.labels import backend_label
 from fuzzcompile.judging.workaround import find_workaround, workaround_by
 from fuzzcompile.stage_names import LOWERING, PRE_GRAD
 from fuzzcompile.stages.rewriting import culprit_of_rewrite, rewrites_blamed

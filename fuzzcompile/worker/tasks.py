@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fuzzcompile.contract import ReportJson
+from fuzzcompile.custom import Custom, Loaded
 from fuzzcompile.execution.named import Named
 from fuzzcompile.judging.counts import CoverageCount
 from fuzzcompile.worker.conditions import Question
@@ -24,11 +25,13 @@ class WorkerSetup:
         plants: files to run.
         threads: torch's intra-op threads.
         target: the device that the compiler is told, by its name; None for the one that runs.
+        custom: the user's own passes and backend.
     """
 
     plants: tuple[str, ...] = ()
     threads: int = 1
     target: str | None = None
+    custom: Custom = field(default_factory=Custom)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,12 +87,14 @@ class Surroundings:
         device: the type of its device.
         lacks: settings of the generator that its torch does not have.
         numerics: the switches under which floating-point results are made.
+        custom: the user's own passes and backend, as the worker loaded them.
     """
 
     environment: Mapping[str, object]
     device: str
     lacks: tuple[str, ...] = ()
     numerics: Mapping[str, object] = field(default_factory=dict)
+    custom: tuple[Loaded, ...] = ()
 
 
 JUDGE: Callable[[JudgeTask], Judged] = Named("fuzzcompile.worker.judge:judge_file")
