@@ -31,7 +31,7 @@ ALLOWED = {
     "targets": {"errors"},
     "execution": {"case", "contract", "errors", "facts", "reference"},
     "tolerances": {"contract", "errors"},
-    "compiler": {"case", "custom", "errors", "execution", "facts", "reference", "stage_names", "targets"},
+    "compiler": {"case", "custom", "errors", "execution", "facts", "generation", "reference", "stage_names", "targets"},
     "oracle": {"contract", "execution"},
     "capture": {"case", "casefiles", "compiler", "errors", "execution"},
     "codegen": {"compiler"},

@@ -13,6 +13,7 @@ from fuzzcompile.judging.counts import CoverageCount
 from fuzzcompile.worker.conditions import Question
 
 if TYPE_CHECKING:
+    from fuzzcompile.generation.patterned import PatternProgram
     from fuzzcompile.variations import Survey
 
 
@@ -60,6 +61,14 @@ class JudgeTask(Question):
 
 
 @dataclass(frozen=True)
+class PatternTask:
+    """Rules of the compiler, as (stage, name), to make programs for, and the seconds that each may take."""
+
+    rules: tuple[tuple[str, str], ...]
+    seconds: float = 20.0
+
+
+@dataclass(frozen=True)
 class Judged:
     """A report in its JSON form, what the compile covered, and the machine if the task asked for it."""
 
@@ -96,3 +105,6 @@ DESCRIBE: Callable[[str | None], Surroundings] = Named("fuzzcompile.worker.surro
 
 SURVEY: Callable[[str], Survey] = Named("fuzzcompile.worker.surveying:survey_file")
 """What can be varied of a case file, found on the worker's device."""
+
+PATTERNS: Callable[[PatternTask], tuple[PatternProgram, ...]] = Named("fuzzcompile.worker.patterning:programs_for")
+"""Programs that make rules of the compiler fire, made on the worker's device."""
