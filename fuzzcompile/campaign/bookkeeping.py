@@ -107,7 +107,8 @@ class Bookkeeping:
         lines = [self._line(finding) for finding in findings if finding.public_id in self.hit]
         waiting = len(pending(self.store, self.environment))
         behind = Behind(len(left.cases), sum(bool(case.shows_bug) for case in left.cases), waiting, len(findings))
-        return Finished(ended, self.tally(), lines, self.store.location, self.settings.target, behind, why)
+        source = self.settings.drawn_from.account
+        return Finished(ended, self.tally(), lines, self.store.location, self.settings.target, behind, why, source)
 
     def _counters(self, left: LeftOver) -> dict[str, object]:
         tally = self.tally()
