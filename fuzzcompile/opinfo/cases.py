@@ -133,11 +133,27 @@ def _run(tensors: Mapping[str, str], expression: str, cell: Cell, *, filled: boo
         torch.use_deterministic_algorithms(filled, warn_only=True)  # which fills uninitialised memory
         with torch.set_grad_enabled(cell.backward):
             result = eval(expression, space)
+            _refuse_shared_writes([space[name] for name in tensors])
             return (result, _gradients(result, [space[name] for name in tensors])) if cell.backward else result
+    except _LeftOut:
+        raise
     except Exception as error:  # whatever the operator raises is its answer
         return error
     finally:
         torch.use_deterministic_algorithms(deterministic)
+
+
+def _refuse_shared_writes(tensors: list[torch.Tensor]) -> None:
+    """A write to elements that share memory is undefined, although some operators let it pass.
+
+    Raises:
+        _LeftOut: one of these tensors was written to, and its elements share memory.
+    """
+    for tensor in tensors:
+        if tensor._version and any(
+            size > 1 and not step for size, step in zip(tensor.shape, tensor.stride(), strict=True)
+        ):
+            raise _LeftOut("writes to elements that share memory")
 
 
 def _gradients(result: object, tensors: list[torch.Tensor]) -> list[torch.Tensor | None]:
