@@ -129,7 +129,8 @@ class Bookkeeping:
         behind = Behind(len(left.cases), sum(bool(case.shows_bug) for case in left.cases), waiting, len(findings))
         hit = [finding for finding in findings if finding.public_id in self.hit]
         certified = [certificate.certified(hit, self.cases) for certificate in self.certificates]
-        return Finished(ended, self.tally(), lines, self.store.location, self.settings.target, behind, why, certified)
+        source, target = self.settings.drawn_from.account, self.settings.target
+        return Finished(ended, self.tally(), lines, self.store.location, target, behind, why, certified, source)
 
     def _counters(self, left: LeftOver) -> dict[str, object]:
         tally = self.tally()

@@ -155,6 +155,7 @@ class Finished:
     ``findings`` are those that its cases hit, the worst first.
     ``target`` is the device that the compiler was told, if it was not the one that ran.
     ``certified`` says what was seen of the user's own passes and backend.
+    ``source`` is what there is to say of where the cases came from.
     """
 
     ended: str
@@ -165,6 +166,7 @@ class Finished:
     behind: Behind = field(default_factory=Behind)
     why: str | None = None
     certified: Sequence[Certified] = ()
+    source: Mapping[str, object] = field(default_factory=dict)
 
     def has_one_of(self, least: Severity) -> bool:
         """Whether a finding is at least as bad as ``least``."""
@@ -184,6 +186,7 @@ class Finished:
             "corpus": self.corpus,
             "target": self.target,
             "left_over": {"cases": self.behind.cases, "bugs": self.behind.bugs, "to_minimize": self.behind.waiting},
+            **({"source": dict(self.source)} if self.source else {}),
             "findings_in_corpus": self.behind.findings,
             **({"certificates": [dict(each.details) for each in self.certified]} if self.certified else {}),
             "findings": [{"id": line.finding, **vars(line)} for line in self.findings],

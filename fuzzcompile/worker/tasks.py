@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from fuzzcompile.worker.conditions import Question
 
 if TYPE_CHECKING:
     from fuzzcompile.generation.patterned import PatternProgram
+    from fuzzcompile.opinfo import Cell, Operator, Written
     from fuzzcompile.variations import Survey
 
 
@@ -102,6 +103,12 @@ JUDGE: Callable[[JudgeTask], Judged] = Named("fuzzcompile.worker.judge:judge_fil
 
 DESCRIBE: Callable[[str | None], Surroundings] = Named("fuzzcompile.worker.surroundings:surroundings")
 """What a worker tells of itself, given the target."""
+
+LIST_OPERATORS: Callable[[], tuple[Operator, ...]] = Named("fuzzcompile.opinfo.tables:operators")
+"""The operators of torch's own tables."""
+
+WRITE_CELLS: Callable[[Sequence[Cell]], list[Written]] = Named("fuzzcompile.opinfo.cases:write_cells")
+"""The case files of cells of a sweep over these operators."""
 
 SURVEY: Callable[[str], Survey] = Named("fuzzcompile.worker.surveying:survey_file")
 """What can be varied of a case file, found on the worker's device."""
