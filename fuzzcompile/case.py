@@ -1,7 +1,11 @@
 """A case: a module, its inputs, and how it is compiled, loaded from one self-contained Python file.
 
 The file defines ``make()``, which seeds itself and returns ``(module_or_callable, inputs)``, and may
+<<<<<<< HEAD
 define ``GRAD``, ``BACKWARD``, ``OPTIONS``, ``CONFIG``, ``MODE``, ``DYNAMIC``, ``FULLGRAPH``, ``PATH``, ``CALLS``
+=======
+define ``GRAD``, ``BACKWARD``, ``OPTIONS``, ``CONFIG``, ``MODE``, ``DYNAMIC``, ``FULLGRAPH``, ``BACKEND``, ``CALLS``
+>>>>>>> core
 and ``run(model, inputs)`` (see "Contracts" in ARCHITECTURE.md).
 """
 
@@ -206,7 +210,11 @@ def _settings(path: Path, namespace: Mapping[str, Any], *, backward: bool) -> Co
     unknown = set(config) - {"dynamo", "functorch", "inductor"}
     if unknown:
         raise CaseError(f"{path}: CONFIG knows 'dynamo', 'functorch' and 'inductor', not {', '.join(sorted(unknown))}.")
+    backend = namespace.get("BACKEND", "inductor")
+    if not (isinstance(backend, str) or callable(backend)):
+        raise CaseError(f"{path}: BACKEND is a {type(backend).__name__}; make it a registered name or a function.")
     return CompileSettings(
+        backend=backend,
         options=dict(options),
         inductor=dict(config.get("inductor", {})),
         dynamo=dict(config.get("dynamo", {})),

@@ -8,7 +8,12 @@ from dataclasses import dataclass, field, replace
 
 from fuzzcompile.attribution.ablating import Ablator, OutOfTime
 from fuzzcompile.attribution.culprit import Culprit, Workaround
+<<<<<<< HEAD
 from fuzzcompile.compiler.session import Compilation, path_of
+=======
+from fuzzcompile.compiler.custom import without
+from fuzzcompile.compiler.session import Compilation
+>>>>>>> core
 from fuzzcompile.compiler.settings import MISSING, setting
 from fuzzcompile.compiler.sources import captured_functions
 from fuzzcompile.oracle.judgement import error_of
@@ -68,6 +73,10 @@ def _first(ablator: Ablator, candidates: Iterator[_Candidate], *, screen: bool) 
 
 
 def _candidates(culprit: Culprit, ablator: Ablator) -> Iterator[_Candidate]:
+    left_out = without(culprit.pass_name)
+    if left_out:
+        yield _leaving_out(culprit, left_out)
+        return
     yield from map(_setting, _settings(culprit, ablator))
     if culprit.stage not in GRAPH_STAGES:
         functions = captured_functions(ablator.trial.ledger, culprit.site, culprit.nodes)
@@ -104,6 +113,14 @@ def _now(key: str, ablator: Ablator) -> object:
 def _setting(config: Mapping[str, object]) -> _Candidate:
     text = ", ".join(f"torch._inductor.config.{key} = {value!r}" for key, value in config.items())
     return _Candidate(text, lambda how: replace(how, config={**(how.config or {}), **config}), config)
+
+
+def _leaving_out(culprit: Culprit, config: Mapping[str, object]) -> _Candidate:
+    """The compiler without a pass of the user's own."""
+    said = ", ".join(f"torch._inductor.config.{key} = {value!r}" for key, value in config.items())
+    alone = {key: value for key, value in config.items() if value is None}  # other passes are no JSON
+    text = f"leave the pass {culprit.pass_name} out: {said}"
+    return _Candidate(text, lambda how: replace(how, config={**(how.config or {}), **config}), alone)
 
 
 def _breaking_at(functions: Mapping[str, Callable[..., object]]) -> _Candidate:
