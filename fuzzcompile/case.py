@@ -1,12 +1,8 @@
 """A case: a module, its inputs, and how it is compiled, loaded from one self-contained Python file.
 
 The file defines ``make()``, which seeds itself and returns ``(module_or_callable, inputs)``, and may
-<<<<<<< HEAD
-define ``GRAD``, ``BACKWARD``, ``OPTIONS``, ``CONFIG``, ``MODE``, ``DYNAMIC``, ``FULLGRAPH``, ``PATH``, ``CALLS``
-=======
-define ``GRAD``, ``BACKWARD``, ``OPTIONS``, ``CONFIG``, ``MODE``, ``DYNAMIC``, ``FULLGRAPH``, ``BACKEND``, ``CALLS``
->>>>>>> core
-and ``run(model, inputs)`` (see "Contracts" in ARCHITECTURE.md).
+define ``GRAD``, ``BACKWARD``, ``OPTIONS``, ``CONFIG``, ``MODE``, ``DYNAMIC``, ``FULLGRAPH``, ``BACKEND``, ``PATH``,
+``CALLS`` and ``run(model, inputs)`` (see "Contracts" in ARCHITECTURE.md).
 """
 
 from __future__ import annotations
@@ -230,8 +226,8 @@ def _path(path: Path, namespace: Mapping[str, Any], *, backward: bool) -> str:
     wanted = namespace.get("PATH", COMPILE)
     if wanted not in PATHS:
         raise CaseError(f"{path}: PATH is {wanted!r}; use one of {', '.join(PATHS)}.")
-    if wanted != COMPILE and (namespace.get("MODE") or namespace.get("FULLGRAPH")):
-        raise CaseError(f"{path}: MODE and FULLGRAPH are torch.compile's; remove them, or PATH = {wanted!r}.")
+    if wanted != COMPILE and any(namespace.get(name) for name in ("BACKEND", "MODE", "FULLGRAPH")):
+        raise CaseError(f"{path}: BACKEND, MODE, FULLGRAPH are torch.compile's; remove them, or PATH = {wanted!r}.")
     if wanted == AOTI and backward:
         raise CaseError(f"{path}: AOTInductor computes no gradients; remove BACKWARD, or use PATH = 'export'.")
     return str(wanted)

@@ -14,16 +14,10 @@ from fuzzcompile.attribution.culprit import Attribution, Culprit
 from fuzzcompile.attribution.divergence import Divergence
 from fuzzcompile.attribution.inputs import inputs_of
 from fuzzcompile.attribution.proving import Prover
-<<<<<<< HEAD
 from fuzzcompile.attribution.steps import Step, changing_meaning, steps_of
-from fuzzcompile.compiler.functional import passing_on
-from fuzzcompile.compiler.labels import backend_label
-from fuzzcompile.compiler.session import path_of
-=======
-from fuzzcompile.attribution.steps import Step, changing_meaning
 from fuzzcompile.compiler.custom import backend_label
 from fuzzcompile.compiler.functional import passing_on
->>>>>>> core
+from fuzzcompile.compiler.session import path_of
 from fuzzcompile.judging.workaround import find_workaround, workaround_by
 from fuzzcompile.sides import AOTI, COMPILE, EXPORT
 from fuzzcompile.stage_names import CODEGEN, DYNAMO, LOWERING, PRE_GRAD

@@ -8,12 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from fuzzcompile.attribution.ablating import Ablator, OutOfTime
 from fuzzcompile.attribution.culprit import Culprit, Workaround
-<<<<<<< HEAD
-from fuzzcompile.compiler.session import Compilation, path_of
-=======
 from fuzzcompile.compiler.custom import without
-from fuzzcompile.compiler.session import Compilation
->>>>>>> core
+from fuzzcompile.compiler.session import Compilation, path_of
 from fuzzcompile.compiler.settings import MISSING, setting
 from fuzzcompile.compiler.sources import captured_functions
 from fuzzcompile.oracle.judgement import error_of
