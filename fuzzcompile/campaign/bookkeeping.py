@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fuzzcompile.campaign.budget import Clock
@@ -24,6 +24,8 @@ from fuzzcompile.corpus import (
     compiler_of,
     public_id,
 )
+from fuzzcompile.focusing.plan import Seen
+from fuzzcompile.focusing.tally import FocusTally
 from fuzzcompile.reporting.verdict import name_of
 from fuzzcompile.stage_names import REWRITING_STAGES
 
@@ -49,6 +51,11 @@ class Bookkeeping:
     hit: set[str] = field(default_factory=set)
     _covered: set[tuple[str, str]] = field(default_factory=set)
     _beat: float = field(default_factory=time.monotonic)
+    _focus: FocusTally | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        if self.settings.focus is not None:
+            self._focus = FocusTally(self.settings.focus)
 
     @property
     def seconds(self) -> float:
@@ -83,6 +90,11 @@ class Bookkeeping:
         case = CaseRecord(drawn.sha256, drawn.source, drawn.origin, stream, job.index, *made_of)
         return self.store.record(self.campaign, case, self.environment, report, coverage, screened=screened)
 
+    def aimed(self, coverage: Sequence[Coverage], seen: Seen) -> None:
+        """Count what a case did for each aim of a focus."""
+        if self._focus is not None:
+            self._focus.count([(c.stage, c.rewrite, c.outcome, c.count) for c in coverage], seen)
+
     def keep(self, kept: Kept) -> None:
         """Follow what the corpus made of a reproducer: a finding that vanished into another, or one split off."""
         vanished = {public_id(key) for key in kept.merged}
@@ -107,7 +119,8 @@ class Bookkeeping:
         lines = [self._line(finding) for finding in findings if finding.public_id in self.hit]
         waiting = len(pending(self.store, self.environment))
         behind = Behind(len(left.cases), sum(bool(case.shows_bug) for case in left.cases), waiting, len(findings))
-        return Finished(ended, self.tally(), lines, self.store.location, self.settings.target, behind, why)
+        location, target = self.store.location, self.settings.target
+        return Finished(ended, self.tally(), lines, location, target, behind, why, self._focus)
 
     def _counters(self, left: LeftOver) -> dict[str, object]:
         tally = self.tally()

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fuzzcompile.campaign.budget import Budget
+from fuzzcompile.focusing.tally import FocusTally
 from fuzzcompile.severity import Severity
 from fuzzcompile.worker.reductions import Minimized
 
@@ -153,6 +154,7 @@ class Finished:
     ``why`` is what the machine lacks, where the campaign failed for want of it.
     ``findings`` are those that its cases hit, the worst first.
     ``target`` is the device that the compiler was told, if it was not the one that ran.
+    ``focus`` is how often each aim of a focus matched; None for a campaign without one.
     """
 
     ended: str
@@ -162,6 +164,7 @@ class Finished:
     target: str | None = None
     behind: Behind = field(default_factory=Behind)
     why: str | None = None
+    focus: FocusTally | None = None
 
     def has_one_of(self, least: Severity) -> bool:
         """Whether a finding is at least as bad as ``least``."""
@@ -183,6 +186,7 @@ class Finished:
             "left_over": {"cases": self.behind.cases, "bugs": self.behind.bugs, "to_minimize": self.behind.waiting},
             "findings_in_corpus": self.behind.findings,
             "findings": [{"id": line.finding, **vars(line)} for line in self.findings],
+            "focus": self.focus.to_json() if self.focus is not None else {},
         }
 
 

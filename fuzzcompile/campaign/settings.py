@@ -7,7 +7,9 @@ from pathlib import Path
 
 from fuzzcompile.campaign.budget import Budget
 from fuzzcompile.campaign.drawing import Generator, Source
+from fuzzcompile.campaign.focused import Focused
 from fuzzcompile.campaign.steering import UNIFORM, Mix, Strategy
+from fuzzcompile.focusing.plan import Plan
 from fuzzcompile.generation import Profile
 
 
@@ -69,6 +71,11 @@ class CampaignSettings:
     def conditions(self) -> dict[str, object]:
         """What changes the behaviour of the compiler itself, as the corpus keeps it."""
         return {"vetoes": list(self.vetoes), "plants": list(self.plants)}
+
+    @property
+    def focus(self) -> Plan | None:
+        """What the campaign aims at."""
+        return self.source.plan if isinstance(self.source, Focused) else None
 
     @property
     def drawn_from(self) -> Source:
