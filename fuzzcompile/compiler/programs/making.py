@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import torch
 
-from fuzzcompile.compiler.catalogue import Known, known_to
+from fuzzcompile.compiler.catalogue import Known
 from fuzzcompile.compiler.programs.code import Named, named_in
 from fuzzcompile.compiler.programs.expressions import Unwritable
 from fuzzcompile.compiler.programs.filling import Filled, fill, named, recast
@@ -19,45 +19,47 @@ from fuzzcompile.compiler.programs.settings import settings_for
 from fuzzcompile.compiler.programs.sources import skeleton_of
 from fuzzcompile.compiler.programs.spelling import operands, statements
 from fuzzcompile.compiler.programs.trying import compiled, runs
-from fuzzcompile.generation.patterned import PatternProgram, render
+from fuzzcompile.generation.patterned import Edit, PatternProgram, render
 from fuzzcompile.generation.patterned.kinds import applied, edits_of
 
-# Programs that fire, after which no other is looked for.
-_ENOUGH = 3
 # Draws in a row without a new program, after which there is taken to be none.
 _BARREN = 30
+# Near misses of one kind that are worked out for a program.
+_EDITS_OF_A_KIND = 16
 _DTYPES = ("float32", "float32", "bfloat16", "float16", "float32", "float64")
 
 
-def programs_of(stage: str, rule: str, device: torch.device, seconds: float) -> list[PatternProgram]:
-    """Programs for one rule, those first whose compile made it fire; their near misses are worked out.
+def programs_of(rule: Known, device: torch.device, seconds: float, *, enough: int = 3) -> list[PatternProgram]:
+    """Programs for one rule: those that it changed, else those in which it fired, else those that may come near it.
 
     Args:
-        stage: the rule's stage.
-        rule: its name in the catalogue: a pattern, a pass, an operator with a decomposition or a lowering.
+        rule: a pattern, a pass, an operator with a decomposition or a lowering, as the catalogue lists it.
         device: where the programs run.
-        seconds: how long to look for one that fires.
+        seconds: how long to look for programs that the rule changes.
+        enough: how many such programs to look for.
     """
-    known = [row for row in known_to(device) if (row.stage, row.name) == (stage, rule) and row.kind != "setting"]
     until = time.monotonic() + seconds
-    fired: list[PatternProgram] = []
-    others: list[PatternProgram] = []
-    for program in itertools.chain.from_iterable(candidates(row, device) for row in known):
-        fires = (stage, rule) in compiled(program, device).fired
-        (fired if fires else others).append(replace(program, fires=fires))
-        if len(fired) >= _ENOUGH or time.monotonic() > until:
+    ranked: tuple[list[PatternProgram], ...] = ([], [], [])
+    for program in candidates(rule, device):
+        tried = compiled(program, device)
+        name = (rule.stage, rule.name)
+        ranked[0 if name in tried.changed else 1 if name in tried.fired else 2].append(
+            replace(program, fires=name in tried.fired)
+        )
+        if len(ranked[0]) >= enough or time.monotonic() > until:
             break
-    return [with_edits(program, device) for program in (fired or others[:_ENOUGH])]
+    best = next((programs for programs in ranked if programs), [])
+    return [with_edits(program, random.Random(program.label)) for program in best[:enough]]
 
 
-def with_edits(program: PatternProgram, device: torch.device) -> PatternProgram:
-    """The program with the near misses that leave it running, each by itself."""
-    valid = []
+def with_edits(program: PatternProgram, rng: random.Random) -> PatternProgram:
+    """The program with near misses that leave it running, each by itself; of each kind some, drawn with ``rng``."""
+    by_kind: dict[str, list[Edit]] = {}
     for edit in edits_of(program):
-        edited = applied(program, edit)
-        if edited is not None and runs(edited, device):
-            valid.append(edit)
-    return replace(program, edits=tuple(valid))
+        by_kind.setdefault(edit.name, []).append(edit)
+    tried = [edit for edits in by_kind.values() for edit in rng.sample(edits, min(len(edits), _EDITS_OF_A_KIND))]
+    edited = ((edit, applied(program, edit)) for edit in tried)
+    return replace(program, edits=tuple(edit for edit, result in edited if result is not None and runs(result)))
 
 
 def candidates(rule: Known, device: torch.device) -> Iterator[PatternProgram]:

@@ -105,11 +105,15 @@ def _overloads(target: object) -> list[torch._ops.OpOverload]:
     name = target if isinstance(target, str) else getattr(target, "__name__", "")
     module = "" if isinstance(target, str) else str(getattr(target, "__module__", "") or "")
     if isinstance(target, torch._ops.OpOverloadPacket):
-        return [getattr(target, overload) for overload in target.overloads()]
+        return _of_packet(target)
     if not name or module.startswith(("torch.nn", "_operator")):
         return []
     packet = getattr(torch.ops.aten, name, None)
-    return [] if packet is None else [getattr(packet, o) for o in packet.overloads() if "out" not in o]
+    return [] if packet is None else [overload for overload in _of_packet(packet) if "out" not in str(overload)]
+
+
+def _of_packet(packet: torch._ops.OpOverloadPacket) -> list[torch._ops.OpOverload]:
+    return [getattr(packet, name) for name in packet._overload_names]
 
 
 def _takes(parameters: list[Parameter], given: int | None) -> bool:
