@@ -105,7 +105,7 @@ def _not_looked_at(case: Case, target: Target, why: str) -> CannotJudge:
 
 
 def refuse_unsupported(experiments: Experiments, trial: Trial) -> None:
-    """Refuse a case that asks for ``FULLGRAPH`` and cannot be compiled as one graph.
+    """Refuse a case that asks for an error and gets it: ``error_on_recompile``, or ``FULLGRAPH`` without one graph.
 
     Dynamo keeps numbers that a program reads from tensors in the graph, as unknowns, only if it may not break the graph
     there. An error in the rest of the compiler that does not come without ``FULLGRAPH`` is about these unknowns.
@@ -114,6 +114,8 @@ def refuse_unsupported(experiments: Experiments, trial: Trial) -> None:
         CannotJudge: with the reason, every line that breaks the graph, and what to do.
     """
     case, failure = experiments.case, trial.observation.failure
+    if failure is not None and failure.type_name == "RecompileError" and case.settings.dynamo.get("error_on_recompile"):
+        raise CannotJudge(f"{case.name} asks for error_on_recompile and is compiled anew: {failure.message}.")
     if failure is None or failure.phase != "compile" or not case.settings.fullgraph:
         return
     without, breaks = experiments.broken("eager" if failure.unsupported else None)
