@@ -16,6 +16,7 @@ from fuzzcompile.campaign.drawing import Variations
 from fuzzcompile.campaign.events import WorkerActivity
 from fuzzcompile.campaign.profiles import fitted
 from fuzzcompile.campaign.settings import CampaignSettings
+from fuzzcompile.custom import Custom
 from fuzzcompile.errors import CaseError, EnvironmentUnfit
 from fuzzcompile.execution.pool import WorkerFailed, WorkerPool, WorkerStartFailed
 from fuzzcompile.generation import Profile
@@ -49,6 +50,7 @@ class Crew:
             plants=tuple(source_hash(path.read_text(encoding="utf-8"))[:12] for path in conditions.plants),
             case_seconds=conditions.limits.seconds,
             target=conditions.target,
+            custom=around.custom,
             **asked,
         )
 
@@ -72,7 +74,7 @@ def started(conditions: Conditions, workers: int, budget: Clock) -> Iterator[Cre
 
     Raises:
         EnvironmentUnfit: no worker can be started, or none starts within the budget.
-        UsageError: a plant raises.
+        UsageError: a plant raises, or a pass or backend of the user's own cannot be used.
     """
     check_plants(conditions.plants)
     pool = open_pool(conditions, workers)
@@ -106,7 +108,7 @@ def survey_case(path: Path, conditions: Conditions, budget: Clock) -> Variations
         CaseError: it is not a case file, or it fails, crashes or hangs in eager mode.
         EnvironmentUnfit: there is no such device, no worker can be started, or the budget ends before it has answered.
     """
-    with open_pool(replace(conditions, plants=()), 1) as pool:
+    with open_pool(replace(conditions, plants=(), custom=Custom()), 1) as pool:
         try:
             return Variations(pool.submit(SURVEY, str(path)).result(timeout=_left(budget)))
         except NotInTime as error:

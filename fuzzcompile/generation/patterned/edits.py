@@ -1,0 +1,13 @@
+"""Near misses of a program, each as plain data that can be made again on a program that was edited before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One near miss: the name of its kind, and where and how (see `fuzzcompile.generation.patterned.kinds`)."""
+
+    name: str
+    arguments: tuple[str | int | float | bool | None, ...] = ()
