@@ -68,6 +68,7 @@ class EvidenceJson(TypedDict, total=False):
     float64_step: float | None
     survives_float64: bool | None
     against: str
+    path: str
     threads: int
     graphs: int
     graph_breaks: list[str]

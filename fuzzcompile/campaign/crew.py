@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import TimeoutError as NotInTime
 from concurrent.futures import wait
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,11 @@ from fuzzcompile.campaign.budget import Clock, clock
 from fuzzcompile.campaign.drawing import Generator, Variations
 from fuzzcompile.campaign.events import WorkerActivity
 from fuzzcompile.campaign.focused import Focused
+from fuzzcompile.campaign.operators import reading_tables
 from fuzzcompile.campaign.profiles import fitted
 from fuzzcompile.campaign.settings import CampaignSettings
-from fuzzcompile.errors import CaseError, EnvironmentUnfit
+from fuzzcompile.custom import Custom
+from fuzzcompile.errors import CaseError, EnvironmentUnfit, UsageError
 from fuzzcompile.execution.pool import WorkerFailed, WorkerPool, WorkerStartFailed
 from fuzzcompile.focusing.plan import FocusQuestion, Plan
 from fuzzcompile.generation import Profile
@@ -56,17 +58,23 @@ class Crew:
             plants=tuple(source_hash(path.read_text(encoding="utf-8"))[:12] for path in conditions.plants),
             case_seconds=conditions.limits.seconds,
             target=conditions.target,
+            custom=around.custom,
             **asked,
         )
 
-    def focused(self, question: FocusQuestion, profile: Profile, clock: Clock) -> Focused:
+    @contextmanager
+    def focused(
+        self, question: FocusQuestion, profile: Profile, clock: Clock, seed: int, *, sweeps: bool
+    ) -> Iterator[Focused]:
         """What a focus draws from: workers find what it means in their torch, and make programs of the rules.
 
-        Making programs takes at most a quarter of the budget; what was not made by then is left out.
+        Making programs takes at most a quarter of the budget; what was not made by then is left out. With ``sweeps``,
+        cases of torch's own tables are drawn for operators; a process of its own writes them until the block ends.
 
         Raises:
-            UsageError: a name means nothing or several things, or nothing that is aimed at can fire here.
-            EnvironmentUnfit: no worker answers within the budget.
+            UsageError: a name means nothing or several things, nothing that is aimed at can fire here, or ``sweeps`` is
+                given and no operator is aimed at.
+            EnvironmentUnfit: no worker answers within the budget, or the tables cannot be imported.
         """
         asked = replace(question, target=self.conditions.target)
         try:
@@ -76,7 +84,15 @@ class Crew:
         except WorkerFailed as error:
             raise EnvironmentUnfit(f"Looking up the focus, the worker {error}.") from error
         generator = Generator(fitted(profile, self.surroundings.lacks, self.conditions.target))
-        return Focused(plan, generator, self._programs(plan, clock))
+        operators = [aim.label for aim in plan.reachable if aim.kind == "operator"]
+        if sweeps and not operators:
+            raise UsageError("--source opinfo sweeps operators: focus on one, by its label or a line of its lowering.")
+        with reading_tables() if sweeps else nullcontext() as tables:
+            programs = self._programs(plan, clock)
+            swept = tables(seed, clock, ()) if tables is not None else None
+            narrowed = {label: swept.of_overload(label) for label in operators} if swept is not None else {}
+            found = {label: sweep for label, sweep in narrowed.items() if sweep.size}
+            yield Focused(plan, generator, programs, found)
 
     def _programs(self, plan: Plan, clock: Clock) -> tuple[PatternProgram, ...]:
         sources = list(dict.fromkeys(rule for aim in plan.reachable for rule in aim.sources))
@@ -111,7 +127,7 @@ def started(conditions: Conditions, workers: int, budget: Clock) -> Iterator[Cre
 
     Raises:
         EnvironmentUnfit: no worker can be started, or none starts within the budget.
-        UsageError: a plant raises.
+        UsageError: a plant raises, or a pass or backend of the user's own cannot be used.
     """
     check_plants(conditions.plants)
     pool = open_pool(conditions, workers)
@@ -145,7 +161,7 @@ def survey_case(path: Path, conditions: Conditions, budget: Clock) -> Variations
         CaseError: it is not a case file, or it fails, crashes or hangs in eager mode.
         EnvironmentUnfit: there is no such device, no worker can be started, or the budget ends before it has answered.
     """
-    with open_pool(replace(conditions, plants=()), 1) as pool:
+    with open_pool(replace(conditions, plants=(), custom=Custom()), 1) as pool:
         try:
             return Variations(pool.submit(SURVEY, str(path)).result(timeout=_left(budget)))
         except NotInTime as error:

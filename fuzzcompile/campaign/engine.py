@@ -11,7 +11,7 @@ from collections.abc import Generator as Yielding
 from concurrent.futures import Executor, Future
 from typing import cast
 
-from fuzzcompile.campaign.bookkeeping import Bookkeeping
+from fuzzcompile.campaign.bookkeeping import Bookkeeping, stored_coverage
 from fuzzcompile.campaign.budget import Clock
 from fuzzcompile.campaign.drawing import Drawn, Generator
 from fuzzcompile.campaign.events import (
@@ -296,14 +296,10 @@ class Engine:
             yield Trouble(f"case #{job.index} could not be judged: {type(error).__name__}: {text}")
 
     def _record(self, job: Job, report: ReportJson, result: Judged | None = None) -> Recorded:
-        coverage = [
-            Coverage(count.stage, count.pass_name or "", count.rewrite, count.outcome, count.count)  # type: ignore[arg-type]
-            for count in (result.coverage if result is not None else ())
-            if count.outcome != "vetoed"
-        ]
+        coverage = result.coverage if result is not None else ()
         seen = result.seen if result is not None else Seen()
         self._books.aimed(coverage, seen)
-        self._learn(job, report, coverage, seen)
+        self._learn(job, report, stored_coverage(coverage), seen)
         return self._books.record(job, report, coverage, screened=result is not None and result.screened)
 
     def _learn(self, job: Job, report: ReportJson, coverage: Sequence[Coverage], seen: Seen) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, Self
 
@@ -33,8 +33,8 @@ class Steers(Protocol):
     def seeking(self) -> bool:
         """Whether minimizing has to wait, because something that is aimed at was not met yet."""
 
-    def at(self, index: int) -> tuple[Drawn, bool]:
-        """The case for a place in the stream, and whether it is to be screened first."""
+    def at(self, index: int) -> tuple[Drawn, bool] | None:
+        """The case for a place in the stream, and whether it is to be screened first; None for a place without one."""
 
     def learn(self, index: int, outcome: Outcome) -> None:
         """Take the result of the case at a place."""
@@ -115,13 +115,23 @@ class Work:
 
     def _drawn(self) -> LeftCase | None:
         """The next program of the stream that was not judged yet; None if there seems to be no other."""
-        for index in itertools.islice(self._indices, _REPEATED):
-            case, screen = self.steering.at(index)
+        for index in self._places():
+            chosen = self.steering.at(index)
+            if chosen is None:
+                continue
+            case, screen = chosen
             if not self.store.has_source(case.sha256, self.settings.stream) and not any(
                 job.case.sha256 == case.sha256 for job in self.jobs
             ):
                 return LeftCase(case, index, screen)
         return None
+
+    def _places(self) -> Iterable[int]:
+        """Places to look for a case at: to the end of the stream, or until it has repeated itself long enough."""
+        size = self.settings.drawn_from.size
+        if size is None:
+            return itertools.islice(self._indices, _REPEATED)
+        return itertools.takewhile(lambda index: index < size, self._indices)
 
     def judge(self, case: Drawn, index: int | None, *, retry: bool = False, screen: bool = False) -> None:
         """Have a case judged; the bugs in ``known`` need no further proof."""

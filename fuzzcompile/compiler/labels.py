@@ -13,6 +13,7 @@ from torch import fx
 
 from fuzzcompile.compiler.ledger import Label
 from fuzzcompile.compiler.veto_names import matches
+from fuzzcompile.custom import is_custom
 from fuzzcompile.facts import facts
 from fuzzcompile.stage_names import LOWERING
 
@@ -101,8 +102,11 @@ def vetoes(label: Label, wanted: Iterable[str]) -> bool:
     A name is exact (``remove_noop_ops``), a leading part that ends at an underscore or at the end
     (``_sfdp``, ``_sfdp_pattern_1``: not ``_sfdp_pattern_11``), or a glob; ``stage:`` before it restricts it
     to one stage, and ``=`` before the name to that rule and its variants (``=addmm``: not ``addmm_pattern``).
+    A pass of the user's own, with its patterns, goes by ``module:attribute`` too.
     """
     for name in wanted:
+        if is_custom(label.pass_name) and name == label.pass_name:
+            return True
         stage, colon, rest = name.partition(":")
         if colon and stage != label.stage:
             continue

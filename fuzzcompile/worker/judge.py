@@ -15,6 +15,7 @@ from fuzzcompile.capture.invocation import Invocation
 from fuzzcompile.capture.loading import load
 from fuzzcompile.case import Case
 from fuzzcompile.casefiles import read_case_file
+from fuzzcompile.compiler.custom import install, with_backend
 from fuzzcompile.compiler.dump import dump_ledger
 from fuzzcompile.compiler.headers import share_headers
 from fuzzcompile.compiler.hooks import initialise_patterns
@@ -55,10 +56,10 @@ _took: list[float] = []  # seconds of processor time that the latest case took, 
 
 
 def prepare(setup: WorkerSetup) -> None:
-    """Set this process up: target, device, pinned numerics, threads, Inductor's patterns, plants, in that order.
+    """Set this process up: target, device, numerics, threads, Inductor's patterns, plants, the user's own passes.
 
     Raises:
-        UsageError: a plant raises, or the device is none.
+        UsageError: a plant raises, a pass or backend cannot be used, or the device is none.
         EnvironmentUnfit: the machine has no such device.
     """
     if setup.target is not None:
@@ -75,6 +76,7 @@ def prepare(setup: WorkerSetup) -> None:
     say("registering the compiler's patterns")
     initialise_patterns(device)
     run_plants([Path(path) for path in setup.plants])
+    install(setup.custom)
     seed_everything(0)
     calm_collector()
 
@@ -133,6 +135,7 @@ def _judged(progress: Progress, device: torch.device) -> Judged:
     called = _received(file.path, device) if file.kind == "call" else None
     with isolated():
         case = load(file, device, call=task.call, module=task.module) if called is None else called.case()
+        case = replace(case, settings=with_backend(case.settings))
         restore_streams()  # the script may have closed them, and the compiler writes to them
         report = judge_case(case, progress, device, deadline)
     answer = progress.answer(report)

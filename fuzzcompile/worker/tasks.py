@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fuzzcompile.contract import ReportJson
+from fuzzcompile.custom import Custom, Loaded
 from fuzzcompile.execution.named import Named
 from fuzzcompile.focusing.plan import FocusQuestion, Plan, Seen, Watch
 from fuzzcompile.judging.counts import CoverageCount
@@ -14,6 +15,7 @@ from fuzzcompile.worker.conditions import Question
 
 if TYPE_CHECKING:
     from fuzzcompile.generation.patterned import PatternProgram
+    from fuzzcompile.opinfo import Cell, Operator, Written
     from fuzzcompile.variations import Survey
 
 
@@ -25,11 +27,13 @@ class WorkerSetup:
         plants: files to run.
         threads: torch's intra-op threads.
         target: the device that the compiler is told, by its name; None for the one that runs.
+        custom: the user's own passes and backend.
     """
 
     plants: tuple[str, ...] = ()
     threads: int = 1
     target: str | None = None
+    custom: Custom = field(default_factory=Custom)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,12 +95,14 @@ class Surroundings:
         device: the type of its device.
         lacks: settings of the generator that its torch does not have.
         numerics: the switches under which floating-point results are made.
+        custom: the user's own passes and backend, as the worker loaded them.
     """
 
     environment: Mapping[str, object]
     device: str
     lacks: tuple[str, ...] = ()
     numerics: Mapping[str, object] = field(default_factory=dict)
+    custom: tuple[Loaded, ...] = ()
 
 
 JUDGE: Callable[[JudgeTask], Judged] = Named("fuzzcompile.worker.judge:judge_file")
@@ -104,6 +110,12 @@ JUDGE: Callable[[JudgeTask], Judged] = Named("fuzzcompile.worker.judge:judge_fil
 
 DESCRIBE: Callable[[str | None], Surroundings] = Named("fuzzcompile.worker.surroundings:surroundings")
 """What a worker tells of itself, given the target."""
+
+LIST_OPERATORS: Callable[[], tuple[Operator, ...]] = Named("fuzzcompile.opinfo.tables:operators")
+"""The operators of torch's own tables."""
+
+WRITE_CELLS: Callable[[Sequence[Cell]], list[Written]] = Named("fuzzcompile.opinfo.cases:write_cells")
+"""The case files of cells of a sweep over these operators."""
 
 SURVEY: Callable[[str], Survey] = Named("fuzzcompile.worker.surveying:survey_file")
 """What can be varied of a case file, found on the worker's device."""
