@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fuzzcompile.campaign.drawing import Drawn, Generator, Source
+from fuzzcompile.campaign.drawing import Drawn, Endless, Generator, Source
 from fuzzcompile.campaign.steering import Mix, Outcome, mutate
 from fuzzcompile.corpus import Seed, StreamRun
 from fuzzcompile.focusing.plan import Aim, Plan
@@ -29,7 +29,7 @@ _PATIENCE = 24
 
 
 @dataclass(frozen=True)
-class Focused:
+class Focused(Endless):
     """What a focus draws from.
 
     Attributes:
@@ -58,16 +58,6 @@ class Focused:
         given = [f"aiming at {listed}{more}; {len(self.programs)} programs were made for it."]
         given += [f"{aim.label} cannot fire here: {aim.why_not}" for aim in aims if aim.why_not]
         return [*given, *self.plan.notes]
-
-    @property
-    def size(self) -> None:
-        """None: there is no end."""
-        return
-
-    @property
-    def account(self) -> Mapping[str, object]:
-        """Empty: what is aimed at is counted apart."""
-        return {}
 
     @property
     def profile(self) -> dict[str, object]:

@@ -177,8 +177,8 @@ def run(
         if tables is not None:
             source = tables(seed, clock, ())
         if asked is not None:
-            source = stack.enter_context(crew.focused(asked.question, profile, clock, seed, sweeps=sweeps))
-            for note in (*asked.notes, *source.notes):
+            source = focused = stack.enter_context(crew.focused(asked.question, profile, clock, seed, sweeps=sweeps))
+            for note in (*asked.notes, *focused.notes):
                 click.echo(f"Focus: {note}", err=True)
         settings = crew.settings(
             profile,

@@ -194,6 +194,10 @@ def judge_case(case: Case, progress: Progress, device: torch.device, deadline: f
             from fuzzcompile.contracts.bitwise import judge_bitwise
 
             report = judge_bitwise(judged, device, report, own=case, vetoes=task.vetoes, deadline=deadline)
+        elif task.against == "eager":
+            from fuzzcompile.contracts.promised import judge_promised
+
+            report = judge_promised(case, device, report, vetoes=task.vetoes, deadline=deadline)
     return report
 
 
