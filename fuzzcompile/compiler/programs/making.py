@@ -16,11 +16,12 @@ from fuzzcompile.compiler.programs.code import Named, named_in
 from fuzzcompile.compiler.programs.expressions import Unwritable
 from fuzzcompile.compiler.programs.filling import Filled, fill, named, recast
 from fuzzcompile.compiler.programs.settings import settings_for
-from fuzzcompile.compiler.programs.sources import skeleton_of
+from fuzzcompile.compiler.programs.sources import has_pattern, skeleton_of, variant_of
 from fuzzcompile.compiler.programs.spelling import operands, statements
 from fuzzcompile.compiler.programs.trying import compiled, runs
-from fuzzcompile.generation.patterned import Edit, PatternProgram, render
+from fuzzcompile.generation.patterned import Edit, Operand, PatternProgram, render
 from fuzzcompile.generation.patterned.kinds import applied, edits_of
+from fuzzcompile.generation.patterned.program import Origin
 
 # Draws in a row without a new program, after which there is taken to be none.
 _BARREN = 30
@@ -74,7 +75,7 @@ def candidates(rule: Known, device: torch.device) -> Iterator[PatternProgram]:
         with contextlib.suppress(Unwritable):
             filled = _filled(rule, code, rng, last)
             last = filled or last
-            program = None if filled is None else _program(rule, named(filled), dict(settings))
+            program = None if filled is None else _program(rule, named(filled), dict(settings), rng)
             if program is not None and (source := render(program)) not in seen:
                 seen.add(source)
                 barren = 0
@@ -83,24 +84,39 @@ def candidates(rule: Known, device: torch.device) -> Iterator[PatternProgram]:
 
 def _filled(rule: Known, code: Named, rng: random.Random, last: Filled | None) -> Filled | None:
     """Another filling; in a third of the draws the last one in another dtype, which costs no search."""
-    dtype = rng.choice(_DTYPES)
-    if last is not None and rng.random() < 0.3:
+    own, dtype = variant_of(rule, rng), rng.choice(_DTYPES)
+    if last is not None and own is None and rng.random() < 0.3:
         return recast(last, dtype)
-    return fill(skeleton_of(rule, code, rng), rng, dtype, code.constants)
+    return own or fill(skeleton_of(rule, code, rng), rng, dtype, code.constants)
 
 
-def _program(rule: Known, filled: Filled, settings: dict[str, object]) -> PatternProgram:
-    tensors = operands(filled)
-    if settings.get("freezing"):
-        tensors = [replace(operand, role="parameter") if at else operand for at, operand in enumerate(tensors)]
+def _program(rule: Known, filled: Filled, settings: dict[str, object], rng: random.Random) -> PatternProgram:
+    if filled.skeleton.frozen:
+        settings["freezing"] = True
     return PatternProgram(
         stage=rule.stage,
         rule=rule.name,
         pass_name=rule.pass_name,
-        origin="pattern",
-        operands=tuple(tensors),
+        origin=_origin(rule),
+        operands=tuple(_in_roles(filled, rng) if settings.get("freezing") else operands(filled)),
         statements=tuple(statements(filled)),
         returns=tuple(f"t{index}" for index in filled.skeleton.returns),
         settings=settings,
         backward=filled.skeleton.backward,
     )
+
+
+def _origin(rule: Known) -> Origin:
+    if rule.kind in ("decomposition", "lowering"):
+        return "operator"
+    return "pattern" if has_pattern(rule) else "pass"
+
+
+def _in_roles(filled: Filled, rng: random.Random) -> list[Operand]:
+    """The operands, those that a rule knows as weights as parameters; or all but one."""
+    tensors = operands(filled)
+    weights = {value.name for hole, value in filled.values.items() if isinstance(value, Operand) and hole.weight}
+    if not weights or rng.random() < 0.4:
+        moving = rng.choice(tensors).name if tensors and rng.random() < 0.4 else "x0"
+        weights = {operand.name for operand in tensors} - {moving}
+    return [replace(operand, role="parameter") if operand.name in weights else operand for operand in tensors]
