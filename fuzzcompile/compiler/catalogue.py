@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, TypeGuard
 import torch
 
 from fuzzcompile.compiler import labels
+from fuzzcompile.compiler.custom import passes_in_force
 from fuzzcompile.compiler.hooks import initialise_patterns
 from fuzzcompile.compiler.ledger import Label
 from fuzzcompile.compiler.pass_calls import PassCall, calls_of
@@ -76,7 +77,7 @@ def known_to(device: torch.device) -> list[Known]:
             of_stage = _Stage(stage, source).rows()
             rows += of_stage
             conditions[stage] = {row.when for row in of_stage}
-    rows += [*_partitioners(), *_operators()]
+    rows += [*_custom(), *_partitioners(), *_operators()]
     rows += [
         Known(toggle.stage, "setting", toggle.name, when=toggle.value, default=toggle.default, changed=toggle.changed)
         for toggle in settings_of(conditions)
@@ -200,6 +201,15 @@ def _tables_of(module: Mapping[str, object]) -> dict[str, PatternMatcherPass]:
         elif isinstance(value, dict) and all(map(is_table, value.values())):
             tables |= {str(key): table for key, table in value.items()}
     return tables
+
+
+def _custom() -> Iterator[Known]:
+    """The user's own passes of this process, with the patterns of their tables."""
+    for own in passes_in_force():
+        label = own.label(own.place)
+        yield Known(own.place, "pass", own.name, own.name, label.source, label.line, on=True)
+        for rule, _ in own.patterns():
+            yield Known(own.place, "pattern", rule.rewrite, own.name, rule.source, rule.line, on=True)
 
 
 def _partitioners() -> Iterator[Known]:

@@ -105,7 +105,7 @@ def backend_label(backend: str | Callable[..., object]) -> Label:
     """The label of a backend; that of the user's own says as what it was named."""
     label = labels.backend_label(backend)
     own = _in_force.target if backend is _in_force.backend else None
-    return label if own is None else replace(label, pass_name=own.name, rewrite=own.attribute)
+    return label if own is None else replace(label, pass_name=own.name, rewrite=own.name)
 
 
 def without(name: str | None) -> dict[str, object]:

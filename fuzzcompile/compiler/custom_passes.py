@@ -100,7 +100,7 @@ class InstalledPass(CustomGraphPass):
         code = self.given if inspect.isroutine(self.given) else vars(type(self.given)).get("__call__")
         source, line = (None, None) if self.is_table else labels.source_of(code)
         place = source or source_of(self.custom.target)
-        return Label(stage, self.name, self.custom.target.attribute, place, line or 1)
+        return Label(stage, self.name, self.name, place, line or 1)
 
     def tables(self) -> Iterator[PatternMatcherPass]:
         """The tables of patterns that it applies, as far as they can be seen from outside."""
@@ -110,13 +110,15 @@ class InstalledPass(CustomGraphPass):
             held = (*cells.nonlocals.values(), *cells.globals.values())
         return (value for value in held if isinstance(value, PatternMatcherPass))
 
+    def patterns(self) -> list[tuple[Label, PatternEntry]]:
+        """The patterns of its tables, each with its label."""
+        entries = _entries(self.tables())
+        return [(labels.entry_label(entry, self.place, self.name), entry) for entry in entries]
+
     def loaded(self) -> Loaded:
         """The pass in plain data."""
-        rules = [labels.entry_label(entry, self.place, self.name).rewrite for entry in _entries(self.tables())]
-        own = [] if self.is_table else [self.custom.target.attribute]
-        return Loaded(
-            self.name, "pass", self.place, self.setting, (*own, *dict.fromkeys(rules)), digest_of(self.custom.target)
-        )
+        names = tuple(label.rewrite for label, _ in self.patterns()) or (self.name,)
+        return Loaded(self.name, "pass", self.place, self.setting, names, digest_of(self.custom.target))
 
 
 class InferenceAwarePass(InstalledPass):

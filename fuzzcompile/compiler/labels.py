@@ -84,7 +84,7 @@ def base_name(rewrite: str) -> str:
 
 def family_of(rewrite: str) -> str:
     """The family of a rewrite: numbered siblings stand in for each other (``_sfdp_pattern_3`` → ``sfdp``)."""
-    base = base_name(rewrite)
+    base = base_name(rewrite).rpartition(":")[2]  # of a user's own pass without its module
     match = _NUMBERED.match(base)
     return match["family"] if match else base
 
