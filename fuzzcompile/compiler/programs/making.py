@@ -25,42 +25,54 @@ from fuzzcompile.generation.patterned.program import Origin
 
 # Draws in a row without a new program, after which there is taken to be none.
 _BARREN = 30
+# The share of the time for a rule in which programs are looked for.
+_LOOKING = 2 / 3
 # Near misses of one kind that are worked out for a program.
 _EDITS_OF_A_KIND = 16
 _DTYPES = ("float32", "float32", "bfloat16", "float16", "float32", "float64")
 
 
-def programs_of(rule: Known, device: torch.device, seconds: float, *, enough: int = 3) -> list[PatternProgram]:
+def programs_of(rule: Known, device: torch.device, seconds: float, *, enough: int = 2) -> list[PatternProgram]:
     """Programs for one rule: those that it changed, else those in which it fired, else those that may come near it.
 
     Args:
         rule: a pattern, a pass, an operator with a decomposition or a lowering, as the catalogue lists it.
         device: where the programs run.
-        seconds: how long to look for programs that the rule changes.
+        seconds: how long to look; two thirds for programs that the rule changes, the rest for near misses of them.
         enough: how many such programs to look for.
     """
-    until = time.monotonic() + seconds
+    begun = time.monotonic()
     ranked: tuple[list[PatternProgram], ...] = ([], [], [])
+    name = (rule.stage, rule.name)
     for program in candidates(rule, device):
         tried = compiled(program, device)
-        name = (rule.stage, rule.name)
-        ranked[0 if name in tried.changed else 1 if name in tried.fired else 2].append(
-            replace(program, fires=name in tried.fired)
-        )
-        if len(ranked[0]) >= enough or time.monotonic() > until:
+        rank = 0 if name in tried.changed else 1 if name in tried.fired else 2
+        ranked[rank].append(replace(program, fires=rank < 2))
+        if len(ranked[0]) >= enough or time.monotonic() - begun > _LOOKING * seconds:
             break
-    best = next((programs for programs in ranked if programs), [])
-    return [with_edits(program, random.Random(program.label)) for program in best[:enough]]
+    best = next((programs for programs in ranked if programs), [])[:enough]
+    ends = [begun + seconds * (_LOOKING + (1 - _LOOKING) * (at + 1) / len(best)) for at in range(len(best))]
+    return [with_edits(program, random.Random(program.label), until) for program, until in zip(best, ends, strict=True)]
 
 
-def with_edits(program: PatternProgram, rng: random.Random) -> PatternProgram:
-    """The program with near misses that leave it running, each by itself; of each kind some, drawn with ``rng``."""
+def with_edits(program: PatternProgram, rng: random.Random, until: float) -> PatternProgram:
+    """The program with near misses that leave it running, each by itself; of each kind some, drawn with ``rng``.
+
+    Those that there was no time for until ``until``, of ``time.monotonic``, are left out.
+    """
     by_kind: dict[str, list[Edit]] = {}
     for edit in edits_of(program):
         by_kind.setdefault(edit.name, []).append(edit)
     tried = [edit for edits in by_kind.values() for edit in rng.sample(edits, min(len(edits), _EDITS_OF_A_KIND))]
-    edited = ((edit, applied(program, edit)) for edit in tried)
-    return replace(program, edits=tuple(edit for edit, result in edited if result is not None and runs(result)))
+    rng.shuffle(tried)
+    running: list[Edit] = []
+    for edit in tried:
+        edited = applied(program, edit)
+        if edited is not None and runs(edited):
+            running.append(edit)
+        if time.monotonic() > until:
+            break
+    return replace(program, edits=tuple(running))
 
 
 def candidates(rule: Known, device: torch.device) -> Iterator[PatternProgram]:
