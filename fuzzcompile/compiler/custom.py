@@ -37,11 +37,14 @@ _in_force = _InForce()
 
 
 def install(custom: Custom) -> None:
-    """Import what the user named and have every compile of this process use it.
+    """Import what the user named and have every compile of this process use it, in place of what was installed before.
 
     Raises:
         UsageError: something cannot be imported, is no pass or backend, or leaves open which stage is to run it.
     """
+    for each in _in_force.passes:
+        setattr(config_of("inductor"), each.setting, None)
+    _in_force.passes, _in_force.backend, _in_force.target = (), None, None
     if custom.passes:
         from fuzzcompile.compiler.custom_passes import load_pass  # imports the pattern matcher
 
