@@ -25,6 +25,8 @@ from fuzzcompile.corpus import (
     compiler_of,
     public_id,
 )
+from fuzzcompile.focusing.plan import Seen
+from fuzzcompile.focusing.tally import FocusTally
 from fuzzcompile.judging.counts import CoverageCount
 from fuzzcompile.reporting.verdict import name_of
 from fuzzcompile.stage_names import REWRITING_STAGES
@@ -61,6 +63,12 @@ class Bookkeeping:
     certificates: list[Certificate] = field(default_factory=list)
     _covered: set[tuple[str, str]] = field(default_factory=set)
     _beat: float = field(default_factory=time.monotonic)
+    _focus: FocusTally | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self.certificates = [Certificate(loaded) for loaded in self.settings.custom]
+        if self.settings.focus is not None:
+            self._focus = FocusTally(self.settings.focus)
 
     @property
     def seconds(self) -> float:
@@ -76,9 +84,6 @@ class Bookkeeping:
     def compiler(self) -> str:
         """That version and the target, as the corpus counts what was reached."""
         return compiler_of(self.environment)
-
-    def __post_init__(self) -> None:
-        self.certificates = [Certificate(loaded) for loaded in self.settings.custom]
 
     def tally(self) -> Tally:
         """Counters as they are now."""
@@ -100,6 +105,11 @@ class Bookkeeping:
         for certificate in self.certificates:
             certificate.see(drawn, report, coverage, screened=screened, finding=finding)
         return stored
+
+    def aimed(self, coverage: Sequence[Coverage], seen: Seen) -> None:
+        """Count what a case did for each aim of a focus."""
+        if self._focus is not None:
+            self._focus.count([(c.stage, c.rewrite, c.outcome, c.count) for c in coverage], seen)
 
     def keep(self, kept: Kept) -> None:
         """Follow what the corpus made of a reproducer: a finding that vanished into another, or one split off."""
@@ -129,7 +139,9 @@ class Bookkeeping:
         behind = Behind(len(left.cases), sum(bool(case.shows_bug) for case in left.cases), waiting, len(findings))
         hit = [finding for finding in findings if finding.public_id in self.hit]
         certified = [certificate.certified(hit, self.cases) for certificate in self.certificates]
-        return Finished(ended, self.tally(), lines, self.store.location, self.settings.target, behind, why, certified)
+        location, target = self.store.location, self.settings.target
+        source, focus = self.settings.drawn_from.account, self._focus
+        return Finished(ended, self.tally(), lines, location, target, behind, why, certified, source, focus)
 
     def _counters(self, left: LeftOver) -> dict[str, object]:
         tally = self.tally()

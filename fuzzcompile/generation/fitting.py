@@ -14,11 +14,11 @@ from fuzzcompile.generation.toggles import toggle
 
 def fitted(spec: CaseSpec) -> CaseSpec:
     """The spec without choices that do not fit; a spec that fits comes back unchanged."""
-    if spec.layer is None:
+    if spec.attends:
         spec = replace(spec, attention=_attention(spec))
     else:
         simplest = Attention(idioms("attention")[0].name)
-        spec = replace(spec, attention=simplest, layer=_fit(spec, spec.layer))
+        spec = replace(spec, attention=simplest, layer=spec.layer and _fit(spec, spec.layer))
     spec = _sizes(spec)
     return replace(_program(spec), compile=_compile(spec))
 
@@ -72,13 +72,13 @@ def _fit(spec: CaseSpec, part: Part) -> Part:
 def _sizes(spec: CaseSpec) -> CaseSpec:
     """Only a cross attention has another number of keys than queries; empty inputs get no detours and no head."""
     d = spec.dims
-    if spec.layer is not None or not spec.attention.cross:
+    if not spec.attends or not spec.attention.cross:
         spec = replace(spec, dims=replace(d, source=0))
     if d.batch and d.sequence:
         return spec
-    if spec.layer is not None or spec.attention.leading or not form_of(spec.attention).empty:
+    if not spec.attends or spec.attention.leading or not form_of(spec.attention).empty:
         return replace(spec, dims=replace(spec.dims, batch=d.batch or 1, sequence=d.sequence or 1))
-    return replace(spec, head=None, detours=(), values=None, inputs="contiguous")
+    return replace(spec, head=None, detours=(), programs=(), values=None, inputs="contiguous")
 
 
 def _program(spec: CaseSpec) -> CaseSpec:
@@ -95,10 +95,14 @@ def _program(spec: CaseSpec) -> CaseSpec:
         spec = replace(spec, detours=tuple(pair for pair in spec.detours if detour_of(pair[1]).has_gradient(pair[1])))
     if spec.embedding is not None:
         spec = replace(spec, values=None, inputs="contiguous")
-    if spec.inputs in ("expanded", "offset") or spec.aliased or spec.compile.grad == "inference_mode":
-        # Elements that overlap may not be written to.
+    if not alters_inputs(spec):
         spec = replace(spec, detours=tuple(pair for pair in spec.detours if not detour_of(pair[1]).writes))
     return spec
+
+
+def alters_inputs(spec: CaseSpec) -> bool:
+    """Whether the inputs may be written to: not where elements overlap, or are shared between inputs."""
+    return spec.inputs not in ("expanded", "offset") and not spec.aliased and spec.compile.grad != "inference_mode"
 
 
 def _compile(spec: CaseSpec) -> Compile:
@@ -108,7 +112,8 @@ def _compile(spec: CaseSpec) -> Compile:
     if spec.backward or how.grad or spec.training:
         how = replace(how, toggles=tuple(name for name in how.toggles if not toggle(name).inference))
     traits = [idiom(name).traits for name in spec.idioms]
-    if spec.dtype != "float32" or not all(part.autocast for part in traits):
+    typed = spec.program or spec.programs  # autocast changes the dtypes that its statements rely on
+    if spec.dtype != "float32" or typed or not all(part.autocast for part in traits):
         how = replace(how, autocast=None)
     if any(part.graph_break for part in traits):
         how = replace(how, fullgraph=False)

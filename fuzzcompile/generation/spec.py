@@ -22,7 +22,7 @@ Returns = Literal["", "weights", "keys"]
 Placement = Literal["pre", "post", "sandwich"]
 InputLayout = Literal["contiguous", "transposed", "outer_last", "sliced", "offset", "expanded", "channels_last"]
 
-_SCHEMA = 2
+_SCHEMA = 3
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,32 @@ class Part:
     def having(self, **choices: Choice) -> Part:
         """The same part with some choices made otherwise."""
         return Part(self.name, tuple({**dict(self.choices), **choices}.items()))
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An input or parameter of a program beside x: its name, sizes, dtype, and whether it is a parameter.
+
+    A size is a number, or ``B``, ``T`` or ``C`` for one of the activation's.
+    """
+
+    name: str
+    shape: tuple[str | int, ...]
+    dtype: str
+    parameter: bool = False
+
+
+@dataclass(frozen=True)
+class Program:
+    """Statements of Python over values with names, and the productions that wrote them.
+
+    One over an activation makes it anew and has no ``outputs``; one that stands in the place of a model returns them.
+    """
+
+    statements: tuple[str, ...]
+    operators: tuple[str, ...]
+    outputs: tuple[str, ...] = ()
+    arguments: tuple[Argument, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -161,9 +187,9 @@ class Compile:
 class CaseSpec:
     """A whole case. Equal specs render to equal source.
 
-    A ``layer`` takes the place of the attention, which then has no meaning.
-    ``detours`` are statements over the activation, (place, part) with place ``before`` or ``after`` the model's
-    body. ``values`` names the operator that makes the floating inputs, ``inputs`` how they lie in memory;
+    A ``layer`` takes the place of the attention, which then has no meaning; a ``program`` that of the whole model.
+    ``programs`` and ``detours`` are statements over the activation, each with its place: ``before`` or ``after`` the
+    model's body. ``values`` names the operator that makes the floating inputs, ``inputs`` how they lie in memory;
     ``aliased`` inputs are one tensor.
     """
 
@@ -173,6 +199,8 @@ class CaseSpec:
     layer: Part | None = None
     embedding: str | None = None
     head: Part | None = None
+    program: Program | None = None
+    programs: tuple[tuple[str, Program], ...] = ()
     detours: tuple[tuple[str, Part], ...] = ()
     dtype: str = "float32"
     training: bool = False
@@ -190,9 +218,20 @@ class CaseSpec:
         block = self.block or Block()
         a = self.attention
         parts = (a.projection, a.position, a.norm, a.grouping)
-        core = (a.idiom, *parts) if self.layer is None else (self.layer.name,)
+        core = () if self.program else (a.idiom, *parts) if self.layer is None else (self.layer.name,)
         around = (block.norm, _name(block.feed_forward), block.residual, self.embedding, _name(self.head))
         return tuple(name for name in (*core, *around) if name)
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """Names of the productions in its operator programs, each once."""
+        programs = [*((self.program,) if self.program else ()), *(program for _, program in self.programs)]
+        return tuple(dict.fromkeys(name for program in programs for name in program.operators))
+
+    @property
+    def attends(self) -> bool:
+        """Whether the case has an attention whose parts are drawn, and nothing in its place."""
+        return self.layer is None and self.program is None
 
     @property
     def key_heads(self) -> int:
@@ -208,13 +247,13 @@ class CaseSpec:
     @property
     def plain(self) -> bool:
         """Whether the case is one attention over query, key and value, of any batch, and nothing else."""
-        around = self.layer or self.block or self.embedding or self.head or self.attention.projection
-        return not around and STILL_PLAIN.issuperset(self.near_misses)
+        around = (self.layer, self.block, self.embedding, self.head, self.attention.projection)
+        return not any((*around, self.program, self.programs)) and STILL_PLAIN.issuperset(self.near_misses)
 
     @property
     def choices(self) -> tuple[str, ...]:
         """The names of the other choices: dtype, mode of training, and how it is compiled."""
-        how, attention = self.compile, self.attention if self.layer is None else None
+        how, attention = self.compile, self.attention if self.attends else None
         mask = attention and attention.mask
         named = (
             f"dtype_{self.dtype}",
@@ -222,6 +261,8 @@ class CaseSpec:
             self.backward and "backward",
             self.block and ("stack" if self.block.layers > 1 else "block"),
             self.plain and "plain",
+            self.program and "program",
+            self.programs and "program_beside",
             attention and f"layout_{attention.layout}",
             mask and f"mask_{mask.kind}",
             mask and mask.dtype != "model" and f"mask_of_{mask.dtype}",
@@ -243,8 +284,8 @@ class CaseSpec:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """All names that describe the case: idioms, near misses and choices, each once."""
-        return tuple(dict.fromkeys((*self.idioms, *self.near_misses, *self.choices)))
+        """All names that describe the case: idioms, near misses, productions and choices, each once."""
+        return tuple(dict.fromkeys((*self.idioms, *self.near_misses, *self.operators, *self.choices)))
 
     def to_json(self) -> dict[str, object]:
         """Plain data, with the names of idioms and near misses."""

@@ -17,13 +17,25 @@ from fuzzcompile.generation.fitting import fitted
 from fuzzcompile.generation.idioms import idiom, idioms
 from fuzzcompile.generation.near_misses import apply_near_misses
 from fuzzcompile.generation.profile import Profile
+from fuzzcompile.generation.programs.placing import with_program, with_programs_beside
 from fuzzcompile.generation.registry import Role, form_of
 from fuzzcompile.generation.repertoire import CPU, GPU, Repertoire
-from fuzzcompile.generation.spec import Attention, Block, CaseSpec, Compile, Dims, Layout, Mask, Part, Placement
+from fuzzcompile.generation.spec import (
+    Attention,
+    Block,
+    CaseSpec,
+    Compile,
+    Dims,
+    Layout,
+    Mask,
+    Part,
+    Placement,
+    Program,
+)
 from fuzzcompile.generation.toggles import FOR_GPU, OWN_RANDOM_STREAM
 
-# Percentage of cases that are a plain attention, without a near miss.
-_PLAIN = 40
+# Percentage of cases that are a plain attention, without a near miss; and of operator programs among the others.
+_PLAIN, _PROGRAMS = 10, 50
 
 
 @lru_cache(maxsize=64)
@@ -41,6 +53,8 @@ def _cases(draw: st.DrawFn, profile: Profile) -> CaseSpec:
     pen, repertoire = Pen(draw, profile.steering), _repertoire(profile)
     if pen.chance(_PLAIN):
         return replace(fitted(_plain(pen, profile)), seed=pen.number(999_999))
+    if pen.chance(_PROGRAMS) and profile.near_misses:
+        return replace(_program(pen, profile), seed=pen.number(999_999))
     block, embedding = _block(pen)
     layer = _part(pen, "layer", percent=28)  # in place of an attention of drawn parts
     attention = _attention(pen, within=block is not None)
@@ -63,7 +77,7 @@ def _cases(draw: st.DrawFn, profile: Profile) -> CaseSpec:
         compile=_compile(pen, profile, dims, layer),
     )
     if profile.near_misses:
-        spec = apply_near_misses(pen, fitted(spec))
+        spec = with_programs_beside(pen, fitted(apply_near_misses(pen, fitted(spec))))
     elif layer is not None and idiom(layer.name).traits.own_strides and block is None:
         spec = replace(spec, block=Block())  # on its own its strides are not those of eager
     return replace(fitted(spec), seed=pen.number(999_999))
@@ -99,6 +113,23 @@ def _plain(pen: Pen, profile: Profile) -> CaseSpec:
         backward=training,
         compile=Compile(toggles=tuple(name for name in toggles if pen.weights.get(name, 100))),
     )
+
+
+def _program(pen: Pen, profile: Profile) -> CaseSpec:
+    """An operator program in the place of the model: over an activation, further inputs and parameters."""
+    repertoire = _repertoire(profile)
+    training = pen.chance(15) and profile.training
+    dims = _dims(pen, profile)
+    spec = CaseSpec(
+        attention=Attention(idioms("attention")[0].name),
+        dims=dims,
+        program=Program((), ()),
+        dtype=pen.weighted([(dtype, repertoire.dtypes[dtype]) for dtype in profile.dtypes]),
+        training=training,
+        backward=pen.chance(80 if training else 10) and profile.training,
+        compile=_compile(pen, profile, dims, None),
+    )
+    return with_program(pen, fitted(apply_near_misses(pen, fitted(spec))))
 
 
 def _form(pen: Pen, weights: Sequence[tuple[str, int]]) -> Attention:

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field, replace
 from fuzzcompile.attribution.ablating import Ablator, OutOfTime
 from fuzzcompile.attribution.culprit import Culprit, Workaround
 from fuzzcompile.compiler.custom import without
-from fuzzcompile.compiler.session import Compilation
+from fuzzcompile.compiler.session import Compilation, path_of
 from fuzzcompile.compiler.settings import MISSING, setting
 from fuzzcompile.compiler.sources import captured_functions
 from fuzzcompile.oracle.judgement import error_of
+from fuzzcompile.sides import COMPILE, EXPORT, PATHS
 from fuzzcompile.stage_names import GRAPH_STAGES
 from fuzzcompile.stages.table import stage_named
 
@@ -77,6 +78,10 @@ def _candidates(culprit: Culprit, ablator: Ablator) -> Iterator[_Candidate]:
         functions = captured_functions(ablator.trial.ledger, culprit.site, culprit.nodes)
         if functions:
             yield _breaking_at(functions)
+    path = path_of(ablator.experiments.case.settings, ablator.how)
+    if path != COMPILE:
+        yield from map(_instead_of, PATHS[: PATHS.index(path)])
+        return
     own = ablator.experiments.case.settings.backend != "inductor"
     for backend in ("inductor", *_BACKENDS) if own else _BACKENDS:
         yield _backend(backend)
@@ -117,6 +122,11 @@ def _leaving_out(culprit: Culprit, config: Mapping[str, object]) -> _Candidate:
 def _breaking_at(functions: Mapping[str, Callable[..., object]]) -> _Candidate:
     text = ", ".join(f"torch._dynamo.disallow_in_graph({name})" for name in functions)
     return _Candidate(text, lambda how: replace(how, disallowed=tuple(functions.values())), screenable=False)
+
+
+def _instead_of(path: str) -> _Candidate:
+    text = {COMPILE: "torch.compile(...)", EXPORT: "torch.export.export(...).module()"}[path]
+    return _Candidate(text, lambda how: replace(how, path=path), screenable=False)
 
 
 def workaround_by(backend: str) -> str:

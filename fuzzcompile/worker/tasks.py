@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fuzzcompile.contract import ReportJson
 from fuzzcompile.custom import Custom, Loaded
 from fuzzcompile.execution.named import Named
+from fuzzcompile.focusing.plan import FocusQuestion, Plan, Seen, Watch
 from fuzzcompile.judging.counts import CoverageCount
 from fuzzcompile.worker.conditions import Question
 
 if TYPE_CHECKING:
     from fuzzcompile.generation.patterned import PatternProgram
+    from fuzzcompile.opinfo import Cell, Operator, Written
     from fuzzcompile.variations import Survey
 
 
@@ -48,6 +50,7 @@ class JudgeTask(Question):
         memory: bytes of this process beyond which a case is refused before it runs.
         screen: judge without generated code, and in full only if that shows a bug.
         describe: also describe the machine, for a page.
+        watch: what to look at for a campaign's focus.
     """
 
     path: str
@@ -58,6 +61,7 @@ class JudgeTask(Question):
     memory: int | None = None
     screen: bool = False
     describe: bool = False
+    watch: Watch = field(default_factory=Watch)
 
 
 @dataclass(frozen=True)
@@ -70,12 +74,16 @@ class PatternTask:
 
 @dataclass(frozen=True)
 class Judged:
-    """A report in its JSON form, what the compile covered, and the machine if the task asked for it."""
+    """A report in its JSON form, what the compile covered, and the machine if the task asked for it.
+
+    ``seen`` is what the judged compile showed of the task's `Watch`.
+    """
 
     report: ReportJson
     coverage: tuple[CoverageCount, ...] = ()
     screened: bool = False
     machine: Mapping[str, object] | None = None
+    seen: Seen = field(default_factory=Seen)
 
 
 @dataclass(frozen=True)
@@ -103,8 +111,17 @@ JUDGE: Callable[[JudgeTask], Judged] = Named("fuzzcompile.worker.judge:judge_fil
 DESCRIBE: Callable[[str | None], Surroundings] = Named("fuzzcompile.worker.surroundings:surroundings")
 """What a worker tells of itself, given the target."""
 
+LIST_OPERATORS: Callable[[], tuple[Operator, ...]] = Named("fuzzcompile.opinfo.tables:operators")
+"""The operators of torch's own tables."""
+
+WRITE_CELLS: Callable[[Sequence[Cell]], list[Written]] = Named("fuzzcompile.opinfo.cases:write_cells")
+"""The case files of cells of a sweep over these operators."""
+
 SURVEY: Callable[[str], Survey] = Named("fuzzcompile.worker.surveying:survey_file")
 """What can be varied of a case file, found on the worker's device."""
 
 PATTERNS: Callable[[PatternTask], tuple[PatternProgram, ...]] = Named("fuzzcompile.worker.patterning:programs_for")
 """Programs that make rules of the compiler fire, made on the worker's device."""
+
+FOCUS: Callable[[FocusQuestion], Plan] = Named("fuzzcompile.worker.focusing:plan_of")
+"""What a focus aims at in the installed torch, on the worker's device."""

@@ -7,7 +7,8 @@ from fuzzcompile.generation.near_misses.detour_registry import detour, never
 from fuzzcompile.generation.spec import Choices, Part
 
 
-def _calls(space: str, operands: str, names: str) -> tuple[str, ...]:
+def calls_of(space: str, operands: str, names: str) -> tuple[str, ...]:
+    """Calls of functions of a module by their names, which spaces separate."""
     return tuple(f"{space}.{name}({operands})" for name in names.split())
 
 
@@ -20,8 +21,8 @@ ELEMENTWISE = (
     "F.threshold({x}, {a}, -1.0)",
     "F.softshrink({x}, 0.5)",
     "F.hardshrink({x}, {a})",
-    *_calls("F", "{x}", "selu relu6 hardswish hardsigmoid mish softsign tanhshrink logsigmoid"),
-    *_calls(
+    *calls_of("F", "{x}", "selu relu6 hardswish hardsigmoid mish softsign tanhshrink logsigmoid"),
+    *calls_of(
         "torch",
         "{x}",
         "sigmoid sinh cosh tan asinh atanh acosh asin atan exp2 expm1 log1p log2 erf erfc erfinv digamma lgamma",
@@ -42,10 +43,10 @@ ELEMENTWISE = (
 OF_TWO = (
     "torch.lerp({x}, {y}, 0.3)",
     "torch.lerp({x}, {y}, {x})",
-    *_calls("torch", "{x}, {y}", "copysign hypot atan2 xlogy fmod remainder floor_divide"),
+    *calls_of("torch", "{x}, {y}", "copysign hypot atan2 xlogy fmod remainder floor_divide"),
     'torch.div({x}, {y}, rounding_mode="floor")',
     'torch.div({x}, {y}, rounding_mode="trunc")',
-    *_calls(
+    *calls_of(
         "torch", "{x}, {y}", "true_divide ldexp nextafter maximum minimum fmax fmin logaddexp logaddexp2 heaviside"
     ),
     "torch.addcmul({x}, {y}, {y}, value=0.5)",

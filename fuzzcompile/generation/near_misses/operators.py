@@ -108,7 +108,7 @@ def summary_of(function: Callable[..., object]) -> str:
 
 def attends(spec: CaseSpec) -> bool:
     """Whether the case has an attention whose parts are drawn, and no layer in its place."""
-    return spec.layer is None
+    return spec.attends
 
 
 def has_scores(spec: CaseSpec) -> bool:

@@ -67,7 +67,7 @@ def cache_moved_in_place(pen: Pen, spec: CaseSpec) -> CaseSpec:
 
 @near_miss(
     12,
-    applies=lambda spec: spec.head is None and spec.attention.returns == "",
+    applies=lambda spec: spec.head is None and spec.program is None and spec.attention.returns == "",
     present=lambda spec: spec.returns_activation,
 )
 def activation_returned(pen: Pen, spec: CaseSpec) -> CaseSpec:
