@@ -17,6 +17,7 @@ import torch
 from fuzzcompile.case import CompileSettings
 from fuzzcompile.compiler import labels
 from fuzzcompile.compiler.configs import config_of
+from fuzzcompile.compiler.custom_examples import noting_examples
 from fuzzcompile.compiler.custom_loading import digest_of, imported
 from fuzzcompile.compiler.ledger import Label
 from fuzzcompile.custom import Custom, Loaded, Target
@@ -48,7 +49,8 @@ def install(custom: Custom) -> None:
     if custom.passes:
         from fuzzcompile.compiler.custom_passes import load_pass  # imports the pattern matcher
 
-        _in_force.passes = tuple(load_pass(each) for each in custom.passes)
+        with noting_examples():
+            _in_force.passes = tuple(load_pass(each) for each in custom.passes)
     for setting in dict.fromkeys(each.setting for each in _in_force.passes):
         held = _value([each for each in _in_force.passes if each.setting == setting])
         setattr(config_of("inductor"), setting, held)
