@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import TimeoutError as NotInTime
+from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,19 +13,26 @@ from typing import Any
 
 from fuzzcompile import hints
 from fuzzcompile.campaign.budget import Clock, clock
-from fuzzcompile.campaign.drawing import Variations
+from fuzzcompile.campaign.drawing import Generator, Variations
 from fuzzcompile.campaign.events import WorkerActivity
+from fuzzcompile.campaign.focused import Focused
 from fuzzcompile.campaign.profiles import fitted
 from fuzzcompile.campaign.settings import CampaignSettings
+from fuzzcompile.custom import Custom
 from fuzzcompile.errors import CaseError, EnvironmentUnfit
 from fuzzcompile.execution.pool import WorkerFailed, WorkerPool, WorkerStartFailed
+from fuzzcompile.focusing.plan import FocusQuestion, Plan
 from fuzzcompile.generation import Profile
+from fuzzcompile.generation.patterned import PatternProgram
 from fuzzcompile.plants import check_plants
 from fuzzcompile.signatures import source_hash
 from fuzzcompile.worker.conditions import Conditions
 from fuzzcompile.worker.lost import unstartable
 from fuzzcompile.worker.pool import open_pool
-from fuzzcompile.worker.tasks import DESCRIBE, SURVEY, Surroundings
+from fuzzcompile.worker.tasks import DESCRIBE, FOCUS, PATTERNS, SURVEY, PatternTask, Surroundings
+
+# The most seconds that making programs for a focus takes before the first case.
+_PREPARING = 120.0
 
 
 @dataclass(frozen=True)
@@ -49,8 +57,41 @@ class Crew:
             plants=tuple(source_hash(path.read_text(encoding="utf-8"))[:12] for path in conditions.plants),
             case_seconds=conditions.limits.seconds,
             target=conditions.target,
+            custom=around.custom,
             **asked,
         )
+
+    def focused(self, question: FocusQuestion, profile: Profile, clock: Clock) -> Focused:
+        """What a focus draws from: workers find what it means in their torch, and make programs of the rules.
+
+        Making programs takes at most a quarter of the budget; what was not made by then is left out.
+
+        Raises:
+            UsageError: a name means nothing or several things, or nothing that is aimed at can fire here.
+            EnvironmentUnfit: no worker answers within the budget.
+        """
+        asked = replace(question, target=self.conditions.target)
+        try:
+            plan = self.pool.schedule(FOCUS, (asked,), label="look up the focus").result(timeout=_left(clock))
+        except NotInTime as error:
+            raise EnvironmentUnfit("No worker had said what the focus means when the budget was over.") from error
+        except WorkerFailed as error:
+            raise EnvironmentUnfit(f"Looking up the focus, the worker {error}.") from error
+        generator = Generator(fitted(profile, self.surroundings.lacks, self.conditions.target))
+        return Focused(plan, generator, self._programs(plan, clock))
+
+    def _programs(self, plan: Plan, clock: Clock) -> tuple[PatternProgram, ...]:
+        sources = list(dict.fromkeys(rule for aim in plan.reachable for rule in aim.sources))
+        tasks = [PatternTask((rule,)) for rule in sources]
+        making = [
+            self.pool.schedule(PATTERNS, (task,), label=f"make a program for {task.rules[0][1]}") for task in tasks
+        ]
+        share = _PREPARING if clock.budget.seconds is None else min(_PREPARING, 0.25 * clock.remaining)
+        done, late = wait(making, timeout=share)
+        for future in late:
+            future.cancel()
+        answered = [future for future in making if future in done and not future.exception()]
+        return tuple(program for future in answered for program in future.result())
 
     def activity(self) -> list[WorkerActivity]:
         """What the workers do, for display."""
@@ -72,7 +113,7 @@ def started(conditions: Conditions, workers: int, budget: Clock) -> Iterator[Cre
 
     Raises:
         EnvironmentUnfit: no worker can be started, or none starts within the budget.
-        UsageError: a plant raises.
+        UsageError: a plant raises, or a pass or backend of the user's own cannot be used.
     """
     check_plants(conditions.plants)
     pool = open_pool(conditions, workers)
@@ -106,7 +147,7 @@ def survey_case(path: Path, conditions: Conditions, budget: Clock) -> Variations
         CaseError: it is not a case file, or it fails, crashes or hangs in eager mode.
         EnvironmentUnfit: there is no such device, no worker can be started, or the budget ends before it has answered.
     """
-    with open_pool(replace(conditions, plants=()), 1) as pool:
+    with open_pool(replace(conditions, plants=(), custom=Custom()), 1) as pool:
         try:
             return Variations(pool.submit(SURVEY, str(path)).result(timeout=_left(budget)))
         except NotInTime as error:
