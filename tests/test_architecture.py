@@ -25,7 +25,7 @@ ALLOWED = {
     "case": {"casefiles", "errors", "sides", "signatures"},
     "corpus": {"contract", "errors", "hints", "settings", "severity", "signatures"},
     "facts": {"errors", "stage_names"},
-    "generation": {"errors", "templating"},
+    "generation": {"errors", "sides", "templating"},
     "models": {"errors", "templating"},
     "plants": {"errors"},
     "targets": {"errors"},

@@ -122,6 +122,13 @@ TOGGLES: tuple[Toggle, ...] = (
         inference=True,
         acts_on="shared_input_linears",
     ),
+    Toggle(
+        "cpp_products",
+        "Frozen: products with weights are C++ templates, if those are faster, with what follows fused in.",
+        (("freezing", True), ("max_autotune_gemm", True), ("max_autotune_gemm_backends", "CPP,ATEN")),
+        6,
+        inference=True,
+    ),
     *(_pass(_BEFORE_GRADIENTS, name, summary, _NORMALISED) for name, summary in _PRE_GRAD.items()),
     *(_pass(_AFTER_GRADIENTS, name, summary, _NORMALISED_ATEN) for name, summary in _POST_GRAD.items()),
     *(_fusion(_BEFORE_GRADIENTS, operator, _NORMALISED) for operator in _PRE_FUSIONS),
