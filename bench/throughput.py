@@ -35,7 +35,7 @@ from torch._inductor.utils import fresh_cache
 
 from fuzzcompile.campaign.budget import Budget, Clock, clock
 from fuzzcompile.campaign.crew import started
-from fuzzcompile.campaign.drawing import Drawn, Generator
+from fuzzcompile.campaign.drawing import Drawn, Endless, Generator
 from fuzzcompile.campaign.events import CaseJudged, Event, Started, Tick
 from fuzzcompile.campaign.local import run_campaign
 from fuzzcompile.case import load_case
@@ -189,7 +189,7 @@ def _mix(drawn: Sequence[Drawn]) -> str:
 
 
 @dataclass(frozen=True)
-class _Blocks:
+class _Blocks(Endless):
     """Single blocks in eval mode under the compiler's defaults: what the generator draws, until it is one."""
 
     generator: Generator = field(default_factory=Generator)

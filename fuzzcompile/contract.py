@@ -68,10 +68,12 @@ class EvidenceJson(TypedDict, total=False):
     float64_step: float | None
     survives_float64: bool | None
     against: str
+    path: str
     threads: int
     graphs: int
     graph_breaks: list[str]
     randomness: str | None
+    promise: str | None
     warnings: list[str]
     notes: list[str]
 

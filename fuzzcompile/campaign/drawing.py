@@ -24,7 +24,7 @@ class Drawn:
 
     Attributes:
         source: the program.
-        origin: ``generated``, ``mutated``, ``varied``, ``user`` or ``reduction``.
+        origin: ``generated``, ``mutated``, ``varied``, ``opinfo``, ``user`` or ``reduction``.
         features: what steering can prefer: idioms, operators, choices.
         choices: the recipe of a generated case; empty for one that cannot be drawn again.
         spec: what the corpus keeps about how the case was made.
@@ -82,15 +82,36 @@ class Source(Protocol):
     def profile(self) -> Mapping[str, object] | None:
         """The settings under which its recipes can be read; None where there are no recipes."""
 
-    def at(self, seed: int, index: int, candidate: int = 0) -> Drawn:
-        """The ``candidate``-th case for a place in the stream."""
+    @property
+    def size(self) -> int | None:
+        """How many places its stream has; None for no end."""
+
+    @property
+    def account(self) -> Mapping[str, object]:
+        """What the summary says of the source itself; empty if nothing."""
+
+    def at(self, seed: int, index: int, candidate: int = 0) -> Drawn | None:
+        """The ``candidate``-th case for a place in the stream; None for a place that has none."""
 
     def of(self, choices: bytes) -> Drawn | None:
         """The case of a recipe; None for bytes that are no recipe."""
 
 
+class Endless:
+    """A source whose stream has no end and of which there is nothing to say."""
+
+    @property
+    def size(self) -> None:
+        """None: there is no end."""
+
+    @property
+    def account(self) -> Mapping[str, object]:
+        """Empty: there is nothing to say."""
+        return {}
+
+
 @dataclass(frozen=True)
-class Generator:
+class Generator(Endless):
     """Cases of the generator under a profile."""
 
     settings: Profile = field(default_factory=Profile)
@@ -130,7 +151,7 @@ class Generator:
 
 
 @dataclass(frozen=True)
-class Variations:
+class Variations(Endless):
     """The user's own case and variations of it. They have no recipes: the source itself is varied."""
 
     survey: Survey

@@ -143,14 +143,19 @@ class Steering:
         self._block = block
         self._parents += [Parent(seed.choices, float(seed.firsts), seed.float64_step or 0.0) for seed in seeds]
 
-    def at(self, index: int) -> tuple[Drawn, bool]:
-        """The case for a place in the stream, and whether it is to be screened first."""
+    @property
+    def seeking(self) -> bool:
+        """False: no case is more urgent than another."""
+        return False
+
+    def at(self, index: int) -> tuple[Drawn, bool] | None:
+        """The case for a place in the stream, and whether it is to be screened first; None for a place without one."""
         self._learn_blocks(index)
         rng = random.Random(f"fuzzcompile steering {self.seed} {index}")
         full = rng.random()  # drawn in every mix, so that the draws after it are the same
         mutated = rng.random() < self.strategy.mutated
         drawn = (self._mutated(rng) if mutated else None) or self._chosen(index, rng)
-        return drawn, full >= self.full_share(drawn.kind)
+        return None if drawn is None else (drawn, full >= self.full_share(drawn.kind))
 
     def learn(self, index: int, outcome: Outcome) -> None:
         """Take the result of the case at a place, to be learned with its block."""
@@ -166,10 +171,10 @@ class Steering:
 
     # -- drawing ----------------------------------------------------------------------------------
 
-    def _chosen(self, index: int, rng: random.Random) -> Drawn:
+    def _chosen(self, index: int, rng: random.Random) -> Drawn | None:
         candidates = self._candidates(index, rng)
-        if len(candidates) == 1:
-            return candidates[0]
+        if len(candidates) < 2:
+            return candidates[0] if candidates else None
         names = sorted({name for candidate in candidates for name in candidate.features})
         # Thompson sampling: features with few tries are drawn high often enough to be tried.
         promise = {name: self._sample(self._features[name], rng) for name in names}
@@ -180,8 +185,14 @@ class Steering:
         most, wanted = self.strategy.candidates, self._kind(rng)
         drawn = (self.source.at(self.seed, index, number) for number in range((most - 1) * _TRIES + 1))
         first = next(drawn)
+        if first is None:
+            return []
         kind = first.kind if wanted is None else wanted
-        alike = (candidate for candidate in itertools.chain([first], drawn) if candidate.kind == kind)
+        alike = (
+            candidate
+            for candidate in itertools.chain([first], drawn)
+            if candidate is not None and candidate.kind == kind
+        )
         return list(itertools.islice(alike, most)) or [first]
 
     def _kind(self, rng: random.Random) -> str | None:

@@ -119,6 +119,12 @@ def print_summary(
     say(f"Verdicts: {verdicts}.")
     if summary.target is not None:
         say(f"Told {summary.target}, run on the CPU: a clean case means nothing found in the stages looked at.")
+    for certified in summary.certified:
+        say(certified.sentence)
+    for text in _of_source(summary.source):
+        say(text)
+    for text in summary.focus.lines() if summary.focus is not None else ():
+        say(f"Focus: {text}")
     say(f"Corpus: {summary.corpus}")
     for text in _left_behind(summary, asked):
         say(text)
@@ -127,6 +133,17 @@ def print_summary(
     new = sum(line.new for line in summary.findings)
     say(f"Findings: {len(summary.findings)} distinct, {new} of them new; the corpus holds {summary.behind.findings}.")
     _say_findings(say, summary, asked)
+
+
+def _of_source(source: Mapping[str, object]) -> Iterator[str]:
+    """What a sweep over operators had to leave out."""
+    left_out = source.get("left_out")
+    if not isinstance(left_out, Mapping):
+        return
+    swept = f"{source['samples']} samples of torch's tables; {source['operators']} operators, {source['places']} places"
+    yield f"Swept: {swept}."
+    if left_out:
+        yield "Left out: " + "; ".join(f"{count} {reason}" for reason, count in left_out.items()) + "."
 
 
 def _minimizing(asked: Mapping[str, object]) -> str:

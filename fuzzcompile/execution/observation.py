@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -107,6 +107,17 @@ class Observation:
         """
         own = eager.named()
         return replace(self, values=tuple(_reusing(value, own.get(value.name)) for value in self.values))
+
+    def sharing_as(self, eager: Observation, state: Collection[str]) -> Observation:
+        """The run with eager's aliases of the tensors called ``state``, of which its outputs have copies."""
+        own = eager.named()
+        return replace(self, values=tuple(_sharing(value, own.get(value.name), state) for value in self.values))
+
+
+def _sharing(value: Value, eager: Value | None, state: Collection[str]) -> Value:
+    if eager is None or not set(eager.aliases) & set(state):
+        return value
+    return replace(value, aliases=tuple(a for a in eager.aliases if a in state or a in value.aliases))
 
 
 def _reusing(value: Value, eager: Value | None) -> Value:

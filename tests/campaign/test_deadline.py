@@ -18,7 +18,7 @@ from rich.console import Console
 
 from fuzzcompile.campaign import crew
 from fuzzcompile.campaign.budget import Budget, Clock, progress
-from fuzzcompile.campaign.drawing import Drawn
+from fuzzcompile.campaign.drawing import Drawn, Endless
 from fuzzcompile.campaign.engine import Engine
 from fuzzcompile.campaign.events import Finished
 from fuzzcompile.campaign.settings import CampaignSettings
@@ -36,7 +36,7 @@ ENVIRONMENT = {"torch": TORCH, "device": "cpu"}
 
 
 @dataclass(frozen=True)
-class Numbers:
+class Numbers(Endless):
     """Endlessly many programs."""
 
     name: str = ""

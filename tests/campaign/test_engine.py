@@ -15,7 +15,7 @@ from rich.console import Console
 
 from fuzzcompile import hints
 from fuzzcompile.campaign.budget import Budget
-from fuzzcompile.campaign.drawing import Drawn
+from fuzzcompile.campaign.drawing import Drawn, Endless
 from fuzzcompile.campaign.engine import Engine
 from fuzzcompile.campaign.local import run_campaign
 from fuzzcompile.campaign.settings import CampaignSettings
@@ -34,7 +34,7 @@ TORCH = "2.13.0"
 
 
 @dataclass(frozen=True)
-class Numbers:
+class Numbers(Endless):
     """So many programs, and no more."""
 
     programs: int = 10**6

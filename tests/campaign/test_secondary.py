@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fuzzcompile.campaign.budget import Budget
-from fuzzcompile.campaign.drawing import Drawn
+from fuzzcompile.campaign.drawing import Drawn, Endless
 from fuzzcompile.campaign.engine import Engine
 from fuzzcompile.campaign.settings import CampaignSettings
 from fuzzcompile.commands.secondary import store_secondary_findings
@@ -25,7 +25,7 @@ KNOWN = Path(__file__).parent.parent / "known_issues"
 TORCH = "2.13.0"
 
 
-class One:
+class One(Endless):
     """A single case."""
 
     name, profile = "one", None

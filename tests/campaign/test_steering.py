@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from fuzzcompile.campaign.drawing import Drawn, Generator
+from fuzzcompile.campaign.drawing import Drawn, Endless, Generator
 from fuzzcompile.campaign.steering import BLOCK, UNIFORM, Outcome, Steering, Strategy, items_of, mutate
 from fuzzcompile.corpus import Seed, StreamRun
 from fuzzcompile.generation import Profile
@@ -17,7 +17,7 @@ NAMES = tuple("abcdefgh")
 
 
 @dataclass(frozen=True)
-class Letters:
+class Letters(Endless):
     """Cases of two letters each; recipes are their bytes."""
 
     name: str = ""

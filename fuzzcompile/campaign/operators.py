@@ -1,0 +1,159 @@
+"""Cases from torch's own tables of operators: a process of its own writes them, a batch ahead."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotInTime
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from fuzzcompile.campaign.budget import Clock
+from fuzzcompile.campaign.drawing import Drawn
+from fuzzcompile.errors import EnvironmentUnfit, UsageError
+from fuzzcompile.execution.pool import WorkerFailed, WorkerPool, WorkerStartFailed
+from fuzzcompile.opinfo import Cell, Operator, Written, ordered
+from fuzzcompile.worker.lost import unstartable
+from fuzzcompile.worker.tasks import LIST_OPERATORS, WRITE_CELLS
+
+_BATCH = 8
+# Writing a case takes some 10 ms; an operator that hangs in eager mode must not hold up the campaign.
+_SECONDS = 30.0
+_LISTING_SECONDS = 180.0
+
+Write = Callable[[Sequence[Cell]], Future[list[Written]]]
+
+
+@dataclass
+class Operators:
+    """A sweep over ``operators`` in the order of a seed; ``write`` begins to make case files, in a worker.
+
+    ``only`` names what the operators were narrowed to; empty for all of them.
+    """
+
+    operators: Sequence[Operator]
+    seed: int
+    write: Write
+    only: tuple[str, ...] = ()
+    _batches: dict[int, Future[list[Written]]] = field(default_factory=dict)
+    _samples: int = 0
+    _empty: int = 0
+    _left_out: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def name(self) -> str:
+        """``opinfo``, and what it was narrowed to."""
+        return f"opinfo={','.join(self.only)}" if self.only else "opinfo"
+
+    def of_overload(self, label: str) -> Operators:
+        """The sweep over what the tables have of an ATen operator, whatever its overload: ``aten.add.Tensor``."""
+        bare = label.split(".")[1] if label.count(".") else label
+        own = [operator for operator in self.operators if operator.name.rpartition(".")[2] == bare]
+        return Operators(own, self.seed, self.write, (bare,))
+
+    @property
+    def profile(self) -> None:
+        """None: there are no recipes."""
+        return
+
+    @cached_property
+    def cells(self) -> Sequence[Cell]:
+        """The stream."""
+        return ordered(self.operators, self.seed)
+
+    @property
+    def size(self) -> int:
+        """How many places the stream has."""
+        return len(self.cells)
+
+    @property
+    def account(self) -> Mapping[str, object]:
+        """How many operators and places there are, and what was left out of the cases written so far, by reason."""
+        return {
+            "operators": len(self.operators),
+            "places": self.size,
+            "samples": self._samples,
+            "empty_places": self._empty,
+            "left_out": dict(self._left_out.most_common()),
+        }
+
+    def at(self, seed: int, index: int, candidate: int = 0) -> Drawn | None:
+        """The case for a place in the stream; None where no sample of the table can be spelled and run there."""
+        if index >= self.size:
+            return None
+        cell, written = self.cells[index], self._written(index)
+        self._left_out.update(written.left_out)
+        if written.source is None:
+            self._empty += 1
+            return None
+        self._samples += written.samples
+        spec = {"operator": cell.label, "form": cell.form, "dtype": cell.dtype, "layout": cell.layout}
+        return Drawn(written.source, "opinfo", cell.features, spec={**spec, "chunk": cell.chunk})
+
+    def of(self, choices: bytes) -> Drawn | None:
+        """None: there are no recipes."""
+        return None
+
+    def _written(self, index: int) -> Written:
+        """What was made of a place; the next batch is begun meanwhile."""
+        batch, place = divmod(index, _BATCH)
+        for past in [number for number in self._batches if number < batch]:
+            del self._batches[past]
+        for number in (batch, batch + 1):
+            if number not in self._batches:
+                self._batches[number] = self.write(self.cells[number * _BATCH : (number + 1) * _BATCH])
+        try:
+            return self._batches[batch].result()[place]
+        except WorkerStartFailed as error:
+            raise unstartable(error) from error
+        except WorkerFailed:
+            return self._alone(self.cells[index])
+
+    def _alone(self, cell: Cell) -> Written:
+        """What is made of a cell whose batch cost a worker."""
+        try:
+            return self.write([cell]).result()[0]
+        except WorkerStartFailed as error:
+            raise unstartable(error) from error
+        except WorkerFailed:
+            return Written(left_out={"groups of samples over which a worker is lost in eager mode": 1})
+
+
+@contextmanager
+def reading_tables() -> Iterator[Callable[[int, Clock, Sequence[str]], Operators]]:
+    """A process that reads torch's tables; importing them changes torch, so that nothing may be judged there.
+
+    Returns:
+        A function of seed, budget and names of operators (none for all) that gives the sweep over these. It raises
+        EnvironmentUnfit where the tables cannot be imported or the budget ends first, and UsageError for a name that
+        no operator has.
+    """
+    with WorkerPool(1, time_limit=_SECONDS, environment={"OMP_NUM_THREADS": "1"}) as pool:
+        listed = pool.schedule(LIST_OPERATORS, label="list torch's operators", time_limit=_LISTING_SECONDS)
+
+        def sweep(seed: int, budget: Clock, only: Sequence[str] = ()) -> Operators:
+            try:
+                operators = listed.result(None if budget.budget.seconds is None else budget.remaining)
+            except NotInTime as error:
+                raise EnvironmentUnfit(
+                    "Torch's operators were not listed when the budget was over. Give more."
+                ) from error
+            except WorkerStartFailed as error:
+                raise unstartable(error) from error
+            except WorkerFailed as error:
+                raise EnvironmentUnfit(f"The process that lists torch's operators {error}.") from error
+            return Operators(_named(operators, only), seed, lambda cells: pool.submit(WRITE_CELLS, cells), tuple(only))
+
+        try:
+            yield sweep
+        finally:
+            pool.kill_workers()
+
+
+def _named(operators: Sequence[Operator], only: Sequence[str]) -> Sequence[Operator]:
+    names = {name for operator in operators for name in (operator.name, operator.label)}
+    for unknown in (name for name in only if name not in names):
+        raise UsageError(f"Torch's tables have no operator {unknown}; names are such as add and nn.functional.gelu.")
+    return [operator for operator in operators if not only or operator.name in only or operator.label in only]
