@@ -147,7 +147,8 @@ class Certificate:
         if silent and self.loaded.kind == "pass":
             yield f"never fired: {', '.join(silent)}"
         if self.unjudged:
-            yield f"{self.unjudged} further programs could not be judged"
+            further = "1 further program" if self.unjudged == 1 else f"{self.unjudged} further programs"
+            yield f"{further} could not be judged"
 
     def _to_json(self, own: Mapping[str, str], open_ones: Mapping[str, str]) -> dict[str, object]:
         finite = self.step is not None and math.isfinite(self.step)
