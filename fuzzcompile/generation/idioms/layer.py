@@ -147,3 +147,12 @@ def regrouped(pen: Pen) -> Choices:
 
 register(Idiom("attention_pooled", "layer", "Tokens attend to a few learned queries, and are rebuilt from those."))
 register(Idiom("attention_local", "layer", "Attention within blocks of tokens: padded, unfolded to windows, and back."))
+
+
+@part_idiom("layer", 3, PartTraits(recalled=True))
+def recompiled(pen: Pen) -> Choices:
+    """A layer that depends on a Python number of its own, which grows from call to call: guards, symbolic numbers."""
+    return {
+        "by": pen.one_of(("factor", "fraction", "rolled", "flag", "none", "dtype", "size", "compared", "axis")),
+        "first": pen.one_of((0, 1, 2)),
+    }
