@@ -25,6 +25,8 @@ from fuzzcompile.corpus import (
     compiler_of,
     public_id,
 )
+from fuzzcompile.focusing.plan import Seen
+from fuzzcompile.focusing.tally import FocusTally
 from fuzzcompile.judging.counts import CoverageCount
 from fuzzcompile.reporting.verdict import name_of
 from fuzzcompile.stage_names import REWRITING_STAGES
@@ -61,6 +63,12 @@ class Bookkeeping:
     certificates: list[Certificate] = field(default_factory=list)
     _covered: set[tuple[str, str]] = field(default_factory=set)
     _beat: float = field(default_factory=time.monotonic)
+    _focus: FocusTally | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self.certificates = [Certificate(loaded) for loaded in self.settings.custom]
+        if self.settings.focus is not None:
+            self._focus = FocusTally(self.settings.focus)
 
     @property
     def seconds(self) -> float:
@@ -76,9 +84,6 @@ class Bookkeeping:
     def compiler(self) -> str:
         """That version and the target, as the corpus counts what was reached."""
         return compiler_of(self.environment)
-
-    def __post_init__(self) -> None:
-        self.certificates = [Certificate(loaded) for loaded in self.settings.custom]
 
     def tally(self) -> Tally:
         """Counters as they are now."""
@@ -100,6 +105,11 @@ class Bookkeeping:
         for certificate in self.certificates:
             certificate.see(drawn, report, coverage, screened=screened, finding=finding)
         return stored
+
+    def aimed(self, coverage: Sequence[CoverageCount], seen: Seen) -> None:
+        """Count what a case did for each aim of a focus."""
+        if self._focus is not None:
+            self._focus.count([(c.stage, c.rewrite, c.outcome, c.count) for c in coverage], seen)
 
     def keep(self, kept: Kept) -> None:
         """Follow what the corpus made of a reproducer: a finding that vanished into another, or one split off."""
@@ -130,7 +140,9 @@ class Bookkeeping:
         hit = [finding for finding in findings if finding.public_id in self.hit]
         certified = [certificate.certified(hit, self.cases) for certificate in self.certificates]
         source, target = self.settings.drawn_from.account, self.settings.target
-        return Finished(ended, self.tally(), lines, self.store.location, target, behind, why, certified, source)
+        return Finished(
+            ended, self.tally(), lines, self.store.location, target, behind, why, certified, source, self._focus
+        )
 
     def _counters(self, left: LeftOver) -> dict[str, object]:
         tally = self.tally()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from fuzzcompile.campaign.budget import Budget
 from fuzzcompile.campaign.certificate import Certified
+from fuzzcompile.focusing.tally import FocusTally
 from fuzzcompile.severity import Severity
 from fuzzcompile.worker.reductions import Minimized
 
@@ -156,6 +157,7 @@ class Finished:
     ``target`` is the device that the compiler was told, if it was not the one that ran.
     ``certified`` says what was seen of the user's own passes and backend.
     ``source`` is what there is to say of where the cases came from.
+    ``focus`` is how often each aim of a focus matched; None for a campaign without one.
     """
 
     ended: str
@@ -167,6 +169,7 @@ class Finished:
     why: str | None = None
     certified: Sequence[Certified] = ()
     source: Mapping[str, object] = field(default_factory=dict)
+    focus: FocusTally | None = None
 
     def has_one_of(self, least: Severity) -> bool:
         """Whether a finding is at least as bad as ``least``."""
@@ -190,6 +193,7 @@ class Finished:
             "findings_in_corpus": self.behind.findings,
             **({"certificates": [dict(each.details) for each in self.certified]} if self.certified else {}),
             "findings": [{"id": line.finding, **vars(line)} for line in self.findings],
+            "focus": self.focus.to_json() if self.focus is not None else {},
         }
 
 

@@ -7,8 +7,10 @@ from pathlib import Path
 
 from fuzzcompile.campaign.budget import Budget
 from fuzzcompile.campaign.drawing import Generator, Source
+from fuzzcompile.campaign.focused import Focused
 from fuzzcompile.campaign.steering import UNIFORM, Mix, Strategy
 from fuzzcompile.custom import Loaded
+from fuzzcompile.focusing.plan import Plan
 from fuzzcompile.generation import Profile
 
 
@@ -74,6 +76,11 @@ class CampaignSettings:
         """What changes the behaviour of the compiler itself, as the corpus keeps it."""
         own = {"custom": [loaded.key for loaded in self.custom]} if self.custom else {}
         return {"vetoes": list(self.vetoes), "plants": list(self.plants), **own}
+
+    @property
+    def focus(self) -> Plan | None:
+        """What the campaign aims at."""
+        return self.source.plan if isinstance(self.source, Focused) else None
 
     @property
     def drawn_from(self) -> Source:

@@ -123,6 +123,8 @@ def print_summary(
         say(certified.sentence)
     for text in _of_source(summary.source):
         say(text)
+    for text in summary.focus.lines() if summary.focus is not None else ():
+        say(f"Focus: {text}")
     say(f"Corpus: {summary.corpus}")
     for text in _left_behind(summary, asked):
         say(text)

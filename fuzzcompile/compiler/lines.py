@@ -13,14 +13,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from fuzzcompile.compiler.recompiling import Recompiled, recompiled
+from fuzzcompile.compiler.recompiling import Position, Recompiled, recompiled
 from fuzzcompile.errors import UsageError
 
 _NOTE = "\0fuzzcompile: a probe was reached"
 _Node = TypeVar("_Node", bound=ast.AST)
 _Function = TypeVar("_Function", ast.FunctionDef, ast.AsyncFunctionDef)
-Position = tuple[int, int]
-"""A line, from 1, and a column in bytes, from 0."""
 
 
 @dataclass(frozen=True, order=True)

@@ -14,6 +14,7 @@ from fuzzcompile.compiler.configs import config_of
 from fuzzcompile.compiler.ledger import Label
 from fuzzcompile.compiler.patching import Function, contained
 from fuzzcompile.compiler.recorder import Recorder
+from fuzzcompile.compiler.refusals import explained, is_explained
 from fuzzcompile.compiler.unseen import Unseen, reason
 from fuzzcompile.stage_names import JOINT_GRAPH, SCHEDULER
 
@@ -174,9 +175,11 @@ class _WatchedEntry:
         if self._recorder.refuses(label):
             return False
         with self._recorder.blame(label):
-            accepted = bool(check(match))
+            explains = is_explained(label.stage, label.rewrite)
+            accepted, why = explained(check, match) if explains else (bool(check(match)), "")
         if not accepted:
             self._recorder.count(label, "refused")
+            self._recorder.ledger.checks.update([(label, why)] if why else ())
         return accepted
 
     def apply(self, match: Match, graph: fx.Graph, node: fx.Node) -> None:

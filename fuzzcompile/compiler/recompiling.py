@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -24,6 +25,10 @@ from fuzzcompile.errors import UsageError
 ROOT = Path(torch.__file__).resolve().parent.parent
 """The folder that files of the compiler are named from: `torch/_inductor/ir.py`."""
 
+_REACHED = "\0fuzzcompile: the replacement was reached"
+Position = tuple[int, int]
+"""A line, from 1, and a column in bytes, from 0."""
+_SCOPES = (ast.Lambda, ast.FunctionDef, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 Transform = Callable[[ast.Module], ast.Module]
 
 
@@ -137,3 +142,73 @@ def _live_functions(path: str) -> list[types.FunctionType]:
         if frozen:
             gc.freeze()
     return [function for function in listed if function.__code__.co_filename == path]
+
+
+def replaced(file: str, start: Position, end: Position, text: str, reached: Callable[[], object]) -> Recompiled:
+    """The functions of a file with one expression or statement replaced.
+
+    Names that the old code reads or binds stay known to the new one, so that closures keep their cells.
+
+    Args:
+        file: relative to `ROOT`.
+        start: where the expression or statement starts: a line, from 1, and a column in bytes, from 0.
+        end: where it ends.
+        text: Python code for its place; empty to drop a statement.
+        reached: called each time the replacement is evaluated.
+
+    Raises:
+        UsageError: nothing stands at that place, the change removes a function, or no live function runs that code.
+    """
+    replacing = _Replacing(start, end, text)
+    result = recompiled(file, replacing.visit, {_REACHED: reached})
+    if not replacing.done:
+        raise UsageError(f"{file}: no expression or statement stands from {start} to {end} in this torch.")
+    if not result.exchanged:
+        raise UsageError(f"{file}:{start[0]}: no live function runs this code, or its closure would change.")
+    return result
+
+
+class _Replacing(ast.NodeTransformer):
+    def __init__(self, start: Position, end: Position, text: str) -> None:
+        self.place, self.text, self.done = (*start, *end), text, False
+
+    def visit(self, node: ast.AST) -> Any:
+        place = tuple(getattr(node, name, None) for name in ("lineno", "col_offset", "end_lineno", "end_col_offset"))
+        if self.done or place != self.place or not isinstance(node, ast.stmt | ast.expr):
+            return super().generic_visit(node)
+        self.done = True
+        note = ast.Call(ast.Constant(_REACHED), [], [])
+        if isinstance(node, ast.stmt):
+            new = [ast.Expr(note), *ast.parse(self.text).body, ast.If(ast.Constant(False), [_mentions(node)], [])]
+            return [_placed(statement, node) for statement in new]
+        value = ast.parse(self.text, mode="eval").body
+        kept = ast.IfExp(ast.Constant(True), value, _names(node))
+        # `replaced` hands over a function that returns None.
+        return _placed(ast.BoolOp(ast.Or(), [note, kept]), node)
+
+
+def _mentions(node: ast.stmt) -> ast.stmt:
+    """A statement that reads and binds the names that ``node`` does."""
+    bound = {part.id for part in _own(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
+    targets: list[ast.expr] = [ast.Name(name, ast.Store()) for name in sorted(bound)]
+    return ast.Assign(targets, _names(node)) if targets else ast.Expr(_names(node))
+
+
+def _names(node: ast.AST) -> ast.Tuple:
+    """The names that a node reads, outside of the functions and comprehensions inside it."""
+    names = {part.id for part in _own(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)}
+    return ast.Tuple([ast.Name(name, ast.Load()) for name in sorted(names)], ast.Load())
+
+
+def _own(node: ast.AST) -> Iterator[ast.AST]:
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, _SCOPES):
+            yield from _own(child)
+
+
+def _placed(node: ast.AST, old: ast.stmt | ast.expr) -> Any:
+    """The node and all in it on the line of the old one, so that tracebacks keep their lines."""
+    for part in ast.walk(node):
+        ast.copy_location(part, old)
+    return ast.fix_missing_locations(node)

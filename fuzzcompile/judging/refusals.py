@@ -109,7 +109,7 @@ def _not_looked_at(case: Case, target: Target, why: str) -> CannotJudge:
 
 
 def refuse_unsupported(experiments: Experiments, trial: Trial) -> None:
-    """Refuse a case that asks for ``FULLGRAPH`` or for export, and cannot be captured as one graph.
+    """Refuse a case that asks for an error and gets it: ``FULLGRAPH`` or export, without one graph; a recompile.
 
     Dynamo keeps numbers that a program reads from tensors in the graph, as unknowns, only if it may not break the graph
     there. An error in the rest of the compiler that does not come without ``FULLGRAPH`` is about these unknowns.
@@ -118,6 +118,8 @@ def refuse_unsupported(experiments: Experiments, trial: Trial) -> None:
         CannotJudge: with the reason, every line that breaks the graph, and what to do.
     """
     case, failure = experiments.case, trial.observation.failure
+    if failure is not None and failure.type_name == "RecompileError" and case.settings.dynamo.get("error_on_recompile"):
+        raise CannotJudge(f"{case.name} asks for error_on_recompile and is compiled anew: {failure.message}.")
     if failure is not None and path_of(case.settings, trial.how) != COMPILE:
         _refuse_unexported(experiments, failure)
         return

@@ -47,7 +47,8 @@ class Report:
     ``threads`` for how many CPU threads code was generated.
     ``survives_float64`` tells whether the divergence is there when the program itself is compiled in float64 (None:
     not tried). ``graphs`` counts what dynamo captured and ``graph_breaks`` says why it stopped. ``randomness`` says
-    how a program that draws random numbers was judged (None: it draws none), ``warnings`` which warnings only one of
+    how a program that draws random numbers was judged (None: it draws none), ``promise`` which promise of a setting is
+    broken (None: none), ``warnings`` which warnings only one of
     the two runs gave, ``notes`` what else a reader should know. A ``screened`` case was compiled without generated
     code. ``asked`` tells what became of rewrites that the user named. ``target`` is the device that the compiler was
     told, and how each stage was looked at for it (None: it compiled for the device that ran). ``contract`` says which
@@ -76,6 +77,7 @@ class Report:
     graphs: int = 0
     graph_breaks: tuple[str, ...] = ()
     randomness: str | None = None
+    promise: str | None = None
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     screened: bool = False
@@ -178,6 +180,7 @@ class Report:
             "graphs": self.graphs,
             "graph_breaks": list(self.graph_breaks),
             "randomness": self.randomness,
+            "promise": self.promise if self.is_bug else None,
             "warnings": list(self.warnings),
             "notes": list(self.notes),
         }

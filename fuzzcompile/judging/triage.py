@@ -24,6 +24,7 @@ from fuzzcompile.errors import MachineUnfit
 from fuzzcompile.execution.lost_gpu import lost_gpu
 from fuzzcompile.execution.observation import Observation
 from fuzzcompile.facts import facts
+from fuzzcompile.judging import promises
 from fuzzcompile.judging.asked import ask
 from fuzzcompile.judging.attribute import Attributor
 from fuzzcompile.judging.claims import claimed, otherwise, target_notes
@@ -312,6 +313,7 @@ def _report(answer: _Answer, attribution: Attribution) -> Report:
         warnings=changed_warnings(experiments.runs.eager, trial.observation),
         cost=Cost(experiments.compiles, answer.count.replays, seconds, experiments.screens),
         survives_float64=answer.survives,
+        promise=promises.broken(experiments, trial, decision.verdict),
         randomness=randomness(experiments, trial, own_stream=answer.own_stream),
         notes=(
             *experiments.case.notes,

@@ -164,7 +164,9 @@ class Experiments:
             runtime = self._timed(how, compiled, observation)
         if self.runs.refuses_kernels(session.ledger):
             return self.trial(how)
-        return Trial(how, observation, judgement or self.judge(observation), session.ledger, seconds, sampled, runtime)
+        judgement = judgement or self.judge(observation)
+        alike = observation.failure is not None or self.runs.draws_alike(run)
+        return Trial(how, observation, judgement, session.ledger, seconds, sampled, runtime, alike)
 
     def judge(self, compiled: Observation) -> Judgement:
         """Judge a compiled run against the eager runs and the float64 reference."""

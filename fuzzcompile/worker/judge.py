@@ -39,6 +39,7 @@ from fuzzcompile.targets import target_of
 from fuzzcompile.worker.isolation import isolated
 from fuzzcompile.worker.progress import Progress
 from fuzzcompile.worker.tasks import Judged, JudgeTask, WorkerSetup
+from fuzzcompile.worker.watching_focus import watching
 
 __all__ = ["JudgeTask", "Judged", "WorkerSetup", "calm_collector", "judge_file", "prepare"]
 
@@ -139,7 +140,7 @@ def _judged(progress: Progress, device: torch.device) -> Judged:
         report = judge_case(case, progress, device, deadline)
     answer = progress.answer(report)
     machine = describe(device, told(answer)) if task.describe else None
-    return Judged(answer, report.coverage, report.screened, machine)
+    return Judged(answer, report.coverage, report.screened, machine, progress.seen)
 
 
 def _received(path: Path, device: torch.device) -> Invocation:
@@ -162,8 +163,13 @@ def judge_case(case: Case, progress: Progress, device: torch.device, deadline: f
         case = replace(case, notes=(*case.notes, *_limits_noted(task)))
         if task.math_only:
             exact.enter_context(math_only())
+        seen = exact.enter_context(watching(task.watch))
         bitwise = task.contract == "bitwise"
         judged = under_contract(case) if bitwise else case
+
+        def looked_into(ledger: Ledger) -> None:
+            progress.seen = seen(ledger)
+            _dump(task.dump, ledger)
 
         def triaged(known: Collection[tuple[str, str]]) -> Report:
             return triage(
@@ -180,7 +186,7 @@ def judge_case(case: Case, progress: Progress, device: torch.device, deadline: f
                 error_maps=task.error_maps,
                 on_eager=progress.eager_finished,
                 on_verdict=progress.verdict_reached,
-                on_ledger=lambda ledger: _dump(task.dump, ledger),
+                on_ledger=looked_into,
             )
 
         report = _of_its_cause(triaged, task, judged, device, deadline)
@@ -188,6 +194,10 @@ def judge_case(case: Case, progress: Progress, device: torch.device, deadline: f
             from fuzzcompile.contracts.bitwise import judge_bitwise
 
             report = judge_bitwise(judged, device, report, own=case, vetoes=task.vetoes, deadline=deadline)
+        elif task.against == "eager":
+            from fuzzcompile.contracts.promised import judge_promised
+
+            report = judge_promised(case, device, report, vetoes=task.vetoes, deadline=deadline)
     return report
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from fuzzcompile.compiler.catalogue import known_to
-from fuzzcompile.compiler.custom import loaded
 from fuzzcompile.compiler.labels import base_name
 from fuzzcompile.compiler.plain import plain_passes
 from fuzzcompile.execution.worker import current_device, say
@@ -21,5 +20,4 @@ def rules_here() -> list[Rule]:
     say("looking up what can be vetoed")
     rows = [row for row in known_to(torch.device(current_device())) if row.kind in ("pass", "pattern")]
     named = {(row.stage, row.name) for row in rows} | {("", name) for name in plain_passes()}
-    named |= {(own.place, rule) for own in loaded() for rule in own.rules}
     return sorted((stage, name, base_name(name)) for stage, name in named)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from fuzzcompile.contract import ReportJson
 from fuzzcompile.custom import Custom, Loaded
 from fuzzcompile.execution.named import Named
+from fuzzcompile.focusing.plan import FocusQuestion, Plan, Seen, Watch
 from fuzzcompile.judging.counts import CoverageCount
 from fuzzcompile.worker.conditions import Question
 
@@ -49,6 +50,7 @@ class JudgeTask(Question):
         memory: bytes of this process beyond which a case is refused before it runs.
         screen: judge without generated code, and in full only if that shows a bug.
         describe: also describe the machine, for a page.
+        watch: what to look at for a campaign's focus.
     """
 
     path: str
@@ -59,6 +61,7 @@ class JudgeTask(Question):
     memory: int | None = None
     screen: bool = False
     describe: bool = False
+    watch: Watch = field(default_factory=Watch)
 
 
 @dataclass(frozen=True)
@@ -66,17 +69,21 @@ class PatternTask:
     """Rules of the compiler, as (stage, name), to make programs for, and the seconds that each may take."""
 
     rules: tuple[tuple[str, str], ...]
-    seconds: float = 20.0
+    seconds: float = 12.0
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A report in its JSON form, what the compile covered, and the machine if the task asked for it."""
+    """A report in its JSON form, what the compile covered, and the machine if the task asked for it.
+
+    ``seen`` is what the judged compile showed of the task's `Watch`.
+    """
 
     report: ReportJson
     coverage: tuple[CoverageCount, ...] = ()
     screened: bool = False
     machine: Mapping[str, object] | None = None
+    seen: Seen = field(default_factory=Seen)
 
 
 @dataclass(frozen=True)
@@ -115,3 +122,6 @@ SURVEY: Callable[[str], Survey] = Named("fuzzcompile.worker.surveying:survey_fil
 
 PATTERNS: Callable[[PatternTask], tuple[PatternProgram, ...]] = Named("fuzzcompile.worker.patterning:programs_for")
 """Programs that make rules of the compiler fire, made on the worker's device."""
+
+FOCUS: Callable[[FocusQuestion], Plan] = Named("fuzzcompile.worker.focusing:plan_of")
+"""What a focus aims at in the installed torch, on the worker's device."""

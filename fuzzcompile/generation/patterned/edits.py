@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+Argument = str | int | float | bool
+
 
 @dataclass(frozen=True)
 class Edit:
     """One near miss: the name of its kind, and where and how (see `fuzzcompile.generation.patterned.kinds`)."""
 
     name: str
-    arguments: tuple[str | int | float | bool | None, ...] = ()
+    arguments: tuple[Argument, ...] = ()

@@ -8,6 +8,8 @@ from fuzzcompile.generation.patterned.program import Operand, PatternProgram
 from fuzzcompile.generation.tensors import LAYOUTS, as_tuple, filled, functions_in
 from fuzzcompile.templating import template
 
+# Modules that register the operators of a namespace when they are imported.
+_REGISTERED_BY = {"quantized_decomposed": "torch.ao.quantization.fx._decomposed"}
 # Read while dynamo traces, so that they have to be in force around everything.
 _READ_EARLY = "freezing"
 
@@ -20,6 +22,11 @@ def render(program: PatternProgram) -> str:
     return (
         template("pattern_case.py.j2")
         .render(
+            imports=[
+                module
+                for namespace, module in _REGISTERED_BY.items()
+                if any(f"torch.ops.{namespace}." in statement for statement in program.statements)
+            ],
             label=program.label,
             edited=", ".join(program.edited) or "none",
             settings=list(_settings(program)),
