@@ -75,7 +75,7 @@ ALLOWED = {
     "sides": set(),
     "custom": {"errors", "stage_names"},
     "opinfo": {"errors", "execution", "templating"},
-    "focusing": {"errors", "generation", "stage_names"},
+    "focusing": {"custom", "errors", "generation", "stage_names"},
     "cli": {"campaign", "casefiles", "commands", "contract", "corpus", "custom", "errors", "execution", "focusing",
            "generation", "hints", "models", "pages", "profiling", "reduction", "replaying", "reporting", "settings",
            "severity", "stage_names", "targets", "tolerances", "trials", "watching", "worker"},

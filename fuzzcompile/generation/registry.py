@@ -108,7 +108,6 @@ class PartTraits:
         own_strides: compiled on its own, its output has other strides than in eager mode.
         stirs: what it has that few passes look for; settings that act on this are drawn more often with it.
         uneven: it has a choice ``uneven``, under which its equal operators differ.
-        moves: it has a choice ``move``, which can be ``in_place``.
         targets: whether a head compares with tokens that are given.
         sdpa_argument: the argument by which ``F.scaled_dot_product_attention`` does a grouping's work.
     """
@@ -120,7 +119,6 @@ class PartTraits:
     own_strides: bool = False
     stirs: tuple[Stirred, ...] = ()
     uneven: bool = False
-    moves: bool = False
     targets: Callable[[Part], bool] = lambda part: False
     sdpa_argument: str = ""
 

@@ -13,7 +13,8 @@ from fuzzcompile.generation.toggles import config, options
 def description(spec: CaseSpec) -> str:
     """The names of the idioms, near misses and choices in the case, for its docstring."""
     lines = ["A generated case.", ""]
-    for title, names in (("Idioms", spec.idioms), ("Near misses", spec.near_misses), ("Choices", spec.choices)):
+    parts = (("Idioms", spec.idioms), ("Near misses", spec.near_misses), ("Operators", spec.operators))
+    for title, names in (*parts, ("Choices", spec.choices)):
         text = f"{title}: {', '.join(names) or 'none'}."
         lines += textwrap.wrap(text, 99, break_long_words=False)
     return "\n".join([*lines, ""])

@@ -65,11 +65,7 @@ def cache_growing(pen: Pen) -> Choices:
     return {"steps": pen.one_of((1, 2))}
 
 
-def _rolling_with_gradient(part: Part, spec: CaseSpec) -> Part:
-    return part.having(move="cat") if spec.backward and part["move"] == "in_place" else part
-
-
-@part_idiom("layer", 2, PartTraits(fixes=("batch",), fit=_rolling_with_gradient, autocast=False, moves=True))
+@part_idiom("layer", 2, PartTraits(fixes=("batch",), autocast=False))
 def cache_rolling(pen: Pen) -> Choices:
     """A key-value cache of the last few tokens, moved on by torch.cat or torch.roll at each step."""
     return {"move": pen.one_of(("cat", "roll")), "window": pen.one_of((2, 3))}
