@@ -29,6 +29,7 @@ class Attempt:
         same_code: the same code was generated, or none.
         in_float64: where they differ, whether the program compiled in float64 is right.
         named: how precisely the report names the mutated place.
+        seconds: processor time; of a lost worker, the time until it was lost.
     """
 
     case: str
@@ -43,6 +44,7 @@ class Attempt:
     named: str = ""
     culprit: Sequence[str] = ()
     detail: str = ""
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -108,8 +110,9 @@ def outcome_of(answer: Answer, attempts: Sequence[Attempt]) -> Answer:
 
 
 def read_answers(path: Path) -> list[Answer]:
-    """The answers stored so far; a line that a kill cut off is left out."""
+    """The answers stored so far, the last of each mutant; a line that a kill cut off is left out."""
     if not path.exists():
         return []
     lines = path.read_text(encoding="utf-8").splitlines()
-    return [Answer(**json.loads(line)) for line in lines if line.endswith("}")]
+    answers = [Answer(**json.loads(line)) for line in lines if line.endswith("}")]
+    return list({answer.of.id: answer for answer in answers}.values())

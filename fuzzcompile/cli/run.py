@@ -119,6 +119,7 @@ def run(
 
     With --pass or --backend, cases are compiled with what is your own, and the summary says in a sentence that may be
     quoted what was tested and what was found. If a pass never fired, nothing was tested, and the exit status is 3.
+    Without --focus, --from or --source, a campaign with --pass aims at the pass.
 
     Most cases are screened: every graph pass runs and is checked, but no code is generated. A case that looks wrong in
     a screen is judged in full. What share is judged in full at once follows what screens and full compiles have each
@@ -135,6 +136,7 @@ def run(
     from fuzzcompile.campaign.outputs import CampaignOutputs
     from fuzzcompile.casefiles import read_case_file
     from fuzzcompile.corpus import Store
+    from fuzzcompile.focusing.asked import aimed_at_own
     from fuzzcompile.reporting.files import check_writable
     from fuzzcompile.worker.vetoes import check_vetoes
 
@@ -176,6 +178,8 @@ def run(
         profile = Profile(near_misses=not no_near_misses)
         if tables is not None:
             source = tables(seed, clock, ())
+        if asked is None and source is None:
+            asked = aimed_at_own(crew.surroundings.custom)
         if asked is not None:
             source = focused = stack.enter_context(crew.focused(asked.question, profile, clock, seed, sweeps=sweeps))
             for note in (*asked.notes, *focused.notes):

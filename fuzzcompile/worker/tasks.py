@@ -69,7 +69,7 @@ class PatternTask:
     """Rules of the compiler, as (stage, name), to make programs for, and the seconds that each may take."""
 
     rules: tuple[tuple[str, str], ...]
-    seconds: float = 20.0
+    seconds: float = 12.0
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,7 @@ class Candidates:
         self.palette = rng.choice(PALETTES)
         self.floating = rng.choice((0.95, 0.95, 0.4))
         self.shapes: list[tuple[int, ...]] = []
+        self.dim: int | None = None
 
     def value(self, hole: Hole, operands: Sequence[torch.Tensor]) -> object:
         """A value for a hole of a call whose tensors so far are ``operands``."""
@@ -162,7 +163,9 @@ class Candidates:
 
     def _integer(self, name: str, operands: Sequence[torch.Tensor]) -> int:
         if "dim" in name and operands and operands[0].dim():
-            return self.rng.randrange(-operands[0].dim(), operands[0].dim())
+            if self.dim is None or self.rng.random() < 0.4:
+                self.dim = self.rng.randrange(-operands[0].dim(), operands[0].dim())
+            return self.dim  # calls along one dimension are what most rules look for
         if operands and self.rng.random() < 0.3 and operands[0].dim():
             return self.rng.choice(tuple(operands[0].shape))
         return self.rng.choice(_INTEGERS)
@@ -183,7 +186,8 @@ class Candidates:
         if "dim" in name:
             return rng.sample(range(-len(shape), 0), rng.choice((1, min(2, len(shape)))))
         if "section" in name or "split" in name:
-            return self._parts(rng.choice(shape))
+            joined = [given[self.dim or 0] for given in self.shapes if -len(given) <= (self.dim or 0) < len(given)]
+            return joined if joined and rng.random() < 0.3 else self._parts(rng.choice(shape))
         return rng.choice(list(_reshaped(shape)))
 
     def _parts(self, size: int) -> list[int]:

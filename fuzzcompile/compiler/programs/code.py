@@ -78,8 +78,16 @@ def _function(function: types.FunctionType, found: dict[types.CodeType, types.Fu
             _collect(with_value, found, depth)
     for name in _names(function.__code__):
         helper = function.__globals__.get(name)
-        if isinstance(helper, types.FunctionType) and helper.__module__.startswith("torch._inductor.fx_passes"):
+        if not str(getattr(helper, "__module__", "")).startswith("torch._inductor.fx_passes"):
+            continue
+        if isinstance(helper, types.FunctionType):
             _function(helper, found, depth - 1)
+        elif (
+            inspect.isclass(helper) and depth > 0 and any(hasattr(value, "__code__") for value in vars(helper).values())
+        ):
+            for value in vars(helper).values():
+                if isinstance(value, types.FunctionType):
+                    _function(value, found, depth - 1)
 
 
 def _names(code: types.CodeType) -> Iterator[str]:

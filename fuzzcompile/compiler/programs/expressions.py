@@ -29,12 +29,13 @@ class Reader:
 
     Args:
         rng: the choices.
-        producer: makes what an operator gives that a compiler's own rule puts into graphs; None to call it.
+        producer: writes what an operator gives that only the compiler's own rules put into graphs.
+        skeleton: where the calls go.
     """
 
-    def __init__(self, rng: random.Random, producer: Producer | None = None) -> None:
+    def __init__(self, rng: random.Random, producer: Producer | None = None, skeleton: Skeleton | None = None) -> None:
         self.rng, self.producer = rng, producer
-        self.skeleton = Skeleton()
+        self.skeleton = Skeleton() if skeleton is None else skeleton
         self._named: dict[str, Hole] = {}
         self._shared: dict[int, object] = {}
         self._several: set[int] = set()
@@ -48,17 +49,17 @@ class Reader:
         """
         outputs = getattr(pattern, "outputs", None)
         for part in [pattern] if outputs is None else [part for part in outputs if part is not None]:
-            made = self._made(part)
+            made = self.made(part)
             if outputs is not None and isinstance(made, Made) and made.index not in self.skeleton.returns:
                 self.skeleton.returns.append(made.index)
         if not self.skeleton.calls:
             raise Unwritable("the pattern calls nothing")
         return self.skeleton.finish()
 
-    def _made(self, part: Any) -> object:
+    def made(self, part: Any) -> object:
         """The result, hole or literal that stands for a part of the pattern."""
         if isinstance(part, (list, tuple)):
-            return [self._made(inner) for inner in part]
+            return [self.made(inner) for inner in part]
         kind = type(part).__name__
         if kind in ("KeywordArg", "ExclusiveKeywordArg"):
             return self._named.setdefault(part.name, Hole(part.name))
@@ -81,7 +82,7 @@ class Reader:
             self._repeated = index
             kept = before | self._several - {id(inner)}
             self._shared = {key: value for key, value in self._shared.items() if key in kept}
-            made.append(self._made(inner))
+            made.append(self.made(inner))
         self._repeated = None
         return made
 
@@ -89,13 +90,13 @@ class Reader:
         key = id(part)
         if key in self._shared:
             return self._shared[key]
-        target = self.rng.choice(part.fns)
+        target = self.rng.choice(_callable_here(part.fns))
         if part.op == "call_module":
             raise Unwritable("dynamo's graphs call no modules")
         repeated, args, kwargs = self._repeated, [], {}
         if hasattr(part, "args"):  # otherwise any arguments will do, which the operator's schema gives
-            args = [self._made(argument) for argument in part.args]
-            kwargs = {name: self._made(value) for name, value in part.kwargs.items()}
+            args = [self.made(argument) for argument in part.args]
+            kwargs = {name: self.made(value) for name, value in part.kwargs.items()}
         if target is operator.getitem and len(args) > 1 and isinstance(args[1], Hole) and not args[1].name:
             args[1].first = repeated or 0
         made = self._produced(target, args) or self.skeleton.add(
@@ -114,6 +115,21 @@ class Reader:
         if made is None:
             raise Unwritable(f"{target} is called by the compiler alone")
         return made
+
+
+def _callable_here(functions: Sequence[Any]) -> Sequence[Any]:
+    """Those of a pattern's alternatives that take tensors and write to none; operators without an overload first."""
+    packets = [function for function in functions if isinstance(function, torch._ops.OpOverloadPacket)]
+    if packets:
+        return packets
+    return [
+        function for function in functions if not isinstance(function, torch._ops.OpOverload) or _is_plain(function)
+    ] or functions
+
+
+def _is_plain(overload: torch._ops.OpOverload) -> bool:
+    arguments = overload._schema.arguments
+    return not overload._schema.is_mutable and any("Tensor" in str(argument.type) for argument in arguments)
 
 
 def is_internal(target: object) -> bool:

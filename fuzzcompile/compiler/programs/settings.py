@@ -9,6 +9,7 @@ from fuzzcompile.compiler.catalogue import Known
 from fuzzcompile.compiler.configs import config_of, has_entry
 from fuzzcompile.compiler.programs.code import named_in
 from fuzzcompile.compiler.settings import setting
+from fuzzcompile.facts import facts
 from fuzzcompile.generation.toggles import FOR_GPU, TOGGLES, Option, config, options
 from fuzzcompile.stage_names import FREEZING
 
@@ -25,9 +26,17 @@ def settings_for(rule: Known) -> list[Settings]:
     named = [name for name in named_in(rule.made_of).settings if name not in needed]
     if _RANDOM in rule.when or _RANDOM in named:
         needed[_RANDOM] = False
-    asked = [name for name in named if setting(name) is False and name != _RANDOM]
+    for name in _off(rule):
+        needed.setdefault(name, True)
+    asked = [name for name in named if setting(name) is False and name != _RANDOM and name not in needed]
     alone: list[Settings] = [{**needed, name: True} for name in asked]
     return [needed, *alone, *([{**needed, **dict.fromkeys(asked, True)}] if len(asked) > 1 else [])]
+
+
+def _off(rule: Known) -> list[str]:
+    """Switches of which it is known that the rule refuses everything without them."""
+    covering = (reason.setting for reason in facts().unreachable if reason.covers(rule.stage, rule.name, "cpu"))
+    return [name for name in covering if name is not None and setting(name) is False]
 
 
 def _conditions(source: str) -> Iterator[tuple[str, object]]:

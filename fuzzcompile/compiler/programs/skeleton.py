@@ -13,13 +13,15 @@ class Hole:
     """An argument that the rule leaves open; the same hole in several places stands for one value.
 
     ``kind`` is what a schema calls its type (``Tensor``, ``int[]``; empty if nothing says), ``first`` a value to try
-    before all others, ``like`` the hole whose value has the same form.
+    before all others, ``like`` the hole whose value has the same form; a
+    ``weight`` has to be a constant of the graph, as freezing makes it of parameters.
     """
 
     name: str = ""
     kind: str = ""
     first: object = None
     like: Hole | None = None
+    weight: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,11 +54,15 @@ class Call:
 
 @dataclass
 class Skeleton:
-    """Calls in order; ``returns`` are the results that nothing else reads, or that have a further user."""
+    """Calls in order; ``returns`` are the results that nothing else reads, or that have a further user.
+
+    ``frozen`` asks for weights that are constants, ``backward`` for gradients.
+    """
 
     calls: list[Call] = field(default_factory=list)
     returns: list[int] = field(default_factory=list)
     backward: bool = False
+    frozen: bool = False
 
     def add(self, call: Call) -> Made:
         """Append a call."""

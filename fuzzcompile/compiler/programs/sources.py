@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 
-from fuzzcompile.compiler.catalogue import Known
-from fuzzcompile.compiler.programs.code import Named
-from fuzzcompile.compiler.programs.expressions import Reader, Unwritable
+from fuzzcompile.compiler.catalogue import Known, known_to
+from fuzzcompile.compiler.programs.code import Named, named_in
+from fuzzcompile.compiler.programs.expressions import Producer, Reader, Unwritable, is_internal
+from fuzzcompile.compiler.programs.filling import Filled
 from fuzzcompile.compiler.programs.parameters import annotate
+from fuzzcompile.compiler.programs.recording import recorded
 from fuzzcompile.compiler.programs.skeleton import Call, Hole, Made, Skeleton
-from fuzzcompile.stage_names import DECOMPOSITION, LOWERING
+from fuzzcompile.compiler.sdpa_patterns import FAMILY, Variant, variants
+from fuzzcompile.execution.worker import current_device
+from fuzzcompile.stage_names import DECOMPOSITION, FREEZING, LOWERING
 
 
 def skeleton_of(rule: Known, code: Named, rng: random.Random) -> Skeleton:
@@ -22,15 +28,84 @@ def skeleton_of(rule: Known, code: Named, rng: random.Random) -> Skeleton:
     Raises:
         Unwritable: nothing is known that the rule looks for.
     """
-    entries = [part for part in rule.made_of if hasattr(part, "pattern")]
-    if entries:
-        skeleton = Reader(rng).read(rng.choice(entries).pattern)
+    if has_pattern(rule):
+        entries = [part for part in rule.made_of if hasattr(part, "pattern")]
+        skeleton = Reader(rng, producer(rng)).read(rng.choice(entries).pattern)
         return _behind(code.operators, skeleton, rng) if code.operators and rng.random() < 0.3 else skeleton
     if rule.stage in (DECOMPOSITION, LOWERING):
         return _alone(rule.name, rng)
     if not code.operators:
         raise Unwritable("the rule has no pattern, and its code names no operator")
     return _combined(code.operators, rng)
+
+
+def has_pattern(rule: Known) -> bool:
+    """Whether a rule is an entry of a pattern matcher."""
+    return any(hasattr(part, "pattern") for part in rule.made_of)
+
+
+def variant_of(rule: Known, rng: random.Random) -> Filled | None:
+    """A rule's own search function with its example inputs; None where torch lists none such."""
+    if not rule.name.startswith(FAMILY):
+        return None
+    named = [variant for variant in _variants(current_device()) if variant.name == rule.name]
+    if not named:
+        return None
+    variant = rng.choice(named)
+    dtype = rng.choice(variant.dtypes)
+    own = variant.inputs[0].dtype
+    inputs = [
+        torch.ones(given.shape).to(dtype if given.dtype == own else given.dtype) if given.dim() else 2.0  # a scale
+        for given in variant.inputs
+    ]
+    return recorded(variant.function, inputs, variant.scalars, training=variant.training)
+
+
+@functools.cache
+def _variants(device: str) -> list[Variant]:
+    return variants(torch.device(device))
+
+
+def producer(rng: random.Random) -> Producer:
+    """Writes, in the place of an operator on packed weights, what the compiler packs into it."""
+
+    def produce(skeleton: Skeleton, target: object, args: Sequence[object]) -> Made | None:
+        patterns = _packing(current_device()).get(str(target), [])
+        if not patterns:
+            return None
+        before = len(skeleton.calls)
+        reader = Reader(rng, None, skeleton)
+        made = reader.made(rng.choice(patterns))
+        skeleton.frozen = True
+        tensors = [hole for call in skeleton.calls[before:] for hole in _tensors_of(call, rng)]
+        for hole in tensors[1:]:
+            hole.weight = True
+        return made if isinstance(made, Made) else None
+
+    return produce
+
+
+@functools.cache
+def _packing(device: str) -> dict[str, list[object]]:
+    """The patterns of freezing that make each operator on packed weights, by its name."""
+    patterns: dict[str, list[object]] = {}
+    for row in known_to(torch.device(device)):
+        for entry in row.made_of if row.stage == FREEZING else ():
+            if hasattr(entry, "pattern") and not any(map(is_internal, _targets(entry.pattern))):
+                for operator_named in filter(is_internal, named_in([entry]).operators):
+                    patterns.setdefault(str(operator_named), []).append(entry.pattern)
+    return patterns
+
+
+def _targets(pattern: Any) -> Iterator[object]:
+    yield from getattr(pattern, "fns", ())
+    for part in (*getattr(pattern, "args", ()), *getattr(pattern, "kwargs", {}).values()):
+        yield from _targets(part)
+
+
+def _tensors_of(call: Call, rng: random.Random) -> list[Hole]:
+    annotate(call, rng)
+    return [hole for hole in call.holes() if hole.kind in ("Tensor", "Optional[Tensor]")]
 
 
 def _behind(operators: Sequence[object], skeleton: Skeleton, rng: random.Random) -> Skeleton:

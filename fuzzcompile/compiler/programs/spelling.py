@@ -48,7 +48,7 @@ def operands(filled: Filled) -> list[Operand]:
     for call in filled.skeleton.calls:
         for hole in call.holes():
             collect(filled.values[hole])
-    return list(found.values())
+    return sorted(found.values(), key=lambda operand: int(operand.name[1:]))
 
 
 def _call(call: Call, filled: Filled) -> str:
