@@ -72,6 +72,7 @@ class EvidenceJson(TypedDict, total=False):
     graphs: int
     graph_breaks: list[str]
     randomness: str | None
+    gives: str | None
     warnings: list[str]
     notes: list[str]
 

@@ -139,7 +139,7 @@ def run(
         progress_handler(Console(stderr=True)) as handler,
     ):
         if tables is not None:
-            source = tables(seed, clock, ())
+            source = tables(seed, clock)
         settings = crew.settings(
             Profile(near_misses=not no_near_misses),
             clock,
