@@ -1,8 +1,8 @@
 """A case: a module, its inputs, and how it is compiled, loaded from one self-contained Python file.
 
 The file defines ``make()``, which seeds itself and returns ``(module_or_callable, inputs)``, and may
-define ``GRAD``, ``BACKWARD``, ``OPTIONS``, ``CONFIG``, ``MODE``, ``DYNAMIC``, ``FULLGRAPH``, ``CALLS``
-and ``run(model, inputs)`` (see "Contracts" in ARCHITECTURE.md).
+define ``GRAD``, ``BACKWARD``, ``OPTIONS``, ``CONFIG``, ``MODE``, ``DYNAMIC``, ``FULLGRAPH``, ``BACKEND``, ``PATH``,
+``CALLS`` and ``run(model, inputs)`` (see "Contracts" in ARCHITECTURE.md).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from fuzzcompile.casefiles import CaseFile, read_source
 from fuzzcompile.errors import CaseError, message_of
+from fuzzcompile.sides import AOTI, COMPILE, PATHS
 from fuzzcompile.signatures import source_hash
 
 GradMode = Literal["no_grad", "inference_mode", "enabled"]
@@ -32,7 +33,8 @@ class CompileSettings:
     """The arguments of ``torch.compile``, and the configuration patched around it.
 
     ``options`` go to ``torch.compile``; ``inductor``, ``dynamo`` and ``functorch`` patch torch's config modules.
-    ``backend`` is a registered name or a callable of the user.
+    ``backend`` is a registered name or a callable of the user. ``path`` says what runs in the program's place (see
+    :mod:`fuzzcompile.sides`): a program that is exported has no backend, mode or graph breaks.
     """
 
     backend: str | Callable[..., object] = "inductor"
@@ -43,6 +45,7 @@ class CompileSettings:
     mode: str | None = None
     dynamic: bool | None = None
     fullgraph: bool = False
+    path: str = COMPILE
 
     @property
     def config_patches(self) -> dict[str, Mapping[str, object]]:
@@ -164,7 +167,7 @@ def load_case(path: str | Path | CaseFile, rewrite: Callable[[ast.Module], ast.M
         make=make,
         grad=_grad_mode(path, namespace, backward),
         backward=backward,
-        settings=_settings(path, namespace),
+        settings=_settings(path, namespace, backward=backward),
         calls=namespace.get("CALLS"),
         run=namespace.get("run"),
     )
@@ -195,7 +198,7 @@ def _execute(path: Path, source: str, rewrite: Callable[[ast.Module], ast.Module
     return module.__dict__
 
 
-def _settings(path: Path, namespace: Mapping[str, Any]) -> CompileSettings:
+def _settings(path: Path, namespace: Mapping[str, Any], *, backward: bool) -> CompileSettings:
     config = namespace.get("CONFIG") or {}
     options = namespace.get("OPTIONS") or {}
     if not isinstance(config, Mapping) or not isinstance(options, Mapping):
@@ -203,7 +206,11 @@ def _settings(path: Path, namespace: Mapping[str, Any]) -> CompileSettings:
     unknown = set(config) - {"dynamo", "functorch", "inductor"}
     if unknown:
         raise CaseError(f"{path}: CONFIG knows 'dynamo', 'functorch' and 'inductor', not {', '.join(sorted(unknown))}.")
+    backend = namespace.get("BACKEND", "inductor")
+    if not (isinstance(backend, str) or callable(backend)):
+        raise CaseError(f"{path}: BACKEND is a {type(backend).__name__}; make it a registered name or a function.")
     return CompileSettings(
+        backend=backend,
         options=dict(options),
         inductor=dict(config.get("inductor", {})),
         dynamo=dict(config.get("dynamo", {})),
@@ -211,7 +218,19 @@ def _settings(path: Path, namespace: Mapping[str, Any]) -> CompileSettings:
         mode=namespace.get("MODE"),
         dynamic=namespace.get("DYNAMIC"),
         fullgraph=bool(namespace.get("FULLGRAPH", False)),
+        path=_path(path, namespace, backward=backward),
     )
+
+
+def _path(path: Path, namespace: Mapping[str, Any], *, backward: bool) -> str:
+    wanted = namespace.get("PATH", COMPILE)
+    if wanted not in PATHS:
+        raise CaseError(f"{path}: PATH is {wanted!r}; use one of {', '.join(PATHS)}.")
+    if wanted != COMPILE and any(namespace.get(name) for name in ("BACKEND", "MODE", "FULLGRAPH")):
+        raise CaseError(f"{path}: BACKEND, MODE, FULLGRAPH are torch.compile's; remove them, or PATH = {wanted!r}.")
+    if wanted == AOTI and backward:
+        raise CaseError(f"{path}: AOTInductor computes no gradients; remove BACKWARD, or use PATH = 'export'.")
+    return str(wanted)
 
 
 def _grad_mode(path: Path, namespace: Mapping[str, object], backward: bool) -> GradMode:

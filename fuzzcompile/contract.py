@@ -68,11 +68,13 @@ class EvidenceJson(TypedDict, total=False):
     float64_step: float | None
     survives_float64: bool | None
     against: str
+    path: str
     threads: int
     graphs: int
     graph_breaks: list[str]
     randomness: str | None
     gives: str | None
+    promise: str | None
     warnings: list[str]
     notes: list[str]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from fuzzcompile.errors import UsageError
 from fuzzcompile.settings import KEYS, InForce, in_force, place_of_corpus
 
-_CASES = ("device", "target", "veto", "plant", "timeout", "max_memory")
+_CASES = ("device", "target", "veto", "plant", "pass", "backend", "timeout", "max_memory")
 _QUESTION = ("against", "contract", "call", "module", "math_only")
 # What each command takes of the options that belong to a subject. The others are left out of its command lines.
 _TAKES: Mapping[str, tuple[str, ...]] = {

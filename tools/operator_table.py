@@ -23,7 +23,6 @@ from typing import Any
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-from fuzzcompile.generation.near_misses.functions import OTHER_FORM, PARAMETERS, SAME_FORM
 from fuzzcompile.opinfo.calls import called, forms
 from fuzzcompile.opinfo.cases import calls_of
 from fuzzcompile.opinfo.cells import Cell, Operator
@@ -31,13 +30,20 @@ from fuzzcompile.opinfo.spelling import Speller, Unspellable
 from fuzzcompile.opinfo.tables import entry_of, errors_of, operators, quietly
 
 OUT = Path(__file__).parent.parent / "fuzzcompile" / "generation" / "operators.json"
-SHAPES = ((2, 3, 4), (1, 1, 2), (2, 2, 3, 4))
-ROWS = ((2, 3, 4), (1, 1, 2), (4, 3, 4), (2, 4, 3), (1, 2, 1))
+SHAPES = ((2, 3, 4), (), (5,), (1, 1, 2), (2, 2, 3, 4))
+ROWS = ((2, 3, 4), (4, 3, 4), (2, 4, 3), (3, 1, 2), (2, 5, 6))
+# Values of the parameter {a}.
+PARAMETERS = (1.0, 0.5, -1.0, 1e-3)
+# The second operand, of the activation's form; and of other dtypes.
+SAME_FORM = ("-{x}", "{x}.round()", "torch.zeros_like({x})", 'torch.full_like({x}, float("inf"))', "{x}")
+OTHER_FORM = ("{x}.to(torch.int32)", "{x}.to(torch.uint8)", "{x}.double()", "{x}.bfloat16()", "{x}.half()")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MOST_CALLS = 4
 MOST_SAMPLES = 24
 LONGEST = 200
 REFUSALS = (RuntimeError, ValueError, IndexError)
+# How infinities and NaN are spelled in case files, which define these names.
+_BARE = re.compile(r'(?<!["\w.])(inf|nan)(?!["\w])')
 _FLOAT = re.compile(r"(?<![\w.])-?\d+\.\d+(?![\w.])")
 
 
@@ -60,6 +66,7 @@ def main() -> None:
 
 def add(by_name: dict[str, dict[str, Any]], call: str, properties: dict[str, bool]) -> None:
     """Add a call to its operator; calls of other properties are an operator of their own."""
+    call = _BARE.sub(r'float("\1")', call)
     name = name_of(call)
     row = by_name.setdefault(f"{name} {properties}", {"name": name, "calls": [], **properties})
     if call not in row["calls"]:
@@ -119,19 +126,19 @@ def classified(text: str, names: list[str]) -> Iterator[tuple[str, str, dict[str
         x = re.sub(rf"\b{names[0]}\b", "{x}", text)
         for call in (with_parameter(x), x):
             if call is not None and is_elementwise(call):
-                yield "elementwise", call, {"gradient": has_gradient(lambda v, c=call: value(c, v), SHAPES)}
+                yield "elementwise", call, properties(lambda v, c=call: value(c, v), SHAPES)
                 return
         rows = x.replace("{x}", "{rows}")
         for call in (rows, f"({rows})[0]", f"{rows} + {{rows}}"):
             if is_along(call) and (not call.endswith("+ {rows}") or narrows(rows)):
-                yield "along", call, {"gradient": has_gradient(lambda v, c=call: value(c, rows=v), ROWS)}
+                yield "along", call, properties(lambda v, c=call: value(c, rows=v), ROWS)
                 return
     if len(names) in (2, 3):
         call = re.sub(rf"\b(?:{'|'.join(names[1:])})\b", "{y}", re.sub(rf"\b{names[0]}\b", "{x}", text))
         forms = [form for form in (SAME_FORM, SAME_FORM + OTHER_FORM) if is_of_two(call, form)]
         if forms:
-            gradient = has_gradient(lambda v: value(call, v, v.flip(-1)), SHAPES)
-            yield "of_two", call, {"gradient": gradient, "alike": len(forms) == 1}
+            seen = properties(lambda v: value(call, v, -v), SHAPES)
+            yield "of_two", call, {**seen, "alike": len(forms) == 1}
 
 
 def with_parameter(call: str) -> str | None:
@@ -161,7 +168,8 @@ def value(call: str, x: Any = None, y: Any = None, *, rows: Any = None, a: float
 
 def keeps(made: Any, shape: tuple[int, ...]) -> bool:
     """Whether a result can take the place of an activation of this shape."""
-    return type(made) is torch.Tensor and made.shape == shape and not made.is_complex() and made.layout == torch.strided
+    usual = type(made) is torch.Tensor and made.layout == torch.strided and not made.is_complex()
+    return usual and made.shape == shape and made._base is None
 
 
 def attempts(check: Callable[[torch.Tensor], bool], shapes: tuple[tuple[int, ...], ...], scale: float = 2.0) -> bool:
@@ -226,6 +234,12 @@ def changes(function: Callable[[torch.Tensor], Any]) -> bool:
     """Whether a function is not the identity."""
     x = torch.linspace(-2.0, 2.0, 24).view(2, 3, 4)
     return not same(function(x.clone()), x)
+
+
+def properties(function: Callable[[torch.Tensor], Any], shapes: tuple[tuple[int, ...], ...]) -> dict[str, bool]:
+    """Whether a gradient flows, and whether the dtype may change."""
+    cast = not attempts(lambda x: function(x).dtype == x.dtype, shapes)
+    return {"gradient": has_gradient(function, shapes), "cast": cast}
 
 
 def has_gradient(function: Callable[[torch.Tensor], Any], shapes: tuple[tuple[int, ...], ...]) -> bool:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fuzzcompile.campaign.budget import Clock
+from fuzzcompile.campaign.certificate import Certificate
 from fuzzcompile.campaign.events import Behind, FindingLine, Finished, Tally
 from fuzzcompile.campaign.jobs import Job
 from fuzzcompile.campaign.leftovers import LeftOver, pending
@@ -24,10 +25,22 @@ from fuzzcompile.corpus import (
     compiler_of,
     public_id,
 )
+from fuzzcompile.focusing.plan import Seen
+from fuzzcompile.focusing.tally import FocusTally
+from fuzzcompile.judging.counts import CoverageCount
 from fuzzcompile.reporting.verdict import name_of
 from fuzzcompile.stage_names import REWRITING_STAGES
 
 _HEARTBEAT = 5.0
+
+
+def stored_coverage(coverage: Sequence[CoverageCount]) -> list[Coverage]:
+    """What the corpus keeps of a case's coverage: nothing of what was refused by order."""
+    return [
+        Coverage(count.stage, count.pass_name or "", count.rewrite, count.outcome, count.count)  # type: ignore[arg-type]
+        for count in coverage
+        if count.outcome != "vetoed"
+    ]
 
 
 @dataclass
@@ -47,8 +60,15 @@ class Bookkeeping:
     screened: int = 0
     new: list[str] = field(default_factory=list)
     hit: set[str] = field(default_factory=set)
+    certificates: list[Certificate] = field(default_factory=list)
     _covered: set[tuple[str, str]] = field(default_factory=set)
     _beat: float = field(default_factory=time.monotonic)
+    _focus: FocusTally | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self.certificates = [Certificate(loaded) for loaded in self.settings.custom]
+        if self.settings.focus is not None:
+            self._focus = FocusTally(self.settings.focus)
 
     @property
     def seconds(self) -> float:
@@ -70,23 +90,33 @@ class Bookkeeping:
         rewrites, findings, new = len(self._covered), len(self.hit), len(self.new)
         return Tally(self.cases, dict(self.verdicts), findings, new, rewrites, self.seconds, self.screened)
 
-    def record(self, job: Job, report: ReportJson, coverage: list[Coverage], *, screened: bool = False) -> Recorded:
+    def record(self, job: Job, report: ReportJson, coverage: Sequence[CoverageCount], *, screened: bool) -> Recorded:
         """Count and store a judged case."""
-        self._covered |= {
-            (c.stage, c.rewrite) for c in coverage if c.outcome == "fired" and c.stage in REWRITING_STAGES
-        }
+        kept = stored_coverage(coverage)
+        self._covered |= {(c.stage, c.rewrite) for c in kept if c.outcome == "fired" and c.stage in REWRITING_STAGES}
         self.screened += screened
         self.cases += not job.retry
         self.verdicts[str(report["verdict"])] += 1
         drawn, stream = job.case, self.settings.stream if job.index is not None else None
         made_of = (drawn.spec, drawn.choices or None, drawn.idioms, drawn.near_misses, drawn.features)
         case = CaseRecord(drawn.sha256, drawn.source, drawn.origin, stream, job.index, *made_of)
-        return self.store.record(self.campaign, case, self.environment, report, coverage, screened=screened)
+        stored = self.store.record(self.campaign, case, self.environment, report, kept, screened=screened)
+        finding = public_id(stored.finding_id) if stored.finding_id is not None else None
+        for certificate in self.certificates:
+            certificate.see(drawn, report, coverage, screened=screened, finding=finding)
+        return stored
+
+    def aimed(self, coverage: Sequence[CoverageCount], seen: Seen) -> None:
+        """Count what a case did for each aim of a focus."""
+        if self._focus is not None:
+            self._focus.count([(c.stage, c.rewrite, c.outcome, c.count) for c in coverage], seen)
 
     def keep(self, kept: Kept) -> None:
         """Follow what the corpus made of a reproducer: a finding that vanished into another, or one split off."""
         vanished = {public_id(key) for key in kept.merged}
         self.hit = (self.hit - vanished) | {kept.public_id}
+        for certificate in self.certificates:
+            certificate.follow(vanished, kept.public_id)
         self.new = [name for name in self.new if name not in vanished]
         if kept.is_new_finding and kept.public_id not in self.new:
             self.new.append(kept.public_id)
@@ -107,8 +137,12 @@ class Bookkeeping:
         lines = [self._line(finding) for finding in findings if finding.public_id in self.hit]
         waiting = len(pending(self.store, self.environment))
         behind = Behind(len(left.cases), sum(bool(case.shows_bug) for case in left.cases), waiting, len(findings))
-        source = self.settings.drawn_from.account
-        return Finished(ended, self.tally(), lines, self.store.location, self.settings.target, behind, why, source)
+        hit = [finding for finding in findings if finding.public_id in self.hit]
+        certified = [certificate.certified(hit, self.cases) for certificate in self.certificates]
+        source, target = self.settings.drawn_from.account, self.settings.target
+        return Finished(
+            ended, self.tally(), lines, self.store.location, target, behind, why, certified, source, self._focus
+        )
 
     def _counters(self, left: LeftOver) -> dict[str, object]:
         tally = self.tally()

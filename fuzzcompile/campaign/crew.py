@@ -5,26 +5,37 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import TimeoutError as NotInTime
-from contextlib import contextmanager
+from concurrent.futures import wait
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fuzzcompile import hints
 from fuzzcompile.campaign.budget import Clock, clock
-from fuzzcompile.campaign.drawing import Variations
+from fuzzcompile.campaign.drawing import Generator, Variations
 from fuzzcompile.campaign.events import WorkerActivity
+from fuzzcompile.campaign.focused import Focused
+from fuzzcompile.campaign.operators import reading_tables
 from fuzzcompile.campaign.profiles import fitted
 from fuzzcompile.campaign.settings import CampaignSettings
-from fuzzcompile.errors import CaseError, EnvironmentUnfit
+from fuzzcompile.custom import Custom
+from fuzzcompile.errors import CaseError, EnvironmentUnfit, UsageError, message_of
 from fuzzcompile.execution.pool import WorkerFailed, WorkerPool, WorkerStartFailed
+from fuzzcompile.focusing.plan import FocusQuestion, Plan
 from fuzzcompile.generation import Profile
+from fuzzcompile.generation.patterned import PatternProgram
 from fuzzcompile.plants import check_plants
 from fuzzcompile.signatures import source_hash
 from fuzzcompile.worker.conditions import Conditions
 from fuzzcompile.worker.lost import unstartable
 from fuzzcompile.worker.pool import open_pool
-from fuzzcompile.worker.tasks import DESCRIBE, SURVEY, Surroundings
+from fuzzcompile.worker.tasks import DESCRIBE, FOCUS, PATTERNS, SURVEY, PatternTask, Surroundings
+
+# The most seconds that making programs for a focus takes before the first case.
+_PREPARING = 120.0
+# Rules for which one task makes programs: each task looks up all that the compiler registers.
+_CHUNK = 3
 
 
 @dataclass(frozen=True)
@@ -49,8 +60,65 @@ class Crew:
             plants=tuple(source_hash(path.read_text(encoding="utf-8"))[:12] for path in conditions.plants),
             case_seconds=conditions.limits.seconds,
             target=conditions.target,
+            custom=around.custom,
             **asked,
         )
+
+    @contextmanager
+    def focused(
+        self, question: FocusQuestion, profile: Profile, clock: Clock, seed: int, *, sweeps: bool
+    ) -> Iterator[Focused]:
+        """What a focus draws from: workers find what it means in their torch, and make programs of the rules.
+
+        Making programs takes at most a quarter of the budget; what was not made by then is left out. With ``sweeps``,
+        cases of torch's own tables are drawn for operators; a process of its own writes them until the block ends.
+
+        Raises:
+            UsageError: a name means nothing or several things, nothing that is aimed at can fire here, or ``sweeps`` is
+                given and no operator is aimed at.
+            EnvironmentUnfit: no worker answers within the budget, or the tables cannot be imported.
+        """
+        asked = replace(question, target=self.conditions.target)
+        try:
+            plan = self.pool.schedule(FOCUS, (asked,), label="look up the focus").result(timeout=_left(clock))
+        except NotInTime as error:
+            raise EnvironmentUnfit("No worker had said what the focus means when the budget was over.") from error
+        except WorkerFailed as error:
+            raise EnvironmentUnfit(f"Looking up the focus, the worker {error}.") from error
+        generator = Generator(fitted(profile, self.surroundings.lacks, self.conditions.target))
+        operators = [aim.label for aim in plan.reachable if aim.kind == "operator"]
+        if sweeps and not operators:
+            raise UsageError("--source opinfo sweeps operators: focus on one, by its label or a line of its lowering.")
+        with reading_tables() if sweeps else nullcontext() as tables:
+            programs, notes = self._programs(plan, clock)
+            plan = replace(plan, notes=(*plan.notes, *notes))
+            swept = tables(seed, clock) if tables is not None else None
+            narrowed = {label: swept.of_overload(label) for label in operators} if swept is not None else {}
+            found = {label: sweep for label, sweep in narrowed.items() if sweep.size}
+            yield Focused(plan, generator, programs, found)
+
+    def _programs(self, plan: Plan, clock: Clock) -> tuple[tuple[PatternProgram, ...], list[str]]:
+        """Programs for the rules of a plan, and sentences on those for which none could be made."""
+        sources = list(dict.fromkeys(rule for aim in plan.reachable for rule in aim.sources))
+        chunks = [tuple(sources[start : start + _CHUNK]) for start in range(0, len(sources), _CHUNK)]
+        making = {
+            self.pool.schedule(PATTERNS, (PatternTask(chunk),), label=f"make programs for {chunk[0][1]}"): chunk
+            for chunk in chunks
+        }
+        share = _PREPARING if clock.budget.seconds is None else min(_PREPARING, 0.25 * clock.remaining)
+        done, late = wait(making, timeout=share)
+        for future in late:
+            future.cancel()
+        failed = {future: error for future in done if (error := future.exception()) is not None}
+        notes = [
+            f"{making[future][0][1]}: its programs cannot be made: {message_of(error)}."
+            for future, error in failed.items()
+        ]
+        if late:
+            count = sum(len(making[future]) for future in late)
+            notes.append(f"no program was made for {count} of {len(sources)} rules in the {share:.0f} s for it.")
+        answered = [future for future in making if future in done and future not in failed]
+        return tuple(program for future in answered for program in future.result()), notes
 
     def activity(self) -> list[WorkerActivity]:
         """What the workers do, for display."""
@@ -72,7 +140,7 @@ def started(conditions: Conditions, workers: int, budget: Clock) -> Iterator[Cre
 
     Raises:
         EnvironmentUnfit: no worker can be started, or none starts within the budget.
-        UsageError: a plant raises.
+        UsageError: a plant raises, or a pass or backend of the user's own cannot be used.
     """
     check_plants(conditions.plants)
     pool = open_pool(conditions, workers)
@@ -106,7 +174,7 @@ def survey_case(path: Path, conditions: Conditions, budget: Clock) -> Variations
         CaseError: it is not a case file, or it fails, crashes or hangs in eager mode.
         EnvironmentUnfit: there is no such device, no worker can be started, or the budget ends before it has answered.
     """
-    with open_pool(replace(conditions, plants=()), 1) as pool:
+    with open_pool(replace(conditions, plants=(), custom=Custom()), 1) as pool:
         try:
             return Variations(pool.submit(SURVEY, str(path)).result(timeout=_left(budget)))
         except NotInTime as error:

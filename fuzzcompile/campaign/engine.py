@@ -11,7 +11,7 @@ from collections.abc import Generator as Yielding
 from concurrent.futures import Executor, Future
 from typing import cast
 
-from fuzzcompile.campaign.bookkeeping import Bookkeeping
+from fuzzcompile.campaign.bookkeeping import Bookkeeping, stored_coverage
 from fuzzcompile.campaign.budget import Clock
 from fuzzcompile.campaign.drawing import Drawn, Generator
 from fuzzcompile.campaign.events import (
@@ -27,6 +27,7 @@ from fuzzcompile.campaign.events import (
     WorkerActivity,
 )
 from fuzzcompile.campaign.findings import keep_reproducer, write_draft
+from fuzzcompile.campaign.focused import Focused, FocusedSteering
 from fuzzcompile.campaign.jobs import Job, Jobs, Result
 from fuzzcompile.campaign.leftovers import LeftOver
 from fuzzcompile.campaign.settings import CampaignSettings
@@ -36,6 +37,8 @@ from fuzzcompile.contract import CulpritJson, ReportJson, told
 from fuzzcompile.corpus import Coverage, Ended, Finding, Kept, Recorded, Store, public_id
 from fuzzcompile.errors import EnvironmentUnfit, FuzzcompileError, MachineUnfit
 from fuzzcompile.execution.pool import WorkerFailed, WorkerStartFailed, WorkerStopped, WorkerTimeout
+from fuzzcompile.focusing.plan import Seen
+from fuzzcompile.focusing.tally import FOCUS
 from fuzzcompile.hints import command
 from fuzzcompile.judging.cut_short import unjudged
 from fuzzcompile.oracle.verdicts import Verdict
@@ -147,10 +150,14 @@ class Engine:
         limit = self.settings.max_findings
         return limit is not None and len(self._books.new) >= limit
 
-    def _steered(self) -> Steering:
+    def _steered(self) -> Steering | FocusedSteering:
         """The stream's steering, in the state in which earlier campaigns on this corpus left it."""
         settings, compiler = self.settings, self._books.compiler
-        steering = Steering(settings.drawn_from, settings.seed, settings.mix, settings.strategy)
+        steering: Steering | FocusedSteering = (
+            FocusedSteering(settings.source, settings.seed, settings.mix)
+            if isinstance(settings.source, Focused)
+            else Steering(settings.drawn_from, settings.seed, settings.mix, settings.strategy)
+        )
         seen = [(row.stage, row.rewrite, row.outcome) for row in self.store.coverage(compiler)]
         signatures = [("finding", finding.signature, "fired") for finding in self.store.summaries()]
         profile = settings.drawn_from.profile
@@ -289,19 +296,18 @@ class Engine:
             yield Trouble(f"case #{job.index} could not be judged: {type(error).__name__}: {text}")
 
     def _record(self, job: Job, report: ReportJson, result: Judged | None = None) -> Recorded:
-        coverage = [
-            Coverage(count.stage, count.pass_name or "", count.rewrite, count.outcome, count.count)  # type: ignore[arg-type]
-            for count in (result.coverage if result is not None else ())
-            if count.outcome != "vetoed"
-        ]
-        self._learn(job, report, coverage)
+        coverage = result.coverage if result is not None else ()
+        seen = result.seen if result is not None else Seen()
+        self._books.aimed(coverage, seen)
+        self._learn(job, report, stored_coverage(coverage), seen)
         return self._books.record(job, report, coverage, screened=result is not None and result.screened)
 
-    def _learn(self, job: Job, report: ReportJson, coverage: Sequence[Coverage]) -> None:
+    def _learn(self, job: Job, report: ReportJson, coverage: Sequence[Coverage], seen: Seen) -> None:
         """Pass the result of a place in the stream to the steering."""
         if job.index is None:
             return
         reached = {(count.stage, count.rewrite, count.outcome) for count in coverage}
+        reached |= {(FOCUS, str(span), "fired") for span in seen.spans}
         step = report["evidence"].get("float64_step")
         is_bug = report["is_bug"]
         outcome = Outcome(

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fuzzcompile.campaign.budget import Budget
+from fuzzcompile.campaign.certificate import Certified
+from fuzzcompile.focusing.tally import FocusTally
 from fuzzcompile.severity import Severity
 from fuzzcompile.worker.reductions import Minimized
 
@@ -153,7 +155,9 @@ class Finished:
     ``why`` is what the machine lacks, where the campaign failed for want of it.
     ``findings`` are those that its cases hit, the worst first.
     ``target`` is the device that the compiler was told, if it was not the one that ran.
+    ``certified`` says what was seen of the user's own passes and backend.
     ``source`` is what there is to say of where the cases came from.
+    ``focus`` is how often each aim of a focus matched; None for a campaign without one.
     """
 
     ended: str
@@ -163,7 +167,9 @@ class Finished:
     target: str | None = None
     behind: Behind = field(default_factory=Behind)
     why: str | None = None
+    certified: Sequence[Certified] = ()
     source: Mapping[str, object] = field(default_factory=dict)
+    focus: FocusTally | None = None
 
     def has_one_of(self, least: Severity) -> bool:
         """Whether a finding is at least as bad as ``least``."""
@@ -185,7 +191,9 @@ class Finished:
             "left_over": {"cases": self.behind.cases, "bugs": self.behind.bugs, "to_minimize": self.behind.waiting},
             **({"source": dict(self.source)} if self.source else {}),
             "findings_in_corpus": self.behind.findings,
+            **({"certificates": [dict(each.details) for each in self.certified]} if self.certified else {}),
             "findings": [{"id": line.finding, **vars(line)} for line in self.findings],
+            "focus": self.focus.to_json() if self.focus is not None else {},
         }
 
 

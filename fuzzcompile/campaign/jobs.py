@@ -15,6 +15,7 @@ from fuzzcompile.campaign.settings import CampaignSettings
 from fuzzcompile.contract import ReportJson
 from fuzzcompile.errors import EnvironmentUnfit
 from fuzzcompile.execution.pool import WorkerPool
+from fuzzcompile.focusing.plan import Watch
 from fuzzcompile.worker.pool import ATTRIBUTION_SHARE
 from fuzzcompile.worker.reductions import MINIMIZE, Minimized, MinimizeTask
 from fuzzcompile.worker.tasks import JUDGE, Judged, JudgeTask
@@ -94,6 +95,7 @@ class Jobs:
             known=tuple(sorted(known)),
             seconds=ATTRIBUTION_SHARE * self.settings.case_seconds,
             screen=screen,
+            watch=self.settings.focus.watch if self.settings.focus is not None else Watch(),
         )
         label = f"judge #{index}" if index is not None else "judge a secondary candidate"
         self._submit(JUDGE, task, label, Job(case, index, path, marker, retry=retry, screen=screen))

@@ -98,13 +98,14 @@ def left_findings(store: Store, settings: Mapping[str, object], environment: Map
 
     Args:
         store: the open corpus.
-        settings: of the campaign that asks, as the corpus keeps them: only those with its vetoes and plants count.
+        settings: of the campaign that asks, as the corpus keeps them: only those with its vetoes, plants and the
+            user's own passes and backend count.
         environment: in which it runs.
     """
     alike = [
         _left_by(campaign)
         for campaign in store.campaigns()
-        if all(campaign.settings.get(name) == settings.get(name) for name in ("vetoes", "plants"))
+        if all(campaign.settings.get(name) == settings.get(name) for name in ("vetoes", "plants", "custom"))
     ]
     left, given_up = (
         {store.finding_of(signature) for entry in alike for signature in entry.get(name, ())}

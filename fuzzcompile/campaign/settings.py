@@ -7,7 +7,10 @@ from pathlib import Path
 
 from fuzzcompile.campaign.budget import Budget
 from fuzzcompile.campaign.drawing import Generator, Source
+from fuzzcompile.campaign.focused import Focused
 from fuzzcompile.campaign.steering import UNIFORM, Mix, Strategy
+from fuzzcompile.custom import Loaded
+from fuzzcompile.focusing.plan import Plan
 from fuzzcompile.generation import Profile
 
 
@@ -33,6 +36,7 @@ class CampaignSettings:
         source: what cases are drawn from; None for the generator under ``profile``.
         target: the device that the compiler is told; None for the one that runs.
         judges: judge cases; otherwise only findings of the corpus are minimized.
+        custom: the user's own passes and backend.
     """
 
     budget: Budget
@@ -52,6 +56,7 @@ class CampaignSettings:
     source: Source | None = None
     target: str | None = None
     judges: bool = True
+    custom: tuple[Loaded, ...] = ()
 
     @property
     def stream(self) -> str:
@@ -62,13 +67,20 @@ class CampaignSettings:
         steered = " unsteered" if self.strategy == UNIFORM else ""
         vetoes = "".join(f" veto={name}" for name in sorted(self.vetoes))
         plants = "".join(f" plant={name}" for name in sorted(self.plants))
+        own = "".join(f" {loaded.key}" for loaded in self.custom)
         device = self.device.split(":")[0] + (f" target={self.target}" if self.target is not None else "")
-        return f"seed={self.seed} torch={self.torch} device={device}{source}{how}{steered}{vetoes}{plants}"
+        return f"seed={self.seed} torch={self.torch} device={device}{source}{how}{steered}{vetoes}{plants}{own}"
 
     @property
     def conditions(self) -> dict[str, object]:
         """What changes the behaviour of the compiler itself, as the corpus keeps it."""
-        return {"vetoes": list(self.vetoes), "plants": list(self.plants)}
+        own = {"custom": [loaded.key for loaded in self.custom]} if self.custom else {}
+        return {"vetoes": list(self.vetoes), "plants": list(self.plants), **own}
+
+    @property
+    def focus(self) -> Plan | None:
+        """What the campaign aims at."""
+        return self.source.plan if isinstance(self.source, Focused) else None
 
     @property
     def drawn_from(self) -> Source:

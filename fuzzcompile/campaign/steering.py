@@ -143,6 +143,11 @@ class Steering:
         self._block = block
         self._parents += [Parent(seed.choices, float(seed.firsts), seed.float64_step or 0.0) for seed in seeds]
 
+    @property
+    def seeking(self) -> bool:
+        """False: no case is more urgent than another."""
+        return False
+
     def at(self, index: int) -> tuple[Drawn, bool] | None:
         """The case for a place in the stream, and whether it is to be screened first; None for a place without one."""
         self._learn_blocks(index)

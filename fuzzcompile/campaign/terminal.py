@@ -119,8 +119,12 @@ def print_summary(
     say(f"Verdicts: {verdicts}.")
     if summary.target is not None:
         say(f"Told {summary.target}, run on the CPU: a clean case means nothing found in the stages looked at.")
+    for certified in summary.certified:
+        say(certified.sentence)
     for text in _of_source(summary.source):
         say(text)
+    for text in summary.focus.lines() if summary.focus is not None else ():
+        say(f"Focus: {text}")
     say(f"Corpus: {summary.corpus}")
     for text in _left_behind(summary, asked):
         say(text)

@@ -6,14 +6,14 @@ import itertools
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import Protocol, Self
 
 from fuzzcompile.campaign.budget import Clock
 from fuzzcompile.campaign.drawing import Drawn
 from fuzzcompile.campaign.jobs import Job, Jobs
 from fuzzcompile.campaign.leftovers import LeftCase, LeftOver, drawn_of, left_cases, left_findings, pending
 from fuzzcompile.campaign.settings import CampaignSettings
-from fuzzcompile.campaign.steering import Steering
+from fuzzcompile.campaign.steering import Outcome
 from fuzzcompile.contract import ReportJson
 from fuzzcompile.corpus import Ended, Finding, Store
 from fuzzcompile.severity import rank
@@ -24,6 +24,20 @@ from fuzzcompile.worker.reductions import CONCLUDING, LEAST_SEARCH
 _LEAST_CASE = 1.0
 # A source that has drawn this many known programs in a row is taken to have no others.
 _REPEATED = 2000
+
+
+class Steers(Protocol):
+    """Fills the places of a stream."""
+
+    @property
+    def seeking(self) -> bool:
+        """Whether minimizing has to wait, because something that is aimed at was not met yet."""
+
+    def at(self, index: int) -> tuple[Drawn, bool] | None:
+        """The case for a place in the stream, and whether it is to be screened first; None for a place without one."""
+
+    def learn(self, index: int, outcome: Outcome) -> None:
+        """Take the result of the case at a place."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +63,7 @@ class Work:
         clock: the budget.
     """
 
-    def __init__(self, settings: CampaignSettings, store: Store, jobs: Jobs, steering: Steering, clock: Clock) -> None:
+    def __init__(self, settings: CampaignSettings, store: Store, jobs: Jobs, steering: Steers, clock: Clock) -> None:
         self.settings, self.store, self.jobs, self.steering, self.clock = settings, store, jobs, steering, clock
         self.ended: Ended = "budget"
         self.known: set[tuple[str, str]] = set()
@@ -149,7 +163,7 @@ class Work:
         seconds = min(self.settings.minimize_seconds, self.clock.remaining - CONCLUDING)
         running = {job.minimizes for job in self.jobs if job.minimizes is not None}
         free = [waiting for name, waiting in self._reductions.items() if name not in running]
-        if not free or len(running) >= most or seconds < LEAST_SEARCH:
+        if not free or len(running) >= most or seconds < LEAST_SEARCH or (judging and self.steering.seeking):
             return False
         worst = min(free, key=lambda waiting: rank(waiting.report))
         del self._reductions[worst.finding]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -11,12 +12,13 @@ from fuzzcompile.capture.retarget import retargeted
 from fuzzcompile.capture.submodules import submodule_case
 from fuzzcompile.case import Case, load_case
 from fuzzcompile.casefiles import CaseFile, read_case_file
+from fuzzcompile.compiler.custom import with_backend
 from fuzzcompile.compiler.target.process import assumed
 from fuzzcompile.errors import CaseError
 
 
 def load(path: Path | CaseFile, device: torch.device, *, call: int | None = None, module: str | None = None) -> Case:
-    """The case in the file at ``path``.
+    """The case in the file at ``path``, under the backend in force (:mod:`fuzzcompile.compiler.custom`), if any.
 
     Args:
         path: a case file, a script or notebook that calls ``torch.compile``, or one that was read already.
@@ -36,4 +38,5 @@ def load(path: Path | CaseFile, device: torch.device, *, call: int | None = None
     else:
         # Compiled for a target it runs on the CPU, whatever device it is written for.
         case = load_case(file) if assumed() is None else load_case(file, lambda tree: retargeted(tree, device)[0])
+    case = replace(case, settings=with_backend(case.settings))
     return case if module is None else submodule_case(case, module, device)

@@ -12,6 +12,7 @@ import click
 
 from fuzzcompile.cli import completing
 from fuzzcompile.cli.configured import configured
+from fuzzcompile.custom import PLACES, Custom
 from fuzzcompile.models import SIZES, Size, case_file
 from fuzzcompile.severity import Severity
 from fuzzcompile.targets import TARGETS
@@ -75,6 +76,28 @@ plant: Callable[[Command], Command] = click.option(
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
     help="A Python file that each worker runs before it compiles anything, to plant a bug.",
+)
+own_pass: Callable[[Command], Command] = click.option(
+    "--pass",
+    "passes",
+    multiple=True,
+    metavar="MODULE:ATTR[@STAGE]",
+    help="A pass of your own, as MODULE:ATTR or FILE.py:ATTR: a function of a graph, a CustomGraphPass, or a "
+    "PatternMatcherPass, each pattern of which is a rule of its own. Workers import it and give it to the compiler.",
+)
+at: Callable[[Command], Command] = click.option(
+    "--at",
+    "places",
+    multiple=True,
+    type=click.Choice(PLACES),
+    help="The stage that runs a --pass, behind torch's own passes. Once for all of them, or once for each in their "
+    "order; MODULE:ATTR@STAGE says the same. Needed unless the kind of the pass leaves one stage only.",
+)
+backend: Callable[[Command], Command] = click.option(
+    "--backend",
+    default=None,
+    metavar="NAME|MODULE:ATTR",
+    help="Compile with this backend in place of Inductor: a registered name, or a function of your own.",
 )
 timeout: Callable[[Command], Command] = configured(
     "timeout", show_default=True, metavar="SECONDS", type=FiniteRange(min=1), help="Seconds for one case."
@@ -180,15 +203,19 @@ def conditions(command: Callable[..., int]) -> Callable[..., int]:
         target: str | None,
         vetoes: tuple[str, ...],
         plants: tuple[Path, ...],
+        passes: tuple[str, ...],
+        places: tuple[str, ...],
+        backend: str | None,
         timeout: float,
         memory: float,
         **rest: object,
     ) -> int:
         limits = Limits(timeout, int(memory * 2**30))
         where = running_device(device, target)
-        return command(conditions=Conditions(where, vetoes, plants, limits, target), **rest)
+        custom = Custom.parse(passes, places, backend)
+        return command(conditions=Conditions(where, vetoes, plants, limits, target, custom), **rest)
 
-    for option in (memory, timeout, plant, veto, target, device):  # the last is shown first
+    for option in (memory, timeout, plant, backend, at, own_pass, veto, target, device):  # the last is shown first
         gathered = option(gathered)
     return gathered
 

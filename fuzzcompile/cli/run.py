@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,6 +16,9 @@ from fuzzcompile.cli import options
 from fuzzcompile.cli.configured import configured
 from fuzzcompile.errors import EnvironmentUnfit, UsageError
 from fuzzcompile.worker.conditions import Conditions
+
+if TYPE_CHECKING:
+    from fuzzcompile.focusing.asked import Asked
 
 
 @click.command()
@@ -32,6 +36,26 @@ from fuzzcompile.worker.conditions import Conditions
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="CASE",
     help="Draw variations of this case file instead: of its sizes, dtypes, layouts, program and compile settings.",
+)
+@click.option(
+    "--focus",
+    multiple=True,
+    metavar="WHAT",
+    help="Aim at a rule, pass, family or operator by its label, or at FILE, FILE:LINE or FILE:FROM-TO of the compiler: "
+    "programs of the rule and near misses of them, under the settings that it needs. May be given several times.",
+)
+@click.option(
+    "--changed",
+    multiple=True,
+    metavar="REV",
+    help="Aim at the rules whose code a git diff of a checkout of PyTorch with REV touches.",
+)
+@click.option(
+    "--checkout",
+    default=None,
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="The checkout for --changed; default: this folder.",
 )
 @click.option(
     "--source",
@@ -72,6 +96,9 @@ def run(
     max_findings: int | None,
     no_near_misses: bool,
     origin: Path | None,
+    focus: tuple[str, ...],
+    changed: tuple[str, ...],
+    checkout: Path | None,
     drawn_from: str,
     screen_only: bool,
     full_only: bool,
@@ -90,9 +117,16 @@ def run(
     same corpus resumes there, and `fuzzcompile minimize --pending` minimizes the findings that wait for it. Ctrl-C ends
     a campaign with its summary.
 
+    With --pass or --backend, cases are compiled with what is your own, and the summary says in a sentence that may be
+    quoted what was tested and what was found. If a pass never fired, nothing was tested, and the exit status is 3.
+    Without --focus, --from or --source, a campaign with --pass aims at the pass.
+
     Most cases are screened: every graph pass runs and is checked, but no code is generated. A case that looks wrong in
     a screen is judged in full. What share is judged in full at once follows what screens and full compiles have each
     found per second.
+
+    With --focus or --changed, the summary says for each rule how often it fired, how often a check refused a match and
+    which, and what was missing where it never matched. What is off by default is switched on.
 
     --source opinfo sweeps operator by dtype, layout, gradient and samples, and needs the extra `opinfo`. A seed
     permutes the places; when all were judged, the campaign ends.
@@ -102,6 +136,7 @@ def run(
     from fuzzcompile.campaign.outputs import CampaignOutputs
     from fuzzcompile.casefiles import read_case_file
     from fuzzcompile.corpus import Store
+    from fuzzcompile.focusing.asked import aimed_at_own
     from fuzzcompile.reporting.files import check_writable
     from fuzzcompile.worker.vetoes import check_vetoes
 
@@ -111,6 +146,7 @@ def run(
         raise UsageError("A campaign is --screen-only or --full-only, not both.")
     if origin is not None and no_near_misses:
         raise UsageError("--no-near-misses is for generated cases, which --from does not draw.")
+    asked = _aimed(focus, changed, checkout, origin)
     sweeps = drawn_from == "opinfo"
     if sweeps and (origin is not None or no_near_misses):
         raise UsageError("--source opinfo sweeps torch's tables: --from and --no-near-misses are for other sources.")
@@ -134,14 +170,22 @@ def run(
     click.echo(starting(workers), err=True)
     with (
         outputs,
-        reading_tables() if sweeps else nullcontext() as tables,
+        reading_tables() if sweeps and asked is None else nullcontext() as tables,
         started(conditions, workers, clock) as crew,
         progress_handler(Console(stderr=True)) as handler,
+        ExitStack() as stack,
     ):
+        profile = Profile(near_misses=not no_near_misses)
         if tables is not None:
             source = tables(seed, clock)
+        if asked is None and source is None:
+            asked = aimed_at_own(crew.surroundings.custom)
+        if asked is not None:
+            source = focused = stack.enter_context(crew.focused(asked.question, profile, clock, seed, sweeps=sweeps))
+            for note in (*asked.notes, *focused.notes):
+                click.echo(f"Focus: {note}", err=True)
         settings = crew.settings(
-            Profile(near_misses=not no_near_misses),
+            profile,
             clock,
             seed=seed,
             max_findings=max_findings,
@@ -172,5 +216,29 @@ def run(
         raise EnvironmentUnfit(summary.why)
     if summary.tally.cases and set(summary.tally.verdicts) == {"unjudged"}:
         raise EnvironmentUnfit(f"Not one case could be judged; run `{hints.command('doctor')}`.")
+    idle = [certified.sentence for certified in summary.certified if not certified.fired]
+    if idle:
+        raise EnvironmentUnfit(" ".join(idle) + " Give more budget, or programs that it can match: --from CASE.")
     fails = fail_on_finding and bool(summary.findings)
     return 1 if fails or (fail_on is not None and summary.has_one_of(Severity(fail_on))) else 0
+
+
+def _aimed(
+    focus: tuple[str, ...], changed: tuple[str, ...], checkout: Path | None, origin: Path | None
+) -> Asked | None:
+    """What the campaign aims at; None without a focus.
+
+    Raises:
+        UsageError: a file, line, checkout or revision that there is not, or --from beside it.
+    """
+    from fuzzcompile.focusing.asked import asked_for
+    from fuzzcompile.worker.torch_sources import folder_of
+
+    if not (focus or changed or checkout):
+        return None
+    if origin is not None:
+        raise UsageError("--from draws variations of one case, and --focus programs of rules: give one of them.")
+    torch = folder_of("torch")
+    if torch is None:
+        raise EnvironmentUnfit("There is no torch installed to aim at.")
+    return asked_for(focus, changed, checkout, torch.parent)

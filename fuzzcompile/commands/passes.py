@@ -39,7 +39,8 @@ class Listed:
     def to_json(self) -> dict[str, object]:
         """Everything, as plain JSON."""
         counts = {} if self.known.kind == "setting" else {"fired": self.fired, "refused": self.refused}
-        facts = {key: value for key, value in vars(self.known).items() if value not in (None, "") or key == "on"}
+        own = {key: value for key, value in vars(self.known).items() if key != "made_of"}
+        facts = {key: value for key, value in own.items() if value not in (None, "") or key == "on"}
         return {**facts, **counts}
 
 

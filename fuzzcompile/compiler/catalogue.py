@@ -6,13 +6,15 @@ import contextlib
 import importlib
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeGuard
 
 import torch
 
 from fuzzcompile.compiler import labels
+from fuzzcompile.compiler.custom import passes_in_force
 from fuzzcompile.compiler.hooks import initialise_patterns
+from fuzzcompile.compiler.ledger import Label
 from fuzzcompile.compiler.pass_calls import PassCall, calls_of
 from fuzzcompile.compiler.plain import plain_passes
 from fuzzcompile.compiler.target.process import described
@@ -42,6 +44,7 @@ class Known:
         when: the condition under which it runs, as source; of a setting, its present value.
         default: torch's own value of a setting.
         changed: whether a setting has another value than torch's own.
+        made_of: what torch holds of it: the entries of a pattern, the function or class of a pass or operator.
     """
 
     stage: str
@@ -54,6 +57,7 @@ class Known:
     when: str = ""
     default: str | None = None
     changed: bool = False
+    made_of: tuple[object, ...] = field(default=(), repr=False, compare=False)
 
 
 def known_to(device: torch.device) -> list[Known]:
@@ -73,7 +77,7 @@ def known_to(device: torch.device) -> list[Known]:
             of_stage = _Stage(stage, source).rows()
             rows += of_stage
             conditions[stage] = {row.when for row in of_stage}
-    rows += [*_partitioners(), *_operators()]
+    rows += [*_custom(), *_partitioners(), *_operators()]
     rows += [
         Known(toggle.stage, "setting", toggle.name, when=toggle.value, default=toggle.default, changed=toggle.changed)
         for toggle in settings_of(conditions)
@@ -126,19 +130,23 @@ class _Stage:
     def _pass_of(self, call: PassCall) -> Known:
         source, line = (None, None) if is_table(call.target) else labels.source_of(call.target)
         when = self._condition(*call.when)
-        return Known(self.stage, "pass", call.name, call.name, source, line, call.on and self.is_on, when)
+        on, made_of = call.on and self.is_on, () if is_table(call.target) else (call.target,)
+        return Known(self.stage, "pass", call.name, call.name, source, line, on, when, made_of=made_of)
 
     def _with_patterns(self, owner: Known, tables: Collection[PatternMatcherPass]) -> Iterator[Known]:
         yield owner
         for table in tables:
             # One function runs all tables of freezing, and a ledger knows their rules by its name alone.
             seen = self.listed if self.stage == FREEZING else set[str]()
+            rules = dict[str, tuple[Label, list[object]]]()  # one rule may be registered for many operators
             for entry in {id(entry): entry for entries in table.patterns.values() for entry in entries}.values():
                 label = labels.entry_label(entry, self.stage, owner.name)
-                if label.rewrite not in seen:  # one rule may be registered for many operators
-                    seen.add(label.rewrite)
-                    place = (label.rewrite, owner.name, label.source, label.line)
-                    yield Known(self.stage, "pattern", *place, owner.on, owner.when)
+                rules.setdefault(label.rewrite, (label, []))[1].append(entry)
+            for name, (label, entries) in rules.items():
+                if name not in seen:
+                    seen.add(name)
+                    place = (name, owner.name, label.source, label.line)
+                    yield Known(self.stage, "pattern", *place, owner.on, owner.when, made_of=tuple(entries))
 
     def _group_batch_fusions(self, pass_name: str) -> Iterator[Known]:
         """Rules of their own kind, run by name as well; a ledger names them by their class."""
@@ -146,7 +154,8 @@ class _Stage:
         rules: Mapping[str, type] = getattr(module, f"{self.stage.upper()}_FUSIONS", {})
         for name, rule in rules.items():
             source, line = labels.source_of(getattr(rule, "fuse", None))
-            yield Known(self.stage, "pattern", rule.__name__, pass_name, source, line, *self._by_name(name))
+            on, when = self._by_name(name)
+            yield Known(self.stage, "pattern", rule.__name__, pass_name, source, line, on, when, made_of=(rule,))
 
     def _by_name(self, name: str) -> tuple[bool | None, str]:
         """Whether the stage's fusion options ask for a table, and the condition."""
@@ -194,13 +203,25 @@ def _tables_of(module: Mapping[str, object]) -> dict[str, PatternMatcherPass]:
     return tables
 
 
+def _custom() -> Iterator[Known]:
+    """The user's own passes of this process, with the patterns of their tables."""
+    for own in passes_in_force():
+        label = own.label(own.place)
+        made_of = () if own.is_table else (own.given,)
+        yield Known(own.place, "pass", own.name, own.name, label.source, label.line, True, made_of=made_of)
+        for rule, entry in own.patterns():
+            place = (rule.rewrite, own.name, rule.source, rule.line)
+            yield Known(own.place, "pattern", *place, True, made_of=(entry,))
+
+
 def _partitioners() -> Iterator[Known]:
     with contextlib.suppress(ImportError):
         module = importlib.import_module("torch._functorch.partitioners")
         for name in facts().passes.partitioners:
             function = getattr(module, name, None)
             if function is not None:
-                yield Known(PARTITION, "pass", name, name, *labels.source_of(function), when="with gradients")
+                where = labels.source_of(function)
+                yield Known(PARTITION, "pass", name, name, *where, when="with gradients", made_of=(function,))
 
 
 def _operators() -> Iterator[Known]:
@@ -214,7 +235,7 @@ def _operators() -> Iterator[Known]:
             entries: Mapping[object, object] = getattr(importlib.import_module(module), table)
             overloads = {str(key): function for key, function in entries.items() if _is_overload(key)}
             for name, function in sorted(overloads.items()):
-                yield Known(stage, kind, name, None, *labels.source_of(function))
+                yield Known(stage, kind, name, None, *labels.source_of(function), made_of=(function,))
 
 
 def _is_overload(operator: object) -> bool:

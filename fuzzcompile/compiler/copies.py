@@ -76,6 +76,12 @@ class GraphCopy:
         self._nodes, self._rows = nodes, rows
         self._metas = [node.meta.copy() for node in nodes]
 
+    @property
+    def called(self) -> set[Any]:
+        """What the nodes call: operators, functions, names of methods."""
+        rows = zip(self._nodes, self._rows, strict=True)
+        return {target for node, (target, _, _, _) in rows if node.op in ("call_function", "call_method")}
+
     def build(self) -> fx.Graph:
         """A graph of its own in a topological order that keeps the present order wherever it can.
 

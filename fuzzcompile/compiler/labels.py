@@ -13,6 +13,7 @@ from torch import fx
 
 from fuzzcompile.compiler.ledger import Label
 from fuzzcompile.compiler.veto_names import matches
+from fuzzcompile.custom import is_custom
 from fuzzcompile.facts import facts
 from fuzzcompile.stage_names import LOWERING
 
@@ -66,11 +67,12 @@ def source_of(function: Any) -> tuple[str | None, int | None]:
     code = getattr(function, "__code__", None)
     if code is None:
         return None, None
-    return _shown_file(code.co_filename), code.co_firstlineno
+    return shown_file(code.co_filename), code.co_firstlineno
 
 
 @functools.lru_cache(maxsize=1024)
-def _shown_file(file: str) -> str:
+def shown_file(file: str) -> str:
+    """A file relative to the folder that holds torch; of any other, its name."""
     path, root = Path(file), Path(torch.__file__).parent.parent
     return path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
 
@@ -82,7 +84,7 @@ def base_name(rewrite: str) -> str:
 
 def family_of(rewrite: str) -> str:
     """The family of a rewrite: numbered siblings stand in for each other (``_sfdp_pattern_3`` → ``sfdp``)."""
-    base = base_name(rewrite)
+    base = base_name(rewrite).rpartition(":")[2]  # of a user's own pass without its module
     match = _NUMBERED.match(base)
     return match["family"] if match else base
 
@@ -100,8 +102,11 @@ def vetoes(label: Label, wanted: Iterable[str]) -> bool:
     A name is exact (``remove_noop_ops``), a leading part that ends at an underscore or at the end
     (``_sfdp``, ``_sfdp_pattern_1``: not ``_sfdp_pattern_11``), or a glob; ``stage:`` before it restricts it
     to one stage, and ``=`` before the name to that rule and its variants (``=addmm``: not ``addmm_pattern``).
+    A pass of the user's own, with its patterns, goes by ``module:attribute`` too.
     """
     for name in wanted:
+        if is_custom(label.pass_name) and name == label.pass_name:
+            return True
         stage, colon, rest = name.partition(":")
         if colon and stage != label.stage:
             continue

@@ -69,6 +69,13 @@ class Snapshot:
         return self.copied if isinstance(self.copied, fx.Graph) else self.copied.build()
 
     @property
+    def called(self) -> set[Any]:
+        """What its nodes call, without building the graph."""
+        if isinstance(self.copied, GraphCopy):
+            return self.copied.called
+        return {node.target for node in self.copied.nodes if node.op in ("call_function", "call_method")}
+
+    @property
     def calls(self) -> list[str]:
         """The operators called, as readable names, in order."""
         return [str(node.target) for node in self.graph.nodes if node.op.startswith("call")]
@@ -158,7 +165,8 @@ class Ledger:
     something else than a graph, so that no replay can judge them. ``graphs`` counts what dynamo captured, for
     whatever backend, and ``graph_breaks`` says why it stopped. ``lowered`` holds what is behind the graph passes, where
     that was watched. ``reached`` counts decompositions, lowerings and kernels of a recorded compile. ``unseen`` is what
-    could not be watched. ``interpreted`` is what happened to the kernels of a target.
+    could not be watched. ``interpreted`` is what happened to the kernels of a target. ``checks`` counts what refused
+    those rules whose refusals are explained (:mod:`.refusals`).
     """
 
     frames: list[Frame] = field(default_factory=list)
@@ -172,6 +180,7 @@ class Ledger:
     lowered: list[Lowered] = field(default_factory=list)
     reached: Counter[Reached] = field(default_factory=Counter)
     interpreted: KernelLog = field(default_factory=KernelLog)
+    checks: Counter[tuple[Label, str]] = field(default_factory=Counter)
 
     def missed(self, unseen: Unseen, error: BaseException | None = None) -> None:
         """Write down what was not watched."""

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 from torch import fx
 
-from fuzzcompile.compiler import labels
+from fuzzcompile.compiler import custom, labels
 from fuzzcompile.compiler.configs import config_of
 from fuzzcompile.compiler.ledger import Label
 from fuzzcompile.compiler.patching import Function, contained
 from fuzzcompile.compiler.recorder import Recorder
+from fuzzcompile.compiler.refusals import explained, is_explained
 from fuzzcompile.compiler.unseen import Unseen, reason
 from fuzzcompile.stage_names import JOINT_GRAPH, SCHEDULER
 
@@ -31,10 +32,12 @@ def wrap_observed_pass(recorder: Recorder, original: Function) -> Function:
     def apply(observer: GraphTransformObserver, function: Function) -> object:
         if not recorder.owns(observer.gm):
             return original(observer, function)
-        container = _is_pattern_table(function)
+        container, own = _is_pattern_table(function), custom.installed_pass(function)
         if container:  # a user's config may hold the method as it was before it was wrapped
             function = _method_now(function)
-        if not container and _is_custom(function, observer.passname):
+        if own is not None:
+            label, container = own.label(recorder.stage_name), own.is_table
+        elif not container and _is_custom(function, observer.passname):
             label = labels.callable_label(function, recorder.stage_name, observer.passname)
         else:
             label = labels.pass_label(function, recorder.stage_name, observer.passname)
@@ -172,9 +175,11 @@ class _WatchedEntry:
         if self._recorder.refuses(label):
             return False
         with self._recorder.blame(label):
-            accepted = bool(check(match))
+            explains = is_explained(label.stage, label.rewrite)
+            accepted, why = explained(check, match) if explains else (bool(check(match)), "")
         if not accepted:
             self._recorder.count(label, "refused")
+            self._recorder.ledger.checks.update([(label, why)] if why else ())
         return accepted
 
     def apply(self, match: Match, graph: fx.Graph, node: fx.Node) -> None:

@@ -68,6 +68,8 @@ class Recorder(Blaming):
     screen: bool = False
     capturing: bool = True
     exact: bool = False  # calls of compiled graphs interpret what would be lowered, in float64
+    exported: int = 0  # programs that torch.export captured
+    interpreter: Callable[..., object] | None = None  # of the graph that AOTInductor would have compiled, in a screen
     frame: Frame | None = None
     direction: Direction = "inference"
     _stages: list[_OpenStage] = field(default_factory=list)
@@ -85,6 +87,11 @@ class Recorder(Blaming):
     def opaque(self) -> dict[int, Opaque]:
         """What the lowering patterns replaced, by the identity of the handler that stands there now."""
         return self._opaque
+
+    def taken_interpreter(self) -> Callable[..., object] | None:
+        """What interprets the graph that AOTInductor would have compiled; None if it did."""
+        interpreter, self.interpreter = self.interpreter, None
+        return interpreter
 
     # -- stages ---------------------------------------------------------------------------------
 

@@ -201,7 +201,12 @@ def interpret(snapshot: Snapshot, inputs: Sequence[object], *, double: bool = Fa
 
 def random_calls(snapshot: Snapshot) -> list[str]:
     """The random operators of the graph, in order: graphs with the same ones draw the same numbers."""
-    return [str(node.target) for node in snapshot.graph.nodes if node.op.startswith("call") and _draws(node)]
+    return [str(node.target) for node in drawing(snapshot)]
+
+
+def drawing(snapshot: Snapshot) -> list[fx.Node]:
+    """The calls of random operators in the graph, in order."""
+    return [node for node in snapshot.graph.nodes if node.op.startswith("call") and _draws(node)]
 
 
 def _draws(node: fx.Node) -> bool:

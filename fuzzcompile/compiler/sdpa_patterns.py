@@ -29,7 +29,7 @@ from fuzzcompile.errors import EnvironmentUnfit
 
 _MODULE = "torch._inductor.fx_passes.fuse_attention"
 _LISTED = "_get_sfdp_patterns"
-_FAMILY = "_sfdp_pattern_"
+FAMILY = "_sfdp_pattern_"
 # Dynamo traces no function that is defined in a file of torch, so copies live in a module of this name.
 _HOME = "fuzzcompile_sdpa_patterns"
 _DROPOUT = "dropout_p"
@@ -119,7 +119,7 @@ def try_all(device: torch.device, candidates: Sequence[Variant]) -> Iterator[Tri
 def registered(device: torch.device) -> list[str]:
     """The names of the SDPA patterns that are registered for ``device``: variants that repeat another are not."""
     rows = known_to(device)
-    return [row.name for row in rows if row.kind == "pattern" and row.name.startswith(_FAMILY)]
+    return [row.name for row in rows if row.kind == "pattern" and row.name.startswith(FAMILY)]
 
 
 def _variant(name: str, registered: _Registered, functions: Mapping[str, Callable[..., object]]) -> Variant:
@@ -138,13 +138,13 @@ def _functions(module: types.ModuleType) -> Mapping[str, Callable[..., object]]:
     own = vars(home).copy()
     home.__dict__.update({**vars(module), **own})
     for name, function in vars(module).items():
-        if name.startswith(_FAMILY) and isinstance(function, types.FunctionType):
+        if name.startswith(FAMILY) and isinstance(function, types.FunctionType):
             code = function.__code__.replace(co_filename=f"{_HOME}.py")
             copy = types.FunctionType(code, vars(home), name, function.__defaults__, function.__closure__)
             copy.__kwdefaults__ = function.__kwdefaults__
             setattr(home, name, copy)
     sys.modules[_HOME] = home  # dynamo's guards look globals up in the module that a function names as its own
-    return {name: function for name, function in vars(home).items() if name.startswith(_FAMILY)}
+    return {name: function for name, function in vars(home).items() if name.startswith(FAMILY)}
 
 
 def _fired(variant: Variant, device: torch.device, dtype: torch.dtype, fallback_random: bool) -> set[str]:
@@ -156,7 +156,7 @@ def _fired(variant: Variant, device: torch.device, dtype: torch.dtype, fallback_
         warnings.simplefilter("ignore")
         session.compile(lambda *given: function(*given, **scalars))(*inputs)
     reached = (label.rewrite for label, outcome in session.ledger.coverage if outcome == "fired")
-    return {name for name in reached if name.startswith(_FAMILY)}
+    return {name for name in reached if name.startswith(FAMILY)}
 
 
 @contextlib.contextmanager

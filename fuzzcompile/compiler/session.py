@@ -14,8 +14,10 @@ import torch
 from fuzzcompile.case import CompileSettings
 from fuzzcompile.compiler import aten_kernels, branches, breaks, decompositions, fake, patches
 from fuzzcompile.compiler.configs import config_of, has_entry, patched
+from fuzzcompile.compiler.exported import Exporting, NotExported
 from fuzzcompile.compiler.kernels.control import UNCHANGED, Control
 from fuzzcompile.compiler.kernels.kernel_watch import Watch
+from fuzzcompile.compiler.kernels.raised import raised_in
 from fuzzcompile.compiler.ledger import Ledger
 from fuzzcompile.compiler.machine import machine_fault
 from fuzzcompile.compiler.patching import installed
@@ -26,6 +28,7 @@ from fuzzcompile.compiler.target.interpreted import Order
 from fuzzcompile.compiler.target.process import assumed, kernels_run, kernels_unfit
 from fuzzcompile.errors import CaseError
 from fuzzcompile.execution.observation import Failure
+from fuzzcompile.sides import COMPILE
 from fuzzcompile.stage_names import DYNAMO
 
 # On the stack only while something is compiled.
@@ -57,11 +60,13 @@ class Compilation:
     ``order`` says which program of an interpreted kernel runs first, and with ``templates`` a matrix template stands
     where a device would time it against a library. Nodes of dynamo's graph that are ``bypassed`` give their first
     argument; a backend that is told so gets neither mode nor options. The ATen kernels of the operators in
-    ``contiguous_operands`` get contiguous copies of their operands.
+    ``contiguous_operands`` get contiguous copies of their operands. ``path`` replaces the case's own, as ``backend``
+    does: a compile with a backend is one of ``torch.compile``.
     """
 
     backend: str | None = None
     mode: str | None = None
+    path: str | None = None
     vetoes: tuple[str, ...] = ()
     only: tuple[str, ...] | None = None
     record: bool = True
@@ -111,7 +116,7 @@ def compiling(settings: CompileSettings, how: Compilation) -> Iterator[Session]:
         finally:
             for question in undecided.met():
                 recorder.ledger.interpreted.not_decided(question)
-            recorder.ledger.graphs = breaks.graphs_since(before)
+            recorder.ledger.graphs = breaks.graphs_since(before) + recorder.exported
             recorder.ledger.graph_breaks = breaks.breaks_since(before)
 
 
@@ -187,7 +192,11 @@ class Session:
         return self.recorder.ledger
 
     def compile(self, target: Callable[..., object]) -> Callable[..., Any]:
-        """``torch.compile`` of ``target`` with the case's settings."""
+        """``torch.compile`` of ``target`` with the case's settings, or what stands for it on another path."""
+        path = path_of(self.settings, self.how)
+        if path != COMPILE:
+            options = {key: value for key, value in self.settings.options.items() if key not in (self.how.config or {})}
+            return Exporting(path, bool(self.settings.dynamic), options, self.recorder).of(target)
         arguments: dict[str, Any] = {"fullgraph": self.settings.fullgraph, "dynamic": self.settings.dynamic}
         backend = self.how.backend or self.settings.backend
         own = self.how.backend is None or self.how.backend == self.settings.backend
@@ -228,18 +237,20 @@ class Session:
 
     def describe_failure(self, error: BaseException) -> Failure:
         """Tell an error of the compiler from one of the compiled program."""
-        compiler = _compiler_error(error)
+        exporting = error if isinstance(error, NotExported) else None
+        compiler = exporting is not None or _compiler_error(error)
         cause = _root_cause(error)
         message = str(cause).strip().splitlines()[0][:300] if str(cause).strip() else type(cause).__name__
-        uncaptured = breaks.why_uncaptured(error)
+        uncaptured = breaks.why_uncaptured(error) if exporting is None else exporting.refused
         stage = self.ledger.failed_in.stage if self.ledger.failed_in is not None else None
         return Failure(
             type(cause).__name__,
             uncaptured or message,
             "compile" if compiler or self.ledger.failed_in is not None else "run",
-            stage if stage is not None else (DYNAMO if compiler else None),
+            stage or (exporting.stage if exporting is not None else DYNAMO if compiler else None),
             unsupported=uncaptured is not None,
             machine="" if uncaptured else machine_fault(cause),
+            raised=raised_in(cause),
         )
 
 
@@ -260,6 +271,11 @@ def check_settings(settings: CompileSettings) -> None:
         raise CaseError(f"torch.compile knows no mode {settings.mode!r}; use one of {', '.join(modes())}.")
     if settings.mode is not None and settings.options:
         raise CaseError("torch.compile takes MODE or OPTIONS, not both; keep one of them.")
+
+
+def path_of(settings: CompileSettings, how: Compilation) -> str:
+    """What runs in the place of a case that is compiled so (:mod:`fuzzcompile.sides`)."""
+    return how.path or (settings.path if how.backend is None else COMPILE)
 
 
 def effective_setting(settings: CompileSettings, how: Compilation, key: str) -> object:

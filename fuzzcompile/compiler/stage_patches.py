@@ -45,9 +45,27 @@ def wrap_compile_fx(recorder: Recorder, original: Function) -> Function:
             raise
         finally:
             recorder.frame = None
+        if _ahead_of_time():
+            return _files(recorder, compiled)
         return _captured(recorder, cast(Function, compiled), frame.dynamo_calls)
 
     return compile_fx
+
+
+def _ahead_of_time() -> bool:
+    from torch._inductor.virtualized import V
+
+    return bool(V.aot_compilation)
+
+
+def _files(recorder: Recorder, compiled: object) -> object:
+    """The files that AOTInductor made; of a screen, none, and the recorder keeps what interprets the graph."""
+    from torch._inductor.output_code import CompiledAOTI
+
+    if isinstance(compiled, CompiledAOTI):
+        return compiled
+    recorder.interpreter = cast("Callable[..., object]", compiled)
+    return CompiledAOTI(filename=[], device_type="cpu")
 
 
 def _parameters(model: object) -> list[torch.Tensor]:
@@ -82,6 +100,8 @@ def _watched_inner(recorder: Recorder, frame: Frame, inner: Function) -> Functio
             final = _final_graph(frame, recorder.direction)
         finally:
             recorder.frame, recorder.direction = before
+        if _ahead_of_time():
+            return compiled  # files, which run elsewhere
         calls = frame.backward_calls if backward else frame.forward_calls
         if hasattr(compiled, "current_callable"):
             exact = _exact_on_demand(recorder, final, compiled.current_callable)

@@ -46,8 +46,8 @@ def judge_bitwise(
     """
     started = time.perf_counter()
     compiles, count = Compiles(case, device, tuple(vetoes), deadline), ReplayCount()
-    promises, ablations = _Judge(compiles, count).promises()
-    broken = _gravest(promises)
+    promises, ablations = BitwiseJudge(compiles, count).promises()
+    broken = gravest(promises)
     cost = replace(
         report.cost,
         compiles=report.cost.compiles + compiles.count,
@@ -60,16 +60,17 @@ def judge_bitwise(
     report = replace(report, confidence="low" if unsure else report.confidence)
     if report.is_bug or broken is None:
         return report
-    return _broken(report, broken, ablations)
+    report = broken_by(report, broken, ablations)
+    return replace(report, detail=f"bitwise contract, {report.detail}")
 
 
-def _gravest(promises: Sequence[Promise]) -> Promise | None:
+def gravest(promises: Sequence[Promise]) -> Promise | None:
     """The broken promise that the verdict is about; None if none is broken."""
     broken = {promise.name: promise for promise in promises if promise.holds is False}
     return next((broken[name] for name in _GRAVEST if name in broken), None)
 
 
-def _broken(report: Report, broken: Promise, ablations: Sequence[Ablation]) -> Report:
+def broken_by(report: Report, broken: Promise, ablations: Sequence[Ablation]) -> Report:
     """The report with the verdict on a broken promise, and its first parting as the culprit."""
     first, proved = broken.first, [ablation.repairs for ablation in ablations]
     necessary = proved[0] if proved else None
@@ -79,7 +80,7 @@ def _broken(report: Report, broken: Promise, ablations: Sequence[Ablation]) -> R
         report,
         verdict=_VERDICTS[broken.name],
         confidence="high" if necessary and not broken.unsure else "low",
-        detail=f"bitwise contract, {broken.name}: {broken.why}",
+        detail=f"{broken.name}: {broken.why}",
         attribution=attribution,
     )
 
@@ -110,36 +111,37 @@ def _too_late(name: str) -> Promise:
 
 
 @dataclass(frozen=True)
-class _Judge:
-    """Judges the promises one after the other; the first that is broken is proved."""
+class BitwiseJudge:
+    """Judges promises (all of :data:`PROMISES` by default) one after the other; the gravest broken one is proved."""
 
     compiles: Compiles
     count: ReplayCount
+    names: tuple[str, ...] = PROMISES
 
     def promises(self) -> tuple[list[Promise], list[Ablation]]:
-        """All promises, and the compiles that prove the first broken one."""
+        """The promises, and the compiles that prove the gravest broken one."""
         refused = self._refused()
         if refused is not None:
-            return [Promise(name, None, f"not looked at: {refused}") for name in PROMISES], []
+            return [Promise(name, None, f"not looked at: {refused}") for name in self.names], []
         runs = self.compiles.run_eagerly(), self.compiles.run_eagerly()
         plain, again = runs[0][0], runs[1][0]
         if plain.failure:
-            return [Promise(name, None, f"not looked at: eager raises {plain.failure}") for name in PROMISES], []
+            return [Promise(name, None, f"not looked at: eager raises {plain.failure}") for name in self.names], []
         try:
             execution = self.compiles.execute(runs=2)
         except OutOfTime:
             return [
-                Promise(name, None, "not looked at: out of time; raise --timeout", unsure=True) for name in PROMISES
+                Promise(name, None, "not looked at: out of time; raise --timeout", unsure=True) for name in self.names
             ], []
         failure = execution.first.failure
         if failure:
-            return [Promise(name, None, f"not looked at: compiled raises {failure}") for name in PROMISES], []
+            return [Promise(name, None, f"not looked at: compiled raises {failure}") for name in self.names], []
         judges: dict[str, Callable[[], Promise]] = {
             eager.NAME: lambda: eager.judge_eager(self.compiles, plain, again, execution, self.count),
             batch.NAME: lambda: batch.judge_batch(self.compiles),
             repeated.NAME: lambda: repeated.judge_repeated(self.compiles, execution),
         }
-        promises = [self._judged(name, judge) for name, judge in judges.items()]
+        promises = [self._judged(name, judge) for name, judge in judges.items() if name in self.names]
         return promises, self._proof(promises, plain)
 
     def _refused(self) -> str | None:
@@ -160,7 +162,7 @@ class _Judge:
 
     def _proof(self, promises: Sequence[Promise], plain: Observation) -> list[Ablation]:
         """A compile in which ATen computes the operator at fault."""
-        broken = _gravest(promises)
+        broken = gravest(promises)
         first = broken.first if broken is not None else None
         if broken is None or first is None or first.operator is None or self.compiles.late:
             return []

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -24,6 +24,7 @@ class Failure:
         stage: the compiler's stage that raised it, if known.
         unsupported: dynamo cannot capture a part of the program.
         machine: what of the machine made it fail, if that was it.
+        raised: file, line and function of the innermost frames of the compiler, innermost first.
     """
 
     type_name: str
@@ -32,6 +33,7 @@ class Failure:
     stage: str | None = None
     unsupported: bool = False
     machine: str = ""
+    raised: tuple[tuple[str, int, str], ...] = field(default=(), compare=False)
 
     def __str__(self) -> str:
         return f"{self.type_name}: {self.message}"
@@ -105,6 +107,17 @@ class Observation:
         """
         own = eager.named()
         return replace(self, values=tuple(_reusing(value, own.get(value.name)) for value in self.values))
+
+    def sharing_as(self, eager: Observation, state: Collection[str]) -> Observation:
+        """The run with eager's aliases of the tensors called ``state``, of which its outputs have copies."""
+        own = eager.named()
+        return replace(self, values=tuple(_sharing(value, own.get(value.name), state) for value in self.values))
+
+
+def _sharing(value: Value, eager: Value | None, state: Collection[str]) -> Value:
+    if eager is None or not set(eager.aliases) & set(state):
+        return value
+    return replace(value, aliases=tuple(a for a in eager.aliases if a in state or a in value.aliases))
 
 
 def _reusing(value: Value, eager: Value | None) -> Value:

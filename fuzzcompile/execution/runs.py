@@ -20,6 +20,7 @@ from fuzzcompile.execution.lost_gpu import wait_for
 from fuzzcompile.execution.noise import UlpNoise
 from fuzzcompile.execution.observation import Failure, Observation, Value
 from fuzzcompile.execution.observing import backward, bits, gradients, mutations, outputs
+from fuzzcompile.execution.promised import random_state
 from fuzzcompile.execution.trees import structure
 from fuzzcompile.execution.warned import recorded, texts
 from fuzzcompile.execution.worker import say
@@ -121,6 +122,7 @@ def _observed(
         if case.backward or case.state is not None:
             accumulated = gradients(prefix, program, arguments)
             values += accumulated if case.backward else [value for value in accumulated if value.is_tensor]
+    values += random_state(case)
     return Observation(tuple(values), None, "; ".join(structures), time.perf_counter() - start)
 
 

@@ -117,6 +117,7 @@ class Reason:
         setting: the entry of Inductor's config (of a dictionary with the key behind a colon) that would switch the
             rules on; None if no setting matters.
         device: the type of device on which the reason holds; None for every device.
+        models: the reason is that no model has what the rules look for; a program made for a rule may have it.
     """
 
     group: str
@@ -125,6 +126,7 @@ class Reason:
     why: str
     setting: str | None = None
     device: str | None = None
+    models: bool = False
 
     def covers(self, stage: str, name: str, device: str) -> bool:
         """Whether this is a reason against reaching the rule ``name`` of ``stage`` on that type of device."""

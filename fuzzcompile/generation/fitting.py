@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from fuzzcompile.generation.idioms import idiom, idioms
 from fuzzcompile.generation.inputs import takes_x
 from fuzzcompile.generation.near_misses.detour_registry import detour_of
 from fuzzcompile.generation.registry import form_of
-from fuzzcompile.generation.spec import Attention, CaseSpec, Compile, Mask, Part
+from fuzzcompile.generation.spec import Attention, Call, CaseSpec, Compile, Mask, Part, Size
 from fuzzcompile.generation.toggles import toggle
+from fuzzcompile.sides import AOTI, COMPILE
 
 
 def fitted(spec: CaseSpec) -> CaseSpec:
     """The spec without choices that do not fit; a spec that fits comes back unchanged."""
-    if spec.layer is None:
+    if spec.attends:
         spec = replace(spec, attention=_attention(spec))
     else:
         simplest = Attention(idioms("attention")[0].name)
-        spec = replace(spec, attention=simplest, layer=_fit(spec, spec.layer))
+        spec = replace(spec, attention=simplest, layer=spec.layer and _fit(spec, spec.layer))
     spec = _sizes(spec)
     return replace(_program(spec), compile=_compile(spec))
 
@@ -72,13 +74,13 @@ def _fit(spec: CaseSpec, part: Part) -> Part:
 def _sizes(spec: CaseSpec) -> CaseSpec:
     """Only a cross attention has another number of keys than queries; empty inputs get no detours and no head."""
     d = spec.dims
-    if spec.layer is not None or not spec.attention.cross:
+    if not spec.attends or not spec.attention.cross:
         spec = replace(spec, dims=replace(d, source=0))
     if d.batch and d.sequence:
         return spec
-    if spec.layer is not None or spec.attention.leading or not form_of(spec.attention).empty:
+    if not spec.attends or spec.attention.leading or not form_of(spec.attention).empty:
         return replace(spec, dims=replace(spec.dims, batch=d.batch or 1, sequence=d.sequence or 1))
-    return replace(spec, head=None, detours=(), values=None, inputs="contiguous")
+    return replace(spec, head=None, detours=(), programs=(), values=None, inputs="contiguous")
 
 
 def _program(spec: CaseSpec) -> CaseSpec:
@@ -95,10 +97,14 @@ def _program(spec: CaseSpec) -> CaseSpec:
         spec = replace(spec, detours=tuple(pair for pair in spec.detours if detour_of(pair[1]).has_gradient(pair[1])))
     if spec.embedding is not None:
         spec = replace(spec, values=None, inputs="contiguous")
-    if spec.inputs in ("expanded", "offset") or spec.aliased or spec.compile.grad == "inference_mode":
-        # Elements that overlap may not be written to.
+    if not alters_inputs(spec):
         spec = replace(spec, detours=tuple(pair for pair in spec.detours if not detour_of(pair[1]).writes))
     return spec
+
+
+def alters_inputs(spec: CaseSpec) -> bool:
+    """Whether the inputs may be written to: not where elements overlap, or are shared between inputs."""
+    return spec.inputs not in ("expanded", "offset") and not spec.aliased and spec.compile.grad != "inference_mode"
 
 
 def _compile(spec: CaseSpec) -> Compile:
@@ -108,23 +114,62 @@ def _compile(spec: CaseSpec) -> Compile:
     if spec.backward or how.grad or spec.training:
         how = replace(how, toggles=tuple(name for name in how.toggles if not toggle(name).inference))
     traits = [idiom(name).traits for name in spec.idioms]
-    if spec.dtype != "float32" or not all(part.autocast for part in traits):
+    typed = spec.program or spec.programs  # autocast changes the dtypes that its statements rely on
+    if spec.dtype != "float32" or typed or not all(part.autocast for part in traits):
         how = replace(how, autocast=None)
-    if any(part.graph_break for part in traits):
+    if any(part.graph_break for part in traits) or _depends_on_values(spec):
         how = replace(how, fullgraph=False)
-    return _second(spec, how)
+    return _calls(spec, _path(spec, replace(how, captured=how.captured and _depends_on_values(spec))))
 
 
-def _second(spec: CaseSpec, how: Compile) -> Compile:
-    """The second call keeps the sizes that a part is made for."""
-    if how.second is None:
+def _depends_on_values(spec: CaseSpec) -> bool:
+    """Whether sizes or numbers in the program depend on what a tensor holds."""
+    return any(detour_of(part).reads_values for _, part in spec.detours)
+
+
+def _path(spec: CaseSpec, how: Compile) -> Compile:
+    """What is exported has no mode, knows no graph breaks and keeps no Python state; AOTInductor has no gradients."""
+    if how.path == COMPILE:
         return how
+    traits = [idiom(name).traits for name in spec.idioms]
+    breaks = any(part.graph_break or part.recalled for part in traits)
+    if breaks or spec.training or how.autocast or (how.path == AOTI and spec.backward):
+        return replace(how, path=COMPILE)
+    return replace(how, mode=None, fullgraph=False, mark=None, captured=False)
+
+
+def _calls(spec: CaseSpec, how: Compile) -> Compile:
+    """Further calls keep the sizes that a part is made for; a call as the first matters to Python state alone."""
     fixes = {size for name in spec.idioms for size in idiom(name).traits.fixes}
-    batch, sequence = how.second
+    recalled = any(idiom(name).traits.recalled for name in spec.idioms)
+    calls = how.calls or ((Call(sequence="same"),) * 2 if recalled else ())
+    if 0 in (spec.dims.batch, spec.dims.sequence) or spec.aliased:
+        calls = ()
+    calls = tuple(_fitting_call(spec, call, fixes) for call in calls)
+    calls = tuple(call for call in calls if recalled or not _repeats(spec, call))
+    return replace(how, calls=calls) if calls else replace(how, calls=(), dynamic=None, mark=None)
+
+
+def _fitting_call(spec: CaseSpec, call: Call, fixes: Collection[str]) -> Call:
     if "batch" in fixes:
-        batch = spec.dims.batch
-    if "sequence" in fixes or 0 in (spec.dims.batch, spec.dims.sequence):
-        sequence = spec.dims.sequence
-    if 0 in (spec.dims.batch, spec.dims.sequence) or (batch, sequence) == (spec.dims.batch, spec.dims.sequence):
-        return replace(how, second=None, dynamic=None)
-    return replace(how, second=(batch, sequence))
+        call = replace(call, batch="same")
+    if "sequence" in fixes:
+        call = replace(call, sequence="same")
+    if spec.embedding is not None or spec.values is not None or spec.inputs != "contiguous":
+        call = replace(call, inputs=spec.inputs)
+    if spec.embedding is not None or any(detour_of(part).writes for _, part in spec.detours):
+        call = replace(call, grad=False)  # a leaf that requires a gradient may not be written to
+    if _runs_on_nothing(spec):
+        return call
+    batch: Size = "one" if call.batch == "none" else call.batch
+    return replace(call, batch=batch, sequence="one" if call.sequence == "none" else call.sequence)
+
+
+def _repeats(spec: CaseSpec, call: Call) -> bool:
+    """Whether a call is as the first."""
+    return call.dims(spec.dims) == spec.dims and call.inputs == spec.inputs and (spec.backward or not call.grad)
+
+
+def _runs_on_nothing(spec: CaseSpec) -> bool:
+    whole = spec.attends and not spec.attention.leading and form_of(spec.attention).empty
+    return whole and not (spec.head or spec.detours or spec.programs or spec.values)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from fuzzcompile.generation.masks import fixed_sizes, mask_expression
 from fuzzcompile.generation.registry import form_of, idiom
-from fuzzcompile.generation.spec import CaseSpec, Dims
+from fuzzcompile.generation.spec import Argument, CaseSpec, Dims
 from fuzzcompile.generation.tensors import LAYOUTS, as_tuple, filled, listed
 
 
@@ -32,9 +33,38 @@ def inputs_of(spec: CaseSpec, dims: Dims) -> list[tuple[str, str]]:
 def _beside(spec: CaseSpec, name: str) -> str:
     """The expression of an extra input."""
     a, d = spec.attention, spec.dims
+    if spec.program is not None:
+        return _argument(next(known for known in spec.program.arguments if known.name == name), d)
     if name == "memory":
         return _floating(spec, (d.batch, d.keys, d.width))
     return mask_expression(spec, fixed_sizes(spec)) if name == "mask" else form_of(a).inputs(a, d)[name]
+
+
+def _argument(argument: Argument, dims: Dims) -> str:
+    """The expression of a program's further input: numbers of its dtype."""
+    shape = as_tuple(resolved(argument.shape, dims))
+    if argument.dtype == "bool":
+        return f"torch.rand({shape}) > 0.5"
+    if argument.dtype.startswith("int"):
+        return f"torch.randint(-4, 5, {shape}, dtype=torch.{argument.dtype})"
+    return f"torch.randn({shape}, dtype=torch.{argument.dtype})"
+
+
+def calls(spec: CaseSpec) -> list[Dims]:
+    """The sizes of each call of the case."""
+    return [spec.dims, *(call.dims(spec.dims) for call in spec.compile.calls)]
+
+
+def resolved(shape: Sequence[str | int], dims: Dims) -> tuple[int, ...]:
+    """The sizes of a program's argument as numbers."""
+    named = {"B": dims.batch, "T": dims.sequence, "C": dims.width}
+    return tuple(named[size] if isinstance(size, str) else size for size in shape)
+
+
+def shape_of_activation(spec: CaseSpec) -> tuple[int, ...]:
+    """The shape of the activation that enters the body: x, or the query."""
+    d = spec.dims
+    return (d.batch, d.sequence, d.width) if takes_x(spec) else _shape(spec, "q")
 
 
 def _shape(spec: CaseSpec, letter: str) -> tuple[int, ...]:
@@ -71,12 +101,14 @@ def _floating(spec: CaseSpec, shape: tuple[int, ...]) -> str:
 
 def takes_x(spec: CaseSpec) -> bool:
     """Whether the body works on an activation, and not on query, key and value that are inputs."""
-    return spec.layer is not None or spec.block is not None or spec.attention.projection is not None
+    return not spec.attends or spec.block is not None or spec.attention.projection is not None
 
 
 def extra_inputs(spec: CaseSpec) -> list[str]:
     """The names of the attention's inputs beside x, or beside query, key and value."""
     a = spec.attention
+    if spec.program is not None:
+        return [argument.name for argument in spec.program.arguments if not argument.parameter]
     if spec.layer is not None:
         return []
     memory = ["memory"] if a.cross and takes_x(spec) else []

@@ -23,13 +23,15 @@ class Operator:
         calls: expressions; ``{x}`` is the activation, ``{y}`` a tensor of its shape, ``{rows}`` the activation as
             (N, C, L), ``{a}`` a parameter.
         gradient: whether a gradient flows.
-        alike: whether both operands must have one dtype and shape.
+        alike: whether both operands must have one dtype.
+        cast: whether the result may have another dtype than the activation.
     """
 
     name: str
     calls: tuple[str, ...]
     gradient: bool = True
     alike: bool = False
+    cast: bool = False
 
 
 @dataclass(frozen=True)

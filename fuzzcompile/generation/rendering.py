@@ -7,13 +7,13 @@ from functools import lru_cache
 from jinja2.environment import TemplateModule
 
 from fuzzcompile.generation.idioms import idiom
-from fuzzcompile.generation.inputs import extra_inputs, inputs_of, takes_targets, takes_x
+from fuzzcompile.generation.inputs import extra_inputs, inputs_of, resolved, takes_targets, takes_x
 from fuzzcompile.generation.masks import Sizes, fixed_sizes, mask_expression, mask_function
 from fuzzcompile.generation.near_misses.detour_registry import detour_of
 from fuzzcompile.generation.registry import form_of
 from fuzzcompile.generation.settings import calls_of, description, driver_of, settings_of
-from fuzzcompile.generation.spec import Attention, Block, CaseSpec, Dims, Part
-from fuzzcompile.generation.tensors import functions_in
+from fuzzcompile.generation.spec import Attention, Block, CaseSpec, Dims, Part, Program
+from fuzzcompile.generation.tensors import as_tuple, functions_in
 from fuzzcompile.templating import expanded, template
 
 # The mask dtypes that promote scores of each dtype (two half formats meet in float32).
@@ -59,8 +59,11 @@ def _new(spec: CaseSpec, part: Part) -> str:
 
 def _classes(spec: CaseSpec) -> list[str]:
     """The source of every function and class, each after those that it uses; the last is ``Model``."""
+    if spec.program is not None:
+        return [_program_class(spec, spec.program)]
     d, n, block = spec.dims, _sizes(spec, "x"), spec.block or Block()
-    whole = bool(block.layers > 1 or spec.head or spec.detours or spec.returns_activation)
+    beside = spec.detours or spec.programs
+    whole = bool(block.layers > 1 or spec.head or beside or spec.returns_activation)
     alone = spec.block is None and not whole
     used = [spec.embedding, block.norm, block.residual]
     if spec.layer is None:
@@ -86,7 +89,7 @@ def _classes(spec: CaseSpec) -> list[str]:
 
 def _sizes(spec: CaseSpec, x: str) -> Sizes:
     """Numbers; or, if a second call has other sizes, expressions that read them from ``x``."""
-    if spec.compile.second is None:
+    if not spec.compile.calls:
         return fixed_sizes(spec)
     if x == "q":
         source = "k.shape[-1]" if spec.attention.key_permuted else "k.shape[-2]"
@@ -208,6 +211,23 @@ def _block_class(spec: CaseSpec, block: Block, name: str) -> str:
     )
 
 
+def _program_class(spec: CaseSpec, program: Program) -> str:
+    """A program in the place of the model."""
+    parameters = [argument for argument in program.arguments if argument.parameter]
+    return template("program.py.j2").render(
+        parameters=[(argument.name, as_tuple(resolved(argument.shape, spec.dims))) for argument in parameters],
+        arguments=["x", *extra_inputs(spec)],
+        statements=program.statements,
+        outputs=program.outputs,
+    )
+
+
+def _beside(spec: CaseSpec, where: str, name: str, width: int) -> list[str]:
+    """The statements at a place beside the body, over the activation of that name."""
+    detours = [detour_of(part).statements(name, part, width) for place, part in spec.detours if place == where]
+    return [*detours, *("\n".join(program.statements) for place, program in spec.programs if place == where)]
+
+
 def _model_class(spec: CaseSpec) -> str:
     """The module around the body: embedding, detours, a stack of blocks, a head, several outputs."""
     block, extra, a = spec.block, extra_inputs(spec), spec.attention
@@ -243,8 +263,8 @@ def _model_class(spec: CaseSpec) -> str:
         embedding=embedding,
         parts=parts,
         calls=calls,
-        before=[detour_of(part).statements(entering, part, width) for place, part in spec.detours if place == "before"],
-        after=[detour_of(part).statements("x", part, width) for place, part in spec.detours if place == "after"],
+        before=_beside(spec, "before", entering, width),
+        after=_beside(spec, "after", "x", width),
         head=head,
         result=", ".join(outputs),
     )

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+from fuzzcompile.sides import COMPILE
+
 Choice = str | int | float | bool
 Choices = Mapping[str, Choice]
 Layout = Literal["heads_first", "heads_last", "flat"]
@@ -22,7 +24,10 @@ Returns = Literal["", "weights", "keys"]
 Placement = Literal["pre", "post", "sandwich"]
 InputLayout = Literal["contiguous", "transposed", "outer_last", "sliced", "offset", "expanded", "channels_last"]
 
-_SCHEMA = 2
+Size = Literal["same", "more", "plus_five", "many", "one", "none", "batch", "sequence", "heads", "head_dim"]
+Mark = Literal["maybe_mark_dynamic", "mark_dynamic", "mark_unbacked"]
+
+_SCHEMA = 4
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,32 @@ class Part:
     def having(self, **choices: Choice) -> Part:
         """The same part with some choices made otherwise."""
         return Part(self.name, tuple({**dict(self.choices), **choices}.items()))
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An input or parameter of a program beside x: its name, sizes, dtype, and whether it is a parameter.
+
+    A size is a number, or ``B``, ``T`` or ``C`` for one of the activation's.
+    """
+
+    name: str
+    shape: tuple[str | int, ...]
+    dtype: str
+    parameter: bool = False
+
+
+@dataclass(frozen=True)
+class Program:
+    """Statements of Python over values with names, and the productions that wrote them.
+
+    One over an activation makes it anew and has no ``outputs``; one that stands in the place of a model returns them.
+    """
+
+    statements: tuple[str, ...]
+    operators: tuple[str, ...]
+    outputs: tuple[str, ...] = ()
+    arguments: tuple[Argument, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -142,28 +173,57 @@ class Block:
 
 
 @dataclass(frozen=True)
+class Call:
+    """A further call: its sizes, named by how they relate to those of the first call, and its inputs' memory.
+
+    Guards and symbolic sizes go wrong at boundaries: at one and at nothing, where a size equals another one, and past
+    a size that was compiled for. With ``grad`` floating inputs require a gradient, whether or not one is asked for.
+    """
+
+    batch: Size = "same"
+    sequence: Size = "more"
+    inputs: InputLayout = "contiguous"
+    grad: bool = False
+
+    def dims(self, first: Dims) -> Dims:
+        """The sizes of the call, given those of the first."""
+        named = {"one": 1, "none": 0, "heads": first.heads, "head_dim": first.head_dim}
+        named |= {"batch": first.batch, "sequence": first.sequence}
+        batch, sequence = (
+            {"same": own, "more": own + 1, "plus_five": own + 5, "many": 8 * own + 1, **named}[size]
+            for size, own in ((self.batch, first.batch), (self.sequence, first.sequence))
+        )
+        return Dims(batch, sequence, first.heads, first.head_dim, first.source)
+
+
+@dataclass(frozen=True)
 class Compile:
     """How the case is compiled and called, beyond ``torch.compile(model)`` under ``no_grad``.
 
-    ``second`` is (batch, sequence) of a second call. ``toggles`` name settings of `fuzzcompile.generation.toggles`.
+    ``calls`` follow the first one. ``toggles`` name settings of `fuzzcompile.generation.toggles`. ``mark`` is what the
+    program says of its first input's batch before each call. With ``captured`` numbers and sizes that depend on values
+    stay in the graph. ``path`` is what runs in the place of the program (`fuzzcompile.sides`).
     """
 
     grad: str | None = None
     dynamic: bool | None = None
-    second: tuple[int, int] | None = None
+    calls: tuple[Call, ...] = ()
     mode: str | None = None
     fullgraph: bool = False
     autocast: str | None = None
     toggles: tuple[str, ...] = ()
+    mark: Mark | None = None
+    captured: bool = False
+    path: str = COMPILE
 
 
 @dataclass(frozen=True)
 class CaseSpec:
     """A whole case. Equal specs render to equal source.
 
-    A ``layer`` takes the place of the attention, which then has no meaning.
-    ``detours`` are statements over the activation, (place, part) with place ``before`` or ``after`` the model's
-    body. ``values`` names the operator that makes the floating inputs, ``inputs`` how they lie in memory;
+    A ``layer`` takes the place of the attention, which then has no meaning; a ``program`` that of the whole model.
+    ``programs`` and ``detours`` are statements over the activation, each with its place: ``before`` or ``after`` the
+    model's body. ``values`` names the operator that makes the floating inputs, ``inputs`` how they lie in memory;
     ``aliased`` inputs are one tensor.
     """
 
@@ -173,6 +233,8 @@ class CaseSpec:
     layer: Part | None = None
     embedding: str | None = None
     head: Part | None = None
+    program: Program | None = None
+    programs: tuple[tuple[str, Program], ...] = ()
     detours: tuple[tuple[str, Part], ...] = ()
     dtype: str = "float32"
     training: bool = False
@@ -190,9 +252,20 @@ class CaseSpec:
         block = self.block or Block()
         a = self.attention
         parts = (a.projection, a.position, a.norm, a.grouping)
-        core = (a.idiom, *parts) if self.layer is None else (self.layer.name,)
+        core = () if self.program else (a.idiom, *parts) if self.layer is None else (self.layer.name,)
         around = (block.norm, _name(block.feed_forward), block.residual, self.embedding, _name(self.head))
         return tuple(name for name in (*core, *around) if name)
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """Names of the productions in its operator programs, each once."""
+        programs = [*((self.program,) if self.program else ()), *(program for _, program in self.programs)]
+        return tuple(dict.fromkeys(name for program in programs for name in program.operators))
+
+    @property
+    def attends(self) -> bool:
+        """Whether the case has an attention whose parts are drawn, and nothing in its place."""
+        return self.layer is None and self.program is None
 
     @property
     def key_heads(self) -> int:
@@ -208,13 +281,13 @@ class CaseSpec:
     @property
     def plain(self) -> bool:
         """Whether the case is one attention over query, key and value, of any batch, and nothing else."""
-        around = self.layer or self.block or self.embedding or self.head or self.attention.projection
-        return not around and STILL_PLAIN.issuperset(self.near_misses)
+        around = (self.layer, self.block, self.embedding, self.head, self.attention.projection)
+        return not any((*around, self.program, self.programs)) and STILL_PLAIN.issuperset(self.near_misses)
 
     @property
     def choices(self) -> tuple[str, ...]:
         """The names of the other choices: dtype, mode of training, and how it is compiled."""
-        how, attention = self.compile, self.attention if self.layer is None else None
+        how, attention = self.compile, self.attention if self.attends else None
         mask = attention and attention.mask
         named = (
             f"dtype_{self.dtype}",
@@ -222,6 +295,8 @@ class CaseSpec:
             self.backward and "backward",
             self.block and ("stack" if self.block.layers > 1 else "block"),
             self.plain and "plain",
+            self.program and "program",
+            self.programs and "program_beside",
             attention and f"layout_{attention.layout}",
             mask and f"mask_{mask.kind}",
             mask and mask.dtype != "model" and f"mask_of_{mask.dtype}",
@@ -233,7 +308,11 @@ class CaseSpec:
             attention and attention.sink and "sink",
             how.grad,
             how.dynamic and "dynamic",
-            how.second and "second_call",
+            how.calls and "second_call",
+            *self._later,
+            how.mark,
+            how.captured and "captured_values",
+            how.path != COMPILE and f"path_{how.path}",
             how.mode and f"mode_{how.mode}",
             how.fullgraph and "fullgraph",
             how.autocast and "autocast",
@@ -242,9 +321,22 @@ class CaseSpec:
         return tuple(name for name in named if isinstance(name, str) and name)
 
     @property
+    def _later(self) -> tuple[str, ...]:
+        """What further calls have that the first has not."""
+        calls = [(call, call.dims(self.dims)) for call in self.compile.calls]
+        named = {
+            "same_sizes_again": any(dims == self.dims for _, dims in calls),
+            "one_later": any(1 in (dims.batch, dims.sequence) for _, dims in calls),
+            "empty_later": any(0 in (dims.batch, dims.sequence) for _, dims in calls),
+            "other_strides_later": any(call.inputs != self.inputs for call, _ in calls),
+            "requires_grad_later": any(call.grad and not self.backward for call, _ in calls),
+        }
+        return tuple(name for name, present in named.items() if present)
+
+    @property
     def features(self) -> tuple[str, ...]:
-        """All names that describe the case: idioms, near misses and choices, each once."""
-        return tuple(dict.fromkeys((*self.idioms, *self.near_misses, *self.choices)))
+        """All names that describe the case: idioms, near misses, productions and choices, each once."""
+        return tuple(dict.fromkeys((*self.idioms, *self.near_misses, *self.operators, *self.choices)))
 
     def to_json(self) -> dict[str, object]:
         """Plain data, with the names of idioms and near misses."""

@@ -14,11 +14,13 @@ from fuzzcompile.attribution.culprit import Attribution, Culprit
 from fuzzcompile.attribution.divergence import Divergence
 from fuzzcompile.attribution.inputs import inputs_of
 from fuzzcompile.attribution.proving import Prover
-from fuzzcompile.attribution.steps import Step, changing_meaning
+from fuzzcompile.attribution.steps import Step, changing_meaning, steps_of
+from fuzzcompile.compiler.custom import backend_label
 from fuzzcompile.compiler.functional import passing_on
-from fuzzcompile.compiler.labels import backend_label
+from fuzzcompile.compiler.session import path_of
 from fuzzcompile.judging.workaround import find_workaround, workaround_by
-from fuzzcompile.stage_names import LOWERING, PRE_GRAD
+from fuzzcompile.sides import AOTI, COMPILE, EXPORT
+from fuzzcompile.stage_names import CODEGEN, DYNAMO, LOWERING, PRE_GRAD
 from fuzzcompile.stages.rewriting import culprit_of_rewrite, rewrites_blamed
 from fuzzcompile.stages.table import LADDER, LAST, Shows, looked
 from fuzzcompile.trials.compiles import Experiments
@@ -66,7 +68,16 @@ class Attributor:
         except OutOfTime:
             attribution = attribution or Attribution(first_rewrite(self.divergence))
         attribution.ablations = self.ablator.ablations
+        attribution.culprit = self._with_frames(attribution.culprit)
         return attribution
+
+    def _with_frames(self, culprit: Culprit | None) -> Culprit | None:
+        """The culprit of an error with the compiler's code that raised it: the first that a maintainer opens."""
+        failure = self.ablator.trial.observation.failure
+        if culprit is None or failure is None or not failure.raised:
+            return culprit
+        raised = [{"source": file, "line": line, "function": name} for file, line, name in failure.raised]
+        return replace(culprit, details={**culprit.details, "raised": raised})
 
     def _from_rewrites(self) -> Attribution | None:
         """The rewrite at fault, and what else is where the result stays wrong without it."""
@@ -87,12 +98,19 @@ class Attributor:
 
     def _around_rewrites(self) -> Attribution:
         """What lies around the graph passes; else the first backend of the ladder that shows the divergence."""
-        if self._own_backend:
+        if self._own_backend or self._path == EXPORT:
             return self._from_ladder()
+        shared = self._from_compile() if self._path == AOTI else None
+        if shared is not None:
+            return shared
         attribution = self._around(self.ablator, self.divergence)
         if attribution is None or attribution.culprit is None or not attribution.culprit.necessary:
             attribution = LAST(self.ablator, self.divergence) or attribution
         return attribution if attribution is not None else self._from_ladder()
+
+    @property
+    def _path(self) -> str:
+        return path_of(self.experiments.case.settings, self.experiments.how)
 
     @staticmethod
     def _around(ablator: Ablator, divergence: Divergence) -> Attribution | None:
@@ -120,7 +138,9 @@ class Attributor:
     def _climb(self) -> None:
         """The backends, each of which adds a part of the compiler, as far as they were not tried yet."""
         tried = {ablation.toggle for ablation in self.ablator.ablations}
-        for backend, _ in () if self.ablator.replays or self._own_backend else LADDER:
+        if self.ablator.replays or self._own_backend or self._path != COMPILE:
+            return
+        for backend, _ in LADDER:
             if not tried & {_toggle(backend), workaround_by(backend)}:
                 self._repaired_by(backend)
 
@@ -129,6 +149,8 @@ class Attributor:
 
         Where that is not Inductor but a backend of the case's own, it is at fault if Inductor alone is right.
         """
+        if self._path != COMPILE:
+            return self._from_exported()
         stage = LOWERING
         for backend, name in LADDER:
             if not self._repaired_by(backend):
@@ -141,6 +163,27 @@ class Attributor:
         family = self._operator()  # tells bugs apart, though it need not be at fault
         details = {"output of": family} if family else {}
         return Attribution(Culprit(stage, None, None, family or _UNKNOWN, confidence="low", details=details))
+
+    def _from_compile(self) -> Attribution | None:
+        """What is at fault in ``torch.compile``, where more can be looked at; None if that is right."""
+        experiments = self.experiments.under(replace(self.experiments.how, path=COMPILE))
+        trial, repaired = self.ablator.attempt(experiments.how, f"path={COMPILE}")
+        if repaired or not self.ablator.same_kind(trial):
+            return None
+        ablator = replace(self.ablator, experiments=experiments, trial=trial)  # the table of ablations is one
+        attributor = Attributor(ablator, steps_of(trial.ledger, ablator.count))
+        return attributor._from_rewrites() or attributor._around_rewrites()
+
+    def _from_exported(self) -> Attribution:
+        """What export captured is wrong, or what AOTInductor alone makes of it."""
+        stage = DYNAMO
+        if self._path == AOTI and self._repaired_on(EXPORT):
+            stage = CODEGEN
+        return Attribution(Culprit(stage, None, None, _UNKNOWN, confidence="low", details={"path": self._path}))
+
+    def _repaired_on(self, path: str) -> bool:
+        how = replace(self.experiments.how, path=path, record=False)
+        return self.ablator.attempt(how, f"path={path}")[1]
 
     def _repaired_by(self, backend: str) -> bool:
         how = replace(self.experiments.how, backend=backend, record=False)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+NO_REFERENCE = "no float64 reference"
+"""How the note begins that a case was compared with eager alone."""
+
 
 @dataclass(frozen=True)
 class CoverageCount:
     """How often a rewrite rule matched, by what became of the match; or a decomposition, lowering or kernel was used.
 
     ``outcome`` is ``fired``, ``refused`` or ``vetoed``, or ``fallback`` for an operator that is called, not lowered.
+    ``step`` is the largest step in float64 of a rule that fired; None where it was not replayed.
     """
 
     stage: str
@@ -17,3 +21,4 @@ class CoverageCount:
     rewrite: str
     outcome: str
     count: int
+    step: float | None = None

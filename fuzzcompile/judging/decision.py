@@ -10,6 +10,7 @@ import torch
 from fuzzcompile.attribution.evidence import REPLAY, SUSPICION, VALUES, Evidence
 from fuzzcompile.attribution.replays import ReplayCount
 from fuzzcompile.attribution.steps import Step, changing_meaning
+from fuzzcompile.judging.promises import breaks_silently, draws_other_numbers, promises_casts
 from fuzzcompile.oracle import streams
 from fuzzcompile.oracle.change import SEMANTIC_STEP, relative_change
 from fuzzcompile.oracle.evidence import Comparison
@@ -46,6 +47,8 @@ def decide(experiments: Experiments, trial: Trial, steps: Sequence[Step]) -> Dec
             first.confidence,
             "eager raises this as well, in backward, which the compiler traces ahead of time; compile under no_grad",
         )
+    if not first.verdict.is_bug and breaks_silently(experiments, trial):
+        return Decision(Verdict.ACCEPTS_INVALID, "high", f"{_BROKE}: {'; '.join(trial.ledger.graph_breaks)}")
     semantic = [] if experiments.compares_modes else changing_meaning(steps)
     if first.casts_dropped and not first.verdict.is_bug and not semantic:
         return _decide_casts(experiments, first)
@@ -130,6 +133,8 @@ def _boundary(experiments: Experiments, trial: Trial) -> Boundary | None:
 
 def _decide_casts(experiments: Experiments, first: Judgement) -> Decision:
     """Right only without the user's casts: their verdict, if emulating the casts makes it right with them."""
+    if promises_casts(experiments):
+        return Decision(Verdict.PRECISION_LOSS, first.confidence, _CASTS_BROKEN)
     if not _emulation_repairs(experiments):
         return Decision(Verdict.ROUNDING, "low", "compiled keeps more precision than the program asks for")
     return Decision(Verdict.PRECISION_CASTS, first.confidence, _ELIDED)
@@ -153,6 +158,8 @@ def _has_other_kernel(experiments: Experiments, trial: Trial, boundary: Boundary
 
 # A change by more than this share of a result's size does not hide in rounding, not even in bfloat16's.
 _HIDEABLE = 0.5
+_BROKE = "the graph breaks, although FULLGRAPH promises an error there"
+_CASTS_BROKEN = "low-precision casts in the program are elided, although emulate_precision_casts promises to keep them"
 _ELIDED = "low-precision casts in the program are elided; equal under emulate_precision_casts"
 
 
@@ -274,6 +281,8 @@ def randomness(experiments: Experiments, trial: Trial, *, own_stream: Trial | No
     drawn = " and ".join(experiments.runs.draws)
     if trial is own_stream:
         text = f"the compiler's own stream (fallback_random=False), not {drawn}'s: {_SAMPLED}"
+    elif draws_other_numbers(experiments, trial):
+        text = f"draws from {drawn}; compiled draws other numbers, although fallback_random promises eager's own"
     elif trial.sampled is not None:
         text = f"random stream not aligned (compiled draws from {drawn} in another way than eager): {_SAMPLED}"
     else:

@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from fuzzcompile import hints
 from fuzzcompile.case import Case
 from fuzzcompile.compiler.breaks import headline
+from fuzzcompile.compiler.session import path_of
 from fuzzcompile.compiler.target.placing import lacks_kernel
 from fuzzcompile.compiler.target.process import assumed
 from fuzzcompile.errors import EnvironmentUnfit, MachineUnfit
-from fuzzcompile.execution.observation import Observation
+from fuzzcompile.execution.observation import Failure, Observation
 from fuzzcompile.oracle.comparison import compare
+from fuzzcompile.sides import COMPILE
 from fuzzcompile.stage_names import DYNAMO
 from fuzzcompile.targets import Target
 from fuzzcompile.trials.compiles import Experiments, Trial
@@ -44,6 +46,8 @@ _NO_RECOMPILE = (
 _PLACE = re.compile(r"(?<=\()[^()\s]+:\d+(?=[:)])")
 _MACHINE_MESSAGES = ("No space left on device", "Cannot find a working triton installation", "out of memory")
 _IN_A_LOOP = "in a loop"
+# What torch raises where a size must be known that the program asked to leave open.
+_BROKEN_PROMISES = ("ConstraintViolationError", "GuardOnDataDependentSymNode", "UserError")
 _LOOPED = "; move the body of the loop into a function of its own, or what breaks the graph in front of the loop"
 
 
@@ -105,7 +109,7 @@ def _not_looked_at(case: Case, target: Target, why: str) -> CannotJudge:
 
 
 def refuse_unsupported(experiments: Experiments, trial: Trial) -> None:
-    """Refuse a case that asks for ``FULLGRAPH`` and cannot be compiled as one graph.
+    """Refuse a case that asks for an error and gets it: ``FULLGRAPH`` or export, without one graph; a recompile.
 
     Dynamo keeps numbers that a program reads from tensors in the graph, as unknowns, only if it may not break the graph
     there. An error in the rest of the compiler that does not come without ``FULLGRAPH`` is about these unknowns.
@@ -114,6 +118,12 @@ def refuse_unsupported(experiments: Experiments, trial: Trial) -> None:
         CannotJudge: with the reason, every line that breaks the graph, and what to do.
     """
     case, failure = experiments.case, trial.observation.failure
+    if failure is not None and failure.type_name == "RecompileError" and case.settings.dynamo.get("error_on_recompile"):
+        raise CannotJudge(f"{case.name} asks for error_on_recompile and is compiled anew: {failure.message}.")
+    if failure is not None and path_of(case.settings, trial.how) != COMPILE:
+        _refuse_unexported(experiments, failure)
+        return
+    _refuse_asked(case, failure)
     if failure is None or failure.phase != "compile" or not case.settings.fullgraph:
         return
     without, breaks = experiments.broken("eager" if failure.unsupported else None)
@@ -126,6 +136,25 @@ def refuse_unsupported(experiments: Experiments, trial: Trial) -> None:
         f"{f'without FULLGRAPH, the graph breaks at: {further}; ' if further else ''}"
         f"remove FULLGRAPH or the graph break{_instead((failure.message, *breaks))}."
     )
+
+
+def _refuse_asked(case: Case, failure: Failure | None) -> None:
+    """Refuse a program that leaves a size open and needs to know it: torch says so by design."""
+    if failure is not None and failure.phase == "compile" and failure.type_name in _BROKEN_PROMISES:
+        raise CannotJudge(
+            f"{case.name} asks for sizes or numbers without a value at compile time, and needs their values: "
+            f"{headline(str(failure))}; remove mark_dynamic, mark_unbacked or the capture_* setting, or say with "
+            "torch._check what holds for them."
+        )
+
+
+def _refuse_unexported(experiments: Experiments, failure: Failure) -> None:
+    if failure.unsupported and experiments.runs.eager.failure is None:
+        raise CannotJudge(
+            f"{experiments.case.name} cannot be exported, within the limits that torch.export documents: "
+            f"{failure.message}; remove PATH, or write the program so that it is one graph (torch.cond in place of a "
+            "branch on a tensor's values, tensors and pytree containers as inputs)."
+        )
 
 
 def _instead(reasons: Sequence[str]) -> str:

@@ -15,6 +15,7 @@ from fuzzcompile.judging.counts import CoverageCount
 from fuzzcompile.oracle.comparison import Comparison
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.severity import Severity, severity
+from fuzzcompile.sides import COMPILE
 from fuzzcompile.signatures import UNATTRIBUTED, normalised, of_program, refined
 from fuzzcompile.stage_names import GRAPH_STAGES, PARTITION
 from fuzzcompile.stages.table import stage_named
@@ -42,12 +43,14 @@ class Cost:
 class Report:
     """Verdict, evidence and attribution of one case on one device.
 
-    ``against`` is what compiled was compared with, ``threads`` for how many CPU threads code was generated.
+    ``path`` names what ran in the program's place (:mod:`fuzzcompile.sides`), ``against`` what it was compared with,
+    ``threads`` for how many CPU threads code was generated.
     ``survives_float64`` tells whether the divergence is there when the program itself is compiled in float64 (None:
     not tried). ``graphs`` counts what dynamo captured and ``graph_breaks`` says why it stopped. ``gives`` is the form
     of what a call that eager refuses returns when compiled. ``randomness`` says how a program that draws random numbers
-    was judged (None: it draws none), ``warnings`` which warnings only one of the two runs gave, ``notes`` what else a
-    reader should know. A ``screened`` case was compiled without generated
+    was judged (None: it draws none), ``promise`` which promise of a setting is broken (None: none), ``warnings`` which
+    warnings only one of the two runs gave, ``notes`` what else a reader should know. A ``screened`` case was compiled
+    without generated
     code. ``asked`` tells what became of rewrites that the user named. ``target`` is the device that the compiler was
     told, and how each stage was looked at for it (None: it compiled for the device that ran). ``contract`` says which
     promises of equal bits it keeps (None: not asked). ``cause`` is what must change for the case to pass, and
@@ -69,12 +72,14 @@ class Report:
     cost: Cost = field(default_factory=lambda: Cost(0, 0, 0.0))
     coverage: tuple[CoverageCount, ...] = ()
     against: str = "eager"
+    path: str = COMPILE
     threads: int = 0
     survives_float64: bool | None = None
     graphs: int = 0
     graph_breaks: tuple[str, ...] = ()
     randomness: str | None = None
     gives: str | None = None
+    promise: str | None = None
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     screened: bool = False
@@ -172,11 +177,13 @@ class Report:
             "float64_step": self.float64_step,
             "survives_float64": self.survives_float64,
             "against": self.against,
+            "path": self.path,
             "threads": self.threads,
             "graphs": self.graphs,
             "graph_breaks": list(self.graph_breaks),
             "randomness": self.randomness,
             "gives": self.gives,
+            "promise": self.promise if self.is_bug else None,
             "warnings": list(self.warnings),
             "notes": list(self.notes),
         }

@@ -16,18 +16,19 @@ from fuzzcompile.attribution.steps import Step, steps_of
 from fuzzcompile.case import Case
 from fuzzcompile.compiler.conformance import probe_unknown_torch
 from fuzzcompile.compiler.hooks import initialise_patterns
-from fuzzcompile.compiler.ledger import Ledger
+from fuzzcompile.compiler.ledger import Label, Ledger
 from fuzzcompile.compiler.same import torch_same
-from fuzzcompile.compiler.session import Compilation
+from fuzzcompile.compiler.session import Compilation, path_of
 from fuzzcompile.compiler.unseen import Unseen, gathered, gathering, shown
 from fuzzcompile.errors import MachineUnfit
 from fuzzcompile.execution.lost_gpu import lost_gpu
 from fuzzcompile.execution.observation import Observation
 from fuzzcompile.facts import facts
+from fuzzcompile.judging import promises
 from fuzzcompile.judging.asked import ask
 from fuzzcompile.judging.attribute import Attributor
 from fuzzcompile.judging.claims import claimed, otherwise, target_notes
-from fuzzcompile.judging.counts import CoverageCount
+from fuzzcompile.judging.counts import NO_REFERENCE, CoverageCount
 from fuzzcompile.judging.decision import Decision, confirmed, decide, randomness, survival
 from fuzzcompile.judging.error_maps import error_maps_of
 from fuzzcompile.judging.known import known_culprit, proved_again
@@ -42,6 +43,7 @@ from fuzzcompile.judging.report import Cost, Report
 from fuzzcompile.oracle.comparison import Comparison
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.oracle.warned import changed_warnings
+from fuzzcompile.sides import AOTI, EXPORT
 from fuzzcompile.tolerances import Tolerances
 from fuzzcompile.trials.compiles import Experiments, Trial
 
@@ -117,6 +119,7 @@ def triage(
         on_verdict(report)
         return report
     answer = _decided_both_ways(_decided(experiments, trial, ReplayCount(), started, known, deadline), deadline)
+    answer = _of_baseline(answer)
     on_verdict(answer.report())
     if thorough and not _late(deadline):
         answer = _looked_at_again(answer, deadline)
@@ -259,6 +262,18 @@ def _decided_both_ways(answer: _Answer, deadline: float | None) -> _Answer:
     return replace(answer, both_ways=tried)
 
 
+def _of_baseline(answer: _Answer) -> _Answer:
+    """The answer; or that on the exported program which compiled was compared with, if it is that which is wrong."""
+    experiments = answer.experiments
+    if experiments.against not in (EXPORT, AOTI) or not experiments.baseline_judged.verdict.is_bug:
+        return answer
+    how = replace(experiments.how, backend=None, path=experiments.against)
+    exported = Experiments(experiments.case, experiments.device, how, tolerances=experiments.tolerances)
+    exported.run_eager()
+    second = _decided(exported, exported.trial(), answer.count, answer.started)
+    return second if second.decision.verdict.is_bug else answer
+
+
 def _looked_at_again(answer: _Answer, deadline: float | None) -> _Answer:
     """The answer with further evidence: the compiler's own random stream, and the program compiled in float64."""
     experiments, trial = answer.experiments, answer.trial
@@ -288,8 +303,9 @@ def _report(answer: _Answer, attribution: Attribution) -> Report:
         float64_step=_largest_step(steps, decision),
         failure=trial.observation.failure,
         attribution=attribution,
-        coverage=_coverage(trial),
+        coverage=_coverage(trial, steps),
         against=experiments.against,
+        path=path_of(experiments.case.settings, trial.how),
         threads=torch.get_num_threads(),
         graphs=len(trial.ledger.frames) or trial.ledger.graphs,
         # Of a program that was never captured, dynamo lists errors and no breaks.
@@ -297,6 +313,7 @@ def _report(answer: _Answer, attribution: Attribution) -> Report:
         warnings=changed_warnings(experiments.runs.eager, trial.observation),
         cost=Cost(experiments.compiles, answer.count.replays, seconds, experiments.screens),
         survives_float64=answer.survives,
+        promise=promises.broken(experiments, trial, decision.verdict),
         randomness=randomness(experiments, trial, own_stream=answer.own_stream),
         gives=_gives(trial.observation) if decision.verdict is Verdict.ACCEPTS_INVALID else None,
         notes=(
@@ -332,7 +349,7 @@ def _reference_note(experiments: Experiments) -> tuple[str, ...]:
     failure = experiments.runs.reference.failure
     if failure is None or experiments.runs.eager.failure is not None:
         return ()
-    return (f"no float64 reference, compared with eager alone: it raises {failure}",)
+    return (f"{NO_REFERENCE}, compared with eager alone: it raises {failure}",)
 
 
 def _largest_step(steps: Sequence[Step], decision: Decision) -> float | None:
@@ -379,9 +396,16 @@ def _same(comparison: Comparison, eager: Observation, compiled: Observation, ref
         return comparison
 
 
-def _coverage(trial: Trial) -> tuple[CoverageCount, ...]:
+def _coverage(trial: Trial, steps: Sequence[Step]) -> tuple[CoverageCount, ...]:
     rewrites, reached = trial.ledger.coverage.items(), trial.ledger.reached.items()
+    largest: dict[Label, float] = {}
+    for step in steps:
+        if step.float64 is not None and not step.random:
+            largest[step.label] = max(step.float64, largest.get(step.label, 0.0))
     return (
-        *(CoverageCount(rule.stage, rule.pass_name, rule.rewrite, outcome, n) for (rule, outcome), n in rewrites),
+        *(
+            CoverageCount(rule.stage, rule.pass_name, rule.rewrite, outcome, n, largest.get(rule))
+            for (rule, outcome), n in rewrites
+        ),
         *(CoverageCount(part.stage, None, part.name, part.outcome, n) for part, n in reached),
     )

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field, replace
 
 from fuzzcompile.attribution.ablating import Ablator, OutOfTime
 from fuzzcompile.attribution.culprit import Culprit, Workaround
-from fuzzcompile.compiler.session import Compilation
+from fuzzcompile.compiler.custom import without
+from fuzzcompile.compiler.session import Compilation, path_of
 from fuzzcompile.compiler.settings import MISSING, setting
 from fuzzcompile.compiler.sources import captured_functions
 from fuzzcompile.oracle.judgement import error_of
+from fuzzcompile.sides import COMPILE, EXPORT, PATHS
 from fuzzcompile.stage_names import GRAPH_STAGES
 from fuzzcompile.stages.table import stage_named
 
@@ -67,11 +69,19 @@ def _first(ablator: Ablator, candidates: Iterator[_Candidate], *, screen: bool) 
 
 
 def _candidates(culprit: Culprit, ablator: Ablator) -> Iterator[_Candidate]:
+    left_out = without(culprit.pass_name)
+    if left_out:
+        yield _leaving_out(culprit, left_out)
+        return
     yield from map(_setting, _settings(culprit, ablator))
     if culprit.stage not in GRAPH_STAGES:
         functions = captured_functions(ablator.trial.ledger, culprit.site, culprit.nodes)
         if functions:
             yield _breaking_at(functions)
+    path = path_of(ablator.experiments.case.settings, ablator.how)
+    if path != COMPILE:
+        yield from map(_instead_of, PATHS[: PATHS.index(path)])
+        return
     own = ablator.experiments.case.settings.backend != "inductor"
     for backend in ("inductor", *_BACKENDS) if own else _BACKENDS:
         yield _backend(backend)
@@ -101,9 +111,22 @@ def _setting(config: Mapping[str, object]) -> _Candidate:
     return _Candidate(text, lambda how: replace(how, config={**(how.config or {}), **config}), config)
 
 
+def _leaving_out(culprit: Culprit, config: Mapping[str, object]) -> _Candidate:
+    """The compiler without a pass of the user's own."""
+    said = ", ".join(f"torch._inductor.config.{key} = {value!r}" for key, value in config.items())
+    alone = {key: value for key, value in config.items() if value is None}  # other passes are no JSON
+    text = f"leave the pass {culprit.pass_name} out: {said}"
+    return _Candidate(text, lambda how: replace(how, config={**(how.config or {}), **config}), alone)
+
+
 def _breaking_at(functions: Mapping[str, Callable[..., object]]) -> _Candidate:
     text = ", ".join(f"torch._dynamo.disallow_in_graph({name})" for name in functions)
     return _Candidate(text, lambda how: replace(how, disallowed=tuple(functions.values())), screenable=False)
+
+
+def _instead_of(path: str) -> _Candidate:
+    text = {COMPILE: "torch.compile(...)", EXPORT: "torch.export.export(...).module()"}[path]
+    return _Candidate(text, lambda how: replace(how, path=path), screenable=False)
 
 
 def workaround_by(backend: str) -> str:

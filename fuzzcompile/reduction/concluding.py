@@ -6,6 +6,7 @@ import math
 import time
 from dataclasses import dataclass, replace
 
+from fuzzcompile.compiler.custom import in_force
 from fuzzcompile.contract import ReportJson, ShownJson, told
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.reduction.outcome import Tally
@@ -21,6 +22,7 @@ from fuzzcompile.reduction.reproducer import (
     script_of,
 )
 from fuzzcompile.reduction.scripts.comparing import Script
+from fuzzcompile.reduction.scripts.custom import blames_custom
 from fuzzcompile.reduction.search import Budget, OutOfBudget, Prober
 from fuzzcompile.reduction.writing import written
 
@@ -71,7 +73,8 @@ def find_neighbour(program: Program, prober: Prober, tally: Tally, budget: Budge
 def show(source: str, report: ReportJson, neighbour: str | None, *, for_issue: bool, ends: float = math.inf) -> Shown:
     """Build the reproducer and run it in a clean process, several times if the first run does not show the bug.
 
-    That of a target's finding is judged there for the target instead.
+    That of a target's finding is judged there for the target instead. Under passes or a backend of the user's own, one
+    whose culprit is PyTorch's is tried without them first; where it needs them, no script for an issue is made.
 
     An interrupt ends the runs; the reproducer is returned unconfirmed.
 
@@ -85,7 +88,18 @@ def show(source: str, report: ReportJson, neighbour: str | None, *, for_issue: b
     Raises:
         CaseError, UsageError: no reproducer can be built.
     """
-    script = script_of(source, report, neighbour=neighbour)
+    if in_force():
+        if not blames_custom(report):
+            # A bug of PyTorch that needs nothing of the user's own.
+            bare = script_of(source, report, neighbour=neighbour, custom=False)
+            if confirm_reproducer(reproducer_of(bare, report)).confirmed:
+                return _run(bare, source, report, for_issue=for_issue, ends=ends)
+        for_issue = False
+    return _run(script_of(source, report, neighbour=neighbour), source, report, for_issue=for_issue, ends=ends)
+
+
+def _run(script: Script, source: str, report: ReportJson, *, for_issue: bool, ends: float) -> Shown:
+    """Run the reproducer as :func:`show` says."""
     reproducer = reproducer_of(script, report)
 
     def run() -> Confirmation:

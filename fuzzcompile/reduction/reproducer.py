@@ -17,6 +17,7 @@ from fuzzcompile.reduction.alone import run_alone
 from fuzzcompile.reduction.jobs import same_bug
 from fuzzcompile.reduction.scripts import choice, sharing
 from fuzzcompile.reduction.scripts.comparing import Script
+from fuzzcompile.reduction.scripts.custom import with_custom
 from fuzzcompile.reduction.scripts.driving import Driving
 from fuzzcompile.reduction.scripts.probe import probe
 from fuzzcompile.reduction.scripts.sources import case_part, only_difference
@@ -54,7 +55,8 @@ class Confirmation:
 def build_reproducer(source: str, report: ReportJson, *, neighbour: str | None = None) -> str:
     """The case as one script that needs torch only and exits with 1 on the bug, with 0 once it is fixed.
 
-    It stays a valid case. Its docstring and ``__main__`` part are replaced, so a reproducer of a reproducer is the same
+    It stays a valid case. Of the user's own passes and backend it imports those that this process compiles with.
+    Its docstring and ``__main__`` part are replaced, so a reproducer of a reproducer is the same
     text. The case runs eagerly in this process, which decides how short the script can be. A script for a GPU, or for a
     target, which is a GPU too, exits with 3 where there is none.
 
@@ -70,15 +72,21 @@ def build_reproducer(source: str, report: ReportJson, *, neighbour: str | None =
     return reproducer_of(script_of(source, report, neighbour=neighbour), report)
 
 
-def script_of(source: str, report: ReportJson, *, neighbour: str | None = None) -> Script:
+def script_of(source: str, report: ReportJson, *, neighbour: str | None = None, custom: bool = True) -> Script:
     """What a script must run and compare to show the bug of ``report``, chosen by eager runs in this process.
 
-    Args and errors are those of :func:`build_reproducer`.
+    Further args and errors are those of :func:`build_reproducer`.
+
+    Args:
+        source: the text of the case.
+        report: its report.
+        neighbour: the source of a program that passes.
+        custom: import the user's own passes and backend, if this process compiles with any.
     """
     if report.get("verdict") in _NOTHING_TO_SHOW:
         raise UsageError(f"There is no bug to reproduce: the verdict is {report['verdict']}.")
     try:
-        kept = case_part(source)
+        kept = with_custom(case_part(source)) if custom else case_part(source)
     except SyntaxError as error:
         raise CaseError(f"The source is no case: it is not valid Python ({error}).") from error
     target = told(report)

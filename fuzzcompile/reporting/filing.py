@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from fuzzcompile.custom import is_custom
 from fuzzcompile.hints import Named, command
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.replaying.status import Status
@@ -41,6 +42,7 @@ def _refusals(facts: IssueFacts) -> Iterator[Refusal]:
         yield Refusal(why_not(facts), f"nothing does: `{_explained(facts.subject)}` explains the verdict")
         return
     yield from _marked(facts)
+    yield from _custom(facts)
     yield from _of_umbrella(facts)
     yield from _fixed(facts)
     yield from _unproved(facts)
@@ -64,6 +66,12 @@ def _marked(facts: IssueFacts) -> Iterator[Refusal]:
         note = f" ({mark.note})" if mark.note else ""
         comment = "comment on that issue instead; " if mark.issue else ""
         yield Refusal(words[mark.status] + note, f"{comment}if that is wrong, `{_reopened(facts.subject)}`")
+
+
+def _custom(facts: IssueFacts) -> Iterator[Refusal]:
+    name = (facts.culprit or {}).get("pass")
+    if is_custom(name):
+        yield Refusal(f"{name} is at fault, which is no part of PyTorch", "fix it there")
 
 
 def _of_umbrella(facts: IssueFacts) -> Iterator[Refusal]:

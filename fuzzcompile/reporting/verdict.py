@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fuzzcompile.contract import CulpritJson, OutputJson, ReportJson, told
+from fuzzcompile.custom import is_custom
 from fuzzcompile.hints import Named
 from fuzzcompile.reporting.circumstances import circumstances, several
 from fuzzcompile.reporting.promises import broken_promise, contract_advice, contract_meaning, promise_lines
@@ -129,7 +130,9 @@ def advice(report: ReportJson, name: str | Named) -> str:
     culprit = report.get("culprit") or {}
     source = culprit.get("source")
     if source and not source.startswith("torch/"):
-        return f"fix {culprit['rewrite']} ({source}:{culprit['line']}): it is not part of PyTorch"
+        left_out = workaround_of(report) if is_custom(culprit.get("pass")) else None
+        until = f"; until then, {left_out}" if left_out else ""
+        return f"fix {culprit['rewrite']} ({source}:{culprit['line']}): it is not part of PyTorch{until}"
     if told(report) is not None:
         return advice_for(report, name)
     if broken_promise(report) is not None:

@@ -11,6 +11,7 @@ from fuzzcompile.attribution.divergence import Divergence
 from fuzzcompile.codegen.table import generator_named
 from fuzzcompile.compiler.kernels.control import Control
 from fuzzcompile.compiler.kernels.operators import can_fall_back, lowering_source
+from fuzzcompile.compiler.replay import drawing
 from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.stage_names import LOWERING
@@ -46,6 +47,7 @@ class Lowering(Stage):
             operators = _wrong_operators(divergence)
             # Nothing is left to explain, and comparing the kernels costs several evaluations.
             operators += [] if any(operator.exact for operator in operators) else _called(divergence)
+            operators = [*_drawing(divergence), *operators]
         elif error.phase == "run":  # a wrong index, say, that a kernel stumbled over
             operators = [operator for operator in _wrong_operators(divergence) if operator.exact]
         failure = failure_of(trial) if error is not None else None
@@ -106,6 +108,18 @@ def _called(divergence: Divergence) -> list[WrongOperator]:
         )
         for wrong in first_wrong_kernels(divergence)
         if wrong.kernel.extern and wrong.overwritten is None
+    ]
+
+
+def _drawing(divergence: Divergence) -> list[WrongOperator]:
+    """Where eager's random numbers are promised, and others are drawn: the operators that draw them."""
+    if not divergence.experiments.runs.promised_numbers:
+        return []
+    return [
+        WrongOperator(look.lowered, node.name, False, 0.0)
+        for look in examined_in(divergence)
+        for node in drawing(look.lowered.snapshot)
+        if node.name in look.lowered.labels
     ]
 
 

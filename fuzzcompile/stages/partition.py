@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,7 +17,7 @@ from fuzzcompile.attribution.divergence import Divergence
 from fuzzcompile.attribution.inputs import inputs_of, placeholders_of
 from fuzzcompile.attribution.replays import ReplayCount
 from fuzzcompile.compiler.labels import source_of
-from fuzzcompile.compiler.ledger import Frame, Snapshot
+from fuzzcompile.compiler.ledger import Direction, Frame, Snapshot
 from fuzzcompile.compiler.partitioning import partitioner, plain_partitioning
 from fuzzcompile.compiler.replay import random_calls, replay, values_of
 from fuzzcompile.compiler.session import Compilation
@@ -24,6 +25,8 @@ from fuzzcompile.oracle.change import SEMANTIC_STEP, relative_change
 from fuzzcompile.stages.base import Stage, Suspect, Without
 from fuzzcompile.stages.operators.stage import culprit_of
 from fuzzcompile.stages.operators.suspected import doubted
+
+_PARTS: tuple[Direction, ...] = ("forward", "backward")
 
 
 class Partition(Stage):
@@ -60,7 +63,11 @@ class Partition(Stage):
 
 
 def _partitioned_wrongly(divergence: Divergence) -> Culprit | None:
-    culprits = (_partitioned(frame, divergence.count) for frame in divergence.trial.ledger.frames)
+    promised = divergence.experiments.runs.promised_numbers
+    culprits = (
+        (_drawn_otherwise(frame) if promised else None) or _partitioned(frame, divergence.count)
+        for frame in divergence.trial.ledger.frames
+    )
     return next((culprit for culprit in culprits if culprit is not None), None)
 
 
@@ -119,6 +126,25 @@ def _partitioned(frame: Frame, count: ReplayCount) -> Culprit | None:
             "saved": wrong,
         },
     )
+
+
+def _drawn_otherwise(frame: Frame) -> Culprit | None:
+    """The partitioner, where forward and backward graph together draw more often than the joint graph, or less."""
+    records = [
+        frame.record(stage, direction)
+        for stage, direction in ((stage_names.JOINT_GRAPH, "joint"), *((stage_names.POST_GRAD, d) for d in _PARTS))
+    ]
+    if any(record is None or not record.snapshots for record in records):
+        return None
+    joint, forward, backward = (record for record in records if record is not None)
+    wanted = Counter(random_calls(joint.snapshots[-1]))
+    drawn = Counter([*random_calls(forward.snapshots[0]), *random_calls(backward.snapshots[0])])
+    if wanted == drawn:
+        return None
+    name, function = partitioner()
+    source, line = source_of(function) if function is not None else (None, None)
+    details = {"kind": "numbers", "joint graph draws": dict(wanted), "its parts draw": dict(drawn)}
+    return Culprit(stage_names.PARTITION, None, name, name, source=source, line=line, confidence="low", details=details)
 
 
 def _returned(graph: fx.Graph) -> list[Any]:

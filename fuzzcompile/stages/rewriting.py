@@ -78,7 +78,8 @@ def _steps_on(divergence: Divergence, ground: Ground) -> list[Step]:
         return suspects_of(steps, forms_shown(trial))
     if ground is Ground.RANDOM:
         # Where eager draws nothing at all (dropout in eval), a rewrite that draws is at fault all the same.
-        aligned = trial.sampled is None and divergence.experiments.runs.draws
+        runs = divergence.experiments.runs
+        aligned = trial.sampled is None and runs.draws and not runs.promised_numbers
         return [] if aligned else [step for step in steps if step.random]
     if ground is Ground.OPAQUE:
         return list({step.label: step for step in steps if step.is_opaque}.values())

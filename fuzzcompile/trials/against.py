@@ -7,9 +7,10 @@ from collections.abc import Collection
 from fuzzcompile.errors import EnvironmentUnfit, UsageError
 from fuzzcompile.execution.named import installed_torch
 from fuzzcompile.facts import facts_of
+from fuzzcompile.sides import AOTI, EXPORT
 
 # Beside these, every mode of torch.compile.
-BASELINES = ("eager", "float64", "aot_eager", "cpu")
+BASELINES = ("eager", "float64", "aot_eager", "cpu", EXPORT, AOTI)
 
 
 def check_against(against: str, modes: Collection[str]) -> None:

@@ -8,11 +8,12 @@ from dataclasses import replace
 import torch
 
 from fuzzcompile.case import Case
-from fuzzcompile.compiler.session import Compilation, modes
+from fuzzcompile.compiler.session import Compilation, modes, path_of
 from fuzzcompile.errors import EnvironmentUnfit, UsageError
 from fuzzcompile.execution import runs
 from fuzzcompile.execution.observation import Observation
 from fuzzcompile.oracle.substitution import in_the_form_of
+from fuzzcompile.sides import AOTI, COMPILE, EXPORT
 from fuzzcompile.trials.against import BASELINES, check_against
 from fuzzcompile.trials.compiled import compiled_run
 from fuzzcompile.trials.runs import Runs
@@ -60,9 +61,11 @@ class Baseline:
         """How the baseline is compiled; None for a baseline that runs in eager mode."""
         if self.against == "aot_eager":
             return Compilation(backend="aot_eager", record=False)
+        if self.against in (EXPORT, AOTI):
+            return replace(self._how, backend=None, path=self.against, record=False, screen=False)
         if self.against in BASELINES:
             return None
-        return replace(self._how, backend="inductor", mode=self.against, record=False, screen=False)
+        return replace(self._how, backend="inductor", path=COMPILE, mode=self.against, record=False, screen=False)
 
     @property
     def pair(self) -> str:
@@ -89,13 +92,18 @@ class Baseline:
         return compiled_run(self._runs, self.compiled_as, self._counts).observation
 
 
-def check_baseline(case: Case, against: str) -> None:
-    """Refuse a baseline that this case cannot have.
+def check_baseline(case: Case, against: str, how: Compilation) -> None:
+    """Refuse a baseline that this case, compiled so, cannot have.
 
     Raises:
-        UsageError: ``against`` is unknown, or is the mode that the case itself is compiled in.
+        UsageError: ``against`` is unknown, or is how the case itself is compiled; AOTInductor computes no gradients.
     """
     check_against(against, modes())
-    is_inductor = case.settings.backend == "inductor"
+    if against == AOTI and case.backward:
+        raise UsageError(f"AOTInductor computes no gradients, and {case.name} needs some; compare it with {EXPORT!r}.")
+    own = path_of(case.settings, how)
+    if own in (EXPORT, AOTI) and against == own:
+        raise UsageError(f"{case.name} is run by {against!r} itself; name another way to compare with.")
+    is_inductor = case.settings.backend == "inductor" and own == COMPILE
     if against not in BASELINES and is_inductor and against == (case.settings.mode or "default"):
         raise UsageError(f"{case.name} is compiled in mode {against!r} itself; name another mode to compare with.")

@@ -6,12 +6,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from fuzzcompile.case import Case
-from fuzzcompile.compiler.session import Compilation, Session, compiling
+from fuzzcompile.compiler.session import Compilation, Session, compiling, path_of
+from fuzzcompile.compiler.unseen import Unseen
 from fuzzcompile.execution import runs, seeds
 from fuzzcompile.execution.building import Program, build
 from fuzzcompile.execution.observation import Observation
+from fuzzcompile.sides import AOTI
+from fuzzcompile.stage_names import RUNTIME
 from fuzzcompile.trials.runs import Runs
 from fuzzcompile.trials.trial import Counts, Run
+
+_COPIED_STATE = Unseen(
+    "memory", "an AOTInductor package has copies of it", (RUNTIME,), "outputs that share the memory of parameters"
+)
 
 
 @dataclass(frozen=True)
@@ -28,6 +35,15 @@ class Compiled:
         """Run it under the case's own seed."""
         return runs.observe(self.case, self.program, self.target, describe_failure=self.session.describe_failure)
 
+    def with_own_state(self, observation: Observation, eager: Observation) -> Observation:
+        """The run of a package, without the memory that its outputs cannot share with the model; others as they are."""
+        if path_of(self.session.settings, self.session.how) != AOTI:
+            return observation
+        adjusted = observation.sharing_as(eager, self.program.tensors())
+        if adjusted != observation:
+            self.session.ledger.unseen.note(_COPIED_STATE)
+        return adjusted
+
     def observe_seeds(self, numbers: Sequence[int]) -> Iterator[Observation]:
         """Run it once under each of the seeds ``numbers``, from the state that was kept."""
         assert self.kept is not None
@@ -40,8 +56,9 @@ def compiled_run(of: Runs, how: Compilation, counts: Counts, *, double: bool = F
     with compiling(of.case.settings, of.as_far_as_interpreted(how)) as session:
         counts.compiles += 1
         program = build(of.case, of.device, double=double)
-        target = session.compile(program.model)
-        run = Run.ended(runs.observe(of.case, program, target, describe_failure=session.describe_failure))
+        compiled = Compiled(of.case, program, session.compile(program.model), session, None)
+        observation = compiled.observe()
+        run = Run.ended(observation if double else compiled.with_own_state(observation, of.eager))
     return compiled_run(of, how, counts, double=double) if of.refuses_kernels(session.ledger) else run
 
 

@@ -16,6 +16,7 @@ from fuzzcompile.execution.runs import time_calls
 from fuzzcompile.execution.seeds import Kept
 from fuzzcompile.execution.worker import say
 from fuzzcompile.oracle.judgement import Judgement, same_bits
+from fuzzcompile.sides import AOTI
 from fuzzcompile.tolerances import Tolerances
 from fuzzcompile.trials.against import BASELINES
 from fuzzcompile.trials.baselines import Baseline, check_baseline
@@ -54,8 +55,8 @@ class Experiments:
         tolerances: Tolerances | None = None,
     ) -> None:
         check_settings(case.settings)
-        check_baseline(case, against)
         how = as_asked(case, how or Compilation())
+        check_baseline(case, against, how)
         runs_made, counts = Runs(case, device), Counts()
         baseline = Baseline(runs_made, against, how, counts)
         self._share(Judge(runs_made, baseline, tolerances=tolerances or Tolerances.load()), counts, how)
@@ -120,9 +121,19 @@ class Experiments:
         return self._baseline.observation
 
     @property
+    def tolerances(self) -> Tolerances:
+        """How far both sides may be apart."""
+        return self._judge.tolerances
+
+    @property
     def compares_modes(self) -> bool:
         """Whether Inductor compiles both sides: a rewrite that is wrong in both makes no difference."""
-        return self.against not in BASELINES
+        return self.against not in BASELINES or self.against == AOTI
+
+    @property
+    def baseline_judged(self) -> Judgement:
+        """The judgement on the baseline itself, against eager."""
+        return replace(self._judge, baseline=Baseline(self.runs, "eager", self.how, self._counts)).judge(self.baseline)
 
     @property
     def pair(self) -> str:
@@ -147,12 +158,15 @@ class Experiments:
             observation = compiled.observe()
             if self.device.type == "cuda" and effective_setting(self.case.settings, how, "triton.cudagraphs") is True:
                 observation = observation.reusing_memory(self.runs.eager)
+            observation = compiled.with_own_state(observation, self.runs.eager)
             run, seconds = Run.ended(observation), time.perf_counter() - start
             judgement, sampled = (None, None) if kept is None else self._judged_drawing(compiled, run, how)
             runtime = self._timed(how, compiled, observation)
         if self.runs.refuses_kernels(session.ledger):
             return self.trial(how)
-        return Trial(how, observation, judgement or self.judge(observation), session.ledger, seconds, sampled, runtime)
+        judgement = judgement or self.judge(observation)
+        alike = observation.failure is not None or self.runs.draws_alike(run)
+        return Trial(how, observation, judgement, session.ledger, seconds, sampled, runtime, alike)
 
     def judge(self, compiled: Observation) -> Judgement:
         """Judge a compiled run against the eager runs and the float64 reference."""

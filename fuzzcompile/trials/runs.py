@@ -13,6 +13,7 @@ from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.execution import runs
 from fuzzcompile.execution.building import build
 from fuzzcompile.execution.observation import Failure, Observation
+from fuzzcompile.execution.promised import asks_for_eager_numbers, keeps_promise_of
 from fuzzcompile.execution.seeds import Kept, moved, observe_seeds, streams_at_start
 from fuzzcompile.oracle import streams
 from fuzzcompile.trials.trial import Run
@@ -106,6 +107,11 @@ class Runs:
         if self.eager.failure:
             return ()
         return moved(streams_at_start(self.case), self._eager.ends)
+
+    @functools.cached_property
+    def promised_numbers(self) -> bool:
+        """Whether the case asks for eager's own random numbers, and draws none but those that torch promises."""
+        return asks_for_eager_numbers(self.case) and keeps_promise_of(self.draws)
 
     def draws_alike(self, run: Run) -> bool:
         """Whether ``run`` left the random streams that eager draws from where eager left them."""

@@ -20,12 +20,14 @@ COMPILED_SEEDS_AGAIN = range(3001, streams.SEEDS + 3001)
 
 
 def needs_seeds(judge: Judge, judgement: Judgement, run: Run, how: Compilation) -> bool:
-    """Whether values differ, and the compiled program is not known to have drawn the same random numbers as eager."""
+    """Whether values differ, and the compiled program neither drew eager's random numbers nor promised to."""
     if run.observation.failure or judge.runs.eager.failure:
         return False
     if not (judgement.verdict.is_bug or judgement.verdict is Verdict.UNSTABLE or judgement.suspicious):
         return False
-    return not (how.fallback_random and judge.baseline.draws_on_this_device and judge.runs.draws_alike(run))
+    if not (how.fallback_random and judge.baseline.draws_on_this_device):
+        return True
+    return not (judge.runs.draws_alike(run) or judge.runs.promised_numbers)
 
 
 def judge_samples(

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from fuzzcompile.custom import Custom
 from fuzzcompile.errors import UsageError
 from fuzzcompile.execution.device_option import device_index
 from fuzzcompile.targets import target_of
@@ -34,6 +35,7 @@ class Conditions:
         plants: files that each worker runs before its first task, to plant bugs.
         limits: time and memory of one case.
         target: the device that the compiler is told (:mod:`fuzzcompile.targets`); None for the one that runs.
+        custom: the user's own passes and backend that cases are compiled with.
     """
 
     device: str = "auto"
@@ -41,12 +43,14 @@ class Conditions:
     plants: tuple[Path, ...] = ()
     limits: Limits = field(default_factory=Limits)
     target: str | None = None
+    custom: Custom = field(default_factory=Custom)
 
     def options(self) -> dict[str, object]:
         """The options of the command line that ask for the same, for :func:`fuzzcompile.hints.command`."""
         device = "auto" if self.target is not None else self.device
         limits = {"timeout": self.limits.seconds, "max_memory": self.limits.memory / 2**30}
-        return {"device": device, "target": self.target, "veto": self.vetoes, "plant": self.plants, **limits}
+        own = self.custom.options()
+        return {"device": device, "target": self.target, "veto": self.vetoes, "plant": self.plants, **own, **limits}
 
 
 def running_device(device: str, target: str | None) -> str:

@@ -15,6 +15,7 @@ from fuzzcompile.capture.invocation import Invocation
 from fuzzcompile.capture.loading import load
 from fuzzcompile.case import Case
 from fuzzcompile.casefiles import read_case_file
+from fuzzcompile.compiler.custom import install, with_backend
 from fuzzcompile.compiler.dump import dump_ledger
 from fuzzcompile.compiler.headers import share_headers
 from fuzzcompile.compiler.hooks import initialise_patterns
@@ -38,6 +39,7 @@ from fuzzcompile.targets import target_of
 from fuzzcompile.worker.isolation import isolated
 from fuzzcompile.worker.progress import Progress
 from fuzzcompile.worker.tasks import Judged, JudgeTask, WorkerSetup
+from fuzzcompile.worker.watching_focus import watching
 
 __all__ = ["JudgeTask", "Judged", "WorkerSetup", "calm_collector", "judge_file", "prepare"]
 
@@ -54,10 +56,10 @@ _took: list[float] = []  # seconds of processor time that the latest case took, 
 
 
 def prepare(setup: WorkerSetup) -> None:
-    """Set this process up: target, device, pinned numerics, threads, Inductor's patterns, plants, in that order.
+    """Set this process up: target, device, numerics, threads, Inductor's patterns, plants, the user's own passes.
 
     Raises:
-        UsageError: a plant raises, or the device is none.
+        UsageError: a plant raises, a pass or backend cannot be used, or the device is none.
         EnvironmentUnfit: the machine has no such device.
     """
     if setup.target is not None:
@@ -74,6 +76,7 @@ def prepare(setup: WorkerSetup) -> None:
     say("registering the compiler's patterns")
     initialise_patterns(device)
     run_plants([Path(path) for path in setup.plants])
+    install(setup.custom)
     seed_everything(0)
     calm_collector()
 
@@ -132,11 +135,12 @@ def _judged(progress: Progress, device: torch.device) -> Judged:
     called = _received(file.path, device) if file.kind == "call" else None
     with isolated():
         case = load(file, device, call=task.call, module=task.module) if called is None else called.case()
+        case = replace(case, settings=with_backend(case.settings))
         restore_streams()  # the script may have closed them, and the compiler writes to them
         report = judge_case(case, progress, device, deadline)
     answer = progress.answer(report)
     machine = describe(device, told(answer)) if task.describe else None
-    return Judged(answer, report.coverage, report.screened, machine)
+    return Judged(answer, report.coverage, report.screened, machine, progress.seen)
 
 
 def _received(path: Path, device: torch.device) -> Invocation:
@@ -159,8 +163,13 @@ def judge_case(case: Case, progress: Progress, device: torch.device, deadline: f
         case = replace(case, notes=(*case.notes, *_limits_noted(task)))
         if task.math_only:
             exact.enter_context(math_only())
+        seen = exact.enter_context(watching(task.watch))
         bitwise = task.contract == "bitwise"
         judged = under_contract(case) if bitwise else case
+
+        def looked_into(ledger: Ledger) -> None:
+            progress.seen = seen(ledger)
+            _dump(task.dump, ledger)
 
         def triaged(known: Collection[tuple[str, str]]) -> Report:
             return triage(
@@ -177,7 +186,7 @@ def judge_case(case: Case, progress: Progress, device: torch.device, deadline: f
                 error_maps=task.error_maps,
                 on_eager=progress.eager_finished,
                 on_verdict=progress.verdict_reached,
-                on_ledger=lambda ledger: _dump(task.dump, ledger),
+                on_ledger=looked_into,
             )
 
         report = _of_its_cause(triaged, task, judged, device, deadline)
@@ -185,6 +194,10 @@ def judge_case(case: Case, progress: Progress, device: torch.device, deadline: f
             from fuzzcompile.contracts.bitwise import judge_bitwise
 
             report = judge_bitwise(judged, device, report, own=case, vetoes=task.vetoes, deadline=deadline)
+        elif task.against == "eager":
+            from fuzzcompile.contracts.promised import judge_promised
+
+            report = judge_promised(case, device, report, vetoes=task.vetoes, deadline=deadline)
     return report
 
 

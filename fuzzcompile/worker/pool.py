@@ -57,15 +57,16 @@ def open_pool(
     """Start workers that judge cases. Each finds its device by itself, so that this process needs no torch.
 
     Args:
-        conditions: the device, the target, the plants that each worker runs before its first task, and the limits
-            of a task.
+        conditions: the device, the target, the plants that each worker runs before its first task, the user's own
+            passes and backend, and the limits of a task.
         workers: how many processes; the processors are divided among them as threads.
         least_threads: the fewest threads of a worker, if the machine has as many processors.
         listener: called with what a worker says that it does.
     """
     processors = available_cpus()
     threads = max(1, min(least_threads, processors), processors // workers)
-    setup = WorkerSetup(tuple(str(path.resolve()) for path in conditions.plants), threads, conditions.target)
+    plants = tuple(str(path.resolve()) for path in conditions.plants)
+    setup = WorkerSetup(plants, threads, conditions.target, conditions.custom)
     return WorkerPool(
         workers,
         time_limit=conditions.limits.seconds,

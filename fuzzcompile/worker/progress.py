@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
 from fuzzcompile.casefiles import CaseFile
 from fuzzcompile.contract import ReportJson
 from fuzzcompile.errors import EnvironmentUnfit
+from fuzzcompile.focusing.plan import Seen
 from fuzzcompile.judging.report import Report
 from fuzzcompile.worker.tasks import Judged, JudgeTask
 
@@ -22,12 +23,14 @@ class Progress:
     Attributes:
         task: its marker, if it has one, gets the same, for the case that the worker is lost.
         file: what the case was loaded from, once it was read.
+        seen: what the judged compile showed of the task's focus.
     """
 
     task: JudgeTask
     file: CaseFile | None = None
     eager_done: bool = False
     report: Report | None = None
+    seen: Seen = field(default_factory=Seen)
 
     def eager_finished(self) -> None:
         """Eager mode has run."""
@@ -57,7 +60,7 @@ class Progress:
         if self.report is not None:
             detail = "; ".join(part for part in (self.report.detail, f"what came after the verdict: {why}") if part)
             report = replace(self.report, confidence="low", detail=detail)
-            return Judged(self.answer(report), report.coverage, report.screened)
+            return Judged(self.answer(report), report.coverage, report.screened, seen=self.seen)
         when = "while it was judged" if self.eager_done else "in eager mode"
         raise EnvironmentUnfit(
             f"{self.task.path} could not be judged: {why}, {when}, and no run can follow in that process; mend the "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from fuzzcompile.compiler.custom import loaded
 from fuzzcompile.compiler.options import unknown_options
 from fuzzcompile.errors import EnvironmentUnfit
 from fuzzcompile.execution.device import Numerics
@@ -24,7 +25,7 @@ def surroundings(target: str | None) -> Surroundings:
     device = torch.device(current_device())
     if device.type == "cpu" and (fault := toolchain_fault()) is not None:
         raise EnvironmentUnfit(f"torch.compile needs a C++ compiler on the CPU: {fault}.")
-    return Surroundings(describe(device, target), device.type, lacking(target), Numerics().to_json())
+    return Surroundings(describe(device, target), device.type, lacking(target), Numerics().to_json(), loaded())
 
 
 def lacking(target: str | None) -> tuple[str, ...]:

@@ -46,6 +46,8 @@ class Vetoes:
 
     def __init__(self, conditions: Conditions, files: Collection[CaseFile] = ()) -> None:
         self._conditions = conditions
+        own = {custom.target.name for custom in conditions.custom.passes}
+        self._vetoes = [name for name in conditions.vetoes if name not in own]
         self._files = files
 
     def check(self) -> bool:
@@ -54,10 +56,12 @@ class Vetoes:
         Raises:
             UsageError: a name means nothing; the message lists the nearest ones.
         """
-        for name in self._conditions.vetoes:
+        for name in self._vetoes:
             _check_stage(name)
         if not self._in_doubt(()):
             return False
+        if self._conditions.custom:
+            return True  # only a worker knows what the user's own modules register
         kept = self._kept()
         if kept is not None:
             self._refuse(self._in_doubt(kept), {name for rule in kept for name in rule[1:]})
@@ -76,13 +80,13 @@ class Vetoes:
             rules = pool.schedule(_RULES, label="list rewrites", time_limit=_SECONDS).result()
         except WorkerStartFailed as error:
             raise unstartable(error) from error
-        if not self._conditions.plants:  # they register rewrites of their own
+        if not (self._conditions.plants or self._conditions.custom):  # they register rewrites of their own
             self._keep(rules)
         self._refuse(self._in_doubt(rules), {name for rule in rules for name in rule[1:]})
 
     def _in_doubt(self, rules: Rules) -> list[str]:
         """The names that mean no rule, and no word of the files and plants."""
-        doubtful = [name for name in self._conditions.vetoes if not _known(name, rules)]
+        doubtful = [name for name in self._vetoes if not _known(name, rules)]
         if not doubtful:
             return []
         words = {word for text in self._texts() for word in _WORD.findall(text)}

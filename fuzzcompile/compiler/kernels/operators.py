@@ -47,6 +47,8 @@ def can_fall_back(node: fx.Node) -> bool:
     if any(value.alias_info is not None for value in (*target._schema.arguments, *target._schema.returns)):
         return False
     # ATen has none for sizes that are symbols, and what makes constants has nothing to compute.
+    if torch.Tag.nondeterministic_seeded in target.tags and not node.all_input_nodes:
+        return True
     return any(isinstance(argument.meta.get("val"), torch.Tensor) for argument in node.all_input_nodes)
 
 

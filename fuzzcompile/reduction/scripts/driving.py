@@ -71,6 +71,8 @@ class Driving:
     def compiled(self) -> str:
         """The call of ``torch.compile``."""
         settings, arguments = self.probe.case.settings, ["model"]
+        if settings.backend != "inductor":
+            arguments.append("backend=BACKEND")
         if settings.mode:
             arguments.append("mode=MODE")
         if settings.options:

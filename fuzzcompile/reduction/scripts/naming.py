@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from fuzzcompile.execution.promised import RANDOM_STATE
 from fuzzcompile.reduction.scripts.probe import Probe
 
 _NAME = re.compile(r"(?:call(?P<call>\d+)\.)?(?P<gradient>gradient of )?(?P<what>.+?)(?: after the call)?$")
@@ -22,6 +23,8 @@ def expression(name: str, probe: Probe) -> str | None:
 
     With one call the script has ``model``, ``inputs`` and ``out``; with several ``calls`` and ``outs``.
     """
+    if name == RANDOM_STATE:
+        return "torch.get_rng_state()"
     match = _NAME.match(name)
     if match is None:
         return None

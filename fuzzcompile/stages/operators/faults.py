@@ -19,11 +19,14 @@ from fuzzcompile.facts import facts
 from fuzzcompile.oracle import change, metrics
 from fuzzcompile.stage_names import DECOMPOSITION, FAKE_TENSOR, FUNCTIONALIZATION
 
-# What is the matter: "check" that the kernel raises and the other way does not, "raises" the reverse.
-Kind = Literal["values", "dtype", "shape", "device", "stride", "alias", "mutation", "check", "raises"]
+# What is the matter: "check" that the kernel raises and the other way does not, "raises" the reverse; "numbers" that
+# both draw from one state and draw other random numbers.
+Kind = Literal["values", "numbers", "dtype", "shape", "device", "stride", "alias", "mutation", "check", "raises"]
 _SIZES: tuple[Kind, ...] = ("shape", "device")
 _LAYOUTS: tuple[Kind, ...] = ("alias", "stride")
 _NOISE_SEEDS = (1, 2)
+# Numbers that are computed from the same draws, in a bfloat16 at least, differ by less than this of their size.
+_OTHER_NUMBERS = 0.05
 
 
 @dataclass(frozen=True)
@@ -197,8 +200,10 @@ def _mutation(application: Application) -> Fault | None:
 
 def _values(application: Application) -> Fault | None:
     kernel, substitute = application.kernel, application.other
-    if application.draws or application.operator._schema.name.rpartition("::")[2] in facts().operators.uninitialised:
-        return None  # they may draw other numbers, or the same ones in another order; what was not written is anything
+    if application.draws:
+        return _numbers(application)
+    if application.operator._schema.name.rpartition("::")[2] in facts().operators.uninitialised:
+        return None  # what was not written is anything
     native = change.largest_change(kernel.results, substitute.results)
     exact = application.exact()
     if exact is not None:
@@ -212,6 +217,14 @@ def _values(application: Application) -> Fault | None:
     if far_from(kernel, substitute, exact[0] if exact is not None else None):
         return _fault(application, "values", *worst_of(kernel, substitute), step=native, proved=False)
     return None
+
+
+def _numbers(application: Application) -> Fault | None:
+    """Other random numbers from the same state, which is a fault only where eager's own are promised."""
+    step = change.largest_change(application.kernel.results, application.other.results)
+    if not step or step <= _OTHER_NUMBERS:
+        return None
+    return _fault(application, "numbers", *worst_of(application.kernel, application.other), step=step)
 
 
 def noise_of(application: Application, exact: tuple[Outcome, Outcome]) -> float:

@@ -15,7 +15,7 @@ from fuzzcompile.stages.operators.metadata import metadata_faults
 from fuzzcompile.stages.operators.side_by_side import Checked, check_operators, check_program
 
 # Kinds of fault that can show as a kind of verdict, most telling first.
-_VALUES = ("values", "mutation", "shape", "dtype", "alias")
+_VALUES = ("values", "numbers", "mutation", "shape", "dtype", "alias")
 _METADATA = ("dtype", "shape", "device", "stride", "values", "mutation", "alias")
 _ALIASING = ("alias", "mutation", "values")
 _ERRORS = ("raises", "shape", "dtype", "device", "stride", "alias")
@@ -57,6 +57,8 @@ def checked_program(divergence: Divergence) -> Checked:
 def operators_suspected(divergence: Divergence) -> list[Suspect]:
     """The operators whose fault can show as the verdict, one suspect for each, most telling first."""
     faults = faults_shown(divergence.once(checked_operators), divergence.verdict)
+    if not divergence.experiments.runs.promised_numbers:
+        faults = [fault for fault in faults if fault.kind != "numbers"]
     return [_suspect(fault, rank) for rank, fault in enumerate(faults)]
 
 

@@ -1,0 +1,1 @@
+"""Mutation testing of the compiler: what `bench/recall.py` is made of."""

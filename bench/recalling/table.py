@@ -1,0 +1,140 @@
+"""The report of the bench, as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from fuzzcompile.execution.named import installed_torch
+from recalling.answers import Answer
+from recalling.places import MUTATED_STAGES
+from recalling.sampling import Reach
+from recalling.survey import Pooled
+
+_HEAD = """# Recall on torch {torch}
+
+Mutants of the compiler's Python, made in memory (`bench/recall.py`), and what a campaign's worker makes of them. A
+mutant is drawn from the lines that a pool of {cases} generated cases reaches. The {clean} of them that show no bug of
+torch's own judge the mutants.
+
+- **found**: a bug was shown in silence, that is, some compile that ran the mutated code did not fail by itself.
+- **loud**: every compile that ran it failed.
+- **no change**: on every case that ran it, all outputs have the bytes and layouts that they have without the mutation.
+- **rounding**: bytes differ; compiled in float64 the program is right on each of these cases.
+- **missed**: values differ in another way, and nothing was reported.
+- **named**: the mutated function, a rule that calls it, or its file is among culprit and contributors.
+
+"""
+
+
+def report_of(
+    answers: Sequence[Answer], reach: Mapping[str, Reach], pool: Sequence[Pooled], reasons: Mapping[str, str]
+) -> str:
+    """The report on all answers so far."""
+    tried = [answer for answer in answers if answer.outcome != "not installable"]
+    lines = [
+        *_HEAD.format(torch=installed_torch(), cases=len(pool), clean=sum(case.clean for case in pool)).splitlines(),
+        "",
+        *_table(tried, reach),
+        "",
+        *_rates(tried),
+        "",
+        *_uninstalled(answers, tried),
+        *_listed("Missed", [answer for answer in tried if answer.outcome == "missed"], reasons),
+        *_listed("Differing in rounding alone", [row for row in tried if row.outcome == "rounding"], reasons),
+        *_listed("Found or loud, and not named", _unnamed(tried), reasons),
+        *_listed("Not reached under the mutant", [row for row in tried if row.outcome == "not reached"], reasons),
+        *_listed("No change", [answer for answer in tried if answer.outcome == "no change"], reasons),
+        *_listed("Found", [row for row in tried if row.outcome in ("found", "loud") and row.named], reasons),
+    ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _table(tried: Sequence[Answer], reach: Mapping[str, Reach]) -> Iterator[str]:
+    yield (
+        "| stage | code reached | mutants | found | named | loud | named | missed | rounding | no change "
+        "(same code) | not reached |"
+    )
+    yield "|---|" + "---:|" * 10
+    stages = [stage for stage in MUTATED_STAGES if stage in reach]
+    for stage in stages:
+        known = reach[stage]
+        yield _row(stage, [row for row in tried if row.stage == stage], known.reached, known.probes)
+    yield _row("all", tried, *(sum(getattr(row, name) for row in reach.values()) for name in ("reached", "probes")))
+
+
+def _row(stage: str, rows: Sequence[Answer], reached: int, probes: int) -> str:
+    def of(outcome: str) -> list[Answer]:
+        return [row for row in rows if row.outcome == outcome]
+
+    cells = [
+        f"{reached} of {probes} ({reached / max(1, probes):.0%})",
+        str(len(rows)),
+        str(len(of("found"))),
+        str(sum(bool(row.named) for row in of("found"))),
+        str(len(of("loud"))),
+        str(sum(bool(row.named) for row in of("loud"))),
+        str(len(of("missed"))),
+        str(len(of("rounding"))),
+        f"{len(of('no change'))} ({sum(row.same_code for row in of('no change'))})",
+        str(len(of("not reached"))),
+    ]
+    return f"| {stage} | " + " | ".join(cells) + " |"
+
+
+def _rates(tried: Sequence[Answer]) -> Iterator[str]:
+    found, loud, missed, rounding = (
+        [row for row in tried if row.outcome == outcome] for outcome in ("found", "loud", "missed", "rounding")
+    )
+    changed = len(found) + len(missed)
+    yield f"- Silent, reached, meaning changed: {_share(len(found), changed)} found (goal: 90 %);"
+    yield f"  with rounding counted as a change: {_share(len(found), changed + len(rounding))}."
+    yield f"- Of the found, {_share(_named(found), len(found))} named (goal: 95 %): {_levels(found)}."
+    yield f"- Of the loud, {_share(_named(loud), len(loud))} named (goal: 95 %): {_levels(loud)}."
+
+
+def _named(rows: Iterable[Answer]) -> int:
+    return sum(bool(row.named) for row in rows)
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part} of {whole}" + (f" ({part / whole:.0%})" if whole else "")
+
+
+def _levels(rows: Iterable[Answer]) -> str:
+    named = [row.named for row in rows]
+    return ", ".join(f"{level} {named.count(level)}" for level in ("function", "rule", "file"))
+
+
+def _unnamed(tried: Sequence[Answer]) -> list[Answer]:
+    return [row for row in tried if row.outcome in ("found", "loud") and not row.named]
+
+
+def _uninstalled(answers: Sequence[Answer], tried: Sequence[Answer]) -> Iterator[str]:
+    if len(answers) > len(tried):
+        count = len(answers) - len(tried)
+        yield f"Mutants that could not be installed, and were replaced by the next draw: {count}."
+        yield ""
+
+
+def _listed(title: str, rows: Sequence[Answer], reasons: Mapping[str, str]) -> Iterator[str]:
+    if not rows:
+        return
+    yield f"## {title}: {len(rows)}"
+    yield ""
+    yield "| id | stage | place | change | answer | read |"
+    yield "|---|---|---|---|---|---|"
+    for row in rows:
+        mutation = row.of
+        said = " ".join(filter(None, [row.outcome, row.verdict, f"({row.named})" if row.named else ""]))
+        culprits = "; ".join(row.culprit[:2])
+        ran = f"{row.reached} of {row.tried} cases ran it, {row.seconds:.0f} s"
+        cells = [
+            mutation.id,
+            row.stage,
+            f"`{mutation.place}` `{mutation.function}`",
+            f"{mutation.operator}: `{mutation.diff}`",
+            f"{said}, {ran}{': ' if culprits else ''}{culprits}",
+            reasons.get(mutation.id, ""),
+        ]
+        yield "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+    yield ""

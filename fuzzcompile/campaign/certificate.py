@@ -1,0 +1,182 @@
+"""What a campaign saw of the user's own passes and backend, in a sentence that may be quoted."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fuzzcompile.campaign.drawing import Drawn
+from fuzzcompile.contract import CulpritJson, ReportJson
+from fuzzcompile.corpus import FindingSummary
+from fuzzcompile.custom import Loaded
+from fuzzcompile.judging.counts import NO_REFERENCE, CoverageCount
+from fuzzcompile.oracle.verdicts import Verdict
+
+# Verdicts that say nothing of what was compiled.
+_NOT_JUDGED = ("unjudged", str(Verdict.INVALID))
+
+
+@dataclass(frozen=True)
+class Certified:
+    """What a campaign says of a pass or backend; ``fired`` is whether that rests on anything."""
+
+    sentence: str
+    fired: bool
+    details: Mapping[str, object]
+
+
+@dataclass
+class Certificate:
+    """What became of one pass or backend in the cases of a campaign.
+
+    ``programs`` counts by kind those in which it fired and that were judged, ``exact`` those of them that were compared
+    with a float64 run, ``screened`` those for which no code was generated. ``rules`` counts by rule and outcome what
+    became of matches. ``step`` is the largest step in float64 of any firing, None where none was replayed.
+    ``hit`` are the findings that those programs hit.
+    """
+
+    loaded: Loaded
+    hit: set[str] = field(default_factory=set)
+    programs: Counter[str] = field(default_factory=Counter)
+    exact: int = 0
+    screened: int = 0
+    unjudged: int = 0
+    step: float | None = None
+    rules: dict[str, Counter[str]] = field(default_factory=dict)
+
+    @property
+    def fired(self) -> bool:
+        """Whether it fired in a program that was judged."""
+        return bool(self.programs)
+
+    def see(
+        self,
+        case: Drawn,
+        report: ReportJson,
+        coverage: Sequence[CoverageCount],
+        *,
+        screened: bool,
+        finding: str | None,
+    ) -> None:
+        """Take in a judged case, which hit ``finding``."""
+        if not self._count(report, coverage):
+            return
+        if report["verdict"] in _NOT_JUDGED:
+            self.unjudged += 1
+            return
+        self.programs[kind_of_program(case)] += 1
+        self.exact += not any(note.startswith(NO_REFERENCE) for note in report["evidence"].get("notes") or ())
+        self.screened += screened
+        if finding is not None:
+            self.hit.add(finding)
+
+    def follow(self, vanished: Collection[str], finding: str) -> None:
+        """Take over that findings were merged into another."""
+        if self.hit & set(vanished):
+            self.hit = self.hit - set(vanished) | {finding}
+
+    def _count(self, report: ReportJson, coverage: Sequence[CoverageCount]) -> bool:
+        """Count what became of matches; whether it fired."""
+        if self.loaded.kind == "backend":
+            return bool(report["evidence"].get("graphs"))
+        own = [count for count in coverage if count.pass_name == self.loaded.name]
+        for count in own:
+            self.rules.setdefault(count.rewrite, Counter())[count.outcome] += count.count
+        steps = [count.step for count in own if count.step is not None]
+        known = [] if self.step is None else [self.step]
+        self.step = max([*known, *steps], default=None)
+        return any(count.outcome == "fired" for count in own)
+
+    def certified(self, findings: Sequence[FindingSummary], cases: int) -> Certified:
+        """What can be said at the end.
+
+        Args:
+            findings: those that the campaign hit.
+            cases: how many cases it judged.
+        """
+        own = {finding.public_id: finding.verdict for finding in findings if self._is_culprit(finding.culprit)}
+        open_ones = {
+            finding.public_id: finding.verdict
+            for finding in findings
+            if finding.public_id in self.hit - set(own) and not (finding.culprit or {}).get("necessary")
+        }
+        sentence = self._sentence(own, open_ones, cases)
+        return Certified(sentence, self.fired, self._to_json(own, open_ones) | {"sentence": sentence})
+
+    def _is_culprit(self, culprit: CulpritJson | None) -> bool:
+        name = self.loaded.name
+        return culprit is not None and name in (culprit.get("pass"), culprit.get("rewrite"))
+
+    def _sentence(self, own: Mapping[str, str], open_ones: Mapping[str, str], cases: int) -> str:
+        name = f"`{self.loaded.name}`" + (f" ({self.loaded.place})" if self.loaded.place else "")
+        if not self.fired:
+            return f"{name} {self._idle} in {cases} programs: nothing was tested, and nothing is certified."
+        total = self.programs.total()
+        verb = "fired on" if self.loaded.kind == "pass" else "compiled"
+        kinds = ", ".join(f"{kind} {count}" for kind, count in self.programs.most_common())
+        return "; ".join(
+            [
+                f"{name} {verb} {total} {'program' if total == 1 else 'programs'} ({kinds}), {self._judged(total)}",
+                *self._measured(),
+                _found(own, open_ones),
+            ]
+        )
+
+    @property
+    def _idle(self) -> str:
+        return "never fired" if self.loaded.kind == "pass" else "compiled nothing"
+
+    def _judged(self, total: int) -> str:
+        exact = "judged in float64" if self.exact == total else f"{self.exact} of them judged in float64"
+        return exact + (f" ({self.screened} without generated code)" if self.screened else "")
+
+    def _measured(self) -> Iterator[str]:
+        if self.loaded.kind == "pass":
+            yield "not replayed" if self.step is None else f"largest step {self.step:.1e}"
+        silent = [rule for rule in self.loaded.rules if not self.rules.get(rule, Counter())["fired"]]
+        if silent and self.loaded.kind == "pass":
+            yield f"never fired: {', '.join(silent)}"
+        if self.unjudged:
+            yield f"{self.unjudged} further programs could not be judged"
+
+    def _to_json(self, own: Mapping[str, str], open_ones: Mapping[str, str]) -> dict[str, object]:
+        finite = self.step is not None and math.isfinite(self.step)
+        return {
+            "name": self.loaded.name,
+            "kind": self.loaded.kind,
+            "at": self.loaded.place or None,
+            "setting": self.loaded.setting or None,
+            "programs": self.programs.total(),
+            "kinds": dict(self.programs),
+            "in_float64": self.exact,
+            "screened": self.screened,
+            "unjudged": self.unjudged,
+            "largest_step": self.step if finite else None,
+            "rules": {
+                rule: {outcome: self.rules.get(rule, Counter())[outcome] for outcome in ("fired", "refused")}
+                for rule in dict.fromkeys((*self.loaded.rules, *self.rules))
+            },
+            "findings": list(own),
+            "not_attributed": list(open_ones),
+        }
+
+
+def _found(own: Mapping[str, str], open_ones: Mapping[str, str]) -> str:
+    if not (own or open_ones):
+        return "nothing found."
+    parts = [f"findings: {_listed(own)}"] if own else ["nothing found that is its doing"]
+    return "; ".join([*parts, *([f"not attributed: {_listed(open_ones)}"] if open_ones else [])]) + "."
+
+
+def _listed(findings: Mapping[str, str]) -> str:
+    return ", ".join(f"{finding} ({verdict})" for finding, verdict in findings.items())
+
+
+def kind_of_program(case: Drawn) -> str:
+    """The kind of a program in a word: whole blocks, an attention, what else it is made of, or where it comes from."""
+    if "stack" in case.features:
+        return "blocks"
+    head = case.idioms[0].partition("_")[0] if case.idioms else ""
+    return {"attention": "attentions", "": case.origin}.get(head, head)

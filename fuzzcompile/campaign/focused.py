@@ -1,0 +1,283 @@
+"""Cases for a focus: programs of its rules, near misses of them, and the generator's cases under settings."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from fuzzcompile.campaign.drawing import Drawn, Endless, Generator, Source
+from fuzzcompile.campaign.steering import Mix, Outcome, mutate
+from fuzzcompile.corpus import Seed, StreamRun
+from fuzzcompile.focusing.plan import Aim, Plan
+from fuzzcompile.focusing.sources import with_settings
+from fuzzcompile.focusing.tally import FOCUS
+from fuzzcompile.generation.patterned import PatternProgram, draw, render
+
+Arm = Literal["program", "near_miss", "sweep", "grammar", "mutation"]
+# How often each way of drawing is tried at first; later, what made the aim match is drawn more often.
+_PRIOR: dict[Arm, float] = {"program": 1.0, "near_miss": 3.0, "sweep": 3.0, "grammar": 1.0, "mutation": 1.0}
+# A program as it stands finds what near misses of it find: it is drawn until its rule fired this often.
+_ENOUGH = 3
+# Results count once a block of places is full, one block late, so that the order of answers does not matter.
+BLOCK = 4
+_MOST_PARENTS = 32
+_MOST_LISTED = 8
+# After so many cases in vain, an aim keeps no finding from being minimized.
+_PATIENCE = 24
+
+
+@dataclass(frozen=True)
+class Focused(Endless):
+    """What a focus draws from.
+
+    Attributes:
+        plan: what is aimed at.
+        generator: draws cases that are put under the settings of an aim.
+        programs: those made for the rules.
+        sweeps: cases of torch's own tables for the operators that are aimed at, by label.
+    """
+
+    plan: Plan
+    generator: Generator = field(default_factory=Generator)
+    programs: tuple[PatternProgram, ...] = ()
+    sweeps: Mapping[str, Source] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The plan's, so that each focus has a stream of its own, and that of the generator."""
+        return " ".join(filter(None, (self.plan.name, self.generator.name)))
+
+    @property
+    def notes(self) -> list[str]:
+        """What is aimed at, in sentences for the user."""
+        aims = self.plan.aims
+        listed = ", ".join(aim.label for aim in aims[:_MOST_LISTED])
+        more = f" and {len(aims) - _MOST_LISTED} more" if len(aims) > _MOST_LISTED else ""
+        given = [f"aiming at {listed}{more}; {len(self.programs)} programs were made for it."]
+        given += [f"{aim.label} cannot fire here: {aim.why_not}" for aim in aims if aim.why_not]
+        return [*given, *self.plan.notes]
+
+    @property
+    def profile(self) -> dict[str, object]:
+        """The generator's: its recipes are read under it."""
+        return dict(self.generator.profile)
+
+    def at(self, seed: int, index: int, candidate: int = 0) -> Drawn:
+        """A case for each aim in turn, whatever earlier cases showed; `FocusedSteering` chooses better."""
+        aims = self.plan.reachable
+        aim = aims[index % len(aims)]
+        rng = random.Random(f"fuzzcompile focus {seed} {index} {candidate}")
+        arm: Arm = "near_miss" if self.of_aim(aim) and rng.random() < 0.75 else "grammar"
+        return self.drawn(aim, arm, seed, index, rng)
+
+    def of(self, choices: bytes) -> Drawn | None:
+        """The generator's case of a recipe."""
+        return self.generator.of(choices)
+
+    def of_aim(self, aim: Aim) -> list[PatternProgram]:
+        """The programs that were made for an aim, those first that made it fire."""
+        own = [program for program in self.programs if (program.stage, program.rule) in aim.sources]
+        return sorted(own, key=lambda program: not program.fires)
+
+    def drawn(self, aim: Aim, arm: Arm, seed: int, index: int, rng: random.Random) -> Drawn:
+        """A case for an aim, drawn in one way."""
+        programs = self.of_aim(aim)
+        if arm in ("program", "near_miss") and programs:
+            firing = [program for program in programs if program.fires] or programs
+            program = rng.choice(firing if rng.random() < 0.8 else programs)
+            if arm == "program":
+                return self._case(aim, arm, render(program), "program", ())
+            case = draw(program, rng)
+            return self._case(aim, arm, case.source, "near_miss", case.operators)
+        return self.under(aim, "grammar", self.generator.at(seed, index))
+
+    def swept(self, aim: Aim, number: int, seed: int) -> Drawn | None:
+        """The ``number``-th case of torch's tables for the operator, or the next there is; None behind the last."""
+        sweep = self.sweeps[aim.label]
+        cases = (sweep.at(seed, place) for place in range(number, sweep.size or 0))
+        case = next(filter(None, cases), None)
+        return None if case is None else self._case(aim, "sweep", case.source, case.origin, case.features)
+
+    def mutated(self, aim: Aim, parents: Sequence[bytes], rng: random.Random) -> Drawn | None:
+        """A mutation of a recipe that made the aim match; None where it gives no case."""
+        case = self.generator.of(mutate(rng.choice(parents), rng.choice(parents), rng))
+        return None if case is None else self.under(aim, "mutation", case)
+
+    def under(self, aim: Aim, arm: Arm, case: Drawn) -> Drawn:
+        """The generator's case under the settings that switch the aim on.
+
+        The settings are no part of its recipe, so that it can be minimized as any program, but not from the recipe.
+        """
+        drawn = self._case(aim, arm, case.source, case.origin, (*case.features, *case.near_misses))
+        spec = {**(drawn.spec or {}), "recipe": case.choices.hex()}
+        unchanged = drawn.source == case.source
+        return Drawn(
+            drawn.source,
+            case.origin,
+            drawn.features,
+            case.choices if unchanged else b"",
+            {**(case.spec or {}), **spec} if unchanged else spec,
+            case.idioms,
+            case.near_misses,
+        )
+
+    def _case(self, aim: Aim, arm: Arm, source: str, origin: str, operators: Sequence[str]) -> Drawn:
+        features = (f"focus:{aim.label}", f"drawn as:{arm}", *operators)
+        spec = {"focus": aim.label, "drawn_as": arm, "operators": list(operators)}
+        return Drawn(with_settings(source, aim.settings), origin, features, spec=spec, near_misses=tuple(operators))
+
+
+@dataclass
+class _Arm:
+    """How often one way of drawing was tried for an aim, and how often that made it match."""
+
+    tried: float = 0.0
+    hits: float = 0.0
+
+
+@dataclass
+class _Progress:
+    """What is known of one aim."""
+
+    arms: dict[Arm, _Arm] = field(default_factory=lambda: {arm: _Arm() for arm in _PRIOR})
+    tried: int = 0
+    fired: int = 0
+    matched: int = 0
+    recipes: list[bytes] = field(default_factory=list)
+    swept: int = 0
+    dry: bool = False
+
+    @property
+    def need(self) -> float:
+        """How much the aim needs a case: one that never matched most, unless very much was tried in vain."""
+        hits = self.fired + 0.5 * self.matched
+        return 1.0 / (1.0 + hits) + 4.0 / (1.0 + self.tried)
+
+
+@dataclass
+class FocusedSteering:
+    """Fills the places of a stream with a focus: which aim next, and how its case is drawn.
+
+    Of the ways of drawing, those are preferred that made the aim fire or be refused; of the aims, those that matched
+    least. Results may arrive in any order; they are learned by blocks of places.
+    """
+
+    source: Focused
+    seed: int
+    mix: Mix = "mixed"
+    _progress: dict[str, _Progress] = field(default_factory=dict)
+    _waiting: dict[int, Outcome] = field(default_factory=dict)
+    _block: int = 0
+
+    def __post_init__(self) -> None:
+        self._progress = {aim.label: _Progress() for aim in self.source.plan.reachable}
+
+    def resume(self, seen: Iterable[object], past: Iterable[StreamRun], seeds: Iterable[Seed]) -> None:
+        """Count the earlier cases of this stream as tried; whether they matched is not stored for each."""
+        for run in past:
+            aim, arm = _drawn_as(run.features)
+            if aim in self._progress and arm is not None:
+                self._progress[aim].tried += 1
+                self._progress[aim].fired += bool(run.firsts)
+            self._block = max(self._block, run.index // BLOCK)
+
+    @property
+    def seeking(self) -> bool:
+        """Whether an aim has matched nothing yet, and was not tried so often that it may never."""
+        return any(
+            not known.fired and not known.matched and known.tried < _PATIENCE for known in self._progress.values()
+        )
+
+    def at(self, index: int) -> tuple[Drawn, bool]:
+        """The case for a place in the stream, and whether it is to be screened first."""
+        self._learn_blocks(index)
+        rng = random.Random(f"fuzzcompile focused steering {self.seed} {index}")
+        full = rng.random()
+        aim = self._aim(index, rng)
+        case = self._case(aim, index, rng)
+        share = aim.full_share if self.mix == "mixed" else float(self.mix == "full")
+        return case, full >= share
+
+    def learn(self, index: int, outcome: Outcome) -> None:
+        """Take the result of the case at a place, to be learned with its block."""
+        self._waiting[index] = outcome
+
+    def _aim(self, index: int, rng: random.Random) -> Aim:
+        aims = self.source.plan.reachable
+        if index < len(aims):
+            return aims[index]
+        return rng.choices(aims, [self._progress[aim.label].need for aim in aims])[0]
+
+    def _case(self, aim: Aim, index: int, rng: random.Random) -> Drawn:
+        progress = self._progress[aim.label]
+        arms = self._arms(aim, progress)
+        promise = {arm: self._promise(arm, progress, rng) for arm in arms}
+        arm = max(arms, key=promise.__getitem__)
+        case = None
+        if arm == "mutation":
+            case = self.source.mutated(aim, progress.recipes, rng)
+        elif arm == "sweep":
+            case = self.source.swept(aim, progress.swept, self.seed)
+            progress.swept += 1
+            progress.dry = case is None
+        if case is not None:
+            return case
+        return self.source.drawn(aim, arm, self.seed, index, rng)
+
+    def _arms(self, aim: Aim, progress: _Progress) -> list[Arm]:
+        programs = bool(self.source.of_aim(aim))
+        if programs and not progress.arms["program"].tried and progress.tried < BLOCK:
+            return ["program"]
+        possible: dict[Arm, bool] = {
+            "program": programs and progress.arms["program"].hits < _ENOUGH,
+            "near_miss": programs,
+            "sweep": aim.label in self.source.sweeps and not progress.dry,
+            "grammar": True,
+            "mutation": bool(progress.recipes),
+        }
+        return [arm for arm, can in possible.items() if can]
+
+    def _promise(self, arm: Arm, progress: _Progress, rng: random.Random) -> float:
+        """Drawn from what is known of the arm, so that one that was tried little is tried (Thompson sampling)."""
+        known = progress.arms[arm]
+        return rng.betavariate(_PRIOR[arm] + known.hits, 1.0 + known.tried - known.hits)
+
+    def _learn_blocks(self, index: int) -> None:
+        block = index // BLOCK
+        if block <= self._block:
+            return
+        self._block = block
+        for place in sorted(place for place in self._waiting if place < (block - 1) * BLOCK):
+            self._apply(self._waiting.pop(place))
+
+    def _apply(self, outcome: Outcome) -> None:
+        label, arm = _drawn_as(outcome.drawn.features)
+        if label not in self._progress or arm is None:
+            return
+        for aim in self.source.plan.reachable:
+            hit = self._hit(aim, outcome)
+            self._progress[aim.label].fired += hit == 1.0
+            self._progress[aim.label].matched += hit == 0.5
+            if aim.label != label:
+                continue
+            progress = self._progress[label]
+            progress.tried += 1
+            progress.arms[arm].tried += 1.0
+            progress.arms[arm].hits += hit
+            recipe = bytes.fromhex(str((outcome.drawn.spec or {}).get("recipe", "")))
+            if hit and recipe:
+                progress.recipes = [*progress.recipes, recipe][-_MOST_PARENTS:]
+
+    def _hit(self, aim: Aim, outcome: Outcome) -> float:
+        """1 where the aim fired, a half where it was only refused or called, else 0."""
+        outcomes = {how for stage, name, how in outcome.items if (stage, name) in aim.rules}
+        ran = any((FOCUS, str(span), "fired") in outcome.items for span in aim.spans)
+        return 1.0 if ran or "fired" in outcomes else 0.5 if outcomes else 0.0
+
+
+def _drawn_as(features: Sequence[str]) -> tuple[str, Arm | None]:
+    label = next((name.removeprefix("focus:") for name in features if name.startswith("focus:")), "")
+    text = next((name.removeprefix("drawn as:") for name in features if name.startswith("drawn as:")), "")
+    return label, next((arm for arm in _PRIOR if arm == text), None)

@@ -1,0 +1,226 @@
+"""A user's own passes as they stand in Inductor's config (``torch._inductor.config.*custom*``).
+
+Imports the compiler's pattern matcher: :mod:`fuzzcompile.compiler.custom` is for what needs no pass.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._inductor import custom_graph_pass
+from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch._inductor.pattern_matcher import LoweringPatternEntry, PatternMatcherPass
+
+from fuzzcompile.compiler import labels
+from fuzzcompile.compiler.custom_loading import digest_of, imported, source_of
+from fuzzcompile.compiler.ledger import Label
+from fuzzcompile.custom import CustomPass, Loaded
+from fuzzcompile.errors import UsageError, message_of
+from fuzzcompile.stage_names import JOINT_GRAPH, POST_GRAD, PRE_GRAD
+
+if TYPE_CHECKING:
+    from torch import fx
+    from torch._inductor.pattern_matcher import PatternEntry
+
+# torch 2.11 does not have it.
+_AWARE: Any = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", None)
+
+SETTINGS = MappingProxyType(
+    {
+        PRE_GRAD: "pre_grad_custom_pass",
+        JOINT_GRAPH: "joint_custom_post_pass",
+        POST_GRAD: "post_grad_custom_post_pass",
+    }
+)
+"""The entry of Inductor's config that runs a pass at a stage: of two, the one behind torch's own passes."""
+
+_MADE = "()"  # follows the name of a class
+_DEPTH = 4  # a manager of passes, its list, a pass, its tables
+
+
+class InstalledPass(CustomGraphPass):
+    """A pass of the user's own as it stands in Inductor's config.
+
+    Args:
+        custom: how it was named; its stage is known.
+        given: a table of patterns, or what is called with a graph.
+        ending: what follows the name in Python that gives it to the config: a call, the method of a table, or nothing.
+    """
+
+    def __init__(self, custom: CustomPass, given: PatternMatcherPass | Callable[..., object], ending: str = "") -> None:
+        assert custom.at is not None
+        self.custom, self.given, self.place, self.ending = custom, given, custom.at, ending
+
+    def __call__(self, graph: fx.Graph) -> None:
+        """Run the pass over the graph."""
+        if isinstance(self.given, PatternMatcherPass):
+            self.given.apply(graph)
+        else:
+            self.given(graph)
+
+    def is_run_as(self, function: object) -> bool:
+        """Whether Inductor runs this pass where it calls ``function``: a script may have given it as it is."""
+        if function is self or function is self.given or getattr(function, "__self__", None) is self.given:
+            return True
+        return self.ending.startswith(_MADE) and type(function) is type(self.given)
+
+    @property
+    def is_table(self) -> bool:
+        """Whether it is nothing but a table of patterns."""
+        return isinstance(self.given, PatternMatcherPass)
+
+    def uuid(self) -> object:
+        """The pass's own, by which torch decides when it runs passes over dynamo's graph."""
+        return self.given.uuid() if isinstance(self.given, CustomGraphPass) else None
+
+    def __deepcopy__(self, memo: object) -> InstalledPass:
+        """Itself: a copy of the config holds the same pass."""
+        return self
+
+    def __repr__(self) -> str:
+        return self.name
+
+    @property
+    def name(self) -> str:
+        """What reports call it."""
+        return self.custom.target.name
+
+    @property
+    def setting(self) -> str:
+        """The entry of Inductor's config that holds it."""
+        return SETTINGS[self.place]
+
+    def label(self, stage: str) -> Label:
+        """The label of what the pass does beyond the patterns of its tables."""
+        code = self.given if inspect.isroutine(self.given) else vars(type(self.given)).get("__call__")
+        source, line = (None, None) if self.is_table else labels.source_of(code)
+        place = source or source_of(self.custom.target)
+        return Label(stage, self.name, self.name, place, line or 1)
+
+    def tables(self) -> Iterator[PatternMatcherPass]:
+        """The tables of patterns that it applies, as far as they can be seen from outside."""
+        return _tables_in(self.given, _DEPTH)
+
+    def patterns(self) -> list[tuple[Label, PatternEntry]]:
+        """The patterns of its tables, each with its label."""
+        entries = _entries(self.tables())
+        return [(labels.entry_label(entry, self.place, self.name), entry) for entry in entries]
+
+    def loaded(self) -> Loaded:
+        """The pass in plain data."""
+        names = tuple(label.rewrite for label, _ in self.patterns()) or (self.name,)
+        return Loaded(self.name, "pass", self.place, self.setting, names, digest_of(self.custom.target))
+
+
+class InferenceAwarePass(InstalledPass):
+    """A pass that is told whether the graph is for inference."""
+
+    def __call__(self, graph: fx.Graph, is_inference: bool = False) -> None:
+        """Run the pass over the graph."""
+        assert callable(self.given)
+        self.given(graph, is_inference)
+
+
+if _AWARE is not None:
+    _AWARE.register(InferenceAwarePass)  # torch tells those that are of its class
+
+
+def load_pass(custom: CustomPass) -> InstalledPass:
+    """Import a pass and make it one that Inductor's config can hold.
+
+    Raises:
+        UsageError: it cannot be imported, is no pass, or leaves open which stage is to run it.
+    """
+    given, ending = imported(custom.target, "--pass"), ""
+    if inspect.isclass(given):
+        ending = _MADE
+        try:
+            given = given()
+        except Exception as error:  # user code: whatever it raises is an error of the class
+            raise UsageError(
+                f"--pass {custom.target} is a class that cannot be made without arguments "
+                f"({type(error).__name__}: {message_of(error, 200)}); name an object of it."
+            ) from error
+    if inspect.ismethod(given) and isinstance(given.__self__, PatternMatcherPass):
+        given = given.__self__  # its method, as the compiler's settings take it
+    elif isinstance(given, PatternMatcherPass):
+        ending += ".apply"
+    if not (callable(given) or isinstance(given, PatternMatcherPass)):
+        kind = type(given).__name__
+        raise UsageError(f"--pass {custom.target} is a {kind}; name a function of a graph, or a PatternMatcherPass.")
+    _name_apart(given, custom)
+    at = custom.at or _certain_place(given)
+    if at is None:
+        raise UsageError(f"--pass {custom.target} does not say which graphs it is for: add --at {'|'.join(SETTINGS)}.")
+    aware = _is_aware(given)
+    if aware and at != POST_GRAD:
+        raise UsageError(f"--pass {custom.target} takes is_inference, which torch tells passes at {POST_GRAD} alone.")
+    return (InferenceAwarePass if aware else InstalledPass)(replace(custom, at=at), given, ending)
+
+
+def _name_apart(given: PatternMatcherPass | Callable[..., object], custom: CustomPass) -> None:
+    """Give patterns that have the same name names of their own, so that reports can tell them apart."""
+    table = InstalledPass(replace(custom, at=POST_GRAD), given).tables()
+    names: Counter[str] = Counter()
+    for entry in _entries(table):
+        name = labels.entry_label(entry, POST_GRAD, None).rewrite
+        names[name] += 1
+        if names[name] > 1:
+            entry.pattern_name = f"{name}#{names[name]}"  # type: ignore[attr-defined]  # torch reads it for telemetry
+
+
+def _certain_place(given: object) -> str | None:
+    """The stage that alone can run the pass, where its kind or its patterns show that; else None."""
+    if _is_aware(given):
+        return POST_GRAD
+    if not isinstance(given, PatternMatcherPass):
+        return None
+    entries = list(_entries([given]))
+    if any(isinstance(entry, LoweringPatternEntry) for entry in entries):
+        return POST_GRAD
+    # Graphs behind dynamo's call overloads of operators and nothing else.
+    heads = [key for key in given.patterns if given.patterns[key]]
+    torch_level = [op != "call_function" or not isinstance(target, torch._ops.OpOverload) for op, target in heads]
+    return PRE_GRAD if heads and all(torch_level) else None
+
+
+def _is_aware(given: object) -> bool:
+    return _AWARE is not None and isinstance(given, _AWARE)
+
+
+def _tables_in(value: object, depth: int) -> Iterator[PatternMatcherPass]:
+    """The tables of patterns that an object holds, in lists and objects of the user's too."""
+    if isinstance(value, PatternMatcherPass):
+        yield value
+    elif depth:
+        for held in _held_by(value):
+            yield from _tables_in(held, depth - 1)
+
+
+def _held_by(value: object) -> Iterable[object]:
+    if isinstance(value, (list, tuple)):
+        return value
+    if isinstance(value, dict):
+        return list(value.values())
+    if inspect.isfunction(value):
+        cells = inspect.getclosurevars(value)
+        return [*cells.nonlocals.values(), *cells.globals.values()]
+    if (
+        inspect.isclass(value)
+        or inspect.ismodule(value)
+        or type(value).__module__.split(".")[0] in ("torch", "builtins")
+    ):
+        return ()
+    return list(getattr(value, "__dict__", {}).values())
+
+
+def _entries(tables: Iterable[PatternMatcherPass]) -> list[PatternEntry]:
+    """The entries of the tables, each once."""
+    every = (entry for table in tables for entries in table.patterns.values() for entry in entries)
+    return list({id(entry): entry for entry in every}.values())

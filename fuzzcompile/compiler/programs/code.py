@@ -1,0 +1,177 @@
+"""What the code of a rule names: settings, operators, constants."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import inspect
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fuzzcompile.compiler.configs import config_of
+
+_DEEPEST = 3
+_ENTRY = ("handler", "extra_check")
+
+
+@dataclass(frozen=True)
+class Named:
+    """What functions name, each once and in order: entries of Inductor's config, operators, constants."""
+
+    settings: tuple[str, ...] = ()
+    operators: tuple[object, ...] = ()
+    constants: tuple[object, ...] = ()
+
+
+def named_in(parts: Iterable[object], deepest: int = _DEEPEST) -> Named:
+    """What the code of a rule's parts names: entries of patterns, functions, classes, and what these call."""
+    settings, operators, constants = dict[str, None](), dict[object, None](), dict[object, None]()
+    for function in functions_of(parts, deepest):
+        for value in _values(function):
+            if isinstance(value, _Setting):
+                settings[value.name] = None
+            elif _is_operator(value):
+                operators[value] = None
+            elif isinstance(value, (torch.dtype, int, float, str)) and not isinstance(value, bool):
+                constants[value] = None
+    return Named(tuple(settings), tuple(operators), tuple(constants))
+
+
+def functions_of(parts: Iterable[object], deepest: int = _DEEPEST) -> list[types.FunctionType]:
+    """The Python functions that make up a rule, its helpers in torch's passes included, each once."""
+    found: dict[types.CodeType, types.FunctionType] = {}
+    for part in parts:
+        _collect(part, found, deepest)
+    return list(found.values())
+
+
+def _collect(part: Any, found: dict[types.CodeType, types.FunctionType], depth: int) -> None:
+    if isinstance(part, functools.partial):
+        for inner in (part.func, *part.args, *part.keywords.values()):
+            _collect(inner, found, depth)
+    elif isinstance(part, types.MethodType):
+        _collect(part.__func__, found, depth)
+        _collect(type(part.__self__), found, depth)
+    elif inspect.isclass(part):
+        for base in part.__mro__:
+            if base.__module__.startswith("torch._inductor"):
+                for value in vars(base).values():
+                    _collect(getattr(value, "__func__", value), found, depth)
+    elif isinstance(part, types.FunctionType):
+        _function(part, found, depth)
+    elif any(hasattr(part, name) for name in _ENTRY):
+        for name in _ENTRY:
+            _collect(getattr(part, name, None), found, depth)
+
+
+def _function(function: types.FunctionType, found: dict[types.CodeType, types.FunctionType], depth: int) -> None:
+    if function.__code__ in found or depth < 0 or not function.__module__.startswith("torch."):
+        return
+    found[function.__code__] = function
+    for cell in function.__closure__ or ():
+        with_value = _content(cell)
+        if isinstance(with_value, (types.FunctionType, functools.partial)):
+            _collect(with_value, found, depth)
+    for name in _names(function.__code__):
+        helper = function.__globals__.get(name)
+        if not str(getattr(helper, "__module__", "")).startswith("torch._inductor.fx_passes"):
+            continue
+        if isinstance(helper, types.FunctionType):
+            _function(helper, found, depth - 1)
+        elif (
+            inspect.isclass(helper) and depth > 0 and any(hasattr(value, "__code__") for value in vars(helper).values())
+        ):
+            for value in vars(helper).values():
+                if isinstance(value, types.FunctionType):
+                    _function(value, found, depth - 1)
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant)
+
+
+def _content(cell: types.CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return None
+
+
+@dataclass(frozen=True)
+class _Setting:
+    name: str
+
+
+@functools.lru_cache(maxsize=512)
+def _values(function: types.FunctionType) -> tuple[object, ...]:
+    """What a function's code names: settings, what its globals and closure hold, attributes of these, constants."""
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
+    names = {**function.__globals__, **{name: _content(cell) for name, cell in cells}}
+    values = [*_code_values(function.__code__, names), *map(_content, function.__closure__ or ())]
+    return tuple(inner for value in values for inner in _opened(value))
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """``a.b.c`` as far as it was read: its value, or below Inductor's config the entry's name."""
+
+    value: object
+    entry: str | None = None
+
+    def then(self, name: str) -> _Chain:
+        if self.entry is not None:
+            return _Chain(None, f"{self.entry}.{name}".removeprefix("."))
+        if not isinstance(self.value, (types.ModuleType, torch._ops._OpNamespace, torch._ops.OpOverloadPacket)):
+            return _Chain(None)
+        try:
+            value = getattr(self.value, name, None)
+        except Exception:  # torch.ops raises what it likes for what is not there
+            value = None
+        return _Chain(value, "" if value is config_of("inductor") else None)
+
+    @property
+    def meaning(self) -> object:
+        return _Setting(self.entry) if self.entry else self.value
+
+
+def _code_values(code: types.CodeType, names: Mapping[str, object]) -> Iterator[object]:
+    """Chains of attributes (``aten.mm.default``) as what they stand for, and constants."""
+    chain = _Chain(None)
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            chain = chain.then(str(instruction.argval))
+            continue
+        yield chain.meaning
+        chain = _Chain(None)
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF"):
+            value = names.get(str(instruction.argval))
+            chain = _Chain(value, "" if value is config_of("inductor") else None)
+        elif isinstance(instruction.argval, types.CodeType):
+            yield from _code_values(instruction.argval, names)
+        elif instruction.opname == "LOAD_CONST":
+            yield instruction.argval
+    yield chain.meaning
+
+
+def _opened(value: object) -> list[object]:
+    """The value, or what a short collection holds: operators that a rule knows, say."""
+    if isinstance(value, (list, tuple, set, frozenset)) and len(value) <= 64:
+        return [inner for part in value for inner in _opened(part)]
+    return [] if value is None else [value]
+
+
+def _is_operator(value: object) -> bool:
+    if isinstance(value, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        return True
+    is_call = isinstance(value, (types.BuiltinFunctionType, types.FunctionType))
+    if not is_call or not callable(value):
+        return False
+    name = getattr(value, "__name__", "")
+    return getattr(torch, name, None) is value or getattr(torch.nn.functional, name, None) is value

@@ -1,0 +1,228 @@
+"""The definitions of a Python file, what each uses, and which definitions use which, across files."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+
+from fuzzcompile.focusing.span import Span
+
+Place = tuple[str, str]
+"""A file, relative to the folder that holds torch, and the name of a definition in it."""
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A function, method, class body or top-level assignment.
+
+    Attributes:
+        name: ``function``, ``Class.method``, ``Class`` or the name that is assigned.
+        first: its first line, decorators included.
+        last: its last line.
+        code: its syntax tree as text, without positions: what tells whether it was changed.
+        uses: the names and dotted names in it.
+    """
+
+    name: str
+    first: int
+    last: int
+    code: str
+    uses: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file's definitions and imports: by name, the dotted module and the name in it (empty for the module itself)."""
+
+    file: str
+    definitions: tuple[Definition, ...]
+    imports: dict[str, tuple[str, str]]
+
+    @classmethod
+    def parse(cls, file: str, text: str) -> Source:
+        """Read a file.
+
+        Raises:
+            SyntaxError: it is not Python.
+        """
+        tree = ast.parse(text)
+        return cls(file, tuple(_definitions(tree.body)), dict(_imports(tree, file)))
+
+    def at(self, first: int, last: int) -> list[Definition]:
+        """The definitions that have one of these lines; of a class and its method, the method."""
+        met = [part for part in self.definitions if part.first <= last and first <= part.last]
+        inner = {part.name.rpartition(".")[0] for part in met if _covers(part, first, last)}
+        return [part for part in met if part.name not in inner]
+
+    def named(self, name: str) -> list[Definition]:
+        """The definitions of that name: there are several where it is assigned again."""
+        return [part for part in self.definitions if part.name == name]
+
+
+def _covers(part: Definition, first: int, last: int) -> bool:
+    return part.first <= first and last <= part.last
+
+
+def _definitions(body: Iterable[ast.stmt], within: str = "") -> Iterator[Definition]:
+    for statement in body:
+        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield _defined(f"{within}{statement.name}", statement)
+            if isinstance(statement, ast.ClassDef):
+                yield from _definitions(statement.body, f"{statement.name}.")
+        elif isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            names = [name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)]
+            yield from (_defined(f"{within}{name}", statement) for name in names)
+        elif isinstance(statement, (ast.If, ast.With, ast.Try, ast.For)):
+            for name in ("body", "orelse", "finalbody"):
+                yield from _definitions(getattr(statement, name, []), within)
+
+
+def _defined(name: str, statement: ast.stmt) -> Definition:
+    decorators = getattr(statement, "decorator_list", [])
+    first = min([statement.lineno, *(node.lineno for node in decorators)])
+    return Definition(name, first, statement.end_lineno or first, ast.dump(statement), frozenset(_names(statement)))
+
+
+def _names(tree: ast.AST) -> Iterator[str]:
+    """The names that are read, and dotted ones whole: ``fuse_attention.scaled_dot``, ``self.method``."""
+    for node in _without_annotations(tree):
+        if isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            parts = [node.attr]
+            inner = node.value
+            while isinstance(inner, ast.Attribute):
+                parts.append(inner.attr)
+                inner = inner.value
+            if isinstance(inner, ast.Name):
+                yield ".".join([inner.id, *reversed(parts)])
+
+
+def _without_annotations(tree: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a tree except annotations: a handler that names the class `Match` does not run its methods."""
+    yield tree
+    for name, value in ast.iter_fields(tree):
+        if name not in ("annotation", "returns"):
+            for child in value if isinstance(value, list) else [value]:
+                if isinstance(child, ast.AST):
+                    yield from _without_annotations(child)
+
+
+def _imports(tree: ast.Module, file: str) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Also those within functions: passes import what they need where they need it."""
+    package = list(PurePosixPath(file).parent.parts)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.asname or alias.name, (alias.name, "")) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *((node.module or "").split(".") if node.module else [])])
+            yield from ((alias.asname or alias.name, (module, alias.name)) for alias in node.names)
+
+
+@dataclass
+class CodeGraph:
+    """Which definitions use which, in ``files`` below ``root`` (the folder that holds torch).
+
+    What the files in ``shared`` use is not followed: their machinery runs for every rule.
+    """
+
+    root: Path
+    files: Sequence[str]
+    shared: frozenset[str] = frozenset()
+    _sources: dict[str, Source | None] = field(default_factory=dict)
+
+    def source(self, file: str) -> Source | None:
+        """A file's definitions; None if there is no such file, or it is not Python of this version."""
+        if file not in self._sources:
+            try:
+                text = (self.root / file).read_text(encoding="utf-8")
+                self._sources[file] = Source.parse(file, text)
+            except (OSError, SyntaxError, ValueError):
+                self._sources[file] = None
+        return self._sources[file]
+
+    def places_at(self, span: Span) -> list[Place]:
+        """The definitions that have a line of ``span``."""
+        source = self.source(span.file)
+        return [] if source is None else [(span.file, part.name) for part in source.at(span.first, span.last)]
+
+    def spans_of(self, place: Place) -> list[Span]:
+        """The lines of a definition."""
+        source = self.source(place[0])
+        return [] if source is None else [Span(place[0], part.first, part.last) for part in source.named(place[1])]
+
+    def reached(self, places: Collection[Place]) -> set[Place]:
+        """The definitions that these use, directly or through others, themselves included."""
+        return _closure(places, self._uses)
+
+    def users(self, places: Collection[Place]) -> set[Place]:
+        """The definitions of the same files that use these directly, beside themselves."""
+        users = {user for file, name in places for user in self._used_by.get((file, name), ()) if user[0] == file}
+        return users - set(places)
+
+    @cached_property
+    def _uses(self) -> dict[Place, set[Place]]:
+        edges = defaultdict[Place, set[Place]](set)
+        for file in self.files:
+            source = self.source(file)
+            for part in source.definitions if source is not None and file not in self.shared else ():
+                edges[file, part.name] |= set(self._resolved(source, part)) - {(file, part.name)}  # type: ignore[arg-type]
+        return edges
+
+    @cached_property
+    def _used_by(self) -> dict[Place, set[Place]]:
+        edges = defaultdict[Place, set[Place]](set)
+        for user, used in self._uses.items():
+            for place in used:
+                edges[place].add(user)
+        return edges
+
+    def _resolved(self, source: Source, part: Definition) -> Iterator[Place]:
+        owner = part.name.rpartition(".")[0]
+        own = {definition.name for definition in source.definitions}
+        if not owner:  # a class uses its methods
+            yield from ((source.file, name) for name in own if name.startswith(f"{part.name}."))
+        for used in part.uses:
+            head, _, rest = used.partition(".")
+            if head in ("self", "cls") and f"{owner}.{rest}" in own:
+                yield source.file, f"{owner}.{rest}"
+            elif used in own or head in own:
+                yield source.file, used if used in own else head
+            elif head in source.imports or used in source.imports:
+                yield from self._imported(*source.imports[used if used in source.imports else head], rest)
+
+    def _imported(self, module: str, name: str, rest: str) -> Iterator[Place]:
+        """``name`` of ``module`` may be a module itself, of which ``rest`` is used."""
+        for file, wanted in (
+            (_file_of(module, self.root), name or rest),
+            (_file_of(f"{module}.{name}", self.root), rest),
+        ):
+            source = self.source(file) if file in self._known else None
+            wanted = wanted.split(".")[0]
+            if source is not None and source.named(wanted):
+                yield file, wanted
+
+    @cached_property
+    def _known(self) -> set[str]:
+        return set(self.files)
+
+
+def _file_of(module: str, root: Path) -> str:
+    path = module.replace(".", "/")
+    return f"{path}/__init__.py" if (root / path).is_dir() else f"{path}.py"
+
+
+def _closure(places: Collection[Place], edges: dict[Place, set[Place]]) -> set[Place]:
+    reached, waiting = set(places), list(places)
+    while waiting:
+        for place in edges.get(waiting.pop(), ()):
+            if place not in reached:
+                reached.add(place)
+                waiting.append(place)
+    return reached

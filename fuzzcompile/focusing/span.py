@@ -1,0 +1,26 @@
+"""Lines of a file of the compiler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+END = 10**9
+"""The last line of a file, however long it is."""
+
+
+@dataclass(frozen=True, order=True)
+class Span:
+    """Lines ``first`` to ``last``, both included, of a file relative to the folder that holds torch."""
+
+    file: str
+    first: int = 1
+    last: int = END
+
+    def __str__(self) -> str:
+        if (self.first, self.last) == (1, END):
+            return self.file
+        return f"{self.file}:{self.first}" + (f"-{self.last}" if self.last != self.first else "")
+
+    def holds(self, file: str | None, line: int | None) -> bool:
+        """Whether it has that line of that file."""
+        return file == self.file and line is not None and self.first <= line <= self.last

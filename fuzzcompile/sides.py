@@ -1,0 +1,7 @@
+"""What can run in the place of a program, as a case file's ``PATH`` spells it. Needs no torch."""
+
+from __future__ import annotations
+
+COMPILE, EXPORT, AOTI = "compile", "export", "aoti"
+PATHS = (COMPILE, EXPORT, AOTI)
+"""``torch.compile``; ``torch.export``, whose program runs in eager mode; AOTInductor, which compiles that program."""

@@ -1,0 +1,42 @@
+import gc
+import inspect
+
+import torch
+from torch._inductor import lowering, utils
+
+from fuzzcompile.compiler.lines import Span, watching_lines
+
+
+def _span(function) -> Span:
+    source, first = inspect.getsourcelines(function)
+    return Span("torch/_inductor/utils.py", first, first + len(source) - 1)
+
+
+def test_only_the_branch_that_ran_is_executed_and_the_function_is_restored():
+    own = utils.ceildiv.__code__
+    with watching_lines([_span(utils.ceildiv)]) as lines:
+        assert utils.ceildiv(7, 2) == 4
+        once = lines.executed()
+        lines.clear()
+        assert not lines.executed()
+    assert utils.ceildiv.__code__ is own
+    taken = {span.first - own.co_firstlineno for span in once}
+    assert taken
+    assert len(once) < len(lines.probes)
+
+
+def test_functions_behind_decorators_and_those_the_collector_skips_are_watched():
+    gc.freeze()
+    try:
+        with watching_lines([Span("torch/_inductor/lowering.py")]) as lines:
+            assert lines.unwatched == []
+            assert lowering.decode_dtype(torch.bool) is torch.bool
+            assert lines.executed()
+    finally:
+        gc.unfreeze()
+
+
+def test_what_cannot_be_watched_is_said():
+    with watching_lines([Span("torch/_inductor/there_is_none.py")]) as lines:
+        pass
+    assert "there_is_none.py" in lines.unwatched[0]

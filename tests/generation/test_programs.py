@@ -1,0 +1,83 @@
+"""Operator programs: their types are those of eager mode, at the sizes of every call, and they are read as they run."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fuzzcompile.generation.drawing import Pen
+from fuzzcompile.generation.programs import PRODUCTIONS
+from fuzzcompile.generation.programs.program import grown
+from fuzzcompile.generation.programs.scope import Scope
+from fuzzcompile.generation.programs.values import DTYPES, Value, promoted, result_dtype, with_number
+
+# The sizes of two calls.
+SIZES = {"x": ((2, 3), (4, 5), (6, 6)), "y": ((6, 6),)}
+
+
+def pen(label: object) -> Pen:
+    """Draws at random, without Hypothesis; the same for the same label."""
+    randomness = random.Random(f"programs {label}")
+
+    def draw(strategy: Any) -> int:
+        return randomness.randint(strategy.wrapped_strategy.start or 0, strategy.wrapped_strategy.end)
+
+    return Pen(draw, {})
+
+
+def drawn(label: object, dtype: str, *, backward: bool = False) -> Scope:
+    values = [Value("x", SIZES["x"], dtype, "x", gradient=backward), Value("y", SIZES["y"], "int64", "y")]
+    return grown(pen(label), values, backward=backward, alters_inputs=True)
+
+
+def run(scope: Scope, call: int) -> dict[str, Any]:
+    """All values of a program after that call."""
+    torch.manual_seed(0)
+    x = torch.randn([sizes[call] for sizes in SIZES["x"]]).to(getattr(torch, scope.values[0].dtype))
+    names: dict[str, Any] = {"torch": torch, "nn": nn, "F": F, "y": torch.randint(-4, 5, (6,))}
+    names["x"] = x.requires_grad_() if scope.backward else x
+    with torch.set_grad_enabled(scope.backward), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        exec("\n".join(scope.statements), names)
+    return names
+
+
+@pytest.mark.parametrize(("dtype", "backward"), [("float32", False), ("float16", False), ("float32", True)])
+def test_a_value_has_the_type_that_the_program_says(dtype: str, backward: bool):
+    seen, refused = Counter[str](), 0
+    for index in range(250):
+        scope = drawn((dtype, backward, index), dtype, backward=backward)
+        seen.update(scope.operators)
+        for call in (0, 1):
+            try:
+                values = run(scope, call)
+            except (RuntimeError, IndexError, ValueError):
+                assert scope.refusable, scope.statements
+                refused += 1
+                break
+            for value in scope.values:
+                made, shape = values[value.name], tuple(sizes[call] for sizes in value.shape)
+                assert (tuple(made.shape), str(made.dtype)) == (shape, f"torch.{value.dtype}"), value
+                assert made.requires_grad or not value.gradient, value
+    assert refused < 0.05 * 250
+    assert set(seen) == set(PRODUCTIONS) - ({"write", "random_write"} if backward else set())
+
+
+@pytest.mark.parametrize("first", DTYPES)
+def test_promotion_is_that_of_torch(first: str):
+    def of(dtype: str, *shape: int) -> torch.Tensor:
+        return torch.ones(shape, dtype=getattr(torch, dtype))
+
+    for second in DTYPES:
+        assert f"torch.{promoted(first, second)}" == str(torch.promote_types(of(first).dtype, of(second).dtype))
+        scalar = result_dtype(Value("a", ((1,),), first, "a"), Value("b", (), second, "b"))
+        assert f"torch.{scalar}" == str(torch.result_type(of(first, 1), of(second)))
+    for number in (True, 2, 0.5):
+        assert f"torch.{with_number(first, number)}" == str(torch.result_type(of(first, 1), number))
