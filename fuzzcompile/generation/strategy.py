@@ -17,6 +17,7 @@ from fuzzcompile.generation.fitting import fitted
 from fuzzcompile.generation.idioms import idiom, idioms
 from fuzzcompile.generation.near_misses import apply_near_misses
 from fuzzcompile.generation.profile import Profile
+from fuzzcompile.generation.programs.numbers import DRAWING
 from fuzzcompile.generation.programs.placing import with_program, with_programs_beside
 from fuzzcompile.generation.registry import Role, form_of
 from fuzzcompile.generation.repertoire import CPU, GPU, Repertoire
@@ -36,7 +37,7 @@ from fuzzcompile.generation.spec import (
     Program,
     Size,
 )
-from fuzzcompile.generation.toggles import FOR_GPU, OWN_RANDOM_STREAM
+from fuzzcompile.generation.toggles import EAGER_NUMBERS, FOR_GPU, OWN_RANDOM_STREAM
 from fuzzcompile.sides import AOTI, COMPILE, EXPORT
 
 # Percentage of cases that are a plain attention, without a near miss; and of operator programs among the others.
@@ -85,7 +86,7 @@ def _cases(draw: st.DrawFn, profile: Profile) -> CaseSpec:
         spec = with_programs_beside(pen, fitted(apply_near_misses(pen, fitted(spec))))
     elif layer is not None and idiom(layer.name).traits.own_strides and block is None:
         spec = replace(spec, block=Block())  # on its own its strides are not those of eager
-    return replace(fitted(spec), seed=pen.number(999_999))
+    return replace(_with_numbers(pen, fitted(spec)), seed=pen.number(999_999))
 
 
 def _repertoire(profile: Profile) -> Repertoire:
@@ -134,7 +135,24 @@ def _program(pen: Pen, profile: Profile) -> CaseSpec:
         backward=pen.chance(80 if training else 10) and profile.training,
         compile=_compile(pen, profile, None),
     )
-    return with_program(pen, fitted(apply_near_misses(pen, fitted(spec))))
+    return _with_numbers(pen, with_program(pen, fitted(apply_near_misses(pen, fitted(spec)))))
+
+
+def _with_numbers(pen: Pen, spec: CaseSpec) -> CaseSpec:
+    """The case, compiled with eager's own random numbers in four fifths of the draws if it draws any.
+
+    Where they are promised they are compared value by value; otherwise by their distribution at best.
+    """
+    toggles = spec.compile.toggles
+    programs = [program for _, program in spec.programs] + ([spec.program] if spec.program is not None else [])
+    draws = any(name in DRAWING for program in programs for name in program.operators)
+    draws = draws or bool(spec.training and spec.attention.dropout)
+    if not draws or spec.compile.mode is not None or OWN_RANDOM_STREAM.name in toggles or not pen.chance(80):
+        return spec
+    if not pen.weights.get(EAGER_NUMBERS.name, 100):
+        return spec
+    wanted = tuple(dict.fromkeys((*toggles, EAGER_NUMBERS.name)))
+    return replace(spec, compile=replace(spec.compile, toggles=wanted))
 
 
 def _form(pen: Pen, weights: Sequence[tuple[str, int]]) -> Attention:

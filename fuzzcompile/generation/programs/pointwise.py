@@ -59,7 +59,7 @@ def with_a_number(pen: Pen, scope: Scope) -> object:
     swapped = pen.chance(25) and (of.floating or operator in "+-*") and (operator != "%" or not of.gradient)
     if of.integral and (operator == "**" or abs(number) > 100):
         number = 2
-    if of.dtype == "uint8" and number < 0:
+    if (of.dtype == "uint8" or (swapped and operator == "**")) and number < 0:
         number = 3
     dtype = with_number(of.dtype, number)
     dtype = "float32" if operator == "/" and category(dtype) < 2 else dtype
