@@ -108,8 +108,9 @@ def outcome_of(answer: Answer, attempts: Sequence[Attempt]) -> Answer:
 
 
 def read_answers(path: Path) -> list[Answer]:
-    """The answers stored so far; a line that a kill cut off is left out."""
+    """The answers stored so far, the last of each mutant; a line that a kill cut off is left out."""
     if not path.exists():
         return []
     lines = path.read_text(encoding="utf-8").splitlines()
-    return [Answer(**json.loads(line)) for line in lines if line.endswith("}")]
+    answers = [Answer(**json.loads(line)) for line in lines if line.endswith("}")]
+    return list({answer.of.id: answer for answer in answers}.values())

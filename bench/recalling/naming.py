@@ -19,20 +19,28 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 def named(mutation: Mutation, report: Mapping[str, Any]) -> Level:
     """How precisely culprit and contributors name the mutated place; empty if they do not.
 
-    ``function``: the culprit stands in the mutated function or bears its name. ``rule``: the function that the culprit
+    ``function``: the culprit stands in the mutated function or bears its name, or one of the innermost frames in which
+    it raised is of that function. ``rule``: the function that the culprit
     stands in calls the mutated one, directly or through functions of the same file, or the mutated function is named
-    for the culprit's operator. ``file``: they share the file.
+    for the culprit's operator. ``file``: the culprit, or what raised, stands in the mutated file.
     """
     places = [place for place in (report.get("culprit"), *(report.get("contributors") or ())) if place]
-    levels = [_level(mutation, place) for place in places]
+    raised = [frame for place in places for frame in place.get("details", {}).get("raised", ())]
+    levels = [_level(mutation, place) for place in (*places, *raised[:1])]
+    levels += [_in_function(mutation, frame) for frame in raised[1:]]
     return min(levels, key=("function", "rule", "file", "").index, default="")
+
+
+def _in_function(mutation: Mutation, place: Mapping[str, Any]) -> Level:
+    same_file, line = place.get("source") == mutation.file, place.get("line") or 0
+    return "function" if same_file and mutation.lines[0] <= line <= mutation.lines[1] else ""
 
 
 def _level(mutation: Mutation, place: Mapping[str, Any]) -> Level:
     own = mutation.function.split(".")
     same_file, line = place.get("source") == mutation.file, place.get("line") or 0
     names = {place.get("pass"), place.get("rewrite"), place.get("family"), *(place.get("siblings") or ())} - {None}
-    if (same_file and mutation.lines[0] <= line <= mutation.lines[1]) or names & set(own):
+    if _in_function(mutation, place) or names & set(own):
         return "function"
     if same_file and _uses(mutation.file, line, frozenset(own) - {"<lambda>"}):
         return "rule"

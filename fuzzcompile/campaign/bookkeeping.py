@@ -106,7 +106,7 @@ class Bookkeeping:
             certificate.see(drawn, report, coverage, screened=screened, finding=finding)
         return stored
 
-    def aimed(self, coverage: Sequence[Coverage], seen: Seen) -> None:
+    def aimed(self, coverage: Sequence[CoverageCount], seen: Seen) -> None:
         """Count what a case did for each aim of a focus."""
         if self._focus is not None:
             self._focus.count([(c.stage, c.rewrite, c.outcome, c.count) for c in coverage], seen)
@@ -139,9 +139,10 @@ class Bookkeeping:
         behind = Behind(len(left.cases), sum(bool(case.shows_bug) for case in left.cases), waiting, len(findings))
         hit = [finding for finding in findings if finding.public_id in self.hit]
         certified = [certificate.certified(hit, self.cases) for certificate in self.certificates]
-        location, target = self.store.location, self.settings.target
-        source, focus = self.settings.drawn_from.account, self._focus
-        return Finished(ended, self.tally(), lines, location, target, behind, why, certified, source, focus)
+        source, target = self.settings.drawn_from.account, self.settings.target
+        return Finished(
+            ended, self.tally(), lines, self.store.location, target, behind, why, certified, source, self._focus
+        )
 
     def _counters(self, left: LeftOver) -> dict[str, object]:
         tally = self.tally()

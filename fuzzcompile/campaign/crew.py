@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import TimeoutError as NotInTime
 from concurrent.futures import wait
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,11 @@ from fuzzcompile.campaign.budget import Clock, clock
 from fuzzcompile.campaign.drawing import Generator, Variations
 from fuzzcompile.campaign.events import WorkerActivity
 from fuzzcompile.campaign.focused import Focused
+from fuzzcompile.campaign.operators import reading_tables
 from fuzzcompile.campaign.profiles import fitted
 from fuzzcompile.campaign.settings import CampaignSettings
 from fuzzcompile.custom import Custom
-from fuzzcompile.errors import CaseError, EnvironmentUnfit
+from fuzzcompile.errors import CaseError, EnvironmentUnfit, UsageError, message_of
 from fuzzcompile.execution.pool import WorkerFailed, WorkerPool, WorkerStartFailed
 from fuzzcompile.focusing.plan import FocusQuestion, Plan
 from fuzzcompile.generation import Profile
@@ -33,6 +34,8 @@ from fuzzcompile.worker.tasks import DESCRIBE, FOCUS, PATTERNS, SURVEY, PatternT
 
 # The most seconds that making programs for a focus takes before the first case.
 _PREPARING = 120.0
+# Rules for which one task makes programs: each task looks up all that the compiler registers.
+_CHUNK = 3
 
 
 @dataclass(frozen=True)
@@ -61,14 +64,19 @@ class Crew:
             **asked,
         )
 
-    def focused(self, question: FocusQuestion, profile: Profile, clock: Clock) -> Focused:
+    @contextmanager
+    def focused(
+        self, question: FocusQuestion, profile: Profile, clock: Clock, seed: int, *, sweeps: bool
+    ) -> Iterator[Focused]:
         """What a focus draws from: workers find what it means in their torch, and make programs of the rules.
 
-        Making programs takes at most a quarter of the budget; what was not made by then is left out.
+        Making programs takes at most a quarter of the budget; what was not made by then is left out. With ``sweeps``,
+        cases of torch's own tables are drawn for operators; a process of its own writes them until the block ends.
 
         Raises:
-            UsageError: a name means nothing or several things, or nothing that is aimed at can fire here.
-            EnvironmentUnfit: no worker answers within the budget.
+            UsageError: a name means nothing or several things, nothing that is aimed at can fire here, or ``sweeps`` is
+                given and no operator is aimed at.
+            EnvironmentUnfit: no worker answers within the budget, or the tables cannot be imported.
         """
         asked = replace(question, target=self.conditions.target)
         try:
@@ -78,20 +86,39 @@ class Crew:
         except WorkerFailed as error:
             raise EnvironmentUnfit(f"Looking up the focus, the worker {error}.") from error
         generator = Generator(fitted(profile, self.surroundings.lacks, self.conditions.target))
-        return Focused(plan, generator, self._programs(plan, clock))
+        operators = [aim.label for aim in plan.reachable if aim.kind == "operator"]
+        if sweeps and not operators:
+            raise UsageError("--source opinfo sweeps operators: focus on one, by its label or a line of its lowering.")
+        with reading_tables() if sweeps else nullcontext() as tables:
+            programs, notes = self._programs(plan, clock)
+            plan = replace(plan, notes=(*plan.notes, *notes))
+            swept = tables(seed, clock, ()) if tables is not None else None
+            narrowed = {label: swept.of_overload(label) for label in operators} if swept is not None else {}
+            found = {label: sweep for label, sweep in narrowed.items() if sweep.size}
+            yield Focused(plan, generator, programs, found)
 
-    def _programs(self, plan: Plan, clock: Clock) -> tuple[PatternProgram, ...]:
+    def _programs(self, plan: Plan, clock: Clock) -> tuple[tuple[PatternProgram, ...], list[str]]:
+        """Programs for the rules of a plan, and sentences on those for which none could be made."""
         sources = list(dict.fromkeys(rule for aim in plan.reachable for rule in aim.sources))
-        tasks = [PatternTask((rule,)) for rule in sources]
-        making = [
-            self.pool.schedule(PATTERNS, (task,), label=f"make a program for {task.rules[0][1]}") for task in tasks
-        ]
+        chunks = [tuple(sources[start : start + _CHUNK]) for start in range(0, len(sources), _CHUNK)]
+        making = {
+            self.pool.schedule(PATTERNS, (PatternTask(chunk),), label=f"make programs for {chunk[0][1]}"): chunk
+            for chunk in chunks
+        }
         share = _PREPARING if clock.budget.seconds is None else min(_PREPARING, 0.25 * clock.remaining)
         done, late = wait(making, timeout=share)
         for future in late:
             future.cancel()
-        answered = [future for future in making if future in done and not future.exception()]
-        return tuple(program for future in answered for program in future.result())
+        failed = {future: error for future in done if (error := future.exception()) is not None}
+        notes = [
+            f"{making[future][0][1]}: its programs cannot be made: {message_of(error)}."
+            for future, error in failed.items()
+        ]
+        if late:
+            count = sum(len(making[future]) for future in late)
+            notes.append(f"no program was made for {count} of {len(sources)} rules in the {share:.0f} s for it.")
+        answered = [future for future in making if future in done and future not in failed]
+        return tuple(program for future in answered for program in future.result()), notes
 
     def activity(self) -> list[WorkerActivity]:
         """What the workers do, for display."""

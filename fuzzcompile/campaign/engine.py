@@ -297,9 +297,9 @@ class Engine:
 
     def _record(self, job: Job, report: ReportJson, result: Judged | None = None) -> Recorded:
         coverage = result.coverage if result is not None else ()
-        kept, seen = stored_coverage(coverage), result.seen if result is not None else Seen()
-        self._books.aimed(kept, seen)
-        self._learn(job, report, kept, seen)
+        seen = result.seen if result is not None else Seen()
+        self._books.aimed(coverage, seen)
+        self._learn(job, report, stored_coverage(coverage), seen)
         return self._books.record(job, report, coverage, screened=result is not None and result.screened)
 
     def _learn(self, job: Job, report: ReportJson, coverage: Sequence[Coverage], seen: Seen) -> None:

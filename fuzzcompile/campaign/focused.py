@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fuzzcompile.campaign.drawing import Drawn, Endless, Generator
+from fuzzcompile.campaign.drawing import Drawn, Endless, Generator, Source
 from fuzzcompile.campaign.steering import Mix, Outcome, mutate
 from fuzzcompile.corpus import Seed, StreamRun
 from fuzzcompile.focusing.plan import Aim, Plan
@@ -15,9 +15,9 @@ from fuzzcompile.focusing.sources import with_settings
 from fuzzcompile.focusing.tally import FOCUS
 from fuzzcompile.generation.patterned import PatternProgram, draw, render
 
-Arm = Literal["program", "near_miss", "grammar", "mutation"]
+Arm = Literal["program", "near_miss", "sweep", "grammar", "mutation"]
 # How often each way of drawing is tried at first; later, what made the aim match is drawn more often.
-_PRIOR: dict[Arm, float] = {"program": 1.0, "near_miss": 3.0, "grammar": 1.0, "mutation": 1.0}
+_PRIOR: dict[Arm, float] = {"program": 1.0, "near_miss": 3.0, "sweep": 3.0, "grammar": 1.0, "mutation": 1.0}
 # A program as it stands finds what near misses of it find: it is drawn until its rule fired this often.
 _ENOUGH = 3
 # Results count once a block of places is full, one block late, so that the order of answers does not matter.
@@ -30,11 +30,19 @@ _PATIENCE = 24
 
 @dataclass(frozen=True)
 class Focused(Endless):
-    """What a focus draws from: the generator, and programs of the rules (`PatternProgram`)."""
+    """What a focus draws from.
+
+    Attributes:
+        plan: what is aimed at.
+        generator: draws cases that are put under the settings of an aim.
+        programs: those made for the rules.
+        sweeps: cases of torch's own tables for the operators that are aimed at, by label.
+    """
 
     plan: Plan
     generator: Generator = field(default_factory=Generator)
     programs: tuple[PatternProgram, ...] = ()
+    sweeps: Mapping[str, Source] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -85,6 +93,13 @@ class Focused(Endless):
             return self._case(aim, arm, case.source, "near_miss", case.operators)
         return self.under(aim, "grammar", self.generator.at(seed, index))
 
+    def swept(self, aim: Aim, number: int, seed: int) -> Drawn | None:
+        """The ``number``-th case of torch's tables for the operator, or the next there is; None behind the last."""
+        sweep = self.sweeps[aim.label]
+        cases = (sweep.at(seed, place) for place in range(number, sweep.size or 0))
+        case = next(filter(None, cases), None)
+        return None if case is None else self._case(aim, "sweep", case.source, case.origin, case.features)
+
     def mutated(self, aim: Aim, parents: Sequence[bytes], rng: random.Random) -> Drawn | None:
         """A mutation of a recipe that made the aim match; None where it gives no case."""
         case = self.generator.of(mutate(rng.choice(parents), rng.choice(parents), rng))
@@ -131,6 +146,8 @@ class _Progress:
     fired: int = 0
     matched: int = 0
     recipes: list[bytes] = field(default_factory=list)
+    swept: int = 0
+    dry: bool = False
 
     @property
     def need(self) -> float:
@@ -198,10 +215,15 @@ class FocusedSteering:
         arms = self._arms(aim, progress)
         promise = {arm: self._promise(arm, progress, rng) for arm in arms}
         arm = max(arms, key=promise.__getitem__)
+        case = None
         if arm == "mutation":
-            mutated = self.source.mutated(aim, progress.recipes, rng)
-            if mutated is not None:
-                return mutated
+            case = self.source.mutated(aim, progress.recipes, rng)
+        elif arm == "sweep":
+            case = self.source.swept(aim, progress.swept, self.seed)
+            progress.swept += 1
+            progress.dry = case is None
+        if case is not None:
+            return case
         return self.source.drawn(aim, arm, self.seed, index, rng)
 
     def _arms(self, aim: Aim, progress: _Progress) -> list[Arm]:
@@ -211,6 +233,7 @@ class FocusedSteering:
         possible: dict[Arm, bool] = {
             "program": programs and progress.arms["program"].hits < _ENOUGH,
             "near_miss": programs,
+            "sweep": aim.label in self.source.sweeps and not progress.dry,
             "grammar": True,
             "mutation": bool(progress.recipes),
         }

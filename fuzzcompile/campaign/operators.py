@@ -47,6 +47,12 @@ class Operators:
         """``opinfo``, and what it was narrowed to."""
         return f"opinfo={','.join(self.only)}" if self.only else "opinfo"
 
+    def of_overload(self, label: str) -> Operators:
+        """The sweep over what the tables have of an ATen operator, whatever its overload: ``aten.add.Tensor``."""
+        bare = label.split(".")[1] if label.count(".") else label
+        own = [operator for operator in self.operators if operator.name.rpartition(".")[2] == bare]
+        return Operators(own, self.seed, self.write, (bare,))
+
     @property
     def profile(self) -> None:
         """None: there are no recipes."""

@@ -34,7 +34,7 @@ class Steers(Protocol):
         """Whether minimizing has to wait, because something that is aimed at was not met yet."""
 
     def at(self, index: int) -> tuple[Drawn, bool] | None:
-        """The case for a place in the stream, and whether it is to be screened first."""
+        """The case for a place in the stream, and whether it is to be screened first; None for a place without one."""
 
     def learn(self, index: int, outcome: Outcome) -> None:
         """Take the result of the case at a place."""

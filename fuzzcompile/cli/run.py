@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,14 +38,6 @@ if TYPE_CHECKING:
     help="Draw variations of this case file instead: of its sizes, dtypes, layouts, program and compile settings.",
 )
 @click.option(
-    "--source",
-    "drawn_from",
-    default="generator",
-    show_default=True,
-    type=click.Choice(("generator", "opinfo")),
-    help="Draw cases from the generator, or sweep the sample and error inputs of torch's own tables of operators.",
-)
-@click.option(
     "--focus",
     multiple=True,
     metavar="WHAT",
@@ -64,6 +56,14 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
     help="The checkout for --changed; default: this folder.",
+)
+@click.option(
+    "--source",
+    "drawn_from",
+    default="generator",
+    show_default=True,
+    type=click.Choice(("generator", "opinfo")),
+    help="Draw cases from the generator, or sweep the sample and error inputs of torch's own tables of operators.",
 )
 @click.option("--screen-only", is_flag=True, help="Generate code only for cases whose graphs look wrong.")
 @click.option("--full-only", is_flag=True, help="Generate code for every case.")
@@ -96,10 +96,10 @@ def run(
     max_findings: int | None,
     no_near_misses: bool,
     origin: Path | None,
-    drawn_from: str,
     focus: tuple[str, ...],
     changed: tuple[str, ...],
     checkout: Path | None,
+    drawn_from: str,
     screen_only: bool,
     full_only: bool,
     no_steering: bool,
@@ -119,20 +119,24 @@ def run(
 
     With --pass or --backend, cases are compiled with what is your own, and the summary says in a sentence that may be
     quoted what was tested and what was found. If a pass never fired, nothing was tested, and the exit status is 3.
+    Without --focus, --from or --source, a campaign with --pass aims at the pass.
 
     Most cases are screened: every graph pass runs and is checked, but no code is generated. A case that looks wrong in
     a screen is judged in full. What share is judged in full at once follows what screens and full compiles have each
     found per second.
 
-    --source opinfo sweeps operator by dtype, layout, gradient and samples, and needs the extra `opinfo`. A seed
-    permutes the places; when all were judged, the campaign ends.
     With --focus or --changed, the summary says for each rule how often it fired, how often a check refused a match and
     which, and what was missing where it never matched. What is off by default is switched on.
+
+    --source opinfo sweeps operator by dtype, layout, gradient and samples, and needs the extra `opinfo`. A seed
+    permutes the places; when all were judged, the campaign ends.
     """
     from fuzzcompile.campaign.budget import Budget, Clock
+    from fuzzcompile.campaign.drawing import Source
     from fuzzcompile.campaign.outputs import CampaignOutputs
     from fuzzcompile.casefiles import read_case_file
     from fuzzcompile.corpus import Store
+    from fuzzcompile.focusing.asked import aimed_at_own
     from fuzzcompile.reporting.files import check_writable
     from fuzzcompile.worker.vetoes import check_vetoes
 
@@ -142,12 +146,10 @@ def run(
         raise UsageError("A campaign is --screen-only or --full-only, not both.")
     if origin is not None and no_near_misses:
         raise UsageError("--no-near-misses is for generated cases, which --from does not draw.")
+    asked = _aimed(focus, changed, checkout, origin)
     sweeps = drawn_from == "opinfo"
     if sweeps and (origin is not None or no_near_misses):
         raise UsageError("--source opinfo sweeps torch's tables: --from and --no-near-misses are for other sources.")
-    if sweeps and (focus or changed):
-        raise UsageError("--source opinfo sweeps every operator, and --focus aims at some: give one of them.")
-    asked = _aimed(focus, changed, checkout, origin)
     outputs = CampaignOutputs(log, sarif, summary_file, location)
     check_writable(drafts / "draft.md", "--drafts", parents=True)
     Store.open(location).close()  # what is wrong with the corpus is said before any worker starts
@@ -155,7 +157,6 @@ def run(
     from rich.console import Console
 
     from fuzzcompile.campaign.crew import started, survey_case
-    from fuzzcompile.campaign.drawing import Source
     from fuzzcompile.campaign.local import run_campaign
     from fuzzcompile.campaign.operators import reading_tables
     from fuzzcompile.campaign.steering import UNIFORM, Strategy
@@ -169,15 +170,18 @@ def run(
     click.echo(starting(workers), err=True)
     with (
         outputs,
-        reading_tables() if sweeps else nullcontext() as tables,
+        reading_tables() if sweeps and asked is None else nullcontext() as tables,
         started(conditions, workers, clock) as crew,
         progress_handler(Console(stderr=True)) as handler,
+        ExitStack() as stack,
     ):
+        profile = Profile(near_misses=not no_near_misses)
         if tables is not None:
             source = tables(seed, clock, ())
-        profile = Profile(near_misses=not no_near_misses)
+        if asked is None and source is None:
+            asked = aimed_at_own(crew.surroundings.custom)
         if asked is not None:
-            source = focused = crew.focused(asked.question, profile, clock)
+            source = focused = stack.enter_context(crew.focused(asked.question, profile, clock, seed, sweeps=sweeps))
             for note in (*asked.notes, *focused.notes):
                 click.echo(f"Focus: {note}", err=True)
         settings = crew.settings(

@@ -207,9 +207,11 @@ def _custom() -> Iterator[Known]:
     """The user's own passes of this process, with the patterns of their tables."""
     for own in passes_in_force():
         label = own.label(own.place)
-        yield Known(own.place, "pass", own.name, own.name, label.source, label.line, on=True)
-        for rule, _ in own.patterns():
-            yield Known(own.place, "pattern", rule.rewrite, own.name, rule.source, rule.line, on=True)
+        made_of = () if own.is_table else (own.given,)
+        yield Known(own.place, "pass", own.name, own.name, label.source, label.line, True, made_of=made_of)
+        for rule, entry in own.patterns():
+            place = (rule.rewrite, own.name, rule.source, rule.line)
+            yield Known(own.place, "pattern", *place, True, made_of=(entry,))
 
 
 def _partitioners() -> Iterator[Known]:

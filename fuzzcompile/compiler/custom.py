@@ -17,6 +17,7 @@ import torch
 from fuzzcompile.case import CompileSettings
 from fuzzcompile.compiler import labels
 from fuzzcompile.compiler.configs import config_of
+from fuzzcompile.compiler.custom_examples import noting_examples
 from fuzzcompile.compiler.custom_loading import digest_of, imported
 from fuzzcompile.compiler.ledger import Label
 from fuzzcompile.custom import Custom, Loaded, Target
@@ -37,15 +38,19 @@ _in_force = _InForce()
 
 
 def install(custom: Custom) -> None:
-    """Import what the user named and have every compile of this process use it.
+    """Import what the user named and have every compile of this process use it, in place of what was installed before.
 
     Raises:
         UsageError: something cannot be imported, is no pass or backend, or leaves open which stage is to run it.
     """
+    for each in _in_force.passes:
+        setattr(config_of("inductor"), each.setting, None)
+    _in_force.passes, _in_force.backend, _in_force.target = (), None, None
     if custom.passes:
         from fuzzcompile.compiler.custom_passes import load_pass  # imports the pattern matcher
 
-        _in_force.passes = tuple(load_pass(each) for each in custom.passes)
+        with noting_examples():
+            _in_force.passes = tuple(load_pass(each) for each in custom.passes)
     for setting in dict.fromkeys(each.setting for each in _in_force.passes):
         held = _value([each for each in _in_force.passes if each.setting == setting])
         setattr(config_of("inductor"), setting, held)

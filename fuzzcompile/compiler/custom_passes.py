@@ -41,6 +41,7 @@ SETTINGS = MappingProxyType(
 """The entry of Inductor's config that runs a pass at a stage: of two, the one behind torch's own passes."""
 
 _MADE = "()"  # follows the name of a class
+_DEPTH = 4  # a manager of passes, its list, a pass, its tables
 
 
 class InstalledPass(CustomGraphPass):
@@ -104,11 +105,7 @@ class InstalledPass(CustomGraphPass):
 
     def tables(self) -> Iterator[PatternMatcherPass]:
         """The tables of patterns that it applies, as far as they can be seen from outside."""
-        held: Iterable[object] = (self.given, *getattr(self.given, "__dict__", {}).values())
-        if inspect.isfunction(self.given):
-            cells = inspect.getclosurevars(self.given)
-            held = (*cells.nonlocals.values(), *cells.globals.values())
-        return (value for value in held if isinstance(value, PatternMatcherPass))
+        return _tables_in(self.given, _DEPTH)
 
     def patterns(self) -> list[tuple[Label, PatternEntry]]:
         """The patterns of its tables, each with its label."""
@@ -195,6 +192,32 @@ def _certain_place(given: object) -> str | None:
 
 def _is_aware(given: object) -> bool:
     return _AWARE is not None and isinstance(given, _AWARE)
+
+
+def _tables_in(value: object, depth: int) -> Iterator[PatternMatcherPass]:
+    """The tables of patterns that an object holds, in lists and objects of the user's too."""
+    if isinstance(value, PatternMatcherPass):
+        yield value
+    elif depth:
+        for held in _held_by(value):
+            yield from _tables_in(held, depth - 1)
+
+
+def _held_by(value: object) -> Iterable[object]:
+    if isinstance(value, (list, tuple)):
+        return value
+    if isinstance(value, dict):
+        return list(value.values())
+    if inspect.isfunction(value):
+        cells = inspect.getclosurevars(value)
+        return [*cells.nonlocals.values(), *cells.globals.values()]
+    if (
+        inspect.isclass(value)
+        or inspect.ismodule(value)
+        or type(value).__module__.split(".")[0] in ("torch", "builtins")
+    ):
+        return ()
+    return list(getattr(value, "__dict__", {}).values())
 
 
 def _entries(tables: Iterable[PatternMatcherPass]) -> list[PatternEntry]:

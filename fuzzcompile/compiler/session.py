@@ -17,6 +17,7 @@ from fuzzcompile.compiler.configs import config_of, has_entry, patched
 from fuzzcompile.compiler.exported import Exporting, NotExported
 from fuzzcompile.compiler.kernels.control import UNCHANGED, Control
 from fuzzcompile.compiler.kernels.kernel_watch import Watch
+from fuzzcompile.compiler.kernels.raised import raised_in
 from fuzzcompile.compiler.ledger import Ledger
 from fuzzcompile.compiler.machine import machine_fault
 from fuzzcompile.compiler.patching import installed
@@ -249,6 +250,7 @@ class Session:
             stage or (exporting.stage if exporting is not None else DYNAMO if compiler else None),
             unsupported=uncaptured is not None,
             machine="" if uncaptured else machine_fault(cause),
+            raised=raised_in(cause),
         )
 
 

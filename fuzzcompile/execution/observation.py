@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -24,6 +24,7 @@ class Failure:
         stage: the compiler's stage that raised it, if known.
         unsupported: dynamo cannot capture a part of the program.
         machine: what of the machine made it fail, if that was it.
+        raised: file, line and function of the innermost frames of the compiler, innermost first.
     """
 
     type_name: str
@@ -32,6 +33,7 @@ class Failure:
     stage: str | None = None
     unsupported: bool = False
     machine: str = ""
+    raised: tuple[tuple[str, int, str], ...] = field(default=(), compare=False)
 
     def __str__(self) -> str:
         return f"{self.type_name}: {self.message}"

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fuzzcompile.custom import Loaded
 from fuzzcompile.errors import UsageError
 from fuzzcompile.focusing.definitions import Source
 from fuzzcompile.focusing.diffs import Touched, changed_in
@@ -59,6 +60,12 @@ def asked_for(focus: Sequence[str], changed: Sequence[str], checkout: Path | Non
     if not names and not spans:
         raise UsageError(f"What differs there is not in the installed torch: {' '.join(notes)}")
     return Asked(FocusQuestion(tuple(names), tuple(dict.fromkeys(spans))), notes)
+
+
+def aimed_at_own(custom: Sequence[Loaded]) -> Asked | None:
+    """What a campaign with passes of the user's own aims at; None without one."""
+    names = tuple(loaded.name for loaded in custom if loaded.kind == "pass")
+    return Asked(FocusQuestion(names)) if names else None
 
 
 def _lines(what: str, root: Path) -> tuple[list[Span], list[str]]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from fuzzcompile.generation.idioms import idiom, idioms
 from fuzzcompile.generation.inputs import takes_x
 from fuzzcompile.generation.near_misses.detour_registry import detour_of
 from fuzzcompile.generation.registry import form_of
-from fuzzcompile.generation.spec import Attention, CaseSpec, Compile, Mask, Part
+from fuzzcompile.generation.spec import Attention, Call, CaseSpec, Compile, Mask, Part, Size
 from fuzzcompile.generation.toggles import toggle
+from fuzzcompile.sides import AOTI, COMPILE
 
 
 def fitted(spec: CaseSpec) -> CaseSpec:
@@ -115,21 +117,59 @@ def _compile(spec: CaseSpec) -> Compile:
     typed = spec.program or spec.programs  # autocast changes the dtypes that its statements rely on
     if spec.dtype != "float32" or typed or not all(part.autocast for part in traits):
         how = replace(how, autocast=None)
-    if any(part.graph_break for part in traits):
+    if any(part.graph_break for part in traits) or _depends_on_values(spec):
         how = replace(how, fullgraph=False)
-    return _second(spec, how)
+    return _calls(spec, _path(spec, replace(how, captured=how.captured and _depends_on_values(spec))))
 
 
-def _second(spec: CaseSpec, how: Compile) -> Compile:
-    """The second call keeps the sizes that a part is made for."""
-    if how.second is None:
+def _depends_on_values(spec: CaseSpec) -> bool:
+    """Whether sizes or numbers in the program depend on what a tensor holds."""
+    return any(detour_of(part).reads_values for _, part in spec.detours)
+
+
+def _path(spec: CaseSpec, how: Compile) -> Compile:
+    """What is exported has no mode, knows no graph breaks and keeps no Python state; AOTInductor has no gradients."""
+    if how.path == COMPILE:
         return how
+    traits = [idiom(name).traits for name in spec.idioms]
+    breaks = any(part.graph_break or part.recalled for part in traits)
+    if breaks or spec.training or how.autocast or (how.path == AOTI and spec.backward):
+        return replace(how, path=COMPILE)
+    return replace(how, mode=None, fullgraph=False, mark=None, captured=False)
+
+
+def _calls(spec: CaseSpec, how: Compile) -> Compile:
+    """Further calls keep the sizes that a part is made for; a call as the first matters to Python state alone."""
     fixes = {size for name in spec.idioms for size in idiom(name).traits.fixes}
-    batch, sequence = how.second
+    recalled = any(idiom(name).traits.recalled for name in spec.idioms)
+    calls = how.calls or ((Call(sequence="same"),) * 2 if recalled else ())
+    if 0 in (spec.dims.batch, spec.dims.sequence) or spec.aliased:
+        calls = ()
+    calls = tuple(_fitting_call(spec, call, fixes) for call in calls)
+    calls = tuple(call for call in calls if recalled or not _repeats(spec, call))
+    return replace(how, calls=calls) if calls else replace(how, calls=(), dynamic=None, mark=None)
+
+
+def _fitting_call(spec: CaseSpec, call: Call, fixes: Collection[str]) -> Call:
     if "batch" in fixes:
-        batch = spec.dims.batch
-    if "sequence" in fixes or 0 in (spec.dims.batch, spec.dims.sequence):
-        sequence = spec.dims.sequence
-    if 0 in (spec.dims.batch, spec.dims.sequence) or (batch, sequence) == (spec.dims.batch, spec.dims.sequence):
-        return replace(how, second=None, dynamic=None)
-    return replace(how, second=(batch, sequence))
+        call = replace(call, batch="same")
+    if "sequence" in fixes:
+        call = replace(call, sequence="same")
+    if spec.embedding is not None or spec.values is not None or spec.inputs != "contiguous":
+        call = replace(call, inputs=spec.inputs)
+    if spec.embedding is not None or any(detour_of(part).writes for _, part in spec.detours):
+        call = replace(call, grad=False)  # a leaf that requires a gradient may not be written to
+    if _runs_on_nothing(spec):
+        return call
+    batch: Size = "one" if call.batch == "none" else call.batch
+    return replace(call, batch=batch, sequence="one" if call.sequence == "none" else call.sequence)
+
+
+def _repeats(spec: CaseSpec, call: Call) -> bool:
+    """Whether a call is as the first."""
+    return call.dims(spec.dims) == spec.dims and call.inputs == spec.inputs and (spec.backward or not call.grad)
+
+
+def _runs_on_nothing(spec: CaseSpec) -> bool:
+    whole = spec.attends and not spec.attention.leading and form_of(spec.attention).empty
+    return whole and not (spec.head or spec.detours or spec.programs or spec.values)

@@ -52,10 +52,7 @@ def _argument(argument: Argument, dims: Dims) -> str:
 
 def calls(spec: CaseSpec) -> list[Dims]:
     """The sizes of each call of the case."""
-    if spec.compile.second is None:
-        return [spec.dims]
-    batch, sequence = spec.compile.second
-    return [spec.dims, replace(spec.dims, batch=batch, sequence=sequence)]
+    return [spec.dims, *(call.dims(spec.dims) for call in spec.compile.calls)]
 
 
 def resolved(shape: Sequence[str | int], dims: Dims) -> tuple[int, ...]:

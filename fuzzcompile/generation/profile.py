@@ -93,6 +93,6 @@ def generator_version(*, gpu: bool = False) -> str:
 
 
 # Increment it if the order or the meaning of draws changes while the registered names stay the same.
-_GRAMMAR = 7
+_GRAMMAR = 8
 # The same for `fuzzcompile.generation.repertoire.GPU`.
 _GPU_GRAMMAR = 1

@@ -105,10 +105,10 @@ class PartTraits:
         fit: the part as it can stand in a case, with choices that give way to it (a gradient, say).
         autocast: it runs under autocast: it writes into no buffer whose dtype autocast does not know.
         graph_break: Dynamo cannot trace it as one graph.
+        recalled: it keeps Python state from call to call, so that calls of the same sizes differ.
         own_strides: compiled on its own, its output has other strides than in eager mode.
         stirs: what it has that few passes look for; settings that act on this are drawn more often with it.
         uneven: it has a choice ``uneven``, under which its equal operators differ.
-        moves: it has a choice ``move``, which can be ``in_place``.
         targets: whether a head compares with tokens that are given.
         sdpa_argument: the argument by which ``F.scaled_dot_product_attention`` does a grouping's work.
     """
@@ -117,10 +117,10 @@ class PartTraits:
     fit: Callable[[Part, CaseSpec], Part] = lambda part, spec: part
     autocast: bool = True
     graph_break: bool = False
+    recalled: bool = False
     own_strides: bool = False
     stirs: tuple[Stirred, ...] = ()
     uneven: bool = False
-    moves: bool = False
     targets: Callable[[Part], bool] = lambda part: False
     sdpa_argument: str = ""
 

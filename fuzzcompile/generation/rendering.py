@@ -89,7 +89,7 @@ def _classes(spec: CaseSpec) -> list[str]:
 
 def _sizes(spec: CaseSpec, x: str) -> Sizes:
     """Numbers; or, if a second call has other sizes, expressions that read them from ``x``."""
-    if spec.compile.second is None:
+    if not spec.compile.calls:
         return fixed_sizes(spec)
     if x == "q":
         source = "k.shape[-1]" if spec.attention.key_permuted else "k.shape[-2]"

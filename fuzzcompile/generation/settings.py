@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping
+from dataclasses import replace
 
 from fuzzcompile.generation.inputs import inputs_of
-from fuzzcompile.generation.spec import CaseSpec, Dims
+from fuzzcompile.generation.spec import Call, CaseSpec
 from fuzzcompile.generation.toggles import config, options
+from fuzzcompile.sides import COMPILE
 
 
 def description(spec: CaseSpec) -> str:
     """The names of the idioms, near misses and choices in the case, for its docstring."""
     lines = ["A generated case.", ""]
-    for title, names in (("Idioms", spec.idioms), ("Near misses", spec.near_misses), ("Choices", spec.choices)):
+    parts = (("Idioms", spec.idioms), ("Near misses", spec.near_misses), ("Operators", spec.operators))
+    for title, names in (*parts, ("Choices", spec.choices)):
         text = f"{title}: {', '.join(names) or 'none'}."
         lines += textwrap.wrap(text, 99, break_long_words=False)
     return "\n".join([*lines, ""])
@@ -22,15 +25,18 @@ def description(spec: CaseSpec) -> str:
 def settings_of(spec: CaseSpec) -> list[tuple[str, str]]:
     """The names and expressions at the top of the file that say how the case is compiled and called."""
     how = spec.compile
-    compile_options, inductor = options(how.toggles), config(how.toggles)
+    compile_options = options(how.toggles)
+    configs = {"inductor": config(how.toggles), "dynamo": dict.fromkeys(_CAPTURE, True) if how.captured else {}}
+    configs = {name: entries for name, entries in configs.items() if entries}
     settings = [
         ("GRAD", f'"{how.grad}"' if how.grad else ""),
         ("BACKWARD", "True" if spec.backward else ""),
         ("OPTIONS", _dictionary(compile_options, "") if compile_options else ""),
-        ("CONFIG", _dictionary({"inductor": inductor}, "") if inductor else ""),
+        ("CONFIG", _dictionary(configs, "") if configs else ""),
         ("MODE", f'"{how.mode}"' if how.mode else ""),
         ("DYNAMIC", "" if how.dynamic is None else str(how.dynamic)),
         ("FULLGRAPH", "True" if how.fullgraph else ""),
+        ("PATH", f'"{how.path}"' if how.path != COMPILE else ""),
     ]
     return [(name, expression) for name, expression in settings if expression]
 
@@ -48,21 +54,32 @@ def _dictionary(values: Mapping[str, object], indent: str) -> str:
 
 
 def calls_of(spec: CaseSpec) -> str:
-    """The inputs of the second call."""
-    if spec.compile.second is None:
+    """The inputs of the further calls."""
+    if not spec.compile.calls:
         return ""
-    batch, sequence = spec.compile.second
-    inputs = inputs_of(spec, Dims(batch, sequence, spec.dims.heads, spec.dims.head_dim, spec.dims.source))
+    return "[\n" + "".join(_call(spec, call) for call in spec.compile.calls) + "]"
+
+
+def _call(spec: CaseSpec, call: Call) -> str:
+    """The inputs of one call, as an entry of a list."""
+    spec = replace(spec, inputs=call.inputs, backward=spec.backward or call.grad)
+    inputs = inputs_of(spec, call.dims(spec.dims))
     if len(inputs) == 1:
-        return f"[\n    ({inputs[0][1]},),\n]"
+        return f"    ({inputs[0][1]},),\n"
     names = dict(inputs)
     entries = [f"        {names.get(expression, expression)},\n" for _, expression in inputs]
-    return "[\n    (\n" + "".join(entries) + "    ),\n]"
+    return "    (\n" + "".join(entries) + "    ),\n"
 
 
 def driver_of(spec: CaseSpec) -> str:
     """The body of ``run``, where the case is not simply called."""
-    if spec.compile.autocast is None:
-        return ""
-    where = "inputs[0].device.type"
-    return f"with torch.autocast({where}, dtype=torch.{spec.compile.autocast}):\n    return model(*inputs)"
+    how, call = spec.compile, "return model(*inputs)"
+    if how.autocast is not None:
+        call = f"with torch.autocast(inputs[0].device.type, dtype=torch.{how.autocast}):\n    {call}"
+    if how.mark is not None:
+        call = f"torch._dynamo.decorators.{how.mark}(inputs[0], 0)\n{call}"
+    return "" if call == "return model(*inputs)" else call
+
+
+# Numbers, and tensors of sizes, that depend on what a tensor holds stay in the graph.
+_CAPTURE = ("capture_scalar_outputs", "capture_dynamic_output_shape_ops")

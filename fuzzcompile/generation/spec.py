@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+from fuzzcompile.sides import COMPILE
+
 Choice = str | int | float | bool
 Choices = Mapping[str, Choice]
 Layout = Literal["heads_first", "heads_last", "flat"]
@@ -22,7 +24,10 @@ Returns = Literal["", "weights", "keys"]
 Placement = Literal["pre", "post", "sandwich"]
 InputLayout = Literal["contiguous", "transposed", "outer_last", "sliced", "offset", "expanded", "channels_last"]
 
-_SCHEMA = 3
+Size = Literal["same", "more", "plus_five", "many", "one", "none", "batch", "sequence", "heads", "head_dim"]
+Mark = Literal["maybe_mark_dynamic", "mark_dynamic", "mark_unbacked"]
+
+_SCHEMA = 4
 
 
 @dataclass(frozen=True)
@@ -168,19 +173,48 @@ class Block:
 
 
 @dataclass(frozen=True)
+class Call:
+    """A further call: its sizes, named by how they relate to those of the first call, and its inputs' memory.
+
+    Guards and symbolic sizes go wrong at boundaries: at one and at nothing, where a size equals another one, and past
+    a size that was compiled for. With ``grad`` floating inputs require a gradient, whether or not one is asked for.
+    """
+
+    batch: Size = "same"
+    sequence: Size = "more"
+    inputs: InputLayout = "contiguous"
+    grad: bool = False
+
+    def dims(self, first: Dims) -> Dims:
+        """The sizes of the call, given those of the first."""
+        named = {"one": 1, "none": 0, "heads": first.heads, "head_dim": first.head_dim}
+        named |= {"batch": first.batch, "sequence": first.sequence}
+        batch, sequence = (
+            {"same": own, "more": own + 1, "plus_five": own + 5, "many": 8 * own + 1, **named}[size]
+            for size, own in ((self.batch, first.batch), (self.sequence, first.sequence))
+        )
+        return Dims(batch, sequence, first.heads, first.head_dim, first.source)
+
+
+@dataclass(frozen=True)
 class Compile:
     """How the case is compiled and called, beyond ``torch.compile(model)`` under ``no_grad``.
 
-    ``second`` is (batch, sequence) of a second call. ``toggles`` name settings of `fuzzcompile.generation.toggles`.
+    ``calls`` follow the first one. ``toggles`` name settings of `fuzzcompile.generation.toggles`. ``mark`` is what the
+    program says of its first input's batch before each call. With ``captured`` numbers and sizes that depend on values
+    stay in the graph. ``path`` is what runs in the place of the program (`fuzzcompile.sides`).
     """
 
     grad: str | None = None
     dynamic: bool | None = None
-    second: tuple[int, int] | None = None
+    calls: tuple[Call, ...] = ()
     mode: str | None = None
     fullgraph: bool = False
     autocast: str | None = None
     toggles: tuple[str, ...] = ()
+    mark: Mark | None = None
+    captured: bool = False
+    path: str = COMPILE
 
 
 @dataclass(frozen=True)
@@ -274,13 +308,30 @@ class CaseSpec:
             attention and attention.sink and "sink",
             how.grad,
             how.dynamic and "dynamic",
-            how.second and "second_call",
+            how.calls and "second_call",
+            *self._later,
+            how.mark,
+            how.captured and "captured_values",
+            how.path != COMPILE and f"path_{how.path}",
             how.mode and f"mode_{how.mode}",
             how.fullgraph and "fullgraph",
             how.autocast and "autocast",
             *how.toggles,
         )
         return tuple(name for name in named if isinstance(name, str) and name)
+
+    @property
+    def _later(self) -> tuple[str, ...]:
+        """What further calls have that the first has not."""
+        calls = [(call, call.dims(self.dims)) for call in self.compile.calls]
+        named = {
+            "same_sizes_again": any(dims == self.dims for _, dims in calls),
+            "one_later": any(1 in (dims.batch, dims.sequence) for _, dims in calls),
+            "empty_later": any(0 in (dims.batch, dims.sequence) for _, dims in calls),
+            "other_strides_later": any(call.inputs != self.inputs for call, _ in calls),
+            "requires_grad_later": any(call.grad and not self.backward for call, _ in calls),
+        }
+        return tuple(name for name, present in named.items() if present)
 
     @property
     def features(self) -> tuple[str, ...]:

@@ -17,22 +17,28 @@ from fuzzcompile.generation.fitting import fitted
 from fuzzcompile.generation.idioms import idiom, idioms
 from fuzzcompile.generation.near_misses import apply_near_misses
 from fuzzcompile.generation.profile import Profile
+from fuzzcompile.generation.programs.numbers import DRAWING
 from fuzzcompile.generation.programs.placing import with_program, with_programs_beside
 from fuzzcompile.generation.registry import Role, form_of
 from fuzzcompile.generation.repertoire import CPU, GPU, Repertoire
 from fuzzcompile.generation.spec import (
     Attention,
     Block,
+    Call,
     CaseSpec,
     Compile,
     Dims,
+    InputLayout,
     Layout,
+    Mark,
     Mask,
     Part,
     Placement,
     Program,
+    Size,
 )
-from fuzzcompile.generation.toggles import FOR_GPU, OWN_RANDOM_STREAM
+from fuzzcompile.generation.toggles import EAGER_NUMBERS, FOR_GPU, OWN_RANDOM_STREAM
+from fuzzcompile.sides import AOTI, COMPILE, EXPORT
 
 # Percentage of cases that are a plain attention, without a near miss; and of operator programs among the others.
 _PLAIN, _PROGRAMS = 10, 50
@@ -74,13 +80,13 @@ def _cases(draw: st.DrawFn, profile: Profile) -> CaseSpec:
         dtype=pen.weighted([(dtype, repertoire.dtypes[dtype]) for dtype in profile.dtypes]),
         training=training,
         backward=pen.chance(85 if training else 7) and profile.training,
-        compile=_compile(pen, profile, dims, layer),
+        compile=_compile(pen, profile, layer),
     )
     if profile.near_misses:
         spec = with_programs_beside(pen, fitted(apply_near_misses(pen, fitted(spec))))
     elif layer is not None and idiom(layer.name).traits.own_strides and block is None:
         spec = replace(spec, block=Block())  # on its own its strides are not those of eager
-    return replace(fitted(spec), seed=pen.number(999_999))
+    return replace(_with_numbers(pen, fitted(spec)), seed=pen.number(999_999))
 
 
 def _repertoire(profile: Profile) -> Repertoire:
@@ -127,9 +133,26 @@ def _program(pen: Pen, profile: Profile) -> CaseSpec:
         dtype=pen.weighted([(dtype, repertoire.dtypes[dtype]) for dtype in profile.dtypes]),
         training=training,
         backward=pen.chance(80 if training else 10) and profile.training,
-        compile=_compile(pen, profile, dims, None),
+        compile=_compile(pen, profile, None),
     )
-    return with_program(pen, fitted(apply_near_misses(pen, fitted(spec))))
+    return _with_numbers(pen, with_program(pen, fitted(apply_near_misses(pen, fitted(spec)))))
+
+
+def _with_numbers(pen: Pen, spec: CaseSpec) -> CaseSpec:
+    """The case, compiled with eager's own random numbers in four fifths of the draws if it draws any.
+
+    Where they are promised they are compared value by value; otherwise by their distribution at best.
+    """
+    toggles = spec.compile.toggles
+    programs = [program for _, program in spec.programs] + ([spec.program] if spec.program is not None else [])
+    draws = any(name in DRAWING for program in programs for name in program.operators)
+    draws = draws or bool(spec.training and spec.attention.dropout)
+    if not draws or spec.compile.mode is not None or OWN_RANDOM_STREAM.name in toggles or not pen.chance(80):
+        return spec
+    if not pen.weights.get(EAGER_NUMBERS.name, 100):
+        return spec
+    wanted = tuple(dict.fromkeys((*toggles, EAGER_NUMBERS.name)))
+    return replace(spec, compile=replace(spec.compile, toggles=wanted))
 
 
 def _form(pen: Pen, weights: Sequence[tuple[str, int]]) -> Attention:
@@ -207,12 +230,12 @@ def _dims(pen: Pen, profile: Profile) -> Dims:
     return sizes.affordable(Dims(batch, sequence, heads, head_dim, source))
 
 
-def _compile(pen: Pen, profile: Profile, dims: Dims, layer: Part | None) -> Compile:
+def _compile(pen: Pen, profile: Profile, layer: Part | None) -> Compile:
     """How the case is compiled; settings other than the compiler's own only among near misses."""
     grads: list[tuple[str | None, int]] = [(None, 80), ("inference_mode", 10), ("enabled", 10)]
     grad = pen.weighted(grads)
     again = pen.chance(12, "second_call")
-    longer, more = pen.one_of((1, 2, 5)), pen.one_of((0, 1, 2))
+    calls = _calls(pen)
     dynamic = pen.weighted([(None, 40), (True, 50), (False, 10)])
     fullgraph = pen.chance(3)
     autocast = pen.chance(5, "autocast")
@@ -221,15 +244,46 @@ def _compile(pen: Pen, profile: Profile, dims: Dims, layer: Part | None) -> Comp
     modes: list[tuple[str | None, int]] = [(None, 240), *repertoire.modes]
     mode = pen.named(modes)
     odd = profile.near_misses
+    marks: list[tuple[Mark | None, int]] = [
+        (None, 80),
+        ("maybe_mark_dynamic", 10),
+        ("mark_dynamic", 8),
+        ("mark_unbacked", 2),
+    ]
+    mark = pen.named(marks)
+    captured = pen.chance(50)
+    path = pen.weighted([(COMPILE, 950), (EXPORT, 30), (AOTI, 20)])
     return Compile(
         grad=grad,
         dynamic=dynamic if again else None,
-        second=(dims.batch + more, dims.sequence + longer) if again else None,
+        calls=(calls if odd else calls[:1]) if again else (),
         mode=mode if odd and not toggles else None,
         fullgraph=fullgraph,
         autocast="bfloat16" if autocast and odd else None,
         toggles=toggles if odd else (),
+        mark=mark if again and odd else None,
+        captured=captured,
+        path=path if odd else COMPILE,
     )
+
+
+def _calls(pen: Pen) -> tuple[Call, ...]:
+    """One to three further calls, at other sizes most of the time."""
+    return tuple(_call(pen) for _ in range(pen.weighted([(1, 60), (2, 25), (3, 15)])))
+
+
+def _call(pen: Pen) -> Call:
+    batches: list[tuple[Size, int]] = [
+        ("same", 40), ("more", 30), ("one", 12), ("many", 6), ("sequence", 6), ("heads", 3), ("none", 3),
+    ]  # fmt: skip
+    sequences: list[tuple[Size, int]] = [
+        ("more", 35), ("plus_five", 20), ("same", 10), ("one", 10), ("many", 6), ("batch", 6), ("heads", 5),
+        ("head_dim", 5), ("none", 3),
+    ]  # fmt: skip
+    layouts: list[tuple[InputLayout, int]] = [
+        ("contiguous", 76), ("transposed", 8), ("outer_last", 8), ("sliced", 8),
+    ]  # fmt: skip
+    return Call(pen.weighted(batches), pen.weighted(sequences), pen.weighted(layouts), pen.chance(10))
 
 
 def _toggles(pen: Pen, repertoire: Repertoire, layer: Part | None) -> tuple[str, ...]:

@@ -105,6 +105,7 @@ def _fusion(entry: str, operator: str, normalised: dict[str, dict[str, int]]) ->
 OWN_RANDOM_STREAM = Toggle(
     "own_random_stream", "The compiler draws random numbers of its own.", (("fallback_random", False),)
 )
+EAGER_NUMBERS = Toggle("eager_numbers", "Random numbers are eager's own.", (("fallback_random", True),))
 TOGGLES: tuple[Toggle, ...] = (
     Toggle("freezing", "Weights are constants: folded, packed, fused.", (("freezing", True),), 30, inference=True),
     Toggle(
@@ -122,11 +123,21 @@ TOGGLES: tuple[Toggle, ...] = (
         inference=True,
         acts_on="shared_input_linears",
     ),
+    Toggle(
+        "cpp_products",
+        "Frozen: products with weights are C++ templates, if those are faster, with what follows fused in.",
+        (("freezing", True), ("max_autotune_gemm", True), ("max_autotune_gemm_backends", "CPP,ATEN")),
+        6,
+        inference=True,
+    ),
     *(_pass(_BEFORE_GRADIENTS, name, summary, _NORMALISED) for name, summary in _PRE_GRAD.items()),
     *(_pass(_AFTER_GRADIENTS, name, summary, _NORMALISED_ATEN) for name, summary in _POST_GRAD.items()),
     *(_fusion(_BEFORE_GRADIENTS, operator, _NORMALISED) for operator in _PRE_FUSIONS),
     *(_fusion(_AFTER_GRADIENTS, operator, {}) for operator in _POST_FUSIONS),
     OWN_RANDOM_STREAM,
+    EAGER_NUMBERS,
+    Toggle("deterministic", "Nothing that affects numerics is timed.", (("deterministic", True),), 1),
+    Toggle("batch_invariant", "A sample has the same bits in every batch.", (("batch_invariant", True),), 1),
     Toggle("emulate_precision_casts", "Intermediate casts are kept.", (("emulate_precision_casts", True),)),
     Toggle("no_vectors", "Kernels without vector instructions.", (("cpp.simdlen", 1),)),
     Toggle("no_tail_vectors", "Loop tails without vector instructions.", (("cpp.enable_loop_tail_vec", False),)),

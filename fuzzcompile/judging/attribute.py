@@ -68,7 +68,16 @@ class Attributor:
         except OutOfTime:
             attribution = attribution or Attribution(first_rewrite(self.divergence))
         attribution.ablations = self.ablator.ablations
+        attribution.culprit = self._with_frames(attribution.culprit)
         return attribution
+
+    def _with_frames(self, culprit: Culprit | None) -> Culprit | None:
+        """The culprit of an error with the compiler's code that raised it: the first that a maintainer opens."""
+        failure = self.ablator.trial.observation.failure
+        if culprit is None or failure is None or not failure.raised:
+            return culprit
+        raised = [{"source": file, "line": line, "function": name} for file, line, name in failure.raised]
+        return replace(culprit, details={**culprit.details, "raised": raised})
 
     def _from_rewrites(self) -> Attribution | None:
         """The rewrite at fault, and what else is where the result stays wrong without it."""

@@ -46,6 +46,8 @@ _NO_RECOMPILE = (
 _PLACE = re.compile(r"(?<=\()[^()\s]+:\d+(?=[:)])")
 _MACHINE_MESSAGES = ("No space left on device", "Cannot find a working triton installation", "out of memory")
 _IN_A_LOOP = "in a loop"
+# What torch raises where a size must be known that the program asked to leave open.
+_BROKEN_PROMISES = ("ConstraintViolationError", "GuardOnDataDependentSymNode", "UserError")
 _LOOPED = "; move the body of the loop into a function of its own, or what breaks the graph in front of the loop"
 
 
@@ -121,6 +123,7 @@ def refuse_unsupported(experiments: Experiments, trial: Trial) -> None:
     if failure is not None and path_of(case.settings, trial.how) != COMPILE:
         _refuse_unexported(experiments, failure)
         return
+    _refuse_asked(case, failure)
     if failure is None or failure.phase != "compile" or not case.settings.fullgraph:
         return
     without, breaks = experiments.broken("eager" if failure.unsupported else None)
@@ -133,6 +136,16 @@ def refuse_unsupported(experiments: Experiments, trial: Trial) -> None:
         f"{f'without FULLGRAPH, the graph breaks at: {further}; ' if further else ''}"
         f"remove FULLGRAPH or the graph break{_instead((failure.message, *breaks))}."
     )
+
+
+def _refuse_asked(case: Case, failure: Failure | None) -> None:
+    """Refuse a program that leaves a size open and needs to know it: torch says so by design."""
+    if failure is not None and failure.phase == "compile" and failure.type_name in _BROKEN_PROMISES:
+        raise CannotJudge(
+            f"{case.name} asks for sizes or numbers without a value at compile time, and needs their values: "
+            f"{headline(str(failure))}; remove mark_dynamic, mark_unbacked or the capture_* setting, or say with "
+            "torch._check what holds for them."
+        )
 
 
 def _refuse_unexported(experiments: Experiments, failure: Failure) -> None:

@@ -17,7 +17,7 @@ from fuzzcompile.compiler.kernels import kernel_calls
 from fuzzcompile.compiler.kernels.control import Control
 from fuzzcompile.compiler.kernels.evaluated import Evaluated
 from fuzzcompile.compiler.kernels.fused import dependences
-from fuzzcompile.compiler.kernels.raised import raised_at
+from fuzzcompile.compiler.kernels.raised import raised_at, raised_in
 from fuzzcompile.compiler.session import Compilation, compiling
 from fuzzcompile.stages.kernels.examined import examined
 
@@ -175,10 +175,13 @@ def test_an_error_is_placed_where_the_compiler_raised_it():
     try:
         raise RuntimeError("told again") from error
     except RuntimeError as outer:
+        outer_error = outer
         source, line, function = raised_at(outer)
     assert (source, function) == ("torch/_inductor/index_propagation.py", "maximum")
     assert "Max(" in (Path(torch.__file__).parents[1] / source).read_text().splitlines()[line - 1]
+    assert raised_in(outer_error)[0] == (source, line, function)
     assert raised_at(ValueError("never raised")) == (None, None, None)
+    assert raised_in(ValueError("never raised")) == ()
 
 
 def test_an_error_of_the_watching_is_written_down_and_leaves_the_program_alone(monkeypatch):

@@ -17,7 +17,8 @@ import torch
 
 from fuzzcompile.execution.runs import grad_mode
 from fuzzcompile.generation import GeneratedCase, Profile, case_at, from_choices, names, render
-from fuzzcompile.generation.spec import Dims
+from fuzzcompile.generation.idioms import idiom
+from fuzzcompile.generation.spec import Call, Dims
 
 EVERYTHING = Profile()
 CLEAN = Profile(near_misses=False)
@@ -148,25 +149,54 @@ def test_the_mix_is_light_and_has_both_passes(many: list[GeneratedCase]) -> None
     assert layers[2] + layers[3] + layers[4] < 0.15 * len(drawn)
     assert 0.2 < sum(spec.backward for spec in drawn) / len(drawn) < 0.45
     assert 0.4 < sum(spec.dtype == "float32" for spec in drawn) / len(drawn) < 0.6
-    assert 0.05 < sum(spec.compile.second is not None for spec in drawn) / len(drawn) < 0.2
+    assert 0.05 < sum(bool(spec.compile.calls) for spec in drawn) / len(drawn) < 0.2
     assert 0.1 < sum(bool(spec.compile.toggles) for spec in drawn) / len(drawn) < 0.4
     dropout = Counter(spec.attention.dropout for spec in drawn if spec.training and spec.attention.dropout is not None)
     assert dropout[0.0]
     assert dropout[0.1]
 
 
-def test_a_second_call_comes_at_another_size_and_changes_nothing_in_the_module() -> None:
+def test_further_calls_differ_from_the_first_and_change_nothing_in_the_module() -> None:
     calls = 0
     for case in cases(EVERYTHING, 150):
-        if case.spec.compile.second is None:
+        if not case.spec.compile.calls or any(idiom(name).traits.recalled for name in case.spec.idioms):
             continue
-        calls += 1
         namespace: dict[str, Any] = {}
         exec(compile(case.source, "case.py", "exec"), namespace)
-        first, second = namespace["make"]()[1], namespace["CALLS"][0]
-        assert [tensor.dim() for tensor in first] == [tensor.dim() for tensor in second]
-        assert [tensor.shape for tensor in first] != [tensor.shape for tensor in second]
+        first, *further = namespace["make"]()[1], *namespace["CALLS"]
+        assert len(further) == len(case.spec.compile.calls)
+        for inputs in further:
+            calls += 1
+            assert [tensor.dim() for tensor in first] == [tensor.dim() for tensor in inputs]
+            assert list(map(_form, first)) != list(map(_form, inputs))
     assert calls >= 5
+
+
+def _form(tensor: torch.Tensor) -> tuple[object, ...]:
+    return tensor.shape, tensor.stride(), tensor.requires_grad
+
+
+def test_sizes_of_further_calls_are_named_by_how_they_relate_to_the_first() -> None:
+    first = Dims(2, 5, 3, 8, 7)
+    assert Call("many", "batch").dims(first) == Dims(17, 2, 3, 8, 7)
+    assert Call("none", "one").dims(first) == Dims(0, 1, 3, 8, 7)
+    assert Call("sequence", "head_dim").dims(first) == Dims(5, 8, 3, 8, 7)
+
+
+def test_a_case_that_is_exported_asks_for_nothing_that_export_lacks() -> None:
+    exported = [case for case in cases(EVERYTHING, 300) if case.spec.compile.path != "compile"]
+    assert {case.spec.compile.path for case in exported} == {"export", "aoti"}
+    for case in exported:
+        how = case.spec.compile
+        assert not (how.mode or how.fullgraph or how.mark or how.autocast or case.spec.training)
+        assert how.path == "export" or not case.spec.backward
+        assert f'PATH = "{how.path}"' in case.source
+
+
+def test_a_layer_with_python_state_is_called_again() -> None:
+    recalled = [case for case in cases(EVERYTHING, 600) if "recompiled" in case.features]
+    assert recalled
+    assert all(case.spec.compile.calls for case in recalled)
 
 
 def test_a_case_knows_what_it_is_made_of() -> None:

@@ -23,7 +23,7 @@ def test_each_is_drawn_when_they_are_on(many: list[GeneratedCase]) -> None:
 
 
 def test_one_case_in_ten_meets_those_that_break_compilers(many: list[GeneratedCase]) -> None:
-    marks = [set(case.spec.near_misses) for case in many]
+    marks = [set(case.spec.near_misses) for case in many if case.spec.attends and not case.spec.plain]
     assert 10 * sum(bool(mark & OF_THE_MATHS) for mark in marks) >= len(marks)
     assert 0.3 * len(marks) <= sum(bool(mark - OF_THE_SHAPE) for mark in marks) <= 0.9 * len(marks)
 

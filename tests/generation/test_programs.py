@@ -67,7 +67,7 @@ def test_a_value_has_the_type_that_the_program_says(dtype: str, backward: bool):
                 assert (tuple(made.shape), str(made.dtype)) == (shape, f"torch.{value.dtype}"), value
                 assert made.requires_grad or not value.gradient, value
     assert refused < 0.05 * 250
-    assert set(seen) == set(PRODUCTIONS)
+    assert set(seen) == set(PRODUCTIONS) - ({"write", "random_write"} if backward else set())
 
 
 @pytest.mark.parametrize("first", DTYPES)

@@ -10,6 +10,12 @@ from types import FrameType
 import torch
 
 _INDUCTOR = "torch/_inductor/"
+# The compiler, dispatch and tracing apart.
+_COMPILER = (
+    _INDUCTOR, "torch/_functorch/", "torch/_decomp/", "torch/_refs/", "torch/_prims", "torch/_subclasses/",
+    "torch/_meta_registrations.py", "torch/_dynamo/",
+)  # fmt: skip
+_MOST_FRAMES = 3
 # What only hands calls on.
 _DISPATCH = ("virtualized.py", "ops_handler.py")
 _WRAPPERS = ("wrapped", "wrapper", "inner", "_wrapped")
@@ -30,6 +36,20 @@ def raised_at(error: BaseException) -> tuple[str | None, int | None, str | None]
         return None, None, None
     name, line, frame = telling[-1]
     return name, line, frame.f_code.co_name
+
+
+def raised_in(error: BaseException) -> tuple[tuple[str, int, str], ...]:
+    """The innermost frames of the compiler that an error of it came through: file, line and function, innermost first.
+
+    Code that only hands calls on is passed over; at most three are told.
+    """
+    frames = []
+    for frame, line in reversed(list(_frames(_root(error)))):
+        path = Path(frame.f_code.co_filename)
+        name = path.relative_to(_PACKAGES).as_posix() if path.is_relative_to(_PACKAGES) else ""
+        if name.startswith(_COMPILER) and not _hands_on(name, frame):
+            frames.append((name, line, frame.f_code.co_name))
+    return tuple(frames[:_MOST_FRAMES])
 
 
 def _root(error: BaseException) -> BaseException:

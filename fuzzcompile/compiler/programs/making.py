@@ -15,6 +15,7 @@ from fuzzcompile.compiler.catalogue import Known
 from fuzzcompile.compiler.programs.code import Named, named_in
 from fuzzcompile.compiler.programs.expressions import Unwritable
 from fuzzcompile.compiler.programs.filling import Filled, fill, named, recast
+from fuzzcompile.compiler.programs.searched import searched
 from fuzzcompile.compiler.programs.settings import settings_for
 from fuzzcompile.compiler.programs.sources import has_pattern, skeleton_of, variant_of
 from fuzzcompile.compiler.programs.spelling import operands, statements
@@ -77,6 +78,7 @@ def with_edits(program: PatternProgram, rng: random.Random, until: float) -> Pat
 
 def candidates(rule: Known, device: torch.device) -> Iterator[PatternProgram]:
     """Programs that run and may make a rule fire, without end unless nothing can be written for it."""
+    yield from searched(rule)
     code = named_in(rule.made_of)
     seen, barren, last = set[str](), 0, None
     for number, settings in zip(itertools.count(), itertools.cycle(settings_for(rule)), strict=False):

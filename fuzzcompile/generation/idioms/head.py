@@ -34,9 +34,3 @@ def head_sampling(pen: Pen) -> Choices:
 def head_log_probabilities(pen: Pen) -> Choices:
     """log_softmax, from which the scores of given tokens or the entropy are computed."""
     return {"what": pen.one_of(("tokens", "entropy"))}
-
-
-@part_idiom("head", 1)
-def head_extremes(pen: Pen) -> Choices:
-    """Maxima along an axis and over everything, as quantisers scale by them: reused partial reductions."""
-    return {"what": pen.one_of(("amax", "amin"))}

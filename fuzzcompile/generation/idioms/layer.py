@@ -65,11 +65,7 @@ def cache_growing(pen: Pen) -> Choices:
     return {"steps": pen.one_of((1, 2))}
 
 
-def _rolling_with_gradient(part: Part, spec: CaseSpec) -> Part:
-    return part.having(move="cat") if spec.backward and part["move"] == "in_place" else part
-
-
-@part_idiom("layer", 2, PartTraits(fixes=("batch",), fit=_rolling_with_gradient, autocast=False, moves=True))
+@part_idiom("layer", 2, PartTraits(fixes=("batch",), autocast=False))
 def cache_rolling(pen: Pen) -> Choices:
     """A key-value cache of the last few tokens, moved on by torch.cat or torch.roll at each step."""
     return {"move": pen.one_of(("cat", "roll")), "window": pen.one_of((2, 3))}
@@ -151,3 +147,12 @@ def regrouped(pen: Pen) -> Choices:
 
 register(Idiom("attention_pooled", "layer", "Tokens attend to a few learned queries, and are rebuilt from those."))
 register(Idiom("attention_local", "layer", "Attention within blocks of tokens: padded, unfolded to windows, and back."))
+
+
+@part_idiom("layer", 3, PartTraits(recalled=True))
+def recompiled(pen: Pen) -> Choices:
+    """A layer that depends on a Python number of its own, which grows from call to call: guards, symbolic numbers."""
+    return {
+        "by": pen.one_of(("factor", "fraction", "rolled", "flag", "none", "dtype", "size", "compared", "axis")),
+        "first": pen.one_of((0, 1, 2)),
+    }

@@ -5,7 +5,7 @@ act differently. Operators are drawn independently, in the order of `NEAR_MISSES
 family one is drawn (values, memory), or up to three (detours). Whether a case has a near miss is read from its spec.
 """
 
-from fuzzcompile.generation.near_misses import attention, detours, functions, memory, program, shapes, values
+from fuzzcompile.generation.near_misses import attention, memory, program, shapes, sizes_of_values, values
 from fuzzcompile.generation.near_misses.operators import NEAR_MISSES, NearMiss, apply_near_misses
 
 __all__ = [
@@ -13,10 +13,9 @@ __all__ = [
     "NearMiss",
     "apply_near_misses",
     "attention",
-    "detours",
-    "functions",
     "memory",
     "program",
     "shapes",
+    "sizes_of_values",
     "values",
 ]

@@ -38,7 +38,8 @@ class Detour:
     """One detour: its name, what it is, its weight among the detours, and how its choices are drawn.
 
     ``has_gradient`` says of a part whether a gradient flows through it, and it overwrites nothing that one needs. A
-    detour that ``writes`` to the activation needs elements that do not overlap.
+    detour that ``writes`` to the activation needs elements that do not overlap. One that ``reads_values`` has sizes or
+    numbers that depend on them.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Detour:
     draw: DrawDetour
     has_gradient: Callable[[Part], bool] = always
     writes: bool = False
+    reads_values: bool = False
     source: str | None = None
 
     def part(self, pen: Pen) -> Part:
@@ -66,12 +68,15 @@ def detour(
     *,
     has_gradient: Callable[[Part], bool] = always,
     writes: bool = False,
+    reads_values: bool = False,
     source: str | None = None,
 ) -> Callable[[DrawDetour], DrawDetour]:
     """Register the decorated function, which draws a detour's choices, as a detour under its own name."""
 
     def decorate(draw: DrawDetour) -> DrawDetour:
-        register_detour(Detour(draw.__name__, summary_of(draw), weight, draw, has_gradient, writes, source))
+        register_detour(
+            Detour(draw.__name__, summary_of(draw), weight, draw, has_gradient, writes, reads_values, source)
+        )
         return draw
 
     return decorate

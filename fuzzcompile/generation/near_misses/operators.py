@@ -46,7 +46,7 @@ def apply_near_misses(pen: Pen, spec: CaseSpec) -> CaseSpec:
             spec = _applied(pen, operator, spec, pen.chance(operator.percent, operator.name))
     for family, chances in FAMILIES.items():
         members = {operator.name: operator for operator in NEAR_MISSES if operator.family == family}
-        for percent in chances:
+        for percent in chances if members else ():
             hit = pen.chance(percent)
             name = pen.named([(name, operator.percent) for name, operator in members.items()])
             spec = _applied(pen, members[name], spec, hit)

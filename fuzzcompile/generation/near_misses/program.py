@@ -50,22 +50,6 @@ def parts_uneven(pen: Pen, spec: CaseSpec) -> CaseSpec:
 
 
 @near_miss(
-    50,
-    applies=lambda spec: spec.layer is not None and idiom(spec.layer.name).traits.moves,
-    present=lambda spec: (
-        spec.layer is not None and idiom(spec.layer.name).traits.moves and spec.layer["move"] == "in_place"
-    ),
-)
-def cache_moved_in_place(pen: Pen, spec: CaseSpec) -> CaseSpec:
-    """The rolling cache is moved within its own memory: x[:-1] = x[1:].clone().
-
-    Source and target overlap, so that the copy may not be left out.
-    """
-    assert spec.layer is not None
-    return replace(spec, layer=spec.layer.having(move="in_place"))
-
-
-@near_miss(
     12,
     applies=lambda spec: spec.head is None and spec.program is None and spec.attention.returns == "",
     present=lambda spec: spec.returns_activation,

@@ -7,6 +7,7 @@ and says what comes out; so every program runs in eager mode, whatever it is mad
 from fuzzcompile.generation.programs import (  # noqa: F401  (each registers its productions)
     creations,
     indexing,
+    numbers,
     pointwise,
     products,
     reductions,

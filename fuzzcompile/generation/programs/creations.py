@@ -117,7 +117,7 @@ def bits(pen: Pen, scope: Scope) -> object:
     return scope.make(f"{flipped.name}.view(torch.{of.dtype})", of.shape, of.dtype)
 
 
-@production(1)
+@production(2)
 def random_numbers(pen: Pen, scope: Scope) -> object:
     """Random numbers in the form of a value, or dropout on it."""
     of = scope.floating()

@@ -19,7 +19,7 @@ def places(pen: Pen, scope: Scope, size: Dim, *, distinct: bool = False) -> tupl
     else:
         chosen = [pen.number(most - 1) for _ in range(1 + pen.number(2))]
         chosen = list(dict.fromkeys(chosen)) if distinct else chosen
-    return f"torch.tensor({chosen}, {scope.device})", len(chosen)
+    return scope.name(f"torch.tensor({chosen}, {scope.device})"), len(chosen)
 
 
 def _picked(pen: Pen, scope: Scope) -> tuple[Value, int] | None:
@@ -45,14 +45,14 @@ def taken(pen: Pen, scope: Scope) -> object:
             else f"torch.take_along_dim({of.name}, {order}{half}, {axis})"
         )
         return scope.make(call, of.shape, of.dtype, of)
-    at, count = places(pen, scope, of.shape[axis if how != "embedding" else 0])
+    embeds = how == "embedding" and of.rank == 2 and of.floating
+    at, count = places(pen, scope, of.shape[0 if embeds else axis])
     counted = tuple(count for _ in of.shape[axis])
-    if how == "brackets":
-        return scope.make(f"{of.name}[..., {at}{', :' * (-axis - 1)}]", replaced(of.shape, axis, counted), of.dtype, of)
-    if how == "embedding" and of.rank == 2 and of.floating:
+    if embeds:
         return scope.make(f"F.embedding({at}, {of.name})", (counted, of.shape[1]), of.dtype, of)
-    at, count = places(pen, scope, of.shape[axis])
-    shape = replaced(of.shape, axis, tuple(count for _ in of.shape[axis]))
+    shape = replaced(of.shape, axis, counted)
+    if how == "brackets":
+        return scope.make(f"{of.name}[..., {at}{', :' * (-axis - 1)}]", shape, of.dtype, of)
     return scope.make(f"torch.index_select({of.name}, {axis}, {at})", shape, of.dtype, of)
 
 
@@ -73,7 +73,7 @@ def indexed_write(pen: Pen, scope: Scope) -> object:
         return scope.make(f"{of.name}.index_fill({axis}, {at}, {pen.one_of((1, 0))})", of.shape, of.dtype, of)
     if how == "index_put":
         rows = f"{of.name}.transpose(0, {axis})"
-        value = f"torch.ones((), dtype=torch.{of.dtype}, {scope.device})"
+        value = f"{of.name}.new_ones(())"
         made = f"{rows}.index_put(({at},), {value}, accumulate={accumulates})"
         return scope.make(made, swapped(of.shape, 0, axis), of.dtype, of)
     source = f"{of.name}.narrow({axis}, 0, 1)"
@@ -152,7 +152,7 @@ def _assign(pen: Pen, scope: Scope, target: Value) -> None:
     if how == "value" and source is not None:
         scope.say(f"{target.name}[{index}] = {source.name}")
     elif how == "own":
-        scope.say(f"{target.name}[{index}] = {target.name}.flip(-1)[{index}].clone()")
+        scope.say(f"{target.name}[{index}] = {target.name}.flip(-1)[{index}]")
     elif how == "add" and target.dtype != "bool":
         scope.say(f"{target.name}[{index}] += {pen.one_of((1, 2))}")
     else:
@@ -165,13 +165,13 @@ def write(pen: Pen, scope: Scope) -> object:
     target = scope.some(scope.writable)
     if target is None:
         return None
-    how = pen.one_of(("number", "value", "slice", "view", "copy", "fill", "shifted"))
+    how = pen.one_of(("number", "value", "slice", "view", "copy", "fill", "move"))
     if how == "slice" and target.rank:
         _assign(pen, scope, target)
     elif how == "view" and target.rank > 1 and target.dtype != "bool":
         scope.say(f"{target.name}.transpose(-1, -2).mul_({pen.one_of((2, -1, 0))})")
-    elif how == "shifted" and target.rank:
-        _shift(pen, scope, target)
+    elif how == "move" and target.rank:
+        _move(pen, scope, target)
     elif how in ("value", "copy"):
         return _write_value(pen, scope, target, how)
     elif target.dtype == "bool" or how == "fill":
@@ -182,18 +182,25 @@ def write(pen: Pen, scope: Scope) -> object:
     return True
 
 
-def _shift(pen: Pen, scope: Scope, target: Value) -> None:
-    """Move the elements along an axis within the same memory, through a copy: without one the order would matter."""
+def _move(pen: Pen, scope: Scope, target: Value) -> None:
+    """Write one window of a value's memory to another, perhaps overlapping one, through a copy or a computation.
+
+    Without either the result would depend on the order of the elements, which eager mode leaves undefined.
+    """
     axis = scope.axis(target, 2)
     if axis is None:
         scope.say(f"{target.name}.zero_()")
         return
-    length = (
-        f"{scope.text(target.shape[axis])} - 1" if len(set(target.shape[axis])) > 1 else str(target.shape[axis][0] - 1)
-    )
-    to, source = pen.one_of(((1, 0), (0, 1)))
+    apart = 1 + pen.number(min(2, least(target.shape[axis]) - 1) - 1)
+    length = scope.text(target.shape[axis]) + f" - {apart}"
+    if len(set(target.shape[axis])) == 1:
+        length = str(target.shape[axis][0] - apart)
+    to, source = pen.one_of(((apart, 0), (0, apart), (0, 0)))
+    made = pen.one_of((".clone()", " * 1", f".flip({axis})", " + 1", ".contiguous().clone()"))
+    made = ".clone()" if target.dtype == "bool" and made[0] == " " else made
     window = f"{target.name}.narrow({axis}, {{}}, {length})"
-    scope.say(f"{window.format(to)}.copy_({window.format(source)}.clone())")
+    write = "copy_" if target.dtype == "bool" else pen.one_of(("copy_", "add_"))
+    scope.say(f"{window.format(to)}.{write}({window.format(source)}{made})")
 
 
 def _write_value(pen: Pen, scope: Scope, target: Value, how: str) -> object:

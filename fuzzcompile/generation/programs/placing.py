@@ -55,7 +55,7 @@ def _value(spec: CaseSpec, name: str, shape: Sequence[str | int], dtype: str) ->
 def with_programs_beside(pen: Pen, spec: CaseSpec) -> CaseSpec:
     """A fitted case with an operator program before or after its body, or without."""
     wanted, place = pen.chance(_BESIDE), pen.one_of(("before", "after"))
-    if not wanted or 0 in (spec.dims.batch, spec.dims.sequence):
+    if not wanted or any(0 in (dims.batch, dims.sequence) for dims in calls(spec)):
         return spec
     if place == "after" and not takes_x(spec):
         place = "before"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 from fuzzcompile.generation.drawing import Pen
-from fuzzcompile.generation.near_misses.functions import ELEMENTWISE, FLAT, OF_TWO, calls_of, needs_alike
 from fuzzcompile.generation.programs.creations import integers, literal
+from fuzzcompile.generation.programs.functions import ELEMENTWISE, FLAT, OF_TWO, calls_of, needs_alike
 from fuzzcompile.generation.programs.production import production
 from fuzzcompile.generation.programs.scope import Scope
 from fuzzcompile.generation.programs.values import Value, broadcast, category, result_dtype, with_number
@@ -63,7 +65,8 @@ def with_a_number(pen: Pen, scope: Scope) -> object:
     dtype = "float32" if operator == "/" and category(dtype) < 2 else dtype
     operator = "/" if operator == "//" and of.gradient else operator  # it has no derivative
     sides = (literal(number), of.name) if swapped else (of.name, literal(number))
-    return scope.make(f"{sides[0]} {operator} {sides[1]}", of.shape, dtype, of, smooth=operator != "//")
+    between = operator if operator == "**" and math.isfinite(number) else f" {operator} "
+    return scope.make(f"{sides[0]}{between}{sides[1]}", of.shape, dtype, of, smooth=operator != "//")
 
 
 @production(12)

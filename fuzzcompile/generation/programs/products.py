@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fuzzcompile.generation.drawing import Pen
 from fuzzcompile.generation.programs.production import production
 from fuzzcompile.generation.programs.scope import Scope
-from fuzzcompile.generation.programs.values import Shape, Value, broadcast
+from fuzzcompile.generation.programs.values import FLOATING, INTEGERS, Shape, Value, broadcast
 
 _FACTORS = (1, 2, -1, 0.5, 0)
 
 
-def _matrices(scope: Scope) -> tuple[str, str, Value, Value, Shape] | None:
+def _matrices(scope: Scope, dtypes: Sequence[str] = FLOATING) -> tuple[str, str, Value, Value, Shape] | None:
     """Two operands of a product, the second transposed if need be: expressions, values, and the product's shape."""
-    first = scope.floating(2)
+    first = scope.some(lambda value: value.rank > 1 and value.dtype in dtypes)
     if first is None:
         return None
     leading = first.shape[:-2]
@@ -32,11 +34,11 @@ def _matrices(scope: Scope) -> tuple[str, str, Value, Value, Shape] | None:
 @production(6)
 def product(pen: Pen, scope: Scope) -> object:
     """A matrix product of two values, with a transposed operand where the shapes ask for it."""
-    operands = _matrices(scope)
+    operands = _matrices(scope, (*FLOATING, *INTEGERS))
     if operands is None:
         return None
     a, b, first, second, shape = operands
-    how = pen.one_of(("{a} @ {b}", "torch.matmul({a}, {b})", "({a} @ {b}) * 0.1", "({a}.abs() @ {b}) + ({a} @ {b})"))
+    how = pen.one_of(("{a} @ {b}", "torch.matmul({a}, {b})", "({a} @ {b}) * 2", "({a}.abs() @ {b}) + ({a} @ {b})"))
     return scope.make(how.replace("{a}", a).replace("{b}", b), shape, first.dtype, first, second)
 
 
@@ -72,7 +74,7 @@ def _bias(pen: Pen, scope: Scope, shape: Shape, dtype: str) -> str:
     if pen.chance(2):
         scope.refusable = True
         text = f"({pen.one_of((3, 2))}, 1)"
-    return f"torch.full({text}, {pen.one_of((0.5, -1.0))}, dtype=torch.{dtype}, {scope.device})"
+    return scope.name(f"torch.full({text}, {pen.one_of((0.5, -1.0))}, dtype=torch.{dtype}, {scope.device})")
 
 
 @production(4)

@@ -42,7 +42,23 @@ def over_activation(pen: Pen, value: Value, *, backward: bool, alters_inputs: bo
         scope.say(f"{name} = {name} + {last.name}{'' if last.dtype == dtype else f'.to(torch.{dtype})'}")
     else:
         scope.say(f"{name} = {name} + {last.name}.to(torch.{dtype}).mean()")
-    return Program(tuple(scope.statements), tuple(dict.fromkeys(scope.operators)))
+    return Program(pruned(scope.statements, name), tuple(dict.fromkeys(scope.operators)))
+
+
+_NAMES = re.compile(r"[a-z]\w*")
+
+
+def pruned(statements: Sequence[str], *results: str) -> tuple[str, ...]:
+    """The statements without those that make values for nothing; those that write stay."""
+    read, kept = set(results), list[str]()
+    for statement in reversed(statements):
+        made, equals, expression = statement.partition(" = ")
+        targets = set(made.split(", ")) if equals and "[" not in made else set[str]()
+        if targets and not targets & read:
+            continue
+        read |= set(_NAMES.findall(expression if targets else statement))
+        kept.append(statement)
+    return tuple(reversed(kept))
 
 
 def on_its_own(pen: Pen, values: Sequence[Value], *, backward: bool, alters_inputs: bool) -> Program:
@@ -54,13 +70,12 @@ def on_its_own(pen: Pen, values: Sequence[Value], *, backward: bool, alters_inpu
     if backward and not any(value.gradient for value in scope.values if value.name in outputs):
         outputs.append(_last(scope).name)
     outputs = list(dict.fromkeys(outputs))
-    return Program(tuple(scope.statements), tuple(dict.fromkeys(scope.operators)), tuple(outputs))
+    return Program(pruned(scope.statements, *outputs), tuple(dict.fromkeys(scope.operators)), tuple(outputs))
 
 
 def _unused(scope: Scope, given: int) -> list[Value]:
     """The values beside the ``given`` ones that no other statement reads, the youngest first."""
-    text = [re.findall(r"[a-z]\w*", statement) for statement in scope.statements]
-    uses = Counter(name for names in text for name in set(names))
+    uses = Counter(name for statement in scope.statements for name in set(_NAMES.findall(statement)))
     return [value for value in reversed(scope.values[given:]) if uses[value.name] == 1]
 
 

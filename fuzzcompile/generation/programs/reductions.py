@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fuzzcompile.generation.drawing import Pen
-from fuzzcompile.generation.near_misses.functions import ALONG, FLAT
+from fuzzcompile.generation.programs.functions import ALONG, FLAT
 from fuzzcompile.generation.programs.production import production
 from fuzzcompile.generation.programs.scope import Scope
 from fuzzcompile.generation.programs.values import Shape, Value, least, ones

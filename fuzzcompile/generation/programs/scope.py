@@ -9,10 +9,10 @@ from string import ascii_lowercase
 from fuzzcompile.generation.drawing import Pen
 from fuzzcompile.generation.programs.values import FLOATING, Dim, Shape, Value
 
-# Names that no statement makes: x, q, k, v and y are inputs, n is a size.
-_NAMES = tuple(letter for letter in ascii_lowercase if letter not in "xyqkvn")
-# The most elements of a value, in any call.
-_MOST = 2**13
+# Not x, q, k, v and y, which are inputs, and not l, which reads as 1.
+_NAMES = tuple(letter for letter in ascii_lowercase if letter not in "xyqkvnl")
+# The most elements of a value in any call, and the longest statement: programs are made to be read.
+_MOST, _LONGEST = 2**13, 90
 
 
 @dataclass
@@ -93,12 +93,24 @@ class Scope:
         number, at = divmod(self._used - 1, len(_NAMES))
         return _NAMES[at] + (str(number) if number else "")
 
-    def say(self, statement: str) -> None:
-        """Add a statement that makes no value."""
+    def say(self, statement: str) -> bool:
+        """Add a statement that makes no value; false if it is too long a line."""
+        if len(statement) > _LONGEST:
+            return False
         self.statements.append(statement)
+        return True
+
+    def name(self, expression: str) -> str:
+        """Name an operand that no other statement uses."""
+        name = self.fresh()
+        self.statements.append(f"{name} = {expression}")
+        return name
 
     def make(self, expression: str, shape: Shape, dtype: str, *operands: Value, smooth: bool = True) -> Value | None:
-        """Name the result of an expression in memory of its own, made of these operands; None if it is too large."""
+        """Name the result of an expression in memory of its own, made of these operands.
+
+        None if it has too many elements, or the statement too many letters.
+        """
         name = self.fresh()
         gradient = smooth and dtype in FLOATING and any(operand.gradient for operand in operands)
         return self._keep(expression, Value(name, shape, dtype, name, gradient))
@@ -109,7 +121,7 @@ class Scope:
         return self._keep(expression, replace(of, name=name, shape=shape, frozen=of.frozen or frozen))
 
     def _keep(self, expression: str, value: Value) -> Value | None:
-        if any(number > _MOST for number in value.elements):
+        if len(value.name) + len(expression) + 3 > _LONGEST or any(number > _MOST for number in value.elements):
             return None
         self.statements.append(f"{value.name} = {expression}")
         self.values.append(value)
