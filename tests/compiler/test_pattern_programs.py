@@ -118,6 +118,11 @@ def test_settings_are_those_of_the_condition():
     }
 
 
+@pytest.mark.parametrize("condition", ["", "with gradients", "count", "is_inference and config.reorder_for_locality"])
+def test_a_condition_that_no_setting_decides_asks_for_none(condition):
+    assert settings_for(Known("post_grad", "pass", "planted", when=condition)) == [{}]
+
+
 def test_a_program_of_a_rule_makes_it_fire_and_its_near_misses_run():
     rule = next(row for row in known_to(CPU) if (row.stage, row.name) == ("joint_graph", "pointless_permute_pair"))
     (program,) = programs_of(rule, CPU, seconds=6.0, enough=1)

@@ -19,7 +19,7 @@ from fuzzcompile.compiler.programs.recording import recorded
 from fuzzcompile.compiler.programs.skeleton import Call, Hole, Made, Skeleton
 from fuzzcompile.compiler.sdpa_patterns import FAMILY, Variant, variants
 from fuzzcompile.execution.worker import current_device
-from fuzzcompile.stage_names import DECOMPOSITION, FREEZING, LOWERING, PRE_GRAD
+from fuzzcompile.stage_names import DECOMPOSITION, FREEZING, LOWERING, PARTITION, PRE_GRAD
 
 # What stands around the operators that a pass looks for.
 _PLAIN = (
@@ -42,9 +42,11 @@ def skeleton_of(rule: Known, code: Named, rng: random.Random) -> Skeleton:
         return _alone(rule.name, rng)
     operators = [*code.operators, *(code.methods if rule.stage == PRE_GRAD else ())]
     operators = [target for target in operators if not is_internal(target)]
-    if not operators:
-        raise Unwritable("the rule has no pattern, and its code names no operator that programs call")
-    return _combined(operators, rng)
+    if not rule.made_of:
+        raise Unwritable("the pass runs rules that are registered apart, or none")
+    skeleton = _combined(operators or _PLAIN, rng)
+    skeleton.backward = rule.stage == PARTITION
+    return skeleton
 
 
 def has_pattern(rule: Known) -> bool:
