@@ -90,7 +90,7 @@ class Crew:
         with reading_tables() if sweeps else nullcontext() as tables:
             programs, notes = self._programs(plan, clock)
             plan = replace(plan, notes=(*plan.notes, *notes))
-            swept = tables(seed, clock, ()) if tables is not None else None
+            swept = tables(seed, clock) if tables is not None else None
             narrowed = {label: swept.of_overload(label) for label in operators} if swept is not None else {}
             found = {label: sweep for label, sweep in narrowed.items() if sweep.size}
             yield Focused(plan, generator, programs, found)
