@@ -28,6 +28,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from recalling.answers import Answer, read_answers
+from recalling.fresh import Fresh
 from recalling.hunting import Plan, hunt
 from recalling.places import MUTATED_STAGES, stage_of_files
 from recalling.sampling import Site, reach, sampled, sites
@@ -67,7 +68,7 @@ def main() -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mutants", type=int, default=200, help="how many, over all stages")
-    parser.add_argument("--budget", type=float, default=180.0, help="seconds of one worker for each mutant")
+    parser.add_argument("--budget", type=float, default=180.0, help="processor seconds for each mutant")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 2, help="mutants at a time")
     parser.add_argument("--seed", type=int, default=17, help="of the pool, of the sample and of the order of cases")
     parser.add_argument("--stages", nargs="+", choices=MUTATED_STAGES, default=list(MUTATED_STAGES))
@@ -96,9 +97,9 @@ class _Hunting:
         queues = self._queues(mutants, stages, only)
         total = sum(wanted for _, wanted in queues)
         began, before = time.monotonic(), len(self.answers)
-        with ThreadPoolExecutor(workers) as executor:
+        with Fresh(self.survey, 1, self.plan.seed) as fresh, ThreadPoolExecutor(workers) as executor:
             try:
-                for _ in as_completed([executor.submit(self._next, queue) for queue in _in_turn(queues)]):
+                for _ in as_completed([executor.submit(self._next, queue, fresh) for queue in _in_turn(queues)]):
                     self._say(len(self.answers) - before, total, time.monotonic() - began)
             except KeyboardInterrupt:
                 self._stopped.set()
@@ -122,14 +123,14 @@ class _Hunting:
             queues.append((fresh, max(0, share + (number < rest) - answered[stage])))
         return queues
 
-    def _next(self, queue: Iterator[Site]) -> None:
+    def _next(self, queue: Iterator[Site], fresh: Fresh) -> None:
         """Hunt the next mutant of a stage that can be installed; those before it are noted."""
         while not self._stopped.is_set():
             with self._lock:
                 site = next(queue, None)
             if site is None:
                 return
-            answer = hunt(site, self.survey.pool, self.plan, self._stopped.is_set)
+            answer = hunt(site, list(self.survey.pool), fresh, self.plan, self._stopped.is_set)
             if self._stopped.is_set():
                 return
             with self._lock, self.path.open("a", encoding="utf-8") as file:

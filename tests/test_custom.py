@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ from fuzzcompile.judging.triage import triage
 from fuzzcompile.reduction.reproducer import build_reproducer, confirm_reproducer
 
 CPU = torch.device("cpu")
-EXAMPLE = Path(__file__).parents[1] / "docs" / "examples" / "fused_norm.py"
+PAGE = Path(__file__).parents[1] / "docs" / "custom-passes.md"
 PROGRAM = """
 import torch
 
@@ -66,7 +67,9 @@ def installed(tmp_path, monkeypatch) -> Iterator[object]:
 
 def example(number: str, *changes: tuple[str, str]) -> str:
     """The example's text, with operators of its own and these changes."""
-    text = EXAMPLE.read_text().replace("fused_norm", f"fused_norm_{number}")
+    page = PAGE.read_text(encoding="utf-8")
+    [text] = re.findall(r'```python title="fused_norm.py"\n(.*?)```', page, flags=re.DOTALL)
+    text = text.replace("fused_norm", f"fused_norm_{number}")
     for before, after in changes:
         assert before in text
         text = text.replace(before, after)

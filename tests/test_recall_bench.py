@@ -1,6 +1,7 @@
 """The mutants of bench/recall.py: what is changed, which are drawn, and what the cases judged make of them."""
 
 import ast
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,13 +13,14 @@ from fuzzcompile.errors import UsageError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 
-from recalling.answers import Answer, Attempt, outcome_of
+from recalling.answers import OUTCOMES, Answer, Attempt, outcome_of, read_answers
 from recalling.mutation import Mutation
 from recalling.naming import named
 from recalling.operators import mutations_of
 from recalling.sampling import Site, sampled, sites
 
 FILE = "torch/_inductor/codegen/cpp_utils.py"
+ANSWERED = set(OUTCOMES) - {"not installable"}
 SOURCE = '''
 def fits(size, limit=4):
     """Whether it fits."""
@@ -131,3 +133,17 @@ def test_how_precisely_a_report_names_the_mutated_function():
     assert named(mutation, {"culprit": beside}) == "file"
     assert named(mutation, {"culprit": {"source": "torch/y.py", "line": 12}}) == ""
     assert named(mutation, {"culprit": None}) == ""
+
+
+@pytest.mark.slow
+def test_a_mutant_is_hunted_and_not_hunted_again(tmp_path):
+    bench = Path(__file__).parents[1] / "bench" / "recall.py"
+    asked = ["--state", tmp_path / "state", "--cases", 3, "--full", 1, "--mutants", 1, "--budget", 20, "--workers", 1]
+    command = [sys.executable, bench, *asked, "--stages", "lowering"]
+    for _ in range(2):
+        ended = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=600)
+        assert ended.returncode == 0, ended.stderr
+    (stored,) = [row for row in read_answers(tmp_path / "state" / "answers-steered.jsonl") if row.outcome in ANSWERED]
+    assert stored.stage == "lowering"
+    assert stored.tried
+    assert f"| {stored.of.id} |" in ended.stdout

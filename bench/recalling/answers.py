@@ -29,6 +29,7 @@ class Attempt:
         same_code: the same code was generated, or none.
         in_float64: where they differ, whether the program compiled in float64 is right.
         named: how precisely the report names the mutated place.
+        seconds: processor time; of a lost worker, the time until it was lost.
     """
 
     case: str
@@ -43,6 +44,7 @@ class Attempt:
     named: str = ""
     culprit: Sequence[str] = ()
     detail: str = ""
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import tempfile
@@ -15,6 +16,7 @@ from typing import Any
 from fuzzcompile.execution.failures import RemoteError, WorkerFailed, WorkerStartFailed, WorkerTimeout
 from fuzzcompile.execution.pool import WorkerPool
 from recalling.answers import ERRORS, Answer, Attempt, outcome_of
+from recalling.fresh import Fresh
 from recalling.naming import named
 from recalling.sampling import Site
 from recalling.survey import Pooled, judge_task, pool_with
@@ -24,6 +26,8 @@ from recalling.worker import Shown, case_file, judge_watched
 _LOUD = 4
 # One full compile for so many screens, where a line is reached by both.
 _SCREENS = 3
+# Waiting on a busy machine, in units of the budget.
+_PATIENCE = 5.0
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ class Plan:
     """How mutants are hunted.
 
     Attributes:
-        budget: seconds of one worker that a mutant gets once the worker has started.
+        budget: processor seconds of judging that a mutant gets; it is also given up after five times as long.
         steered: judge cases first that reach the line; else cases of the pool in random order.
         seed: of the random order.
     """
@@ -41,22 +45,29 @@ class Plan:
     seed: int = 0
 
 
-def hunt(site: Site, pool: Sequence[Pooled], plan: Plan, stop: Callable[[], bool]) -> Answer:
-    """Judge cases under a mutant until one shows a bug, none is left, or the budget is spent."""
+def hunt(site: Site, pool: Sequence[Pooled], fresh: Fresh, plan: Plan, stop: Callable[[], bool]) -> Answer:
+    """Judge cases under a mutant until one shows a bug or the budget is spent: those of the pool, then fresh ones."""
     answer = Answer(asdict(site.mutation), site.stage)
     with tempfile.TemporaryDirectory(prefix="recall-") as name, pool_with(site.mutation.write(Path(name))) as workers:
         try:
             workers.submit(int).result()
         except (RemoteError, WorkerFailed) as error:
             return replace(answer, outcome="not installable", detail=" ".join(str(error).split())[-300:])
-        deadline, attempts = time.monotonic() + plan.budget, []
-        for case in ordered(site, pool, plan):
-            if stop() or time.monotonic() > deadline or _settled(attempts):
+        began, attempts, drawing = time.monotonic(), list[Attempt](), list[float]()
+
+        def spent() -> float:
+            return sum(attempt.seconds for attempt in attempts) + sum(drawing)
+
+        def over() -> bool:
+            late = spent() > plan.budget or time.monotonic() - began > _PATIENCE * plan.budget
+            return stop() or late or _settled(attempts)
+
+        for case in itertools.chain(ordered(site, pool, plan), fresh.reaching(site, over, drawing)):
+            if over():
                 break
             attempts.append(_attempt(workers, Path(name), site, case))
-        spent = time.monotonic() - deadline + plan.budget
         workers.kill_workers()
-    return outcome_of(replace(answer, seconds=round(spent, 1)), attempts)
+    return outcome_of(replace(answer, seconds=round(spent(), 1)), attempts)
 
 
 def _settled(attempts: Sequence[Attempt]) -> bool:
@@ -72,14 +83,17 @@ def _attempt(workers: WorkerPool, folder: Path, site: Site, case: Pooled) -> Att
     """Judge a case; the loss of a worker is believed when it happens twice, as in a campaign."""
     path = case_file(folder, case.sha256, case.source)
     attempt = Attempt(case.sha256, case.screen, probe=site.probe in case.shown.reached)
+    began = time.monotonic()
     for again in (False, True):
         marker = folder / f"{path.stem}.{again}"
         task = judge_task(path, screen=case.screen, marker=str(marker))
         try:
             shown = workers.submit(judge_watched, task, case.shown.values).result()
         except WorkerStartFailed as error:
+            attempt = replace(attempt, seconds=time.monotonic() - began)
             return replace(attempt, verdict="crash", is_bug=True, reached=True, detail=str(error)[:200])
         except WorkerFailed as error:
+            attempt = replace(attempt, seconds=time.monotonic() - began)
             early = _verdict_of(marker)
             if early is not None and early["is_bug"]:  # the proof was lost, and the finding was not
                 return replace(attempt, verdict=early["verdict"], is_bug=True, reached=True, detail=str(error)[:200])
@@ -94,7 +108,7 @@ def _attempt(workers: WorkerPool, folder: Path, site: Site, case: Pooled) -> Att
 
 
 def _of(attempt: Attempt, shown: Shown, case: Pooled, site: Site) -> Attempt:
-    report = shown.report
+    report, attempt = shown.report, replace(attempt, seconds=round(shown.seconds, 2))
     if report is None:
         return replace(attempt, reached=bool(shown.reached), detail=f"not judged: {shown.refused[:200]}")
     return replace(

@@ -20,9 +20,9 @@ def named(mutation: Mutation, report: Mapping[str, Any]) -> Level:
     """How precisely culprit and contributors name the mutated place; empty if they do not.
 
     ``function``: the culprit stands in the mutated function or bears its name, or one of the innermost frames in which
-    it raised is of that function. ``rule``: the function that the culprit
-    stands in calls the mutated one, directly or through functions of the same file, or the mutated function is named
-    for the culprit's operator. ``file``: the culprit, or what raised, stands in the mutated file.
+    it raised is of that function. ``rule``: the function that the culprit stands in calls the mutated one, directly or,
+    in one file, through other functions of it; or the mutated function is named for the culprit's operator. ``file``:
+    the culprit, or what raised, stands in the mutated file.
     """
     places = [place for place in (report.get("culprit"), *(report.get("contributors") or ())) if place]
     raised = [frame for place in places for frame in place.get("details", {}).get("raised", ())]
@@ -42,7 +42,7 @@ def _level(mutation: Mutation, place: Mapping[str, Any]) -> Level:
     names = {place.get("pass"), place.get("rewrite"), place.get("family"), *(place.get("siblings") or ())} - {None}
     if _in_function(mutation, place) or names & set(own):
         return "function"
-    if same_file and _uses(mutation.file, line, frozenset(own) - {"<lambda>"}):
+    if place.get("source") and _uses(place["source"], line, frozenset(own) - {"<lambda>"}, _DEPTH if same_file else 1):
         return "rule"
     if any(_operator(str(name)) in {_operator(part) for part in own} for name in names):
         return "rule"
@@ -78,10 +78,10 @@ def _mentioned(node: ast.AST) -> Iterator[str]:
             yield part.attr
 
 
-def _uses(file: str, line: int, names: frozenset[str]) -> bool:
+def _uses(file: str, line: int, names: frozenset[str], depth: int) -> bool:
     functions = _calls(file)
     reached = {name for name, (first, last, _) in functions.items() if first <= line <= last}
-    for _ in range(_DEPTH):
+    for _ in range(depth):
         mentioned = {called for name in reached for called in functions[name][2]}
         if mentioned & names:
             return True

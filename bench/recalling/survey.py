@@ -15,7 +15,7 @@ from typing import Any
 
 from fuzzcompile.campaign.drawing import Generator
 from fuzzcompile.campaign.profiles import for_this_torch
-from fuzzcompile.execution.pool import WorkerFailed, WorkerPool
+from fuzzcompile.execution.pool import RemoteError, WorkerFailed, WorkerPool
 from fuzzcompile.generation import Profile
 from fuzzcompile.worker.conditions import Conditions, Limits
 from fuzzcompile.worker.pool import ATTRIBUTION_SHARE, LEAST_THREADS, open_pool
@@ -23,8 +23,8 @@ from fuzzcompile.worker.tasks import JudgeTask
 from recalling.worker import Shown, case_file, judge_watched, probes
 
 _WATCHING = "from recalling.worker import watch_all_lines\nwatch_all_lines()\n"
-CASE_SECONDS = 90.0
-"""Time that one case may take before it counts as hanging."""
+CASE_SECONDS = Limits().seconds
+"""Time that one case may take before it counts as hanging: a campaign's."""
 
 
 @dataclass(frozen=True)
@@ -108,9 +108,7 @@ class Survey:
         new = [case for case in cases if case.sha256 not in known]
         if not new:
             return
-        plant = self.folder / "watching.py"
-        plant.write_text(_WATCHING, encoding="utf-8")
-        with pool_with(plant, workers) as pool:
+        with self.watching(workers) as pool:
             if not self.probes:
                 self.probes = pool.submit(probes).result()
                 (self.folder / "probes.json").write_text(json.dumps(self.probes), encoding="utf-8")
@@ -125,6 +123,20 @@ class Survey:
                 print(f"\rsurvey: {number} of {len(new)} cases", end="", file=sys.stderr, flush=True)
         print(file=sys.stderr)
 
+    def watching(self, workers: int) -> WorkerPool:
+        """Workers with a probe in every function that may be mutated."""
+        plant = self.folder / "watching.py"
+        plant.write_text(_WATCHING, encoding="utf-8")
+        return pool_with(plant, workers)
+
+    def judged(self, workers: WorkerPool, case: Unjudged, screen: bool) -> Pooled:
+        """A case judged by such workers, which is in the pool from now on."""
+        path = case_file(self.cases_folder, case.sha256, case.source)
+        future = workers.submit(judge_watched, judge_task(path, screen=screen))
+        pooled = Pooled(case.sha256, case.source, case.features, screen, _shown(future))
+        self._add(pooled)
+        return pooled
+
     def _add(self, pooled: Pooled) -> None:
         with self._lock, (self.folder / "pool.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(pooled.to_json()) + "\n")
@@ -134,7 +146,7 @@ class Survey:
 def _shown(future: Future[Shown]) -> Shown:
     try:
         return future.result()
-    except WorkerFailed as error:
+    except (RemoteError, WorkerFailed) as error:
         return Shown(None, f"{type(error).__name__}: {error}")
 
 

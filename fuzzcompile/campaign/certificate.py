@@ -14,6 +14,14 @@ from fuzzcompile.custom import Loaded
 from fuzzcompile.judging.counts import NO_REFERENCE, CoverageCount
 from fuzzcompile.oracle.verdicts import Verdict
 
+# Kinds of programs by the first word of an idiom, or by where a case comes from.
+_KINDS = {
+    "attention": "attentions",
+    "program": "of its own patterns",
+    "near_miss": "near misses of these",
+    "varied": "variations of the case",
+    "user": "the case itself",
+}
 # Verdicts that say nothing of what was compiled.
 _NOT_JUDGED = ("unjudged", str(Verdict.INVALID))
 
@@ -134,12 +142,13 @@ class Certificate:
 
     def _measured(self) -> Iterator[str]:
         if self.loaded.kind == "pass":
-            yield "not replayed" if self.step is None else f"largest step {self.step:.1e}"
+            yield "not replayed" if self.step is None else f"largest step {self.step:.2g}"
         silent = [rule for rule in self.loaded.rules if not self.rules.get(rule, Counter())["fired"]]
         if silent and self.loaded.kind == "pass":
             yield f"never fired: {', '.join(silent)}"
         if self.unjudged:
-            yield f"{self.unjudged} further programs could not be judged"
+            further = "1 further program" if self.unjudged == 1 else f"{self.unjudged} further programs"
+            yield f"{further} could not be judged"
 
     def _to_json(self, own: Mapping[str, str], open_ones: Mapping[str, str]) -> dict[str, object]:
         finite = self.step is not None and math.isfinite(self.step)
@@ -179,4 +188,4 @@ def kind_of_program(case: Drawn) -> str:
     if "stack" in case.features:
         return "blocks"
     head = case.idioms[0].partition("_")[0] if case.idioms else ""
-    return {"attention": "attentions", "": case.origin}.get(head, head)
+    return _KINDS.get(head or case.origin, head or case.origin)

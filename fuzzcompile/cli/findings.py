@@ -35,7 +35,19 @@ def print_findings(
 
 def _table(findings: Sequence[FindingSummary], groups: Mapping[str, Umbrella]) -> Iterator[str]:
     """Lines of equal columns; of thousands, a table of rich takes seconds."""
-    columns = ("finding", "severity", "verdict", "culprit", "proved", "hits", "torch", "device", "reproducer", "mark")
+    columns = (
+        "finding",
+        "severity",
+        "verdict",
+        "culprit",
+        "proved",
+        "hits",
+        "torch",
+        "device",
+        "reproducer",
+        "drawn from",
+        "mark",
+    )
     rows = [columns, *(_cells(stored, groups) for stored in findings)]
     widths = [max(len(row[place]) for row in rows) for place in range(len(columns))]
     for row in rows:
@@ -54,6 +66,7 @@ def _cells(stored: FindingSummary, groups: Mapping[str, Umbrella]) -> tuple[str,
         ", ".join(stored.torch_versions),
         ", ".join(stored.devices),
         "none yet" if number is None else f"{number} line{'s' if number != 1 else ''}",
+        stored.drawn_from or "not recorded",
         _mark_of(stored, groups),
     )
 
@@ -99,6 +112,7 @@ def print_finding(
     click.echo(f"{stored.public_id}  {stored.severity or ''}  {stored.signature}")
     versions, devices = ", ".join(stored.torch_versions), ", ".join(stored.devices)
     click.echo(f"{stored.hits} hits, first seen {stored.first_seen:%Y-%m-%d}, torch {versions}, compiled for {devices}")
+    click.echo(f"Drawn from: {stored.drawn_from or 'not recorded'}")
     groups = {} if group is None else {group.name: group}
     if mark := _mark_of(stored, groups):
         click.echo(f"Marked: {mark}{f' ({stored.note})' if stored.note else ''}")
@@ -144,6 +158,7 @@ def finding_as_json(stored: FindingSummary, groups: Mapping[str, Umbrella]) -> d
         "last_seen": stored.last_seen.isoformat(),
         "reproducer_lines": stored.reproducer_lines,
         "confirmed": stored.confirmed,
+        "drawn_from": stored.drawn_from,
     }
 
 

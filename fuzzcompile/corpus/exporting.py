@@ -89,6 +89,8 @@ def _summary(exported: Exported) -> dict[str, object]:
         "torch_versions": list(finding.torch_versions),
         "devices": list(finding.devices),
         "case_sha256": finding.source_sha256,
+        "drawn_from": finding.drawn_from,
+        "features": list(finding.features),
         "environment": dict(exported.environment),
         "reproducer": reproducer and {name: getattr(reproducer, name) for name in _OF_REPRODUCER},
         "related": [vars(link) for link in exported.related],

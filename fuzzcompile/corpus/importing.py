@@ -193,9 +193,13 @@ def _known(session: Session, signature: str, case: str, own: str | None) -> tupl
     return (known, signature) if apart == signature else (merging.finding_of(session, apart), apart)
 
 
+def _texts(listed: object) -> tuple[str, ...]:
+    return tuple(map(str, listed)) if isinstance(listed, list) else ()
+
+
 def _put_case(session: Session, told: Mapping[str, Any], source: str, known: FindingRow | None, signature: str) -> int:
     """Store the exported case as a run of its finding, unless it is there; the finding's id."""
-    case = CaseRecord(_sha256(source), source, ORIGIN)
+    case = CaseRecord(_sha256(source), source, ORIGIN, features=_texts(told.get("features")))
     if known is not None:
         of_case = select(RunRow.id).join(CaseRow, RunRow.case_id == CaseRow.id).where(CaseRow.sha256 == case.sha256)
         if session.scalar(of_case.where(RunRow.finding_id == known.id).limit(1)) is not None:

@@ -12,6 +12,7 @@ from sqlalchemy import ColumnElement, and_, distinct, func, select
 from sqlalchemy.orm import QueryableAttribute, Session
 
 from fuzzcompile.corpus.failures import UnknownFindingError
+from fuzzcompile.corpus.forms import drawn_from
 from fuzzcompile.corpus.models import (
     Base,
     CaseRow,
@@ -123,9 +124,12 @@ def summary_records(session: Session, *conditions: ColumnElement[bool]) -> list[
         .order_by(FindingRow.id)
     )
     rows = session.execute(query).all()
-    seen = _environments_by_finding(session, [row.id for row in rows] if conditions else None)
+    wanted = [row.id for row in rows] if conditions else None
+    seen, drawn = _environments_by_finding(session, wanted), _features_by_finding(session, wanted)
     return [
-        record_of(FindingSummary, row, **_beside(row.duplicate_of_id, seen[row.id], row.lines, row.confirmed))
+        record_of(
+            FindingSummary, row, **_beside(row.duplicate_of_id, seen[row.id], drawn[row.id], row.lines, row.confirmed)
+        )
         for row in rows
     ]
 
@@ -145,14 +149,19 @@ def finding_records(session: Session, *conditions: ColumnElement[bool]) -> list[
         .order_by(FindingRow.id)
     )
     rows = session.execute(query).all()
-    seen = _environments_by_finding(session, [row.id for row, *_ in rows] if conditions else None)
+    wanted = [row.id for row, *_ in rows] if conditions else None
+    seen, drawn = _environments_by_finding(session, wanted), _features_by_finding(session, wanted)
     found = []
     for row, of_run, case, best in rows:
         report = (best.report if row.speaks_by_reproducer else of_run) or {}
         of_best = (None, None) if best is None else (best.lines, best.confirmed)
-        beside = _beside(row.duplicate_of_id, seen[row.id], *of_best)
+        beside = _beside(row.duplicate_of_id, seen[row.id], drawn[row.id], *of_best)
         program = case or best
-        source = {"source": program.source, "source_sha256": program.sha256}
+        source = {
+            "source": program.source,
+            "source_sha256": program.sha256,
+            "features": tuple(case.features) if case else (),
+        }
         found.append(record_of(Finding, row, **beside, **source, report=report, culprit=report.get("culprit")))
     return found
 
@@ -160,6 +169,7 @@ def finding_records(session: Session, *conditions: ColumnElement[bool]) -> list[
 def _beside(
     duplicate_of_id: int | None,
     environments: list[dict[str, object]],
+    features: list[list[str]],
     lines: int | None,
     confirmed: bool | None,
 ) -> dict[str, object]:
@@ -170,6 +180,7 @@ def _beside(
         "devices": tuple(dict.fromkeys(map(_compiled_for, environments))),
         "reproducer_lines": lines,
         "confirmed": confirmed,
+        "drawn_from": drawn_from(features),
     }
 
 
@@ -214,6 +225,18 @@ def _environments_by_finding(
     for key, environment in rows:
         if key is not None:  # for the type checker: the query leaves these out
             by_finding[key].append(details[environment])
+    return by_finding
+
+
+def _features_by_finding(session: Session, wanted: Sequence[int] | None = None) -> dict[int, list[list[str]]]:
+    """The features of the cases that showed each finding, or each of those wanted."""
+    by_finding: dict[int, list[list[str]]] = defaultdict(list)
+    every = wanted is None or len(wanted) > _MOST_NAMED
+    chosen = RunRow.finding_id.is_not(None) if every else RunRow.finding_id.in_(wanted or ())
+    query = select(RunRow.finding_id, CaseRow.features).join(CaseRow, RunRow.case_id == CaseRow.id).where(chosen)
+    for key, features in session.execute(query):
+        if key is not None:  # for the type checker: the query leaves these out
+            by_finding[key].append(features)
     return by_finding
 
 

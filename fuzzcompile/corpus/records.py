@@ -238,6 +238,7 @@ class FindingSummary:
     ``severity`` is a word of `fuzzcompile.severity.Severity`. ``status``, ``issue``, ``note`` and ``duplicate_of`` (a
     public id) are what a person said; ``searched`` is when reports on it were last searched for, with which
     ``queries``. ``reproducer_lines`` and ``confirmed`` tell of the best reproducer; None where there is none.
+    ``drawn_from`` is what `fuzzcompile.corpus.forms.drawn_from` says.
     """
 
     id: int
@@ -260,6 +261,7 @@ class FindingSummary:
     devices: tuple[str, ...]
     reproducer_lines: int | None
     confirmed: bool | None
+    drawn_from: str | None
 
     @property
     def public_id(self) -> str:
@@ -290,13 +292,14 @@ class Finding(FindingSummary):
     ``report`` is that on its best reproducer where a confirmed one speaks for it
     (`fuzzcompile.corpus.speaking.speaks_for`), and else that on its best run; severity, verdict, confidence, culprit
     and evidence are that report's. ``source`` is the case that it is about, or from which the reproducer was reduced;
-    where that is not known, the reproducer itself. All runs count as hits.
+    where that is not known, the reproducer itself; ``features`` are that case's. All runs count as hits.
     """
 
     evidence: EvidenceJson | None
     report: ReportJson
     source: str
     source_sha256: str
+    features: tuple[str, ...]
 
 
 @dataclass(frozen=True)

@@ -23,15 +23,23 @@ class Definition:
         name: ``function``, ``Class.method``, ``Class`` or the name that is assigned.
         first: its first line, decorators included.
         last: its last line.
-        code: its syntax tree as text, without positions: what tells whether it was changed.
-        uses: the names and dotted names in it.
+        tree: its syntax tree.
     """
 
     name: str
     first: int
     last: int
-    code: str
-    uses: frozenset[str]
+    tree: ast.stmt = field(repr=False, compare=False)
+
+    @property
+    def code(self) -> str:
+        """Its syntax tree as text, without positions: what tells whether it was changed."""
+        return ast.dump(self.tree)
+
+    @property
+    def uses(self) -> set[str]:
+        """The names and dotted names in it."""
+        return set(_names(self.tree))
 
 
 @dataclass(frozen=True)
@@ -51,6 +59,11 @@ class Source:
         """
         tree = ast.parse(text)
         return cls(file, tuple(_definitions(tree.body)), dict(_imports(tree, file)))
+
+    @cached_property
+    def names(self) -> set[str]:
+        """The names of the definitions."""
+        return {part.name for part in self.definitions}
 
     def at(self, first: int, last: int) -> list[Definition]:
         """The definitions that have one of these lines; of a class and its method, the method."""
@@ -85,7 +98,7 @@ def _definitions(body: Iterable[ast.stmt], within: str = "") -> Iterator[Definit
 def _defined(name: str, statement: ast.stmt) -> Definition:
     decorators = getattr(statement, "decorator_list", [])
     first = min([statement.lineno, *(node.lineno for node in decorators)])
-    return Definition(name, first, statement.end_lineno or first, ast.dump(statement), frozenset(_names(statement)))
+    return Definition(name, first, statement.end_lineno or first, statement)
 
 
 def _names(tree: ast.AST) -> Iterator[str]:
@@ -184,8 +197,7 @@ class CodeGraph:
         return edges
 
     def _resolved(self, source: Source, part: Definition) -> Iterator[Place]:
-        owner = part.name.rpartition(".")[0]
-        own = {definition.name for definition in source.definitions}
+        owner, own = part.name.rpartition(".")[0], source.names
         if not owner:  # a class uses its methods
             yield from ((source.file, name) for name in own if name.startswith(f"{part.name}."))
         for used in part.uses:
@@ -199,23 +211,16 @@ class CodeGraph:
 
     def _imported(self, module: str, name: str, rest: str) -> Iterator[Place]:
         """``name`` of ``module`` may be a module itself, of which ``rest`` is used."""
-        for file, wanted in (
-            (_file_of(module, self.root), name or rest),
-            (_file_of(f"{module}.{name}", self.root), rest),
-        ):
-            source = self.source(file) if file in self._known else None
-            wanted = wanted.split(".")[0]
-            if source is not None and source.named(wanted):
-                yield file, wanted
+        for path, wanted in ((module, name or rest), (f"{module}.{name}", rest)):
+            stem, wanted = path.replace(".", "/"), wanted.split(".")[0]
+            for file in (f"{stem}.py", f"{stem}/__init__.py"):
+                source = self.source(file) if file in self._known else None
+                if source is not None and wanted in source.names:
+                    yield file, wanted
 
     @cached_property
     def _known(self) -> set[str]:
         return set(self.files)
-
-
-def _file_of(module: str, root: Path) -> str:
-    path = module.replace(".", "/")
-    return f"{path}/__init__.py" if (root / path).is_dir() else f"{path}.py"
 
 
 def _closure(places: Collection[Place], edges: dict[Place, set[Place]]) -> set[Place]:

@@ -45,7 +45,7 @@ def changed_in(checkout: Path, revision: str) -> list[Touched]:
 
 def _touched(checkout: Path, revision: str, file: str, old: Ranges, new: Ranges) -> Touched | None:
     after = _source(file, _read(checkout / file))
-    before = _source(file, _shown(checkout, revision, file) if old else "")
+    before = _source(file, _shown(checkout, revision, file))
     names, outside = dict[str, None](), 0
     for source, ranges in ((after, new), (before, old)):
         for first, last in ranges:

@@ -83,6 +83,10 @@ def _opt_ins(values: Mapping[str, object]) -> Iterator[str]:
         yield from (f"torch._{area}.config.{key} = {value!r}" for key, value in _items(settings))
     if values.get("MODE"):
         yield f"mode={values['MODE']!r}"
+    if values.get("PATH"):
+        yield {"export": "torch.export.export", "aoti": "torch._inductor.aoti_compile_and_package"}.get(
+            str(values["PATH"]), "torch.compile"
+        )
     if values.get("DYNAMIC"):
         yield "dynamic=True"
 

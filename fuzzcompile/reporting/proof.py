@@ -19,6 +19,7 @@ _LABELS = {
     "expected": "should be",
     "fused": "operators fused",
     "kernel_source": "generated code",
+    "raised": "raised in",
 }
 
 

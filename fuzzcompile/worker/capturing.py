@@ -16,6 +16,7 @@ from fuzzcompile.reduction.jobs import Capture
 from fuzzcompile.reduction.program import Program
 from fuzzcompile.reduction.tracing import Untranslatable, program_of
 from fuzzcompile.reduction.writing import Written
+from fuzzcompile.sides import COMPILE
 
 _MOST_GRAPHS = 6
 
@@ -60,6 +61,7 @@ def _settings(case: Case, graph: CapturedGraph) -> dict[str, object]:
     asked |= {"OPTIONS": dict(settings.options)} if settings.options else {}
     asked |= {"CONFIG": config} if config else {}
     asked |= {"MODE": settings.mode} if settings.mode else {}
+    asked |= {"PATH": settings.path} if settings.path != COMPILE else {}
     asked |= {"DYNAMIC": settings.dynamic} if settings.dynamic is not None else {}
     return asked | ({"FULLGRAPH": True} if settings.fullgraph else {})
 

@@ -92,7 +92,8 @@ class _Planning:
             rows = [row for row in self.rules if places & self._reach[row.stage, row.name]]
             rows = rows or self._registered_by(places)
         around = [inner for place in places for inner in self._graph.spans_of(place)]
-        behind = [row for row in self.operators if any(inner.holds(*at) for at in code_of(row) for inner in around)]
+        registered = self.operators if span.file not in self._graph.files else ()  # files of passes define no operator
+        behind = [row for row in registered if any(inner.holds(*at) for at in code_of(row) for inner in around)]
         aims, operators = self._of_rules(rows), {row.name for row in behind}
         if len(operators) <= _MOST_OPERATORS:
             aims += self._of_operators(operators)

@@ -44,7 +44,7 @@ def raised_in(error: BaseException) -> tuple[tuple[str, int, str], ...]:
     Code that only hands calls on is passed over; at most three are told.
     """
     frames = []
-    for frame, line in reversed(list(_frames(_root(error)))):
+    for frame, line in reversed(list(_frames(_first(error)))):
         path = Path(frame.f_code.co_filename)
         name = path.relative_to(_PACKAGES).as_posix() if path.is_relative_to(_PACKAGES) else ""
         if name.startswith(_COMPILER) and not _hands_on(name, frame):
@@ -57,6 +57,16 @@ def _root(error: BaseException) -> BaseException:
     while error.__cause__ is not None and id(error.__cause__) not in seen:
         error = error.__cause__
         seen.add(id(error))
+    return error
+
+
+def _first(error: BaseException) -> BaseException:
+    """The root cause, and what dynamo tells again as an error of its own ``from None``."""
+    seen: set[int] = set()
+    while id(error) not in seen:
+        seen.add(id(error))
+        again = error.__context__ if type(error).__module__ == "torch._dynamo.exc" else None
+        error = error.__cause__ or again or error
     return error
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 # Module-level names that only say how a case is run; a script says that where it compiles.
-_SETTINGS = ("GRAD", "BACKWARD", "OPTIONS", "CONFIG", "MODE", "DYNAMIC", "FULLGRAPH")
+_SETTINGS = ("GRAD", "BACKWARD", "OPTIONS", "CONFIG", "MODE", "DYNAMIC", "FULLGRAPH", "PATH")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Node = TypeVar("Node", bound=ast.stmt)
 

@@ -17,6 +17,7 @@ from fuzzcompile.reduction.plain.machine import collected_environment
 from fuzzcompile.reduction.plain.outputs import error_log, said
 from fuzzcompile.reduction.plain.script import Plain, plain_scripts
 from fuzzcompile.reduction.scripts.comparing import Script
+from fuzzcompile.sides import COMPILE
 
 # Most scripts to try: each takes a compile or two.
 _MOST_TRIED = 6
@@ -39,6 +40,8 @@ def shown_as_issue(source: str, chosen: Script, report: ReportJson, seconds: flo
     expression = expression_at_fault(source, chosen, report)
     if expression is not None:
         made["expression"] = expression
+    if chosen.drive.probe.case.settings.path != COMPILE:
+        return made  # the ladder is of backends of torch.compile
     on_gpu = chosen.drive.on_gpu
     candidates = [replace(plain, cuda=on_gpu) for plain in islice(plain_scripts(chosen), _MOST_TRIED)]
     if told(report) is not None or not candidates:

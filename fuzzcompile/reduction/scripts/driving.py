@@ -12,8 +12,12 @@ from fuzzcompile.execution.observing import COTANGENT_SEED
 from fuzzcompile.reduction.scripts import naming
 from fuzzcompile.reduction.scripts.probe import Probe
 from fuzzcompile.reduction.scripts.sources import makes_tensors, names_bound
+from fuzzcompile.sides import AOTI, COMPILE
 
 _GENERATOR = f"torch.manual_seed({COTANGENT_SEED})"
+
+# Export takes modules.
+_AS_MODULE = 'type("Program", (torch.nn.Module,), {"forward": lambda self, *args: model(*args)})()'
 
 
 @dataclass(frozen=True)
@@ -69,8 +73,10 @@ class Driving:
 
     @property
     def compiled(self) -> str:
-        """The call of ``torch.compile``."""
+        """The call of ``torch.compile``, or what stands for it on another path."""
         settings, arguments = self.probe.case.settings, ["model"]
+        if settings.path != COMPILE:
+            return self._exported
         if settings.backend != "inductor":
             arguments.append("backend=BACKEND")
         if settings.mode:
@@ -83,6 +89,24 @@ class Driving:
         if settings.fullgraph:
             arguments.append("fullgraph=FULLGRAPH")
         return f"torch.compile({', '.join(arguments)})"
+
+    @property
+    def _exported(self) -> str:
+        """The program exported for the inputs of a call; with symbolic sizes for the first call's, and run for all."""
+        settings, sizes = self.probe.case.settings, ""
+        if settings.dynamic:
+            free = "{d: Dim.AUTO for d in range(x.dim())} if torch.is_tensor(x) else None"
+            sizes = f", dynamic_shapes=tree_map(lambda x: {free}, args)"
+        model = "model" if self.probe.is_module else _AS_MODULE
+        run = f"torch.export.export({model}, args{sizes})"
+        if settings.path == AOTI:
+            options = f", inductor_configs={dict(settings.options)}" if settings.options else ""
+            run = f"torch._inductor.aoti_load_package(torch._inductor.aoti_compile_and_package({run}{options}))"
+        else:
+            run += ".module()"
+        if settings.dynamic and self.calls:
+            return f"(lambda *args: {run})(*inputs)"
+        return f"(lambda *args: {run}(*args))"
 
     def call(self, target: str, inputs: str = "inputs") -> str:
         """One call of ``target``."""
@@ -140,6 +164,8 @@ class Driving:
             [] if "torch" in names_bound(self.source) else ["import torch"]
         )
         trees = [name for name in ("tree_leaves", "tree_map", "tree_structure") if f"{name}(" in text]
+        if "Dim.AUTO" in text:
+            lines.append("from torch.export import Dim")
         if trees:
             lines.append(f"from torch.utils._pytree import {', '.join(trees)}")
         if self.random:
