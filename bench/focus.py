@@ -217,7 +217,11 @@ def _summary(focused: Mapping[Rule, Fired], without: Mapping[Rule, Fired], given
     soon = [rule for rule, fired in focused.items() if fired.wall is not None and fired.wall <= _SOON]
     either = [rule for rule, fired in focused.items() if fired.wall is not None or rule in without]
     late = [rule for rule in either if (_wall(without.get(rule)) or given.unfocused) >= _LATE * given.unfocused]
-    yield f"- With a focus, {len(soon)} of {len(focused)} fired within 2 minutes ({_share(len(soon), len(focused))})."
+    quick = [fired for fired in focused.values() if fired.processor is not None and fired.processor <= _SOON]
+    yield (
+        f"- With a focus, {len(soon)} of {len(focused)} fired within 2 minutes ({_share(len(soon), len(focused))}), "
+        f"{len(quick)} within 2 minutes of processor time ({_share(len(quick), len(focused))})."
+    )
     yield f"- Without, {sum(rule in without for rule in focused)} fired within {given.unfocused:.0f} s."
     yield f"- {len(late)} rules are reached late without a focus (after {_LATE * given.unfocused:.0f} s, or never)."
     for what in ("wall", "processor"):

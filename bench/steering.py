@@ -1,20 +1,25 @@
 """Which way of drawing reaches most for the same processor time: every strategy on its own, screened, from nothing.
 
-    python bench/steering.py [--seconds S] [--seeds N]
+    python bench/steering.py [--seconds S] [--seeds N] [--only NAME ...] [--state FILE.jsonl] [--report FILE.md]
+    PYTHONPATH=CHECKOUT python bench/steering.py --generator "before" ...    # the generator of another checkout
 
 Each strategy fills places of a stream until its cases have taken S seconds of processor time, N times under other
-seeds. Printed are cases, what was reached (rewrites that fired or were refused, decompositions) and how many cases
-looked wrong, by kind of first suspect. The same case is judged once, and its cost counted for every strategy that draws
-it. Nothing hangs on wall time, so the machine need not be idle.
+seeds. Counted are cases, what was reached (rules that fired or were refused, decompositions), rules that fired, and
+kinds of first suspects among cases that looked wrong. The same case is judged once, and its cost counted for every
+strategy that draws it. Nothing hangs on wall time, so the machine need not be idle. Finished streams are kept in the
+state and not run again; the report is written from all of them. Strategies differ in how places are filled or, as
+"plain 40" and the like, in the share of plain attentions (of operator programs, "programs 0") under uniform drawing.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -39,13 +44,36 @@ STRATEGIES = {
     "bandit": Strategy(candidates=4, pairs=0.0, wholes=0.0, kinds=0.0, mutated=0.0),
     "pairs": Strategy(candidates=4, wholes=0.0, kinds=0.0, mutated=0.0),
     "wholes": Strategy(candidates=4, mutated=0.0),
-    "bandit of 8": Strategy(candidates=8, mutated=0.0),
     "mutation": Strategy(candidates=1, pairs=0.0, mutated=0.5, climbing=0.0),
     "climbing": Strategy(candidates=1, pairs=0.0, mutated=0.5, climbing=0.5),
     "drawn kinds": Strategy(kinds=0.0),
     "thriftless": Strategy(thrift=0.0),
     "default": Strategy(),
 }
+# Weights of the generator, in percent of its own: of 10 plain attentions in 100 cases, and 50 programs in the others.
+SHARES = {
+    "plain 0": {"plain": 0},
+    "plain 20": {"plain": 200},
+    "plain 40": {"plain": 400},
+    "programs 0": {"program": 0},
+    "programs 25": {"program": 50},
+    "programs 80": {"program": 160},
+}
+
+
+@dataclass(frozen=True)
+class Stream:
+    """What one stream reached; ``fired`` and ``families`` count rules and kinds of suspects."""
+
+    generator: str
+    strategy: str
+    seed: int
+    seconds: float
+    cases: int
+    reached: int
+    fired: int
+    families: int
+    suspects: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -59,34 +87,78 @@ class Screened:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure what is not known yet, print, and write the report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--only", nargs="*", choices=tuple(STRATEGIES), default=tuple(STRATEGIES))
+    names = (*STRATEGIES, *SHARES)
+    parser.add_argument("--only", nargs="*", choices=names, default=names)
+    parser.add_argument("--generator", default="now", help="what the report calls the generator of this run")
+    parser.add_argument("--state", type=Path, default=Path("steering.jsonl"))
+    parser.add_argument("--report", type=Path, help="the file that the report goes to")
     given = parser.parse_args()
-    prepare(WorkerSetup((), 1))
-    known: dict[str, Screened] = {}
-    source = Generator(for_this_torch(Profile()))
+    known = _known(given.state)
+    if given.only:
+        prepare(WorkerSetup((), 1))
     print(f"torch {torch.__version__}; {given.seconds:.0f} s of processor time each, {given.seeds} seeds")
+    judged: dict[str, Screened] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for name in given.only:
-            runs = [
-                _run(Steering(source, seed, "screen", STRATEGIES[name]), given.seconds, Path(folder), known)
-                for seed in range(given.first, given.first + given.seeds)
-            ]
-            medians = [statistics.median(column) for column in zip(*runs, strict=True)]
-            each = "; ".join(f"{cases}/{reached}/{families}" for cases, reached, families in runs)
-            print(
-                f"{name:12} {medians[0]:6.0f} cases, {medians[1]:5.0f} reached, {medians[2]:3.0f} families of suspects "
-                f"(median)   each: {each}",
-                flush=True,
-            )
+        for seed in range(given.first, given.first + given.seeds):
+            for name in given.only:
+                if (given.generator, name, seed, given.seconds) in known:
+                    continue
+                stream = _run(given.generator, name, seed, given.seconds, Path(folder), judged)
+                known[given.generator, name, seed, given.seconds] = stream
+                with given.state.open("a", encoding="utf-8") as state:
+                    state.write(json.dumps(asdict(stream)) + "\n")
+                print(f"{name:12} seed {seed}: {stream.cases} cases, {stream.reached} reached", flush=True)
+    text = _report(list(known.values()))
+    print(text)
+    if given.report is not None:
+        given.report.write_text(text, encoding="utf-8")
 
 
-def _run(steering: Steering, seconds: float, folder: Path, known: dict[str, Screened]) -> tuple[int, int, int]:
-    """Cases, items reached and families of suspects of one stream."""
+def _known(state: Path) -> dict[tuple[str, str, int, float], Stream]:
+    lines = state.read_text(encoding="utf-8").splitlines() if state.exists() else []
+    streams = [Stream(**json.loads(line)) for line in lines]
+    return {(stream.generator, stream.strategy, stream.seed, stream.seconds): stream for stream in streams}
+
+
+def _report(streams: Sequence[Stream]) -> str:
+    """A table with one line for each generator and strategy, by the median over seeds of what was reached."""
+    groups: dict[tuple[str, str, float], list[Stream]] = {}
+    for stream in streams:
+        groups.setdefault((stream.generator, stream.strategy, stream.seconds), []).append(stream)
+    lines = [
+        "# Strategies of drawing, compared",
+        "",
+        f"Written by `bench/steering.py` on torch {torch.__version__}. Every stream screens from nothing for the same "
+        "processor time. Medians over seeds; in brackets each seed's.",
+        "",
+        "| generator | strategy | seconds | seeds | cases | reached | rules fired | kinds of suspects |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for (generator, strategy, seconds), runs in sorted(groups.items(), key=lambda group: -_median(group[1], "reached")):
+        cells = [_cell(runs, name) for name in ("cases", "reached", "fired", "families")]
+        lines.append(f"| {generator} | {strategy} | {seconds:.0f} | {len(runs)} | {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
+def _median(runs: Sequence[Stream], name: str) -> float:
+    return statistics.median(getattr(stream, name) for stream in runs)
+
+
+def _cell(runs: Sequence[Stream], name: str) -> str:
+    each = ", ".join(str(getattr(stream, name)) for stream in sorted(runs, key=lambda stream: stream.seed))
+    return f"{_median(runs, name):.0f} ({each})"
+
+
+def _run(generator: str, name: str, seed: int, seconds: float, folder: Path, known: dict[str, Screened]) -> Stream:
+    """One stream of a strategy."""
+    weights: Mapping[str, int] = SHARES.get(name, {})
+    source = Generator(for_this_torch(Profile().steered(weights)))
+    steering = Steering(source, seed, "screen", STRATEGIES.get(name, UNIFORM))
     spent, place = 0.0, 0
     reached: set[Item] = set()
     suspects: set[str] = set()
@@ -103,7 +175,8 @@ def _run(steering: Steering, seconds: float, folder: Path, known: dict[str, Scre
         items = items_of(found.items, found.suspect)
         steering.learn(place, Outcome(drawn, items, True, found.step, found.suspect is not None))
         place += 1
-    return place, len(reached), len(suspects)
+    fired = sum(outcome == "fired" for _, _, outcome in reached)
+    return Stream(generator, name, seed, seconds, place, len(reached), fired, len(suspects), sorted(suspects))
 
 
 def _screen(drawn: Drawn, folder: Path) -> Screened:

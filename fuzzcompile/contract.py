@@ -73,6 +73,7 @@ class EvidenceJson(TypedDict, total=False):
     graphs: int
     graph_breaks: list[str]
     randomness: str | None
+    gives: str | None
     promise: str | None
     warnings: list[str]
     notes: list[str]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as NotInTime
-from concurrent.futures import wait
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,8 +34,6 @@ from fuzzcompile.worker.tasks import DESCRIBE, FOCUS, PATTERNS, SURVEY, PatternT
 
 # The most seconds that making programs for a focus takes before the first case.
 _PREPARING = 120.0
-# Rules for which one task makes programs: each task looks up all that the compiler registers.
-_CHUNK = 3
 
 
 @dataclass(frozen=True)
@@ -92,33 +90,37 @@ class Crew:
         with reading_tables() if sweeps else nullcontext() as tables:
             programs, notes = self._programs(plan, clock)
             plan = replace(plan, notes=(*plan.notes, *notes))
-            swept = tables(seed, clock, ()) if tables is not None else None
+            swept = tables(seed, clock) if tables is not None else None
             narrowed = {label: swept.of_overload(label) for label in operators} if swept is not None else {}
             found = {label: sweep for label, sweep in narrowed.items() if sweep.size}
             yield Focused(plan, generator, programs, found)
 
-    def _programs(self, plan: Plan, clock: Clock) -> tuple[tuple[PatternProgram, ...], list[str]]:
-        """Programs for the rules of a plan, and sentences on those for which none could be made."""
+    def _programs(self, plan: Plan, clock: Clock) -> tuple[Sequence[PatternProgram], list[str]]:
+        """Programs for the rules of a plan, and sentences on those for which none could be made.
+
+        What a worker is still making when the time for it is over joins the programs once it is made.
+        """
         sources = list(dict.fromkeys(rule for aim in plan.reachable for rule in aim.sources))
-        chunks = [tuple(sources[start : start + _CHUNK]) for start in range(0, len(sources), _CHUNK)]
-        making = {
-            self.pool.schedule(PATTERNS, (PatternTask(chunk),), label=f"make programs for {chunk[0][1]}"): chunk
-            for chunk in chunks
-        }
         share = _PREPARING if clock.budget.seconds is None else min(_PREPARING, 0.25 * clock.remaining)
+        programs: list[PatternProgram] = []
+        making = {
+            self.pool.schedule(PATTERNS, (PatternTask((rule,)),), label=f"make programs for {rule[1]}"): rule[1]
+            for rule in sources
+        }
+        for future in making:
+            future.add_done_callback(lambda made: None if _failed(made) else programs.extend(made.result()))
         done, late = wait(making, timeout=share)
-        for future in late:
-            future.cancel()
-        failed = {future: error for future in done if (error := future.exception()) is not None}
+        cancelled = [future for future in late if future.cancel()]
         notes = [
-            f"{making[future][0][1]}: its programs cannot be made: {message_of(error)}."
-            for future, error in failed.items()
+            f"{making[future]}: its programs cannot be made: {message_of(error)}."
+            for future in done
+            if (error := future.exception()) is not None
         ]
-        if late:
-            count = sum(len(making[future]) for future in late)
-            notes.append(f"no program was made for {count} of {len(sources)} rules in the {share:.0f} s for it.")
-        answered = [future for future in making if future in done and future not in failed]
-        return tuple(program for future in answered for program in future.result()), notes
+        if cancelled:
+            notes.append(
+                f"no program was made for {len(cancelled)} of {len(sources)} rules in the {share:.0f} s for it."
+            )
+        return programs, notes
 
     def activity(self) -> list[WorkerActivity]:
         """What the workers do, for display."""
@@ -183,3 +185,7 @@ def survey_case(path: Path, conditions: Conditions, budget: Clock) -> Variations
             raise unstartable(error) from error
         except WorkerFailed as error:
             raise CaseError(f"{path} cannot be varied: in eager mode it {error}; fix it first.") from error
+
+
+def _failed(future: Future[tuple[PatternProgram, ...]]) -> bool:
+    return future.cancelled() or future.exception() is not None

@@ -14,6 +14,7 @@ from fuzzcompile.reporting.facts import IssueFacts
 from fuzzcompile.reporting.filing import refusal_of
 from fuzzcompile.reporting.index import INDEX, entry_of, with_entry
 from fuzzcompile.reporting.issue import draft_issue
+from fuzzcompile.reporting.umbrella import draft_umbrella
 from fuzzcompile.signatures import source_hash
 from fuzzcompile.worker.reductions import Minimized
 
@@ -77,11 +78,18 @@ def facts_of(store: Store, finding: str | int) -> IssueFacts:
     )
 
 
+def umbrella_draft(store: Store, name: str) -> str | None:
+    """The draft of one issue for a group of findings; None if the corpus has no findings in a group of that name."""
+    members = [facts_of(store, finding.public_id) for finding in store.summaries() if finding.umbrella == name]
+    group = store.umbrella(name)
+    return draft_umbrella(group, members) if members and group is not None else None
+
+
 def write_draft(store: Store, finding: str, folder: Path) -> None:
     """Write the draft of ``finding`` into ``folder``, which is made if need be, and its line in the index there.
 
     A finding that is not to be filed has a line that says why, and no draft. One that was merged into another has
-    neither: those of the other are written.
+    neither: those of the other are written. Beside it stands the draft of the finding's group, where it is in one.
 
     Raises:
         OSError: it cannot be written.
@@ -95,5 +103,7 @@ def write_draft(store: Store, finding: str, folder: Path) -> None:
         (folder / f"{gone}.md").unlink(missing_ok=True)
     if refusal is None:
         (folder / f"{name}.md").write_text(draft_issue(facts), encoding="utf-8")
+    if facts.umbrella is not None and (group := umbrella_draft(store, facts.umbrella.name)) is not None:
+        (folder / f"{facts.umbrella.name}.md").write_text(group, encoding="utf-8")
     earlier = index.read_text(encoding="utf-8") if index.is_file() else ""
     index.write_text(with_entry(earlier, entry_of(name, facts, refusal), replaces=finding), encoding="utf-8")

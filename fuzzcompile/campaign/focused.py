@@ -35,13 +35,13 @@ class Focused(Endless):
     Attributes:
         plan: what is aimed at.
         generator: draws cases that are put under the settings of an aim.
-        programs: those made for the rules.
+        programs: those made for the rules; further ones may join while the campaign runs.
         sweeps: cases of torch's own tables for the operators that are aimed at, by label.
     """
 
     plan: Plan
     generator: Generator = field(default_factory=Generator)
-    programs: tuple[PatternProgram, ...] = ()
+    programs: Sequence[PatternProgram] = ()
     sweeps: Mapping[str, Source] = field(default_factory=dict)
 
     @property

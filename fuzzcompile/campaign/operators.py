@@ -12,7 +12,7 @@ from functools import cached_property
 
 from fuzzcompile.campaign.budget import Clock
 from fuzzcompile.campaign.drawing import Drawn
-from fuzzcompile.errors import EnvironmentUnfit, UsageError
+from fuzzcompile.errors import EnvironmentUnfit
 from fuzzcompile.execution.pool import WorkerFailed, WorkerPool, WorkerStartFailed
 from fuzzcompile.opinfo import Cell, Operator, Written, ordered
 from fuzzcompile.worker.lost import unstartable
@@ -122,18 +122,22 @@ class Operators:
 
 
 @contextmanager
-def reading_tables() -> Iterator[Callable[[int, Clock, Sequence[str]], Operators]]:
+def reading_tables(only: Sequence[str] = ()) -> Iterator[Callable[[int, Clock], Operators]]:
     """A process that reads torch's tables; importing them changes torch, so that nothing may be judged there.
 
+    Args:
+        only: names of operators; all by default.
+
     Returns:
-        A function of seed, budget and names of operators (none for all) that gives the sweep over these. It raises
-        EnvironmentUnfit where the tables cannot be imported or the budget ends first, and UsageError for a name that
-        no operator has.
+        A function of seed and budget that gives the sweep over these operators. It raises EnvironmentUnfit where the
+        tables cannot be imported or the budget ends first, and UsageError for a name that no operator has.
     """
     with WorkerPool(1, time_limit=_SECONDS, environment={"OMP_NUM_THREADS": "1"}) as pool:
-        listed = pool.schedule(LIST_OPERATORS, label="list torch's operators", time_limit=_LISTING_SECONDS)
+        listed = pool.schedule(
+            LIST_OPERATORS, (tuple(only),), label="list torch's operators", time_limit=_LISTING_SECONDS
+        )
 
-        def sweep(seed: int, budget: Clock, only: Sequence[str] = ()) -> Operators:
+        def sweep(seed: int, budget: Clock) -> Operators:
             try:
                 operators = listed.result(None if budget.budget.seconds is None else budget.remaining)
             except NotInTime as error:
@@ -144,16 +148,9 @@ def reading_tables() -> Iterator[Callable[[int, Clock, Sequence[str]], Operators
                 raise unstartable(error) from error
             except WorkerFailed as error:
                 raise EnvironmentUnfit(f"The process that lists torch's operators {error}.") from error
-            return Operators(_named(operators, only), seed, lambda cells: pool.submit(WRITE_CELLS, cells), tuple(only))
+            return Operators(operators, seed, lambda cells: pool.submit(WRITE_CELLS, cells), tuple(only))
 
         try:
             yield sweep
         finally:
             pool.kill_workers()
-
-
-def _named(operators: Sequence[Operator], only: Sequence[str]) -> Sequence[Operator]:
-    names = {name for operator in operators for name in (operator.name, operator.label)}
-    for unknown in (name for name in only if name not in names):
-        raise UsageError(f"Torch's tables have no operator {unknown}; names are such as add and nn.functional.gelu.")
-    return [operator for operator in operators if not only or operator.name in only or operator.label in only]

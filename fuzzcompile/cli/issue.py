@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("name", metavar="FINDING|CASE", shell_complete=cases_and_findings)
+@click.argument("name", metavar="FINDING|GROUP|CASE", shell_complete=cases_and_findings)
 @click.option("--anyway", is_flag=True, help="Print the draft of what is not to be filed, the reason on top.")
 @options.conditions
 @options.corpus
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 )
 @options.json_output
 def issue(name: str, anyway: bool, conditions: Conditions, location: str | None, search: bool, as_json: bool) -> int:
-    """Print the draft of a GitHub issue, in Markdown, for a finding or a case file.
+    """Print the draft of a GitHub issue, in Markdown, for a finding, a group of minor findings, or a case file.
+
+    The group `validation` holds what compiles although eager refuses it: its draft is one issue with a table.
 
     What is not to be filed gets the reason instead, on stderr: no bug, a suspect without proof, fixed in the newest
     torch that was tried, known already, or a rule of PyTorch's for fuzzers that is not met.
@@ -38,11 +40,22 @@ def issue(name: str, anyway: bool, conditions: Conditions, location: str | None,
     in the corpus and stands in the draft.
     """
     path = case_named(name)
+    if path is None and (draft := _of_group(name, location)) is not None:
+        click.echo(json.dumps({"group": name, "draft": draft}) if as_json else draft, nl=as_json)
+        return 0
     if search and path is not None:
         raise UsageError(f"--search is for findings of a corpus, and {name} is a file.")
     found = _search(name, location, as_json=as_json) if search else {}
     facts = _facts(path or name, conditions, location)
     return _printed(name, facts, found, anyway=anyway, as_json=as_json)
+
+
+def _of_group(name: str, location: str | None) -> str | None:
+    """The draft of a group of findings; None for any other name."""
+    from fuzzcompile.campaign.findings import umbrella_draft
+
+    with existing_corpus(location) as store:
+        return None if store is None else umbrella_draft(store, name)
 
 
 def _search(name: str, location: str | None, *, as_json: bool) -> dict[str, object]:

@@ -117,7 +117,7 @@ against: Callable[[Command], Command] = click.option(
     "--against",
     default="eager",
     show_default=True,
-    metavar="eager|float64|aot_eager|cpu|MODE",
+    metavar="eager|float64|aot_eager|cpu|export|aoti|MODE",
     help="What the compiled program is compared with: eager, a float64 run, another backend, the CPU, or another mode.",
 )
 call: Callable[[Command], Command] = click.option(

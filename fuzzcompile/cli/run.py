@@ -177,7 +177,7 @@ def run(
     ):
         profile = Profile(near_misses=not no_near_misses)
         if tables is not None:
-            source = tables(seed, clock, ())
+            source = tables(seed, clock)
         if asked is None and source is None:
             asked = aimed_at_own(crew.surroundings.custom)
         if asked is not None:

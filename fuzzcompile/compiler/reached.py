@@ -102,7 +102,7 @@ def kernel_shape(node: BaseSchedulerNode) -> str:
     """What a node of the scheduler's final list computes, as ``Pointwise*2 + Reduction(sum)``.
 
     Numbers up to four are exact, and then powers of two (``Pointwise*8``: five to eight). Calls of libraries are
-    ``extern(aten.mm)``; what is no kernel is the empty string.
+    ``extern(aten.mm)``, templates ``CppTemplateBuffer(CppGemmTemplate)``; what is no kernel is the empty string.
     """
     kind = type(node).__name__
     inner = list(node.get_nodes()) if hasattr(node, "get_nodes") else [node]
@@ -121,7 +121,9 @@ def kernel_shape(node: BaseSchedulerNode) -> str:
 def _kind_of(node: BaseSchedulerNode) -> str:
     data = getattr(getattr(node, "node", None), "data", None)
     if data is None:
-        return type(getattr(node, "node", node)).__name__
+        buffer = getattr(node, "node", node)
+        template = getattr(buffer, "template", None)
+        return f"{type(buffer).__name__}({type(template).__name__})" if template else type(buffer).__name__
     reduction = getattr(data, "reduction_type", None)
     return f"{type(data).__name__}({reduction})" if reduction else type(data).__name__
 

@@ -11,6 +11,7 @@ import hypothesis
 
 from fuzzcompile.errors import FuzzcompileError
 from fuzzcompile.generation.names import registered
+from fuzzcompile.generation.operator_table import operator_table
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -83,16 +84,16 @@ class Profile:
 
 
 def generator_version(*, gpu: bool = False) -> str:
-    """Identifies the meaning of choices: the grammar, everything registered with its weight, and Hypothesis.
+    """Identifies the meaning of choices: the grammar, what is registered with its weight, the operators, Hypothesis.
 
     What is drawn for a GPU only has a version of its own, so that it makes no other recipe stale.
     """
     grammar = (_GRAMMAR, _GPU_GRAMMAR) if gpu else _GRAMMAR
-    known = repr((grammar, registered(gpu=gpu), hypothesis.__version__))
+    known = repr((grammar, registered(gpu=gpu), operator_table().version, hypothesis.__version__))
     return f"{_GRAMMAR}-{hashlib.sha256(known.encode()).hexdigest()[:8]}"
 
 
 # Increment it if the order or the meaning of draws changes while the registered names stay the same.
-_GRAMMAR = 8
+_GRAMMAR = 9
 # The same for `fuzzcompile.generation.repertoire.GPU`.
 _GPU_GRAMMAR = 1

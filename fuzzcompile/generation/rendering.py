@@ -23,6 +23,9 @@ _WIDER = {
     "bfloat16": ("float16", "float32", "float64"),
 }
 
+# Marks of parameters that start at 0 or 1, where an error in what is done with them does not show.
+_CONSTANT_AT_FIRST = ("Norm(", "nn.Parameter(torch.zeros", "nn.Parameter(torch.ones")
+
 
 @lru_cache(maxsize=1024)
 def render(spec: CaseSpec, *, described: bool = False) -> str:
@@ -45,6 +48,7 @@ def render(spec: CaseSpec, *, described: bool = False) -> str:
         functional=any("F." in source for source in classes),
         backends=any("sdpa_kernel(" in source for source in classes),
         cast=f".to(torch.{spec.dtype})" if cast else "",
+        scattered=any(mark in source for source in classes for mark in _CONSTANT_AT_FIRST),
     )
 
 

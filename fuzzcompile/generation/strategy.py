@@ -41,6 +41,7 @@ from fuzzcompile.generation.toggles import EAGER_NUMBERS, FOR_GPU, OWN_RANDOM_ST
 from fuzzcompile.sides import AOTI, COMPILE, EXPORT
 
 # Percentage of cases that are a plain attention, without a near miss; and of operator programs among the others.
+# Both can be steered by the names that such cases have: bench/steering.py compares other shares.
 _PLAIN, _PROGRAMS = 10, 50
 
 
@@ -57,9 +58,9 @@ def _cases(draw: st.DrawFn, profile: Profile) -> CaseSpec:
     Lowering a choice then leaves the meaning of all later ones unchanged, as shrinking needs it.
     """
     pen, repertoire = Pen(draw, profile.steering), _repertoire(profile)
-    if pen.chance(_PLAIN):
+    if pen.chance(_PLAIN, "plain"):
         return replace(fitted(_plain(pen, profile)), seed=pen.number(999_999))
-    if pen.chance(_PROGRAMS) and profile.near_misses:
+    if pen.chance(_PROGRAMS, "program") and profile.near_misses:
         return replace(_program(pen, profile), seed=pen.number(999_999))
     block, embedding = _block(pen)
     layer = _part(pen, "layer", percent=28)  # in place of an attention of drawn parts

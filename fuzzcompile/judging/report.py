@@ -46,10 +46,11 @@ class Report:
     ``path`` names what ran in the program's place (:mod:`fuzzcompile.sides`), ``against`` what it was compared with,
     ``threads`` for how many CPU threads code was generated.
     ``survives_float64`` tells whether the divergence is there when the program itself is compiled in float64 (None:
-    not tried). ``graphs`` counts what dynamo captured and ``graph_breaks`` says why it stopped. ``randomness`` says
-    how a program that draws random numbers was judged (None: it draws none), ``promise`` which promise of a setting is
-    broken (None: none), ``warnings`` which warnings only one of
-    the two runs gave, ``notes`` what else a reader should know. A ``screened`` case was compiled without generated
+    not tried). ``graphs`` counts what dynamo captured and ``graph_breaks`` says why it stopped. ``gives`` is the form
+    of what a call that eager refuses returns when compiled. ``randomness`` says how a program that draws random numbers
+    was judged (None: it draws none), ``promise`` which promise of a setting is broken (None: none), ``warnings`` which
+    warnings only one of the two runs gave, ``notes`` what else a reader should know. A ``screened`` case was compiled
+    without generated
     code. ``asked`` tells what became of rewrites that the user named. ``target`` is the device that the compiler was
     told, and how each stage was looked at for it (None: it compiled for the device that ran). ``contract`` says which
     promises of equal bits it keeps (None: not asked). ``cause`` is what must change for the case to pass, and
@@ -77,6 +78,7 @@ class Report:
     graphs: int = 0
     graph_breaks: tuple[str, ...] = ()
     randomness: str | None = None
+    gives: str | None = None
     promise: str | None = None
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -180,6 +182,7 @@ class Report:
             "graphs": self.graphs,
             "graph_breaks": list(self.graph_breaks),
             "randomness": self.randomness,
+            "gives": self.gives,
             "promise": self.promise if self.is_bug else None,
             "warnings": list(self.warnings),
             "notes": list(self.notes),

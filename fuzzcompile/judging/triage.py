@@ -315,6 +315,7 @@ def _report(answer: _Answer, attribution: Attribution) -> Report:
         survives_float64=answer.survives,
         promise=promises.broken(experiments, trial, decision.verdict),
         randomness=randomness(experiments, trial, own_stream=answer.own_stream),
+        gives=_gives(trial.observation) if decision.verdict is Verdict.ACCEPTS_INVALID else None,
         notes=(
             *experiments.case.notes,
             *_version_note(),
@@ -323,6 +324,17 @@ def _report(answer: _Answer, attribution: Attribution) -> Report:
             *trial.ledger.interpreted.notes,
         ),
         target=target_notes(experiments, trial, answer.both_ways),
+    )
+
+
+def _gives(observation: Observation) -> str:
+    """Dtypes and shapes of what a program returns, or the values that are no tensors."""
+    outputs = [value.value for value in observation.values if value.kind == "output"]
+    return ", ".join(
+        f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+        if isinstance(value, torch.Tensor)
+        else repr(value)
+        for value in outputs
     )
 
 

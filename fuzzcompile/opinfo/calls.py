@@ -21,7 +21,7 @@ def forms(entry: Any, form: str) -> Iterator[str]:
                 yield f"{{first}}.{method}({{rest}})"
         yield f"torch.{entry.name}({{all}}, inplace=True)"
         return
-    for path in (entry.name, _native_path(entry)):
+    for path in (entry.name.removeprefix("torch."), _native_path(entry)):
         if path is not None and callable(_resolved(path)):
             yield f"torch.{path}({{all}})"
     method = entry.name.rpartition(".")[2]

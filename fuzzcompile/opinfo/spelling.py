@@ -11,7 +11,7 @@ import torch
 
 # Beyond this many stored elements, values are drawn by a seeded generator in the range of the sample's.
 _VERBATIM = 512
-# Values of floating tensors are rounded to this many digits before they are spelled.
+# Floating numbers are rounded to this many digits before they are spelled.
 _DIGITS = 3
 _PLAIN = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 
@@ -117,10 +117,7 @@ def _listed(flat: torch.Tensor) -> list[str]:
 
 def _number(value: object) -> str:
     """A floating number, rounded; ``inf`` and ``nan`` are names of the template."""
-    number = float(value)  # type: ignore[arg-type]
-    if not math.isfinite(number):
-        return _scalar(number)
-    return repr(float(f"{number:.{_DIGITS}g}"))
+    return _scalar(float(value))  # type: ignore[arg-type]
 
 
 def _nested(values: list[str], size: tuple[int, ...]) -> str:
@@ -135,6 +132,8 @@ def _scalar(value: object) -> str:
         return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
     if isinstance(value, complex):
         return f"complex({_scalar(value.real)}, {_scalar(value.imag)})"
+    if type(value) is float:
+        return repr(float(f"{value:.{_DIGITS}g}"))
     if value is None or type(value) in (bool, int, float, str):
         return repr(value)
     if isinstance(value, _PLAIN):

@@ -11,18 +11,27 @@ from typing import Any
 
 import torch
 
-from fuzzcompile.errors import EnvironmentUnfit
+from fuzzcompile.errors import EnvironmentUnfit, UsageError
 from fuzzcompile.opinfo.cells import DTYPES, Operator
 
 
-def operators() -> tuple[Operator, ...]:
+def operators(only: Sequence[str] = ()) -> tuple[Operator, ...]:
     """The entries of the tables that run on the CPU, in their order.
+
+    Args:
+        only: names of operators, with or without a variant (``add``, ``nn.functional.gelu``); all by default.
 
     Raises:
         EnvironmentUnfit: the tables cannot be imported.
+        UsageError: there is no operator of a name.
     """
+    entries = {key: entry for key, entry in _database().items() if _takes(entry)}
+    for name in only:
+        if not any(name in _names(*key) for key in entries):
+            raise UsageError(f"Torch's tables have no operator {name}; names are such as add and nn.functional.gelu.")
+    chosen = [entry for key, entry in entries.items() if not only or set(_names(*key)) & set(only)]
     with quietly():
-        return tuple(_operator(entry) for entry in _database().values() if _takes(entry))
+        return tuple(_operator(entry) for entry in chosen)
 
 
 def entry_of(name: str, variant: str) -> Any:
@@ -70,6 +79,10 @@ def _database() -> dict[tuple[str, str], Any]:
             f"Torch's tables of operators cannot be imported ({error}): pip install 'fuzzcompile[opinfo]'."
         ) from error
     return {(entry.name, entry.variant_test_name): entry for entry in op_db}
+
+
+def _names(name: str, variant: str) -> tuple[str, ...]:
+    return (name, f"{name}.{variant}") if variant else (name,)
 
 
 def _takes(entry: Any) -> bool:

@@ -20,6 +20,7 @@ from fuzzcompile.stages.freezing import Freezing
 from fuzzcompile.stages.functionalization import Functionalization
 from fuzzcompile.stages.joint_graph import JointGraph
 from fuzzcompile.stages.kernels.search import behind_the_graphs
+from fuzzcompile.stages.kernels.templates import prove_templates
 from fuzzcompile.stages.lowering import Lowering
 from fuzzcompile.stages.operators.aten import prove_kernels
 from fuzzcompile.stages.operators.stage import doubt_first, doubt_operators, prove_operators
@@ -115,6 +116,7 @@ ORDER: tuple[Look, ...] = (
     Look(Shows.IN_GRAPHS, partial(doubt_first, metadata_suspected)),
     Look(Shows.IN_GRAPHS, partial(doubt_operators, OPERATORS)),
     Look(Shows.IN_GRAPHS, partial(doubt_first, lost_checks_suspected)),
+    Look(Shows.IN_CODE, prove_templates),
     Look(Shows.IN_CODE, _behind_the_graphs),
 )
 # What is tried where all of these prove nothing, and overrides what they doubt.

@@ -11,6 +11,7 @@ from fuzzcompile.execution.device import Numerics
 from fuzzcompile.execution.environment import describe
 from fuzzcompile.execution.toolchain import toolchain_fault
 from fuzzcompile.execution.worker import current_device
+from fuzzcompile.generation.operator_table import operator_table
 from fuzzcompile.generation.toggles import FOR_GPU, TOGGLES
 from fuzzcompile.worker.tasks import Surroundings
 
@@ -28,6 +29,16 @@ def surroundings(target: str | None) -> Surroundings:
 
 
 def lacking(target: str | None) -> tuple[str, ...]:
-    """Names of the generator's settings that the installed torch does not have."""
+    """Names of the generator's settings and operators that the installed torch does not have."""
     toggles = TOGGLES if target is None else (*TOGGLES, *FOR_GPU)
-    return tuple(toggle.name for toggle in toggles if unknown_options(dict(toggle.options)))
+    unknown = [toggle.name for toggle in toggles if unknown_options(dict(toggle.options))]
+    return (*unknown, *(name for name in operator_table().names if not _has(name)))
+
+
+def _has(name: str) -> bool:
+    """Whether the installed torch has the function that a call names ``torch.f``, ``F.f`` or ``Tensor.f``."""
+    root, *path = name.split(".")
+    value: object = {"torch": torch, "F": torch.nn.functional, "Tensor": torch.Tensor}.get(root)
+    for part in path:
+        value = getattr(value, part, None)
+    return value is not None

@@ -111,8 +111,8 @@ JUDGE: Callable[[JudgeTask], Judged] = Named("fuzzcompile.worker.judge:judge_fil
 DESCRIBE: Callable[[str | None], Surroundings] = Named("fuzzcompile.worker.surroundings:surroundings")
 """What a worker tells of itself, given the target."""
 
-LIST_OPERATORS: Callable[[], tuple[Operator, ...]] = Named("fuzzcompile.opinfo.tables:operators")
-"""The operators of torch's own tables."""
+LIST_OPERATORS: Callable[[tuple[str, ...]], tuple[Operator, ...]] = Named("fuzzcompile.opinfo.tables:operators")
+"""The operators of torch's own tables: those named, or all."""
 
 WRITE_CELLS: Callable[[Sequence[Cell]], list[Written]] = Named("fuzzcompile.opinfo.cases:write_cells")
 """The case files of cells of a sweep over these operators."""

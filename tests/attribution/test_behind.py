@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import behind_plants as plants
 import pytest
@@ -19,6 +21,7 @@ from fuzzcompile.attribution.replays import ReplayCount
 from fuzzcompile.case import load_case
 from fuzzcompile.compiler.hooks import initialise_patterns
 from fuzzcompile.compiler.session import Compilation
+from fuzzcompile.judging.triage import triage
 from fuzzcompile.stages.kernels.search import behind_the_graphs
 from fuzzcompile.stages.table import BEHIND
 from fuzzcompile.trials.compiles import Experiments
@@ -255,3 +258,43 @@ def test_a_fault_of_a_graph_pass_is_left_alone(tmp_path: Path):
         assert trial.judgement.verdict.is_bug
         assert behind_the_graphs(BEHIND, Ablator(experiments, trial, ReplayCount())) is None
     assert experiments.compiles == 1
+
+
+TEMPLATED = """
+import torch
+from torch import nn
+
+OPTIONS = {"max_autotune_gemm": True, "max_autotune_gemm_backends": "CPP"}
+CONFIG = {"inductor": {"freezing": True}}
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.line = nn.Linear(16, 32)
+
+    def forward(self, x):
+        return torch.relu(self.line(x))
+
+def make():
+    torch.manual_seed(0)
+    return Model().eval(), (torch.randn(9, 16),)
+"""
+
+
+@pytest.mark.slow
+def test_a_template_of_products_that_is_wrong_is_named(write_case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernels leave out the last term of every sum."""
+    import torch._inductor.compile_fx  # before its templates, which it imports in a cycle
+    from torch._inductor.codegen.cpp_gemm_template import CppGemmTemplate
+
+    original = CppGemmTemplate.render
+
+    def shorter(template: Any, *args: Any, **kwargs: Any) -> str:
+        return re.sub(r"(int64_t K = )(\d+)", lambda m: f"{m[1]}{int(m[2]) - 1}", original(template, *args, **kwargs))
+
+    monkeypatch.setattr(CppGemmTemplate, "render", shorter)
+    report = triage(load_case(write_case(TEMPLATED)), torch.device("cpu"))
+    culprit = report.attribution.culprit
+    assert report.verdict == "miscompile"
+    assert culprit is not None
+    assert (culprit.stage, culprit.family, culprit.necessary) == ("codegen", "CppGemmTemplate", True)

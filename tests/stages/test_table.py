@@ -27,6 +27,10 @@ OTHER_MEANINGS = {
     "casefiles/reaching.py": {"dynamo"},  # a part of the names by which a program reaches the compiler
     "compiler/configs.py": {"dynamo"},  # the same key
     "compiler/session.py": {"dynamo"},  # the same key
+    "generation/patterned/rendering.py": {"dynamo", "freezing"},  # the same key, and an entry of the config
+    "generation/patterned/kinds.py": {"freezing"},  # an entry of torch._inductor.config
+    "compiler/programs/making.py": {"freezing", "decomposition", "lowering"},  # the entry, and kinds of rule
+    "compiler/programs/settings.py": {"freezing"},  # the entry
     "cli/coverage.py": {"decomposition", "lowering"},  # kinds of rule that `passes` lists, in the contract
     "cli/passes.py": {"decomposition", "lowering"},  # the same kinds
     "commands/passes.py": {"decomposition", "lowering"},  # the same kinds

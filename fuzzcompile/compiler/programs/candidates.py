@@ -6,6 +6,7 @@ import itertools
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -68,6 +69,7 @@ class Candidates:
     def __init__(self, rng: random.Random, dtype: str, constants: Sequence[object] = ()) -> None:
         self.rng, self.dtype, self.constants = rng, dtype, constants
         self.palette = rng.choice(PALETTES)
+        self.quantised = rng.choice((("uint8", 0, 255), ("int8", -128, 127)))
         self.floating = rng.choice((0.95, 0.95, 0.4))
         self.shapes: list[tuple[int, ...]] = []
         self.dim: int | None = None
@@ -81,7 +83,9 @@ class Candidates:
             kind = kind.removeprefix("Optional[").removesuffix("]")
             if self.rng.random() < 0.4:
                 return None
-        named = self._named(hole.name)
+        if hole.parameter.startswith(("quantize.", "dequantize.")):
+            return self._of_quantisation(*hole.parameter.split("."))
+        named = self._named(hole.parameter or hole.name)
         if named is not None and self.rng.random() < 0.85 and "Tensor" not in kind:
             return named
         return self._of_kind(kind or self._guessed(hole.name), hole.name, operands)
@@ -140,6 +144,17 @@ class Candidates:
         return Operand(
             "", shape, self.dtype if rng.random() < 0.9 else rng.choice(("int64", "bool", "float32", "int8"))
         )
+
+    def _of_quantisation(self, operator: str, parameter: str) -> object:
+        """Arguments of quantising operators, those of one program alike."""
+        dtype, least, most = self.quantised
+        if parameter == "input":
+            operand = self.operand("")
+            return replace(operand, dtype=dtype if operator == "dequantize" else "float32", high=100)
+        if parameter in ("scale", "scales"):
+            return 0.1
+        own = {"quant_min": least, "quant_max": most, "dtype": getattr(torch, dtype), "zero_point": 10}
+        return own.get(parameter)
 
     def _named(self, name: str) -> object:
         for key, values in _NAMED.items():

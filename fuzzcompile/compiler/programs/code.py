@@ -20,16 +20,18 @@ _ENTRY = ("handler", "extra_check")
 
 @dataclass(frozen=True)
 class Named:
-    """What functions name, each once and in order: entries of Inductor's config, operators, constants."""
+    """What functions name, each once and in order: entries of Inductor's config, operators, constants, methods."""
 
     settings: tuple[str, ...] = ()
     operators: tuple[object, ...] = ()
     constants: tuple[object, ...] = ()
+    methods: tuple[str, ...] = ()
 
 
 def named_in(parts: Iterable[object], deepest: int = _DEEPEST) -> Named:
     """What the code of a rule's parts names: entries of patterns, functions, classes, and what these call."""
-    settings, operators, constants = dict[str, None](), dict[object, None](), dict[object, None]()
+    settings, methods = dict[str, None](), dict[str, None]()
+    operators, constants = dict[object, None](), dict[object, None]()
     for function in functions_of(parts, deepest):
         for value in _values(function):
             if isinstance(value, _Setting):
@@ -38,7 +40,9 @@ def named_in(parts: Iterable[object], deepest: int = _DEEPEST) -> Named:
                 operators[value] = None
             elif isinstance(value, (torch.dtype, int, float, str)) and not isinstance(value, bool):
                 constants[value] = None
-    return Named(tuple(settings), tuple(operators), tuple(constants))
+                if isinstance(value, str) and _is_method(value):
+                    methods[value] = None
+    return Named(tuple(settings), tuple(operators), tuple(constants), tuple(methods))
 
 
 def functions_of(parts: Iterable[object], deepest: int = _DEEPEST) -> list[types.FunctionType]:
@@ -165,6 +169,12 @@ def _opened(value: object) -> list[object]:
     if isinstance(value, (list, tuple, set, frozenset)) and len(value) <= 64:
         return [inner for part in value for inner in _opened(part)]
     return [] if value is None else [value]
+
+
+def _is_method(name: str) -> bool:
+    """Whether a text is the name of a tensor's method, as graphs before autograd call them."""
+    method = None if name.startswith("_") else getattr(torch.Tensor, name, None)
+    return callable(method) and getattr(torch.ops.aten, name, None) is not None
 
 
 def _is_operator(value: object) -> bool:

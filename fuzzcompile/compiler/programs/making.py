@@ -107,6 +107,8 @@ def _filled(rule: Known, code: Named, rng: random.Random, last: Filled | None) -
 def _program(rule: Known, filled: Filled, settings: dict[str, object], rng: random.Random) -> PatternProgram:
     if filled.skeleton.frozen:
         settings["freezing"] = True
+    if filled.skeleton.draws and rng.random() < 0.5:
+        settings["fallback_random"] = False
     return PatternProgram(
         stage=rule.stage,
         rule=rule.name,

@@ -51,6 +51,7 @@ def annotate(call: Call, rng: random.Random) -> None:
     for value, parameter in pairs:
         for inner, kind in _typed(value, parameter.kind):
             inner.kind = inner.kind or kind
+            inner.parameter = inner.parameter or _quantised(call.target) + parameter.name
             inner.name = inner.name if _says(inner.name) else parameter.name
 
 
@@ -71,6 +72,12 @@ def _typed(value: object, kind: str) -> Iterator[tuple[Hole, str]]:
         element = kind.removeprefix("Optional[").removeprefix("List[").rstrip("]")
         for inner in value:
             yield from _typed(inner, element)
+
+
+def _quantised(target: object) -> str:
+    """What stands before the names of the parameters of (de)quantising operators, whose arguments belong together."""
+    name = target._schema.name if isinstance(target, torch._ops.OpOverload) else ""
+    return next((f"{what}." for what in ("dequantize", "quantize") if f"::{what}_" in name), "")
 
 
 def _says(name: str) -> bool:

@@ -42,7 +42,13 @@ def recorded(
     skeleton.returns = list(dict.fromkeys(leaf.index for leaf in made if isinstance(leaf, Made)))
     skeleton.backward = training
     values: dict[Hole, object] = {
-        holes[id(value)]: Operand("", tuple(value.shape), str(value.dtype).removeprefix("torch."))
+        holes[id(value)]: Operand(
+            "",
+            tuple(value.shape),
+            str(value.dtype).removeprefix("torch."),
+            strides=None if value.is_contiguous() else value.stride(),
+            trainable=value.requires_grad,
+        )
         for value in inputs
         if isinstance(value, torch.Tensor)
     }

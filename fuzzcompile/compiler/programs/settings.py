@@ -41,9 +41,11 @@ def _off(rule: Known) -> list[str]:
 
 def _conditions(source: str) -> Iterator[tuple[str, object]]:
     """Entries of Inductor's config and values that make a condition hold, as far as it names any."""
-    if not source:
+    try:
+        condition = ast.parse(source, mode="eval").body
+    except SyntaxError:  # no condition, or one in words
         return
-    for part in _parts(ast.parse(source, mode="eval").body):
+    for part in _parts(condition):
         yield from _entry(part)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import torch
 from torch.utils import _pytree as pytree
 
 
@@ -14,6 +15,7 @@ class Hole:
 
     ``kind`` is what a schema calls its type (``Tensor``, ``int[]``; empty if nothing says), ``first`` a value to try
     before all others, ``like`` the hole whose value has the same form; a
+    ``parameter`` is the schema's own name where the rule has another; a
     ``weight`` has to be a constant of the graph, as freezing makes it of parameters.
     """
 
@@ -22,6 +24,7 @@ class Hole:
     first: object = None
     like: Hole | None = None
     weight: bool = False
+    parameter: str = ""
 
 
 @dataclass(frozen=True)
@@ -69,8 +72,19 @@ class Skeleton:
         self.calls.append(call)
         return Made(len(self.calls) - 1)
 
+    @property
+    def draws(self) -> bool:
+        """Whether some call draws random numbers."""
+        return any(_draws(call.target) for call in self.calls)
+
     def finish(self) -> Skeleton:
         """Return what is read by no call, if nothing is returned yet."""
         read = {leaf.index for call in self.calls for leaf in call.leaves() if isinstance(leaf, Made)}
         self.returns = self.returns or [index for index in range(len(self.calls)) if index not in read]
         return self
+
+
+def _draws(target: object) -> bool:
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    seeded = torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
+    return seeded or any(part in name for part in ("dropout", "rand", "bernoulli", "normal_", "uniform"))

@@ -19,7 +19,13 @@ from fuzzcompile.compiler.programs.recording import recorded
 from fuzzcompile.compiler.programs.skeleton import Call, Hole, Made, Skeleton
 from fuzzcompile.compiler.sdpa_patterns import FAMILY, Variant, variants
 from fuzzcompile.execution.worker import current_device
-from fuzzcompile.stage_names import DECOMPOSITION, FREEZING, LOWERING
+from fuzzcompile.stage_names import DECOMPOSITION, FREEZING, LOWERING, PARTITION, PRE_GRAD
+
+# What stands around the operators that a pass looks for.
+_PLAIN = (
+    torch.relu, torch.tanh, torch.add, torch.mul, torch.sum, torch.cat, torch.permute, torch.reshape, torch.mm,
+    torch.full, torch.ones, torch.zeros, torch.where, torch.clone,
+)  # fmt: skip
 
 
 def skeleton_of(rule: Known, code: Named, rng: random.Random) -> Skeleton:
@@ -34,9 +40,13 @@ def skeleton_of(rule: Known, code: Named, rng: random.Random) -> Skeleton:
         return _behind(code.operators, skeleton, rng) if code.operators and rng.random() < 0.3 else skeleton
     if rule.stage in (DECOMPOSITION, LOWERING):
         return _alone(rule.name, rng)
-    if not code.operators:
-        raise Unwritable("the rule has no pattern, and its code names no operator")
-    return _combined(code.operators, rng)
+    operators = [*code.operators, *(code.methods if rule.stage == PRE_GRAD else ())]
+    operators = [target for target in operators if not is_internal(target)]
+    if not rule.made_of:
+        raise Unwritable("the pass runs rules that are registered apart, or none")
+    skeleton = _combined(operators or _PLAIN, rng)
+    skeleton.backward = rule.stage == PARTITION
+    return skeleton
 
 
 def has_pattern(rule: Known) -> bool:
@@ -52,13 +62,19 @@ def variant_of(rule: Known, rng: random.Random) -> Filled | None:
     if not named:
         return None
     variant = rng.choice(named)
-    dtype = rng.choice(variant.dtypes)
-    own = variant.inputs[0].dtype
-    inputs = [
-        torch.ones(given.shape).to(dtype if given.dtype == own else given.dtype) if given.dim() else 2.0  # a scale
-        for given in variant.inputs
-    ]
+    dtype, own = rng.choice(variant.dtypes), variant.inputs[0].dtype
+    inputs = [_example(given, dtype if given.dtype == own else given.dtype) for given in variant.inputs]
     return recorded(variant.function, inputs, variant.scalars, training=variant.training)
+
+
+def _example(given: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | float:
+    """A tensor like an example; a number for one without dimensions, which is a scale."""
+    if not given.dim():
+        return 2.0
+    made = torch.empty_strided(given.shape, given.stride(), dtype=dtype)
+    with torch.no_grad():
+        made.copy_(torch.ones(given.shape))
+    return made.requires_grad_(given.requires_grad)
 
 
 @functools.cache
@@ -152,7 +168,8 @@ def _combined(operators: Sequence[object], rng: random.Random) -> Skeleton:
     # Those named first are what a pass looks for more often than those that it makes.
     early = operators[: max(2, len(operators) // 2)]
     pools = rng.choices((operators[:1], early, operators), (2, 2, 2), k=3)
-    return shape([rng.choice(pool) for pool in pools], rng).finish()
+    drawn = [rng.choice(pool) for pool in pools]
+    return shape([target if rng.random() < 0.8 else rng.choice(_PLAIN) for target in drawn], rng).finish()
 
 
 def _chain(operators: Sequence[object], rng: random.Random) -> Skeleton:

@@ -26,8 +26,10 @@ class Operand:
         role: whether it is passed in, or the module holds it (what freezing makes a constant).
         high: integer values lie below this number, and at or above 0.
         layout: how it lies in memory, a key of `fuzzcompile.generation.tensors.LAYOUTS`.
+        strides: its strides where no layout says them; None if it is contiguous.
         values: how it is filled, a key of `fuzzcompile.generation.tensors.VALUES`.
         same_as: the name of the operand that it is, or a view of: two inputs that share memory.
+        trainable: whether a backward computes its gradient.
     """
 
     name: str
@@ -37,7 +39,9 @@ class Operand:
     high: int = 2
     layout: InputLayout | None = None
     values: str | None = None
+    strides: tuple[int, ...] | None = None
     same_as: str | None = None
+    trainable: bool = True
 
     @property
     def floating(self) -> bool:

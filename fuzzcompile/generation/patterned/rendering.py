@@ -69,6 +69,10 @@ def _made(operand: Operand) -> str:
     """The expression of an operand's tensor."""
     if operand.same_as is not None:
         return operand.same_as
+    if operand.layout is None and operand.strides is not None and len(operand.strides) == len(operand.shape):
+        reach = 1 + sum((size - 1) * stride for size, stride in zip(operand.shape, operand.strides, strict=True))
+        sizes = f"{as_tuple(operand.shape)}, {as_tuple(operand.strides)}"
+        return f"{_filled(operand, (max(reach, 1),))}.as_strided({sizes})"
     if operand.layout is None:
         return _filled(operand, operand.shape)
     layout = LAYOUTS[operand.layout]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from fuzzcompile.generation.drawing import Pen
+from fuzzcompile.generation.operator_table import drawn_call, operator_table
 from fuzzcompile.generation.programs.creations import integers, literal
-from fuzzcompile.generation.programs.functions import ELEMENTWISE, FLAT, OF_TWO, calls_of, needs_alike
 from fuzzcompile.generation.programs.production import production
 from fuzzcompile.generation.programs.scope import Scope
 from fuzzcompile.generation.programs.values import Value, broadcast, category, result_dtype, with_number
@@ -15,11 +15,6 @@ from fuzzcompile.generation.programs.values import Value, broadcast, category, r
 _NUMBERS: tuple[float, ...] = (2, 1, 0, -1, 0.5, 1.0, 0.0, -2.0, 3, 100, 1e-30, 3e4, -0.5, float("inf"), True)
 _PARAMETERS = (1.0, 0.5, -1.0, 1e-3, 2.0, 0.0)
 _SCALES = (1.0, -1.0, 4.0, 1e-4, 30.0, 89.0, 3e4, 1e-30)
-_UNARY = calls_of(
-    "torch", "{x}", "relu neg abs exp tanh square sqrt sin cos log reciprocal sign floor ceil round trunc frac"
-)
-# Functions without a derivative, beside those of the tables.
-_STEPS = (*FLAT, "sign", "floor", "ceil", "round", "trunc")
 _OPERATORS = ("+", "*", "-", "/", "//", "%")
 _COMPARISONS = (">", "<=", "==", "!=", ">=", "<")
 
@@ -37,13 +32,13 @@ def elementwise(pen: Pen, scope: Scope) -> object:
         return None
     scale = pen.one_of(_SCALES)
     argument = of.name if scale == 1.0 else f"{of.name} * {scale}"
-    function = pen.one_of((*_UNARY, *ELEMENTWISE))
+    operator, function = drawn_call(pen, operator_table().elementwise)
     parameter = pen.one_of(_PARAMETERS)
     scope.refusable |= "{a}" in function and parameter <= 0
+    argument = f"({argument})" if function.startswith("{x}.") else argument
     made = function.replace("{x}", argument).replace("{a}", str(parameter))
-    dtype = "bool" if "signbit" in function else of.dtype
-    flat = any(name in function for name in _STEPS)
-    return scope.make(made, of.shape, dtype, of, smooth=not flat)
+    made = f"{made}.to(torch.{of.dtype})" if operator.cast else made
+    return scope.make(made, of.shape, of.dtype, of, smooth=operator.gradient)
 
 
 @production(9)
@@ -97,21 +92,34 @@ def of_two(pen: Pen, scope: Scope) -> object:
 @production(9)
 def function_of_two(pen: Pen, scope: Scope) -> object:
     """A function of two floating values: minima, remainders, powers, losses, interpolation."""
-    first, function = scope.floating(), pen.one_of(OF_TWO)
-    if first is None:
+    first, (operator, function) = scope.floating(), drawn_call(pen, operator_table().of_two)
+    if first is None or (first.gradient and not operator.gradient):
         return None
-    if first.gradient and any(name in function for name in ("floor_divide", "heaviside")):
-        function = OF_TWO[0]
-    alike = needs_alike(function)
     second = scope.some(
-        lambda value: value.shape == first.shape and (value.dtype == first.dtype if alike else value.dtype != "bool")
+        lambda value: (
+            value.shape == first.shape and (value.dtype == first.dtype if operator.alike else value.dtype != "bool")
+        )
     )
-    if second is None or ("cosine" in function and not first.rank):
+    if second is None:
         return None
     made = function.replace("{x}", first.name).replace("{y}", second.name)
     dtype = result_dtype(first, second)
-    made = made if alike else f"({made}).to(torch.{dtype})"
-    return scope.make(made, first.shape, dtype, first, second, smooth=not any(flat in function for flat in FLAT))
+    made = f"({made}).to(torch.{dtype})" if operator.cast or not operator.alike else made
+    return scope.make(made, first.shape, dtype, first, second, smooth=operator.gradient)
+
+
+@production(1)
+def refused(pen: Pen, scope: Scope) -> object:
+    """A call that eager refuses: shapes or dtypes that do not go together, an index or a parameter out of range.
+
+    The checks belong to the operator; its replacement must refuse the call as well.
+    """
+    of = scope.floating()
+    if of is None:
+        return None
+    call = drawn_call(pen, operator_table().refused)[1].replace("{x}", of.name)
+    scope.refusable = True
+    return scope.make(f"{of.name} + {call}.sum()", of.shape, of.dtype, of)
 
 
 @production(5)

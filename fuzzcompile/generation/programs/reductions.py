@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from fuzzcompile.generation.drawing import Pen
-from fuzzcompile.generation.programs.functions import ALONG, FLAT
+from fuzzcompile.generation.operator_table import drawn_call, operator_table
+from fuzzcompile.generation.programs.functions import COMPOSED
 from fuzzcompile.generation.programs.production import production
 from fuzzcompile.generation.programs.scope import Scope
 from fuzzcompile.generation.programs.values import Shape, Value, least, ones
@@ -148,11 +149,10 @@ def pooled(pen: Pen, scope: Scope) -> object:
     )
     if of is None:
         return None
-    function = pen.one_of(ALONG)
-    flat = any(name in function for name in FLAT)
-    made = function.replace("{rows}", of.name)
-    widened = flat or ".float()" in function
-    return scope.make(f"({made}).to(torch.{of.dtype})" if widened else made, of.shape, of.dtype, of, smooth=not flat)
+    operator, call = drawn_call(pen, (*operator_table().along, *COMPOSED))
+    made = call.replace("{rows}", of.name)
+    made = f"({made}).to(torch.{of.dtype})" if operator.cast else made
+    return scope.make(made, of.shape, of.dtype, of, smooth=operator.gradient)
 
 
 @production(4)

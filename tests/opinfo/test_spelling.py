@@ -1,0 +1,72 @@
+"""Arguments as text: what the text gives is what was spelled."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fuzzcompile.opinfo.layouts import laid_out
+from fuzzcompile.opinfo.spelling import Speller, Unspellable, tensor_text
+
+BASE = torch.arange(24.0).view(2, 3, 4) / 2
+
+
+def strided(size: tuple[int, ...], stride: tuple[int, ...], offset: int, values: torch.Tensor) -> torch.Tensor:
+    return values.as_strided(size, stride, offset)
+
+
+def read(text: str) -> torch.Tensor:
+    names = {"torch": torch, "strided": strided, "inf": float("inf"), "nan": float("nan")}
+    made: torch.Tensor = eval(text, names)
+    return made
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        BASE,
+        BASE.to(torch.bfloat16),
+        BASE.long(),
+        BASE > 1,
+        BASE.to(torch.complex64) * 1j,
+        torch.tensor(2.5),
+        torch.tensor([float("nan"), float("inf"), -float("inf"), -0.0]),
+        torch.empty(0, 3),
+        *(laid_out(BASE, layout) for layout in ("transposed", "expanded", "offset", "gaps")),
+        laid_out(BASE[None], "channels_last"),
+    ],
+)
+def test_a_tensor_keeps_dtype_shape_strides_offset_and_values(tensor: torch.Tensor):
+    made = read(tensor_text(tensor))
+    assert (made.dtype, made.shape, made.stride()) == (tensor.dtype, tensor.shape, tensor.stride())
+    assert made.storage_offset() == tensor.storage_offset() or not tensor.numel()
+    assert torch.equal(torch.nan_to_num(made), torch.nan_to_num(tensor))
+    assert not made.is_floating_point() or torch.equal(torch.signbit(made), torch.signbit(tensor))
+
+
+def test_layouts_differ_from_the_plain_one():
+    forms = {
+        (t.stride(), t.storage_offset()) for t in (laid_out(BASE, name) for name in ("transposed", "offset", "gaps"))
+    }
+    assert len(forms | {(BASE.stride(), 0)}) == 4
+    assert laid_out(BASE, "channels_last") is BASE  # it has three dimensions
+
+
+def test_many_values_are_drawn_in_the_range_of_the_sample():
+    assert tensor_text(torch.linspace(-1, 3, 1000)).startswith("drawn((1000,), (1,), 0, torch.float32")
+    assert "low=-1.0, high=3.0" in tensor_text(torch.linspace(-1, 3, 1000))
+
+
+def test_a_tensor_that_comes_twice_is_one_variable():
+    speller, x = Speller(gradients=True), torch.ones(2, requires_grad=True)
+    assert speller.value([x, x, {"dim": (1,), "dtype": torch.int8}]) == "[x0, x0, {'dim': (1,), 'dtype': torch.int8}]"
+    assert speller.tensors == {"x0": "torch.tensor([1.0, 1.0], dtype=torch.float32).requires_grad_()"}
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [(torch.eye(2).to_sparse(), "sparse_coo"), (torch.nn.ReLU(), "ReLU"), (torch.Generator(), "Generator")],
+)
+def test_what_has_no_text_says_of_what_kind_it_is(value: object, reason: str):
+    with pytest.raises(Unspellable, match=reason):
+        Speller().value(value)

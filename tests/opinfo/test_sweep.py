@@ -1,0 +1,119 @@
+"""Cases from torch's tables: files that run alone, what is left out is counted, and a planted error is found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fuzzcompile.campaign.budget import Budget, Clock
+from fuzzcompile.campaign.crew import started
+from fuzzcompile.campaign.drawing import Drawn
+from fuzzcompile.campaign.local import run_campaign
+from fuzzcompile.campaign.operators import Operators, reading_tables
+from fuzzcompile.campaign.steering import UNIFORM
+from fuzzcompile.errors import UsageError
+from fuzzcompile.generation import Profile
+from fuzzcompile.worker.conditions import Conditions
+
+pytest.importorskip("expecttest")
+
+
+@pytest.fixture(scope="module")
+def sweep() -> Iterator[Operators]:
+    only = ("index_select", "polygamma.polygamma_n_1", "empty_like", "T")
+    with reading_tables(only) as tables:
+        yield tables(0, Clock(Budget.parse("60s")))
+
+
+@pytest.fixture(scope="module")
+def cases(sweep: Operators) -> list[Drawn]:
+    errors = [index for index, cell in enumerate(sweep.cells) if cell.form == "error"]
+    return [case for case in (sweep.at(0, index) for index in (*range(72), *errors[:1])) if case is not None]
+
+
+def made(case: Drawn) -> tuple[Any, Any]:
+    space: dict[str, Any] = {}
+    exec(case.source, space)
+    program, inputs = space["make"]()
+    return program, inputs
+
+
+def test_cases_need_torch_alone_and_run_in_eager_mode(cases: list[Drawn]):
+    assert len(cases) > 30
+    for case in cases:
+        program, inputs = made(case)
+        if "error" in case.features:
+            with pytest.raises((RuntimeError, ValueError, IndexError, TypeError)):
+                program(*inputs)
+        else:
+            results = program(*(value.detach() for value in inputs))
+            assert all(isinstance(result, torch.Tensor) for result in torch.utils._pytree.tree_leaves(results))
+
+
+def test_cases_have_the_dtype_layout_and_gradients_that_they_name(cases: list[Drawn]):
+    seen = set[str]()
+    for case in cases:
+        _, inputs = made(case)
+        seen |= set(case.features)
+        assert ("BACKWARD = True" in case.source) == ("backward" in case.features)
+        if "transposed" in case.features:
+            assert any(not value.is_contiguous() for value in inputs)
+        if "float16" in case.features:
+            assert any(value.dtype == torch.float16 for value in inputs)
+    assert {"transposed", "expanded", "backward", "in_place", "error", "index_select"} <= seen
+
+
+def test_what_is_not_determined_is_left_out_and_counted(sweep: Operators, cases: list[Drawn]):
+    for case in cases:
+        if "torch.empty_like" in case.source:
+            program, inputs = made(case)
+            assert not any(result.numel() for result in torch.utils._pytree.tree_leaves(program(*inputs)))
+    reasons = sweep.account["left_out"]
+    assert isinstance(reasons, dict)
+    assert reasons["functions of the test suite, and values that are not determined"] > 0
+
+
+@pytest.mark.slow
+def test_a_name_that_no_operator_has_is_refused():
+    with reading_tables(("no_such_operator",)) as tables, pytest.raises(UsageError, match="no_such_operator"):
+        tables(0, Clock(Budget.parse("60s")))
+
+
+PLANT = """
+import torch
+from torch._inductor.decomposition import decompositions
+from torch._inductor.lowering import lowerings
+
+
+def planted_heaviside(x, values):
+    return torch.where(x == 0, values, (x >= 1).to(x.dtype))
+
+
+decompositions[torch.ops.aten.heaviside.default] = planted_heaviside
+"""
+
+
+@pytest.mark.slow
+def test_a_planted_error_of_a_decomposition_is_found(tmp_path: Path):
+    plant = tmp_path / "plant.py"
+    plant.write_text(PLANT)
+    clock = Clock(Budget.parse("12c"))
+    conditions = Conditions(device="cpu", plants=(plant,))
+    with reading_tables(("heaviside",)) as tables, started(conditions, 1, clock) as crew:
+        settings = crew.settings(
+            Profile(),
+            clock,
+            seed=0,
+            mix="screen",
+            strategy=UNIFORM,
+            source=tables(0, clock),
+            drafts=tmp_path / "drafts",
+        )
+        summary = run_campaign(
+            settings, crew, location=str(tmp_path / "corpus"), command="test", on_event=lambda event: None, clock=clock
+        )
+    assert any("heaviside" in finding.signature for finding in summary.findings), summary.to_json()

@@ -1,0 +1,347 @@
+"""Make the generator's table of operators from torch's own tables (OpInfo).
+
+    python tools/operator_table.py [OUT.json]
+
+An operator is listed where its sample calls, on activations of several shapes and dtypes, keep shape and dtype: as
+elementwise, as a function of two tensors, or along rows. Error inputs are listed where eager refuses them whatever the
+activation is. Needs the extra ``opinfo``; the table says from which torch it was made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional as F  # noqa: N812
+
+from fuzzcompile.opinfo.calls import called, forms
+from fuzzcompile.opinfo.cases import calls_of
+from fuzzcompile.opinfo.cells import Cell, Operator
+from fuzzcompile.opinfo.spelling import Speller, Unspellable
+from fuzzcompile.opinfo.tables import entry_of, errors_of, operators, quietly
+
+OUT = Path(__file__).parent.parent / "fuzzcompile" / "generation" / "operators.json"
+SHAPES = ((2, 3, 4), (), (5,), (1, 1, 2), (2, 2, 3, 4))
+ROWS = ((2, 3, 4), (4, 3, 4), (2, 4, 3), (3, 1, 2), (2, 5, 6))
+# Values of the parameter {a}.
+PARAMETERS = (1.0, 0.5, -1.0, 1e-3)
+# The second operand, of the activation's form; and of other dtypes.
+SAME_FORM = ("-{x}", "{x}.round()", "torch.zeros_like({x})", 'torch.full_like({x}, float("inf"))', "{x}")
+OTHER_FORM = ("{x}.to(torch.int32)", "{x}.to(torch.uint8)", "{x}.double()", "{x}.bfloat16()", "{x}.half()")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+MOST_CALLS = 4
+MOST_SAMPLES = 24
+LONGEST = 200
+REFUSALS = (RuntimeError, ValueError, IndexError)
+# How infinities and NaN are spelled in case files, which define these names.
+_BARE = re.compile(r'(?<!["\w.])(inf|nan)(?!["\w])')
+_FLOAT = re.compile(r"(?<![\w.])-?\d+\.\d+(?![\w.])")
+
+
+def main() -> None:
+    """Make the table and write it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, nargs="?", default=OUT)
+    out: Path = parser.parse_args().out
+    warnings.simplefilter("ignore")
+    kinds: dict[str, dict[str, dict[str, Any]]] = {kind: {} for kind in ("elementwise", "of_two", "along", "refused")}
+    listed = operators()
+    for number, operator in enumerate(listed):
+        sys.stderr.write(f"\r{number + 1} of {len(listed)} operators")
+        for kind, call, properties in (*accepted(operator), *refused(operator)):
+            add(kinds[kind], call, properties)
+    rows = {kind: [thinned(row) for row in by_name.values()] for kind, by_name in kinds.items()}
+    out.write_text(written({"torch": torch.__version__.partition("+")[0], **rows}), encoding="utf-8")
+    sys.stderr.write("\n" + ", ".join(f"{kind} {len(row)}" for kind, row in rows.items()) + "\n")
+
+
+def add(by_name: dict[str, dict[str, Any]], call: str, properties: dict[str, bool]) -> None:
+    """Add a call to its operator; calls of other properties are an operator of their own."""
+    call = _BARE.sub(r'float("\1")', call)
+    name = name_of(call)
+    row = by_name.setdefault(f"{name} {properties}", {"name": name, "calls": [], **properties})
+    if call not in row["calls"]:
+        row["calls"].append(call)
+
+
+def thinned(row: dict[str, Any]) -> dict[str, Any]:
+    """A few calls of an operator, evenly among all."""
+    calls, most = row["calls"], MOST_CALLS
+    return {**row, "calls": [calls[at * len(calls) // most] for at in range(most)] if len(calls) > most else calls}
+
+
+def written(table: dict[str, Any]) -> str:
+    """JSON with an operator a line."""
+    parts = [f'"torch": {json.dumps(table["torch"])}']
+    for kind, rows in table.items():
+        if isinstance(rows, list):
+            lines = ",\n  ".join(json.dumps(row, ensure_ascii=False) for row in rows)
+            parts.append(f'"{kind}": [\n  {lines}\n]')
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def name_of(call: str) -> str:
+    """The function that a call begins with."""
+    match = re.match(r"\(*((?:torch|F)\.[\w.]+)\(", call)
+    if match is not None:
+        return match[1]
+    method = re.search(r"\.(\w+)", call)
+    return f"Tensor.{method[1]}" if method is not None else call
+
+
+# -- calls that eager accepts ------------------------------------------------------------------------
+
+
+def accepted(operator: Operator) -> Iterator[tuple[str, str, dict[str, bool]]]:
+    """Kind, call and properties of what can be listed of the operator's samples."""
+    if "float32" not in operator.dtypes or operator.name.startswith("_") or operator.name.endswith("_"):
+        return
+    tried: set[str] = set()
+    cell = Cell(operator.name, operator.variant, "function", "float32")
+    for chunk in range(min(operator.samples // 6 + 1, MOST_SAMPLES // 6)):
+        with quietly():
+            calls = list(calls_of(entry_of(cell.name, cell.variant), replace(cell, chunk=chunk)))
+        for call in calls:
+            form = re.sub(r"\bx\d+\b", "x", call.expression)
+            if form not in tried and all("float32" in text and "drawn" not in text for text in call.tensors.values()):
+                text = call.expression.replace("torch.nn.functional.", "F.").replace("'", '"')
+                tried.add(form)
+                yield from classified(text, list(call.tensors))
+
+
+def classified(text: str, names: list[str]) -> Iterator[tuple[str, str, dict[str, bool]]]:
+    """What kind of call it is, if it is one."""
+    if len(text) > LONGEST or "device=" in text:
+        return
+    if len(names) == 1:
+        x = re.sub(rf"\b{names[0]}\b", "{x}", text)
+        for call in (with_parameter(x), x):
+            if call is not None and is_elementwise(call):
+                yield "elementwise", call, properties(lambda v, c=call: value(c, v), SHAPES)
+                return
+        rows = x.replace("{x}", "{rows}")
+        for call in (rows, f"({rows})[0]", f"{rows} + {{rows}}"):
+            if is_along(call) and (not call.endswith("+ {rows}") or narrows(rows)):
+                yield "along", call, properties(lambda v, c=call: value(c, rows=v), ROWS)
+                return
+    if len(names) in (2, 3):
+        call = re.sub(rf"\b(?:{'|'.join(names[1:])})\b", "{y}", re.sub(rf"\b{names[0]}\b", "{x}", text))
+        forms = [form for form in (SAME_FORM, SAME_FORM + OTHER_FORM) if is_of_two(call, form)]
+        if forms:
+            seen = properties(lambda v: value(call, v, -v), SHAPES)
+            yield "of_two", call, {**seen, "alike": len(forms) == 1}
+
+
+def with_parameter(call: str) -> str | None:
+    """The call with its only floating constant as a parameter, if any parameter will do."""
+    if len(_FLOAT.findall(call)) != 1:
+        return None
+    return _FLOAT.sub("{a}", call)
+
+
+def value(call: str, x: Any = None, y: Any = None, *, rows: Any = None, a: float = 0.5, seed: int = 0) -> Any:
+    """What a call gives for these operands.
+
+    Raises:
+        ValueError: it writes to one of them.
+    """
+    torch.manual_seed(seed)
+    text = call.replace("{a}", str(a))
+    operands = {"x": x, "y": y, "rows": rows}
+    versions = [getattr(operand, "_version", 0) for operand in operands.values()]
+    for name in operands:
+        text = text.replace(f"{{{name}}}", name)
+    made = eval(text, {"torch": torch, "F": F, "inf": float("inf"), "nan": float("nan"), **operands})
+    if versions != [getattr(operand, "_version", 0) for operand in operands.values()]:
+        raise ValueError(f"{call} writes to its operands")
+    return made
+
+
+def keeps(made: Any, shape: tuple[int, ...]) -> bool:
+    """Whether a result can take the place of an activation of this shape."""
+    usual = type(made) is torch.Tensor and made.layout == torch.strided and not made.is_complex()
+    return usual and made.shape == shape and made._base is None
+
+
+def attempts(check: Callable[[torch.Tensor], bool], shapes: tuple[tuple[int, ...], ...], scale: float = 2.0) -> bool:
+    """Whether a check holds for activations of all shapes and dtypes, and nothing raises."""
+    torch.manual_seed(1)
+    try:
+        drawn = [torch.randn(shape).mul(scale).to(dtype) for shape in shapes for dtype in DTYPES]
+        drawn.append(torch.zeros(shapes[0]))  # values that are all equal change no shape
+        return all(check(x) for x in drawn)
+    except Exception:  # whatever an operator raises, it is not listed
+        return False
+
+
+def is_elementwise(call: str) -> bool:
+    """Whether each element of the result depends on its own element alone, and is not that element."""
+    names = PARAMETERS if "{a}" in call else (0.5,)
+
+    def check(x: torch.Tensor) -> bool:
+        for a in names:
+            order = torch.randperm(x.numel())
+            made, mixed = value(call, x.clone(), a=a), value(call, x.flatten()[order].view(x.shape), a=a)
+            if not keeps(made, x.shape) or not same(made.flatten()[order], mixed.flatten()):
+                return False
+            if x.dim() == 3 and not same(value(call, x[:, :1].clone(), a=a), made[:, :1]):
+                return False
+        return True
+
+    return "{x}" in call and attempts(check, SHAPES) and changes(lambda x: value(call, x))
+
+
+def is_along(call: str) -> bool:
+    """Whether rows keep their form, and the call is no random one."""
+
+    def check(rows: torch.Tensor) -> bool:
+        made = value(call, rows=rows.clone())
+        again = value(call, rows=rows.clone(), seed=7)
+        return keeps(made, rows.shape) and same(made, again)
+
+    return "{rows}" in call and attempts(check, ROWS) and changes(lambda x: value(call, rows=x))
+
+
+def narrows(call: str) -> bool:
+    """Whether a call of rows gives a tensor of another shape: added to the rows, it is not the rows again."""
+    rows = torch.randn(ROWS[0])
+    return bool(value(call, rows=rows).shape != rows.shape)
+
+
+def is_of_two(call: str, forms: tuple[str, ...]) -> bool:
+    """Whether the result has the form of the activation, whichever form the second operand has, and on which side."""
+
+    def check(x: torch.Tensor) -> bool:
+        for form in forms:
+            y = eval(form.replace("{x}", "x"), {"torch": torch, "x": x.clone()})
+            if not (keeps(value(call, x.clone(), y), x.shape) and keeps(value(call, y, x.clone()), x.shape)):
+                return False
+        return True
+
+    return "{x}" in call and "{y}" in call and attempts(check, SHAPES)
+
+
+def changes(function: Callable[[torch.Tensor], Any]) -> bool:
+    """Whether a function is not the identity."""
+    x = torch.linspace(-2.0, 2.0, 24).view(2, 3, 4)
+    return not same(function(x.clone()), x)
+
+
+def properties(function: Callable[[torch.Tensor], Any], shapes: tuple[tuple[int, ...], ...]) -> dict[str, bool]:
+    """Whether a gradient flows, and whether the dtype may change."""
+    cast = not attempts(lambda x: function(x).dtype == x.dtype, shapes)
+    return {"gradient": has_gradient(function, shapes), "cast": cast}
+
+
+def has_gradient(function: Callable[[torch.Tensor], Any], shapes: tuple[tuple[int, ...], ...]) -> bool:
+    """Whether a gradient flows from the result to the activation, for all shapes and dtypes."""
+
+    def check(x: torch.Tensor) -> bool:
+        leaf = x.requires_grad_()
+        made = function(leaf * 1).to(x.dtype)
+        if not made.requires_grad:
+            return False
+        made.float().sum().backward()
+        return leaf.grad is not None
+
+    return attempts(check, shapes)
+
+
+def same(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether two tensors are equal up to rounding."""
+    if left.shape != right.shape:
+        return False
+    tolerance = 1e-5 if left.dtype == torch.float32 else 2e-2
+    return torch.allclose(left.float(), right.float(), rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+# -- calls that eager refuses ------------------------------------------------------------------------
+
+
+def refused(operator: Operator) -> Iterator[tuple[str, str, dict[str, bool]]]:
+    """Error inputs that any activation makes an error."""
+    if operator.name.startswith("_"):
+        return
+    entry = entry_of(operator.name, operator.variant)
+    for error in errors_of(entry):
+        sample = error.sample_input
+        try:
+            call = refusal(entry, sample)
+        except Unspellable:
+            continue
+        if (
+            call is not None
+            and len(call) <= LONGEST
+            and not re.search(r"out=|\d{7}", call)
+            and not _fits_nothing(operator)
+        ):
+            yield "refused", call, {}
+
+
+def _fits_nothing(operator: Operator) -> bool:
+    """Whether a refused call that compiles could not be added to the activation: its result is no tensor."""
+    return operator.name in ("equal", "allclose", "is_same_size", "item")
+
+
+def refusal(entry: Any, sample: Any) -> str | None:
+    """The call as text, its floating tensors made of the activation; None if eager accepts that."""
+    speller = Speller()
+    first, *rest = [speller.value(argument) for argument in (sample.input, *sample.args)]
+    rest += [f"{name}={speller.value(argument)}" for name, argument in sample.kwargs.items()]
+    tensors = spelled_tensors(speller, sample)
+    wanted = message(lambda: entry.op(sample.input, *sample.args, **sample.kwargs))
+    if wanted is None:
+        return None
+    for way in forms(entry, "function"):
+        text = called(way, first, rest).replace("torch.nn.functional.", "F.").replace("'", '"')
+        for chosen in itertools.product(*tensors.values()):
+            call = text
+            for name, tensor in zip(tensors, chosen, strict=True):
+                call = re.sub(rf"\b{name}\b", lambda _, t=tensor: t, call)
+            if "{x}" in call and attempts(lambda x, c=call: message(lambda: value(c, x)) == wanted, SHAPES):
+                return call
+    return None
+
+
+def spelled_tensors(speller: Speller, sample: Any) -> dict[str, list[str]]:
+    """Ways to make each tensor: the first as the activation, floating ones of it, others as they are."""
+    leaves = torch.utils._pytree.tree_leaves((sample.input, sample.args, sample.kwargs))
+    tensors = list({id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}.values())
+    ways: dict[str, list[str]] = {}
+    for number, (name, tensor) in enumerate(zip(speller.tensors, tensors, strict=True)):
+        shape, dtype = tuple(tensor.shape), tensor.dtype
+        ones = [f"{{x}}.new_ones({shape}, dtype={dtype})"]
+        if tensor.numel() <= 12 and not tensor.is_floating_point() and not tensor.is_complex():
+            ones.insert(0, f"torch.tensor({tensor.tolist()}, dtype={dtype}, device={{x}}.device)")
+        if tensor.is_floating_point():
+            ones.insert(0, f"{{x}}.new_ones({shape})")
+            if number == 0:
+                ones.insert(0, "{x}")
+        ways[name] = ones
+    return ways
+
+
+def message(function: Callable[[], object]) -> str | None:
+    """The error that eager raises, numbers aside; None if it raises none that counts."""
+    try:
+        function()
+    except REFUSALS as error:
+        return re.sub(
+            r"-?\d+|\[[^\]]*\]|\([^)]*\)|Float|Half|BFloat16|c10::\w+", "#", f"{type(error).__name__}: {error}"
+        )[:80]
+    except Exception:  # an error of another kind is the parser's
+        return None
+    return None
+
+
+if __name__ == "__main__":
+    main()
