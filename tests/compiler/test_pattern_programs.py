@@ -100,7 +100,6 @@ def test_a_search_function_is_recorded_call_by_call():
 
 def test_the_code_of_a_rule_names_settings_operators_and_constants():
     check = lambda match: config.cpp.enable_concat_linear and not config.freezing  # noqa: E731
-    check.__module__ = handler.__module__ = "torch.planted"
     code = named_in([check, handler])
     assert set(code.settings) >= {"cpp.enable_concat_linear", "freezing"}
     assert aten.mm.default in code.operators and torch.bfloat16 in code.constants
