@@ -10,7 +10,7 @@ import torch
 from fuzzcompile.attribution.evidence import REPLAY, SUSPICION, VALUES, Evidence
 from fuzzcompile.attribution.replays import ReplayCount
 from fuzzcompile.attribution.steps import Step, changing_meaning
-from fuzzcompile.judging.promises import breaks_silently, draws_other_numbers, promises_casts
+from fuzzcompile.judging.promises import breaks_silently, promises_casts
 from fuzzcompile.oracle import streams
 from fuzzcompile.oracle.change import SEMANTIC_STEP, relative_change
 from fuzzcompile.oracle.evidence import Comparison
@@ -281,7 +281,7 @@ def randomness(experiments: Experiments, trial: Trial, *, own_stream: Trial | No
     drawn = " and ".join(experiments.runs.draws)
     if trial is own_stream:
         text = f"the compiler's own stream (fallback_random=False), not {drawn}'s: {_SAMPLED}"
-    elif draws_other_numbers(experiments, trial):
+    elif trial.draws_others:
         text = f"draws from {drawn}; compiled draws other numbers, although fallback_random promises eager's own"
     elif trial.sampled is not None:
         text = f"random stream not aligned (compiled draws from {drawn} in another way than eager): {_SAMPLED}"

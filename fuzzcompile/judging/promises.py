@@ -20,11 +20,6 @@ def promise(setting: str) -> str:
     return f"{setting}: {facts().bitwise.promises[setting].strip()}"
 
 
-def draws_other_numbers(experiments: Experiments, trial: Trial) -> bool:
-    """Whether the compiled program left the random streams elsewhere than eager, whose numbers were promised to it."""
-    return experiments.runs.promised_numbers and trial.how.fallback_random and not trial.drew_alike
-
-
 def promises_casts(experiments: Experiments) -> bool:
     """Whether the case itself asks for its low-precision casts to be kept."""
     settings = experiments.case.settings
@@ -39,7 +34,7 @@ def asks_for_casts(settings: CompileSettings) -> bool:
 
 def broken(experiments: Experiments, trial: Trial, verdict: Verdict) -> str | None:
     """The promise that the judged compile breaks, for a verdict that is a bug; None if it breaks none."""
-    if draws_other_numbers(experiments, trial):
+    if trial.draws_others:
         return promise("fallback_random")
     if verdict is Verdict.PRECISION_LOSS and promises_casts(experiments) and trial.judgement.casts_dropped:
         return promise(_CASTS)

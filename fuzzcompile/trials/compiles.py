@@ -161,12 +161,12 @@ class Experiments:
             observation = compiled.with_own_state(observation, self.runs.eager)
             run, seconds = Run.ended(observation), time.perf_counter() - start
             judgement, sampled = (None, None) if kept is None else self._judged_drawing(compiled, run, how)
+            others = kept is not None and self._draws_others(compiled, run, judgement, how)
             runtime = self._timed(how, compiled, observation)
         if self.runs.refuses_kernels(session.ledger):
             return self.trial(how)
         judgement = judgement or self.judge(observation)
-        alike = observation.failure is not None or self.runs.draws_alike(run)
-        return Trial(how, observation, judgement, session.ledger, seconds, sampled, runtime, alike)
+        return Trial(how, observation, judgement, session.ledger, seconds, sampled, runtime, others)
 
     def judge(self, compiled: Observation) -> Judgement:
         """Judge a compiled run against the eager runs and the float64 reference."""
@@ -209,6 +209,23 @@ class Experiments:
         judgement = self.judge(run.observation)
         if not needs_seeds(self._judge, judgement, run, how):
             return judgement, None
+        return self._by_distribution(compiled, run)
+
+    def _draws_others(self, compiled: Compiled, run: Run, judgement: Judgement | None, how: Compilation) -> bool:
+        """Whether nothing but the random numbers is wrong in a program to which eager's own are promised.
+
+        It leaves the random streams elsewhere than eager does, or its values are right in their distribution.
+        """
+        if not self.runs.promised_numbers or not how.fallback_random or run.observation.failure:
+            return False
+        if not self.runs.draws_alike(run):
+            return True
+        if judgement is None or not judgement.verdict.is_bug or not how.record:
+            return False
+        verdict = self._by_distribution(compiled, run)[0].verdict
+        return not verdict.is_bug or verdict.kind != "values"
+
+    def _by_distribution(self, compiled: Compiled, run: Run) -> tuple[Judgement, tuple[str, ...]]:
         _ = self.runs.eager_samples
         compiled.session.stop_capturing()
         again = functools.partial(compiled.observe_seeds, COMPILED_SEEDS_AGAIN)

@@ -36,7 +36,7 @@ class Trial:
         sampled: names of the values that were judged by their distribution over many seeds, because their random
             numbers could not be aligned with eager's; None if no value was.
         runtime: seconds that a call of the compiled program takes; None unless ``how.timed``.
-        drew_alike: whether it left the random streams where eager does; true if it raised.
+        draws_others: whether it draws other random numbers than eager, though promised eager's, and is right otherwise.
     """
 
     how: Compilation
@@ -46,7 +46,7 @@ class Trial:
     seconds: float
     sampled: tuple[str, ...] | None = None
     runtime: float | None = None
-    drew_alike: bool = True
+    draws_others: bool = False
 
 
 @dataclass
