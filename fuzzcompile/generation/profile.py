@@ -94,6 +94,6 @@ def generator_version(*, gpu: bool = False) -> str:
 
 
 # Increment it if the order or the meaning of draws changes while the registered names stay the same.
-_GRAMMAR = 9
+_GRAMMAR = 10
 # The same for `fuzzcompile.generation.repertoire.GPU`.
 _GPU_GRAMMAR = 1

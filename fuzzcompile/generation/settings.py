@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from collections.abc import Mapping
 from dataclasses import replace
@@ -41,13 +42,18 @@ def settings_of(spec: CaseSpec) -> list[tuple[str, str]]:
     return [(name, expression) for name, expression in settings if expression]
 
 
+def _constant(value: object) -> str:
+    """A constant in Python, with the quotes that a formatter would give it."""
+    return json.dumps(value) if isinstance(value, str) else repr(value)
+
+
 def _dictionary(values: Mapping[str, object], indent: str) -> str:
     """A dictionary with one entry a line."""
     if not values:
         return "{}"
     inner = indent + "    "
     entries = [
-        f'{inner}"{key}": {_dictionary(value, inner) if isinstance(value, Mapping) else repr(value)},\n'
+        f'{inner}"{key}": {_dictionary(value, inner) if isinstance(value, Mapping) else _constant(value)},\n'
         for key, value in values.items()
     ]
     return "{\n" + "".join(entries) + indent + "}"

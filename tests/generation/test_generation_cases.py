@@ -49,7 +49,7 @@ def run_in_eager(case: GeneratedCase) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("profile", [EVERYTHING, CLEAN, PLAIN], ids=["everything", "clean", "plain"])
 def test_every_case_runs_in_eager_and_without_near_misses_gives_finite_outputs(profile: Profile) -> None:
-    for case in cases(profile, 40):
+    for case in (case for case in cases(profile, 40) if "refused" not in case.features):
         for output in run_in_eager(case):
             if not profile.near_misses:
                 assert output.isfinite().all(), case.source

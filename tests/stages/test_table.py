@@ -38,6 +38,7 @@ OTHER_MEANINGS = {
     "compiler/applications.py": {"decomposition"},  # a way to compute an operator: beside "dispatcher" and "fake"
     "compiler/crossref.py": {"decomposition"},  # the same way
     "compiler/conformance.py": {"freezing"},  # the entry of torch._inductor.config
+    "generation/settings.py": {"dynamo"},  # the key of torch._dynamo.config in a case's settings
     "generation/toggles.py": {"freezing"},  # the same entry
     "judging/claims.py": {"freezing"},  # the same entry
     "stages/freezing.py": {"freezing"},  # the same entry

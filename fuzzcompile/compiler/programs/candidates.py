@@ -103,7 +103,7 @@ class Candidates:
             case "Tensor" if name == "other" and operands and rng.random() < 0.2:
                 return rng.choice(_NUMBERS)  # of two operands, the second may be a number
             case "Tensor":
-                return self.operand(name)
+                return self.operand(name, operands)
             case "int" | "SymInt":
                 return self._integer(name, operands)
             case "float" | "number":
@@ -126,8 +126,8 @@ class Candidates:
                 return torch.strided
         return None
 
-    def operand(self, name: str) -> Operand:
-        """An operand, of a shape that others have or of a new one."""
+    def operand(self, name: str, beside: Sequence[torch.Tensor] = ()) -> Operand:
+        """An operand, of a shape that others have or of a new one, and often of the dtype of what stands ``beside``."""
         rng = self.rng
         if self.shapes and rng.random() < 0.4:
             shape = rng.choice(self.shapes)
@@ -138,6 +138,8 @@ class Candidates:
             return Operand("", shape, "int64", high=2)
         if any(part in name for part in _MASKS) and rng.random() < 0.9:
             return Operand("", shape, "bool")
+        if beside and rng.random() < 0.5:
+            return Operand("", shape, str(beside[0].dtype).removeprefix("torch."))
         dtypes = [str(c).removeprefix("torch.") for c in self.constants if isinstance(c, torch.dtype)]
         if dtypes and rng.random() < 0.3:
             return Operand("", shape, rng.choice(dtypes))

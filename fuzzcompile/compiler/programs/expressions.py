@@ -14,8 +14,8 @@ from fuzzcompile.compiler.programs.skeleton import Call, Hole, Made, Skeleton
 if TYPE_CHECKING:
     from torch._inductor.pattern_matcher import PatternExpr
 
-# Of operators on packed weights.
-_INTERNAL = ("mkldnn", "onednn", "mkl::", "quantized::", "fbgemm")
+# Of operators on packed weights, and of those that wait for other processes.
+_INTERNAL = ("mkldnn", "onednn", "mkl::", "quantized::", "fbgemm", "c10d", "symm_mem")
 # What makes the result of an operator that no program calls: another skeleton's last call in its place.
 Producer = Callable[[Skeleton, object, Sequence[object]], Made | None]
 

@@ -107,6 +107,8 @@ class _Search:
     def _runs(self, call: Call) -> bool:
         args, kwargs = pytree.tree_map(self._resolved, (call.args, call.kwargs), is_leaf=_is_open)
         try:
+            if _is_private(call.target):
+                called(call.target, *pytree.tree_map(_without_values, (args, kwargs)))
             result = called(call.target, args, kwargs)
         except Exception:  # of any kind: these are not the values that the operator takes
             return False
@@ -127,6 +129,16 @@ def called(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> object:
     if target is operator.getitem:
         return args[0][args[1]]
     return target(*args, **kwargs)
+
+
+def _is_private(target: object) -> bool:
+    """Whether an operator is meant for torch's own use: its kernel may take any arguments, and crash on wrong ones."""
+    return isinstance(target, torch._ops.OpOverload) and target._schema.name.partition("::")[2].startswith("_")
+
+
+def _without_values(value: object) -> object:
+    """A tensor without values, for which an operator's meta function checks its arguments."""
+    return value.to("meta") if isinstance(value, torch.Tensor) else value
 
 
 def _is_open(leaf: object) -> bool:

@@ -34,14 +34,14 @@ def skeleton_of(rule: Known, code: Named, rng: random.Random) -> Skeleton:
     Raises:
         Unwritable: nothing is known that the rule looks for.
     """
+    named = [target for target in code.operators if not is_internal(target)]
     if has_pattern(rule):
         entries = [part for part in rule.made_of if hasattr(part, "pattern")]
         skeleton = Reader(rng, producer(rng)).read(rng.choice(entries).pattern)
-        return _behind(code.operators, skeleton, rng) if code.operators and rng.random() < 0.3 else skeleton
+        return _behind(named, skeleton, rng) if named and rng.random() < 0.3 else skeleton
     if rule.stage in (DECOMPOSITION, LOWERING):
         return _alone(rule.name, rng)
-    operators = [*code.operators, *(code.methods if rule.stage == PRE_GRAD else ())]
-    operators = [target for target in operators if not is_internal(target)]
+    operators = [*named, *(code.methods if rule.stage == PRE_GRAD else ())]
     if not rule.made_of:
         raise Unwritable("the pass runs rules that are registered apart, or none")
     skeleton = _combined(operators or _PLAIN, rng)
@@ -94,8 +94,12 @@ def producer(rng: random.Random) -> Producer:
         made = reader.made(rng.choice(patterns))
         skeleton.frozen = True
         tensors = [hole for call in skeleton.calls[before:] for hole in _tensors_of(call, rng)]
-        for hole in tensors[1:]:
-            hole.weight = True
+        moving = min(tensors, key=lambda hole: hole.parameter != "mat1", default=None)  # a bias may come first
+        for hole in tensors:
+            hole.weight = hole is not moving
+        fed = [given for given in args if isinstance(given, Made)]
+        for call in skeleton.calls[before:] if fed else ():
+            call.args = tuple(fed[0] if given is moving else given for given in call.args)
         return made if isinstance(made, Made) else None
 
     return produce

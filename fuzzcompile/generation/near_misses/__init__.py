@@ -2,7 +2,7 @@
 
 Each docstring says what the operator changes, which rewrite that concerns, and why the rewrite must not apply or must
 act differently. Operators are drawn independently, in the order of `NEAR_MISSES`; of a
-family one is drawn (values, memory), or up to three (detours). Whether a case has a near miss is read from its spec.
+family at most one is drawn. Whether a case has a near miss is read from its spec.
 """
 
 from fuzzcompile.generation.near_misses import attention, memory, program, shapes, sizes_of_values, values

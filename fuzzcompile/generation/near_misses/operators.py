@@ -36,7 +36,7 @@ class NearMiss:
 NEAR_MISSES: list[NearMiss] = []
 
 # Percentage of cases in which an operator of the family is drawn, then a further one.
-FAMILIES = {"memory": (14,), "values": (12,), "detour": (40, 25, 15)}
+FAMILIES = {"memory": (14,), "values": (12,), "detour": (8,)}
 
 
 def apply_near_misses(pen: Pen, spec: CaseSpec) -> CaseSpec:

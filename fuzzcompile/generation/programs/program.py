@@ -14,6 +14,8 @@ from fuzzcompile.generation.spec import Program
 
 # How many statements, fewer first.
 _LENGTHS = ((1, 4), (2, 16), (3, 20), (4, 20), (5, 16), (6, 11), (7, 7), (8, 6))
+# Percentage of programs drawn from so few productions, which then meet often (swarm testing, Groce et al. 2012).
+_SWARMS, _SWARM = 60, 5
 # A production may find no value that fits; so many are tried for each statement.
 _TRIES = 3
 
@@ -23,9 +25,12 @@ def grown(pen: Pen, values: Sequence[Value], *, backward: bool, alters_inputs: b
     scope = Scope(pen, list(values), backward, alters_inputs)
     choices = [(production, production.weight) for production in PRODUCTIONS.values()]
     weights = [(production, weight * pen.weights.get(production.name, 100)) for production, weight in choices]
+    weights = weights if any(weight for _, weight in weights) else choices
+    if pen.chance(_SWARMS):
+        weights = [(pen.weighted(weights), 1) for _ in range(_SWARM)]
     for _ in range(pen.weighted(_LENGTHS)):
         for _ in range(_TRIES):
-            drawn = pen.weighted(weights if any(weight for _, weight in weights) else choices)
+            drawn = pen.weighted(weights)
             if drawn.produce(pen, scope):
                 scope.operators.append(drawn.name)
                 break
@@ -45,7 +50,7 @@ def over_activation(pen: Pen, value: Value, *, backward: bool, alters_inputs: bo
     return Program(pruned(scope.statements, name), tuple(dict.fromkeys(scope.operators)))
 
 
-_NAMES = re.compile(r"[a-z]\w*")
+_NAMES = re.compile(r"\b[a-z]\w*")
 
 
 def pruned(statements: Sequence[str], *results: str) -> tuple[str, ...]:

@@ -217,19 +217,29 @@ def _rest(size: Dim, first: Dim) -> Dim:
     return tuple(number - taken for number, taken in zip(size, first, strict=True))
 
 
+def _partners(scope: Scope, of: Value, axis: int) -> list[Value]:
+    """Other values that can be concatenated with this one along an axis, the youngest first."""
+    rest = replaced(of.shape, axis)
+    return [
+        value
+        for value in reversed(scope.values)
+        if value.name != of.name
+        and value.rank == of.rank
+        and replaced(value.shape, axis) == rest
+        and (value.dtype == of.dtype or not value.gradient)
+    ]
+
+
 @production(7)
 def join(pen: Pen, scope: Scope) -> object:
     """Two or three values concatenated or stacked, in any order, some of them twice or of other dtypes."""
-    of = scope.some(lambda value: value.rank > 0)
+    of = scope.some(lambda value: any(_partners(scope, value, axis) for axis in range(-value.rank, 0)))
+    of = of or scope.some(lambda value: value.rank > 0)
     if of is None:
         return None
-    axis = pen.one_of(range(-1, -of.rank - 1, -1))
-
-    def fits(value: Value) -> bool:
-        alike = value.rank == of.rank and replaced(value.shape, axis) == replaced(of.shape, axis)
-        return alike and (value.dtype == of.dtype or not value.gradient)
-
-    parts = [of] + [scope.some(fits) or of for _ in range(1 + pen.number(1))]
+    partners = {axis: _partners(scope, of, axis) for axis in range(-1, -of.rank - 1, -1)}
+    axis = pen.one_of([axis for axis, values in partners.items() if values] or list(partners))
+    parts = [of] + [pen.one_of([*partners[axis], of]) for _ in range(1 + pen.number(1))]
     if pen.chance(50):
         parts.reverse()
     dtype = parts[0].dtype
