@@ -15,6 +15,7 @@ import torch
 from fuzzcompile.compiler.configs import config_of
 
 _DEEPEST = 3
+_PASSES = "torch._inductor.fx_passes"
 _ENTRY = ("handler", "extra_check")
 
 
@@ -73,16 +74,16 @@ def _collect(part: Any, found: dict[types.CodeType, types.FunctionType], depth: 
 
 
 def _function(function: types.FunctionType, found: dict[types.CodeType, types.FunctionType], depth: int) -> None:
-    if function.__code__ in found or depth < 0 or not function.__module__.startswith("torch."):
+    if function.__code__ in found or depth < 0:
         return
     found[function.__code__] = function
     for cell in function.__closure__ or ():
-        with_value = _content(cell)
-        if isinstance(with_value, (types.FunctionType, functools.partial)):
-            _collect(with_value, found, depth)
+        held = _content(cell)
+        if isinstance(held, functools.partial) or (isinstance(held, types.FunctionType) and _is_a_rules(held)):
+            _collect(held, found, depth)
     for name in _names(function.__code__):
         helper = function.__globals__.get(name)
-        if not str(getattr(helper, "__module__", "")).startswith("torch._inductor.fx_passes"):
+        if not str(getattr(helper, "__module__", "")).startswith(_PASSES):
             continue
         if isinstance(helper, types.FunctionType):
             _function(helper, found, depth - 1)
@@ -92,6 +93,11 @@ def _function(function: types.FunctionType, found: dict[types.CodeType, types.Fu
             for value in vars(helper).values():
                 if isinstance(value, types.FunctionType):
                     _function(value, found, depth - 1)
+
+
+def _is_a_rules(function: types.FunctionType) -> bool:
+    """Whether a function is written for rules; what traces their patterns names settings that are none of theirs."""
+    return function.__module__.startswith(_PASSES) or not function.__module__.startswith("torch.")
 
 
 def _names(code: types.CodeType) -> Iterator[str]:

@@ -24,7 +24,7 @@ def settings_for(rule: Known) -> list[Settings]:
     if rule.stage == FREEZING:
         needed["freezing"] = True
     named = [name for name in named_in(rule.made_of).settings if name not in needed]
-    if _RANDOM in rule.when or _RANDOM in named:
+    if _RANDOM in rule.when or _RANDOM in named_in(rule.made_of, deepest=0).settings:
         needed[_RANDOM] = False
     for name in _off(rule):
         needed.setdefault(name, True)
