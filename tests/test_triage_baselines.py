@@ -59,7 +59,7 @@ def test_a_bug_of_both_modes_is_none_between_them(judged, wrong_sine):
 
 @pytest.mark.parametrize("against", ["nonsense", "default"])
 def test_what_cannot_be_compared_is_refused_by_name(judged, against: str):
-    with pytest.raises(UsageError, match=r"name another|use one of eager, float64, aot_eager, cpu, default"):
+    with pytest.raises(UsageError, match=r"name another|use one of eager, float64, aot_eager, cpu, "):
         judged(against=against)
 
 

@@ -100,7 +100,7 @@ def _attempt(workers: WorkerPool, folder: Path, site: Site, case: Pooled) -> Att
             if again and marker.exists():
                 verdict = "timeout" if isinstance(error, WorkerTimeout) else "crash"
                 return replace(attempt, verdict=verdict, is_bug=True, reached=True, detail=str(error)[:200])
-        except RemoteError as error:
+        except Exception as error:  # whatever a case raises, the hunt goes on without it
             return replace(attempt, detail=f"not judged: {str(error)[-200:]}")
         else:
             return _of(attempt, shown, case, site)

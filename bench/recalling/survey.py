@@ -15,7 +15,7 @@ from typing import Any
 
 from fuzzcompile.campaign.drawing import Generator
 from fuzzcompile.campaign.profiles import for_this_torch
-from fuzzcompile.execution.pool import RemoteError, WorkerFailed, WorkerPool
+from fuzzcompile.execution.pool import WorkerPool
 from fuzzcompile.generation import Profile
 from fuzzcompile.worker.conditions import Conditions, Limits
 from fuzzcompile.worker.pool import ATTRIBUTION_SHARE, LEAST_THREADS, open_pool
@@ -146,7 +146,7 @@ class Survey:
 def _shown(future: Future[Shown]) -> Shown:
     try:
         return future.result()
-    except (RemoteError, WorkerFailed) as error:
+    except Exception as error:  # whatever a case raises, the survey goes on without it
         return Shown(None, f"{type(error).__name__}: {error}")
 
 

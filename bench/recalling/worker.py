@@ -165,7 +165,8 @@ def _described(value: Value) -> bytes:
     head += f"{data.dtype} {tuple(data.shape)}"
     if data.layout is not torch.strided or data.is_quantized:
         return (head + str(data)).encode()
-    flat = data.detach().contiguous().reshape(-1)
+    # A single element may keep any stride, which no view of bytes accepts.
+    flat = data.detach().contiguous().as_strided((data.numel(),), (1,))
     return head.encode() + flat.view(torch.uint8).numpy().tobytes()
 
 

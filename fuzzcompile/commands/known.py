@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -25,7 +26,12 @@ def known_for(device: torch.device, target: str | None) -> list[Known]:
     Raises:
         EnvironmentUnfit: no worker can be started for the target.
     """
-    return known_to(device) if target is None else asked_of(target, known_to, device)
+    return known_to(device) if target is None else asked_of(target, _sent, device)
+
+
+def _sent(device: torch.device) -> list[Known]:
+    """What is registered, without torch's own objects, which a process cannot send."""
+    return [replace(row, made_of=()) for row in known_to(device)]
 
 
 def asked_of(target: str, ask: Callable[[torch.device], Result], device: torch.device) -> Result:

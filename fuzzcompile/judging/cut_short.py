@@ -7,6 +7,7 @@ from typing import Any, cast
 from fuzzcompile.contract import SCHEMA, ReportJson
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.severity import severity
+from fuzzcompile.sides import COMPILE
 from fuzzcompile.signatures import UNATTRIBUTED, normalised
 
 
@@ -29,6 +30,7 @@ def worker_failure(case: str, torch_version: str, device: str, verdict: Verdict,
             "float64_step": None,
             "survives_float64": None,
             "against": "eager",
+            "path": COMPILE,
             "threads": 0,
             "graphs": 0,
             "graph_breaks": [],

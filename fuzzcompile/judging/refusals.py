@@ -111,9 +111,6 @@ def _not_looked_at(case: Case, target: Target, why: str) -> CannotJudge:
 def refuse_unsupported(experiments: Experiments, trial: Trial) -> None:
     """Refuse a case that asks for an error and gets it: ``FULLGRAPH`` or export, without one graph; a recompile.
 
-    Dynamo keeps numbers that a program reads from tensors in the graph, as unknowns, only if it may not break the graph
-    there. An error in the rest of the compiler that does not come without ``FULLGRAPH`` is about these unknowns.
-
     Raises:
         CannotJudge: with the reason, every line that breaks the graph, and what to do.
     """
@@ -123,24 +120,34 @@ def refuse_unsupported(experiments: Experiments, trial: Trial) -> None:
     if failure is not None and path_of(case.settings, trial.how) != COMPILE:
         _refuse_unexported(experiments, failure)
         return
-    _refuse_asked(case, failure)
-    if failure is None or failure.phase != "compile" or not case.settings.fullgraph:
+    if failure is None or failure.phase != "compile":
         return
+    if case.settings.fullgraph:  # the reason as long as the program compiles without it
+        _refuse_one_graph(experiments, failure)
+    _refuse_asked(case, failure)
+
+
+def _refuse_one_graph(experiments: Experiments, failure: Failure) -> None:
+    """Refuse a case that compiles once its graph may break.
+
+    Dynamo keeps numbers that a program reads from tensors in the graph, as unknowns, only if it may not break the graph
+    there. An error in the rest of the compiler that does not come without ``FULLGRAPH`` is about these unknowns.
+    """
     without, breaks = experiments.broken("eager" if failure.unsupported else None)
     if not failure.unsupported and (without is not None or not _reads(breaks)):
         return
     further = "; ".join(line for line in breaks if _place(line) not in failure.message)
     who, why = (DYNAMO, failure.message) if failure.unsupported else ("torch.compile", headline(str(failure)))
     raise CannotJudge(
-        f"{case.name} asks for FULLGRAPH, which {who} cannot honour: {why}; "
+        f"{experiments.case.name} asks for FULLGRAPH, which {who} cannot honour: {why}; "
         f"{f'without FULLGRAPH, the graph breaks at: {further}; ' if further else ''}"
         f"remove FULLGRAPH or the graph break{_instead((failure.message, *breaks))}."
     )
 
 
-def _refuse_asked(case: Case, failure: Failure | None) -> None:
+def _refuse_asked(case: Case, failure: Failure) -> None:
     """Refuse a program that leaves a size open and needs to know it: torch says so by design."""
-    if failure is not None and failure.phase == "compile" and failure.type_name in _BROKEN_PROMISES:
+    if failure.type_name in _BROKEN_PROMISES:
         raise CannotJudge(
             f"{case.name} asks for sizes or numbers without a value at compile time, and needs their values: "
             f"{headline(str(failure))}; remove mark_dynamic, mark_unbacked or the capture_* setting, or say with "

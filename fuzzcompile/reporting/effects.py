@@ -52,6 +52,8 @@ def effect_of(facts: IssueFacts) -> Effect:
     """What the compiled program does instead of what eager does."""
     if facts.without_compiler:
         return Effect(_OF_KERNELS.get(facts.verdict, "gives wrong values"), " for inputs that are not contiguous")
+    if facts.promise is not None and facts.promise.startswith("fallback_random"):
+        return Effect("draws other random numbers than eager", " with `fallback_random = True`")
     if written := _written(facts):
         return written
     if facts.verdict in VALUES and (ignores := _computes_its_neighbour(facts.cause, facts)):

@@ -59,6 +59,11 @@ class IssueFacts:
     subject: Named = field(default_factory=lambda: Named("FINDING"))
 
     @property
+    def promise(self) -> str | None:
+        """The promise of a setting that it breaks, in the words of the report; None if it breaks none."""
+        return (self.report.get("evidence") or {}).get("promise")
+
+    @property
     def is_script(self) -> bool:
         """Whether the reproducer is a user's script, which has neither our check nor our exit status."""
         return self.reproducer is not None and not re.search(r"^def make\(", self.reproducer, re.MULTILINE)

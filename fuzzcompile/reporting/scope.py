@@ -26,6 +26,8 @@ def reach(facts: IssueFacts) -> str:
         return f"It was seen {where}{' and is silent' if silent else right}."
     seen = f"It was seen {_where(facts, setting)}{right}."
     quiet = " Nothing warns of it." if silent else ""
+    if facts.promise is not None:
+        return f"It breaks a promise that holds only where a setting asks for it ({facts.promise}).{quiet} {seen}"
     if setting.opt_ins:
         return f"It needs options that are off by default: `{'`, `'.join(setting.opt_ins)}`.{quiet} {seen}"
     return f"It happens with the default settings.{quiet} {seen}"

@@ -105,8 +105,9 @@ def test_choices_that_end_early_or_were_mutated_still_make_a_case() -> None:
         cut = case.choices[: randomness.randrange(len(case.choices))]
         flipped = bytearray(case.choices)
         flipped[randomness.randrange(len(flipped))] ^= 0xFF
-        for choices in (cut, bytes(flipped)):
-            run_in_eager(from_choices(choices, EVERYTHING))
+        for changed in (from_choices(choices, EVERYTHING) for choices in (cut, bytes(flipped))):
+            if "refused" not in changed.features:
+                run_in_eager(changed)
 
 
 def test_no_choices_at_all_make_one_attention_over_q_k_and_v() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fuzzcompile.contract import OutputJson, ReportJson
+from fuzzcompile.execution.promised import RANDOM_STATE
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.reduction.scripts import naming, sharing
 from fuzzcompile.reduction.scripts.comparing import Form, Script, Target
@@ -51,8 +52,13 @@ def choose(drive: Driving, report: ReportJson, remark: str = "") -> Script:
         hidden = not wrong and bool(evidence) and verdict in (Verdict.MISCOMPILE, Verdict.WRONG_GRADIENT)
         form, targets = _value_form(drive.probe, targets, hidden=hidden)
     targets = _fitting(targets)
-    needs_backward = any(target.observable.kind == "gradient" for target in targets)
+    needs_backward = drive.probe.case.backward and any(_shows_after_backward(target.observable) for target in targets)
     return Script(replace(drive, with_backward=needs_backward), form, targets, remark=remark)
+
+
+def _shows_after_backward(observable: Observable) -> bool:
+    """Whether it may be wrong by a backward pass alone: gradients, and the random state, which backward may move."""
+    return observable.kind == "gradient" or observable.name == RANDOM_STATE
 
 
 def _of_evidence(probe: Probe, evidence: Sequence[OutputJson]) -> list[Target]:

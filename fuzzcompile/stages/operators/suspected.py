@@ -57,7 +57,8 @@ def checked_program(divergence: Divergence) -> Checked:
 def operators_suspected(divergence: Divergence) -> list[Suspect]:
     """The operators whose fault can show as the verdict, one suspect for each, most telling first."""
     faults = faults_shown(divergence.once(checked_operators), divergence.verdict)
-    if not divergence.experiments.runs.promised_numbers:
+    runs = divergence.experiments.runs
+    if runs.draws and not runs.promised_numbers:  # a program that draws nothing has no other numbers to show
         faults = [fault for fault in faults if fault.kind != "numbers"]
     return [_suspect(fault, rank) for rank, fault in enumerate(faults)]
 
