@@ -148,7 +148,7 @@ def test_two_symptoms_of_a_place_without_a_cause_are_kept_apart(store: Store, tm
 
 
 def test_the_committed_findings_load(store: Store) -> None:
-    folders = sorted(path.parent.name for path in COMMITTED.rglob("finding.json"))
+    folders = [path.parent.name for path in sorted(COMMITTED.rglob("finding.json"))]
     arrived = take(store, COMMITTED)
     assert [Path(item.name).name for item in arrived] == folders and {item.how for item in arrived} == {"new"}
     assert all(finding.severity and finding.reproducer_lines for finding in store.summaries())

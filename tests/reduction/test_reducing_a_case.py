@@ -340,11 +340,12 @@ def test_an_interrupted_recipe_keeps_what_it_had(unconfirmed):
     from fuzzcompile.generation import case_at
 
     drawn = case_at(3, 5, Profile())
-    lines = model_lines(drawn.source)
+    lines, earlier = model_lines(drawn.source), list[int]()
 
     def interrupt(progress: Progress) -> None:
-        if progress.lines < lines:
+        if any(each < lines for each in earlier):  # the case in hand is lost, those before it are kept
             raise KeyboardInterrupt
+        earlier.append(progress.lines)
 
     job = Job(drawn.source, REPORT, choices=drawn.choices)
     outcome = minimize(job, Tools(lambda source: True), Budget(300), on_progress=interrupt)
