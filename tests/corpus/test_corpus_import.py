@@ -147,10 +147,12 @@ def test_two_symptoms_of_a_place_without_a_cause_are_kept_apart(store: Store, tm
     assert [item.finding for item in take(store, tmp_path / "exports")] == ["F1", "F2", "F1"]
 
 
-def test_the_committed_findings_load(store: Store) -> None:
-    folders = [path.parent.name for path in sorted(COMMITTED.rglob("finding.json"))]
-    arrived = take(store, COMMITTED)
-    assert [Path(item.name).name for item in arrived] == folders and {item.how for item in arrived} == {"new"}
+@pytest.mark.parametrize("corpus", sorted(COMMITTED.glob("torch-*")), ids=lambda folder: folder.name)
+def test_the_committed_findings_of_a_torch_load_and_are_distinct(store: Store, corpus: Path) -> None:
+    folders = sorted(path.parent.name for path in corpus.rglob("finding.json"))
+    arrived = take(store, corpus)
+    assert folders and [Path(item.name).name for item in arrived] == folders
+    assert {item.how for item in arrived} == {"new"}
     assert all(finding.severity and finding.reproducer_lines for finding in store.summaries())
 
 
