@@ -38,7 +38,12 @@ from fuzzcompile.facts import facts
 Rule = tuple[str, str]
 # The command line of fuzzcompile without minimizing: on an empty corpus, that would take most of a campaign's time, and
 # what is compared is how soon cases reach a rule.
-_REACHING = "import fuzzcompile.campaign.work as work; work.LEAST_SEARCH = float('inf'); from fuzzcompile.cli import main; main()"
+_REACHING = """
+import fuzzcompile.campaign.work as work
+from fuzzcompile.cli import main
+work.LEAST_SEARCH = float("inf")
+main()
+"""
 _EVERY = 1.0  # seconds between two looks at a corpus
 _SOON = 120.0
 # A rule is reached late that a campaign without a focus has not reached after this share of its time.
@@ -212,8 +217,8 @@ def _head(given: argparse.Namespace) -> Iterator[str]:
     )
     yield (
         f"{given.rules} of the passes and patterns that can fire on the CPU, drawn at random. Each had a focused "
-        f"campaign of at most {given.seconds:.0f} s; one campaign without a focus had {given.unfocused:.0f} s. No finding "
-        "was minimized. Seconds are counted from the start of the command: importing torch is in them.\n"
+        f"campaign of at most {given.seconds:.0f} s; one campaign without a focus had {given.unfocused:.0f} s. No "
+        "finding was minimized. Seconds are counted from the start of the command: importing torch is in them.\n"
     )
 
 
