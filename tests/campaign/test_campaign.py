@@ -128,11 +128,15 @@ def campaign(request, tmp_path_factory) -> Campaign:
     return Campaign(folder, case, signature, summary)
 
 
+# Fused attentions have known bugs of layouts in this torch.
+CLEAN = ("--workers", "1", "--seed", "5", "--no-near-misses", "--veto", "_sfdp")
+
+
 @pytest.fixture(scope="module")
 def generated(tmp_path_factory) -> tuple[Path, dict]:
-    """A short campaign of one worker on a seed without a finding, which would be minimized."""
+    """A short campaign of one worker without a finding, which would be minimized for a minute."""
     folder = tmp_path_factory.mktemp("generated")
-    return folder, run(folder, "--budget", "4c", "--workers", "1", "--seed", "5", "--no-near-misses")
+    return folder, run(folder, "--budget", "4c", *CLEAN)
 
 
 def test_a_campaign_finds_explains_shrinks_and_drafts_a_real_bug(campaign):
@@ -200,7 +204,7 @@ def test_most_cases_are_screened_and_what_was_reached_is_shown(generated, monkey
 @pytest.mark.slow
 def test_the_same_seed_gives_the_same_cases(generated, tmp_path):
     folder, _ = generated
-    run(tmp_path, "--budget", "2c", "--workers", "1", "--seed", "5", "--no-near-misses")
+    run(tmp_path, "--budget", "2c", *CLEAN)
     with (
         Store.open(tmp_path / "corpus" / "fuzzcompile.db") as again,
         Store.open(folder / "corpus" / "fuzzcompile.db") as before,
