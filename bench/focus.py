@@ -82,12 +82,11 @@ def main() -> None:
 def reachable() -> list[Rule]:
     """Passes and patterns that can fire on the CPU under some setting, tables of patterns left out."""
     rows = [row for row in known_to(torch.device("cpu")) if row.kind in ("pass", "pattern")]
-    every = frozenset(reason.setting for reason in facts().unreachable if reason.setting is not None)
     tables = {(row.stage, row.pass_name) for row in rows if row.kind == "pattern"}
 
     def can_fire(row: Known) -> bool:
         is_table = row.kind == "pass" and (row.stage, row.name) in tables
-        return not is_table and facts().reason_for(row.stage, row.name, "cpu", every) is None
+        return not is_table and facts().lasting_reason_for(row.stage, row.name, "cpu") is None
 
     return list(dict.fromkeys((row.stage, row.name) for row in rows if can_fire(row)))
 

@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch._inductor.codecache import PyCodeCache
 
-from fuzzcompile.compiler.lines import Lines, Span, watching_lines
+from fuzzcompile.compiler.lines import Lines, watching_lines
 from fuzzcompile.compiler.recompiling import ROOT
 from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.errors import CaseError, EnvironmentUnfit
 from fuzzcompile.execution.observation import Observation, Value
+from fuzzcompile.span import Span
 from fuzzcompile.trials.compiles import Experiments, Trial
 from fuzzcompile.worker.isolation import isolated
 from fuzzcompile.worker.judge import judge_file

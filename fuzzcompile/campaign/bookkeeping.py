@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from fuzzcompile.campaign.budget import Clock
 from fuzzcompile.campaign.certificate import Certificate
+from fuzzcompile.campaign.drawing import Drawn
 from fuzzcompile.campaign.events import Behind, FindingLine, Finished, Tally
 from fuzzcompile.campaign.jobs import Job
 from fuzzcompile.campaign.leftovers import LeftOver, pending
@@ -90,9 +91,8 @@ class Bookkeeping:
         rewrites, findings, new = len(self._covered), len(self.hit), len(self.new)
         return Tally(self.cases, dict(self.verdicts), findings, new, rewrites, self.seconds, self.screened)
 
-    def record(self, job: Job, report: ReportJson, coverage: Sequence[CoverageCount], *, screened: bool) -> Recorded:
-        """Count and store a judged case."""
-        kept = stored_coverage(coverage)
+    def record(self, job: Job, report: ReportJson, kept: Sequence[Coverage], *, screened: bool) -> Recorded:
+        """Count and store a judged case; ``kept`` is its `stored_coverage`."""
         self._covered |= {(c.stage, c.rewrite) for c in kept if c.outcome == "fired" and c.stage in REWRITING_STAGES}
         self.screened += screened
         self.cases += not job.retry
@@ -100,11 +100,15 @@ class Bookkeeping:
         drawn, stream = job.case, self.settings.stream if job.index is not None else None
         made_of = (drawn.spec, drawn.choices or None, drawn.idioms, drawn.near_misses, drawn.features)
         case = CaseRecord(drawn.sha256, drawn.source, drawn.origin, stream, job.index, *made_of)
-        stored = self.store.record(self.campaign, case, self.environment, report, kept, screened=screened)
+        return self.store.record(self.campaign, case, self.environment, report, kept, screened=screened)
+
+    def certify(
+        self, drawn: Drawn, report: ReportJson, coverage: Sequence[CoverageCount], stored: Recorded, *, screened: bool
+    ) -> None:
+        """Take a judged and stored case into what is said of the user's own passes and backend."""
         finding = public_id(stored.finding_id) if stored.finding_id is not None else None
         for certificate in self.certificates:
             certificate.see(drawn, report, coverage, screened=screened, finding=finding)
-        return stored
 
     def aimed(self, coverage: Sequence[CoverageCount], seen: Seen) -> None:
         """Count what a case did for each aim of a focus."""

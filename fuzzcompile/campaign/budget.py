@@ -70,6 +70,11 @@ class Clock:
             return float("inf")
         return max(0.0, seconds - min(_ENDING, _ENDING_SHARE * seconds) - self.elapsed)
 
+    @property
+    def timeout(self) -> float | None:
+        """`remaining` as what waits for an answer takes it: None for as long as it takes."""
+        return None if self.budget.seconds is None else self.remaining
+
 
 def seconds_of(text: str, option: str) -> float:
     """The seconds of a budget that must be a time.

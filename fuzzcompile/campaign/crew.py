@@ -78,7 +78,7 @@ class Crew:
         """
         asked = replace(question, target=self.conditions.target)
         try:
-            plan = self.pool.schedule(FOCUS, (asked,), label="look up the focus").result(timeout=_left(clock))
+            plan = self.pool.schedule(FOCUS, (asked,), label="look up the focus").result(timeout=clock.timeout)
         except NotInTime as error:
             raise EnvironmentUnfit("No worker had said what the focus means when the budget was over.") from error
         except WorkerFailed as error:
@@ -101,7 +101,7 @@ class Crew:
         What a worker is still making when the time for it is over joins the programs once it is made.
         """
         sources = list(dict.fromkeys(rule for aim in plan.reachable for rule in aim.sources))
-        share = _PREPARING if clock.budget.seconds is None else min(_PREPARING, 0.25 * clock.remaining)
+        share = min(_PREPARING, 0.25 * clock.remaining)  # endless for a budget of cases
         programs: list[PatternProgram] = []
         making = {
             self.pool.schedule(PATTERNS, (PatternTask((rule,)),), label=f"make programs for {rule[1]}"): rule[1]
@@ -149,7 +149,7 @@ def started(conditions: Conditions, workers: int, budget: Clock) -> Iterator[Cre
     try:
         told = pool.schedule(DESCRIBE, (conditions.target,), label="describe the machine")
         try:
-            around = told.result(timeout=_left(budget))
+            around = told.result(timeout=budget.timeout)
         except NotInTime as error:
             raise EnvironmentUnfit(
                 f"No worker had started after {clock(budget.elapsed)}, when the budget was over: importing torch and "
@@ -164,11 +164,6 @@ def started(conditions: Conditions, workers: int, budget: Clock) -> Iterator[Cre
         pool.kill_workers()
 
 
-def _left(budget: Clock) -> float | None:
-    """Seconds that are left to wait; None for as long as it takes."""
-    return None if budget.budget.seconds is None else budget.remaining
-
-
 def survey_case(path: Path, conditions: Conditions, budget: Clock) -> Variations:
     """Variations of the case file at ``path``; a worker process finds out what of it can be varied.
 
@@ -178,7 +173,7 @@ def survey_case(path: Path, conditions: Conditions, budget: Clock) -> Variations
     """
     with open_pool(replace(conditions, plants=(), custom=Custom()), 1) as pool:
         try:
-            return Variations(pool.submit(SURVEY, str(path)).result(timeout=_left(budget)))
+            return Variations(pool.submit(SURVEY, str(path)).result(timeout=budget.timeout))
         except NotInTime as error:
             raise EnvironmentUnfit(f"{path} had not run in eager mode when the budget was over. Give more.") from error
         except WorkerStartFailed as error:

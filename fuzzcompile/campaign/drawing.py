@@ -110,6 +110,19 @@ class Endless:
         return {}
 
 
+class WithoutRecipes:
+    """A source whose cases are not drawn from choices, and so cannot be drawn again from them."""
+
+    @property
+    def profile(self) -> None:
+        """None: there are no recipes."""
+        return
+
+    def of(self, choices: bytes) -> Drawn | None:
+        """None: there are no recipes."""
+        return None
+
+
 @dataclass(frozen=True)
 class Generator(Endless):
     """Cases of the generator under a profile."""
@@ -151,7 +164,7 @@ class Generator(Endless):
 
 
 @dataclass(frozen=True)
-class Variations(Endless):
+class Variations(Endless, WithoutRecipes):
     """The user's own case and variations of it. They have no recipes: the source itself is varied."""
 
     survey: Survey
@@ -160,11 +173,6 @@ class Variations(Endless):
     def name(self) -> str:
         """``from=`` and a hash of the varied source."""
         return f"from={hashlib.sha256(self.survey.source.encode()).hexdigest()[:12]}"
-
-    @property
-    def profile(self) -> None:
-        """None: there are no recipes."""
-        return
 
     def at(self, seed: int, index: int, candidate: int = 0) -> Drawn:
         """The ``candidate``-th variation for a place in the stream; index 0 is the case itself."""
@@ -175,7 +183,3 @@ class Variations(Endless):
         varied = vary(self.survey, random.Random(f"fuzzcompile {seed} {index} {candidate}"))
         spec = {"from": self.survey.name, "operators": list(varied.operators)}
         return Drawn(varied.source, "varied", varied.operators, spec=spec, near_misses=varied.operators)
-
-    def of(self, choices: bytes) -> Drawn | None:
-        """None: there are no recipes."""
-        return None

@@ -298,9 +298,12 @@ class Engine:
     def _record(self, job: Job, report: ReportJson, result: Judged | None = None) -> Recorded:
         coverage = result.coverage if result is not None else ()
         seen = result.seen if result is not None else Seen()
+        kept, screened = stored_coverage(coverage), result is not None and result.screened
         self._books.aimed(coverage, seen)
-        self._learn(job, report, stored_coverage(coverage), seen)
-        return self._books.record(job, report, coverage, screened=result is not None and result.screened)
+        self._learn(job, report, kept, seen)
+        stored = self._books.record(job, report, kept, screened=screened)
+        self._books.certify(job.case, report, coverage, stored, screened=screened)
+        return stored
 
     def _learn(self, job: Job, report: ReportJson, coverage: Sequence[Coverage], seen: Seen) -> None:
         """Pass the result of a place in the stream to the steering."""

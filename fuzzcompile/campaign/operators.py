@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from fuzzcompile.campaign.budget import Clock
-from fuzzcompile.campaign.drawing import Drawn
+from fuzzcompile.campaign.drawing import Drawn, WithoutRecipes
 from fuzzcompile.errors import EnvironmentUnfit
 from fuzzcompile.execution.pool import WorkerFailed, WorkerPool, WorkerStartFailed
 from fuzzcompile.opinfo import Cell, Operator, Written, ordered
@@ -27,7 +27,7 @@ Write = Callable[[Sequence[Cell]], Future[list[Written]]]
 
 
 @dataclass
-class Operators:
+class Operators(WithoutRecipes):
     """A sweep over ``operators`` in the order of a seed; ``write`` begins to make case files, in a worker.
 
     ``only`` names what the operators were narrowed to; empty for all of them.
@@ -52,11 +52,6 @@ class Operators:
         bare = label.split(".")[1] if label.count(".") else label
         own = [operator for operator in self.operators if operator.name.rpartition(".")[2] == bare]
         return Operators(own, self.seed, self.write, (bare,))
-
-    @property
-    def profile(self) -> None:
-        """None: there are no recipes."""
-        return
 
     @cached_property
     def cells(self) -> Sequence[Cell]:
@@ -91,10 +86,6 @@ class Operators:
         self._samples += written.samples
         spec = {"operator": cell.label, "form": cell.form, "dtype": cell.dtype, "layout": cell.layout}
         return Drawn(written.source, "opinfo", cell.features, spec={**spec, "chunk": cell.chunk})
-
-    def of(self, choices: bytes) -> Drawn | None:
-        """None: there are no recipes."""
-        return None
 
     def _written(self, index: int) -> Written:
         """What was made of a place; the next batch is begun meanwhile."""
@@ -139,7 +130,7 @@ def reading_tables(only: Sequence[str] = ()) -> Iterator[Callable[[int, Clock], 
 
         def sweep(seed: int, budget: Clock) -> Operators:
             try:
-                operators = listed.result(None if budget.budget.seconds is None else budget.remaining)
+                operators = listed.result(budget.timeout)
             except NotInTime as error:
                 raise EnvironmentUnfit(
                     "Torch's operators were not listed when the budget was over. Give more."

@@ -142,10 +142,11 @@ def _program(
     try:
         program = _exported(module, args, kwargs, dynamic=exporting.dynamic)
         exporting.recorder.exported += 1
-        run: Callable[..., object] = program.module()
+        runnable = program.module()
     except Exception as error:  # of any kind: whatever exporting raises is what this side shows
         raise NotExported(error, DYNAMO) from error
-    kind, guarded = _kind(args, kwargs, sized=not exporting.dynamic), _guards(program)
+    kind, guarded = _kind(args, kwargs, sized=not exporting.dynamic), _guards(program, runnable)
+    run: Callable[..., object] = runnable
     if exporting.path == AOTI:
         try:
             run = _ahead_of_time(exporting, program, args, kwargs)
@@ -167,14 +168,17 @@ def _exported(
     return torch.export.export(module, args, kwargs, dynamic_shapes=shapes)
 
 
-def _guards(program: torch.export.ExportedProgram) -> Callable[..., object]:
-    """A check of the program's constraints on its flat inputs, which raises where they do not hold."""
+def _guards(program: torch.export.ExportedProgram, runnable: nn.Module) -> Callable[..., object]:
+    """A check of the program's constraints on its flat inputs, which raises where they do not hold.
+
+    ``runnable`` is the program's module, which holds its guards.
+    """
     from torch._export.utils import _check_input_constraints_for_graph
 
     placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
     user_inputs = set(program.graph_signature.user_inputs)
     named = [node for node in placeholders if node.name in user_inputs]
-    guards = getattr(program.module(), "_guards_fn", None)
+    guards = getattr(runnable, "_guards_fn", None)
 
     def check(*leaves: object) -> None:
         paths: list[Any] = [((pytree.SequenceKey(index),), leaf) for index, leaf in enumerate(leaves)]
@@ -209,7 +213,7 @@ def _ahead_of_time(
         run = loaded
 
     def captured(*args: object, **kwargs: object) -> object:
-        leaves = [leaf if isinstance(leaf, torch.Tensor) else None for leaf in pytree.tree_leaves((args, kwargs))]
+        leaves = _flat(args, kwargs)
         for frame in frames:
             recorder.capture(frame.dynamo_calls, leaves)
             recorder.capture(frame.forward_calls, leaves)
@@ -220,12 +224,16 @@ def _ahead_of_time(
 
 def _interpreted(interpreter: Callable[..., object], program: torch.export.ExportedProgram) -> Callable[..., object]:
     def run(*args: object, **kwargs: object) -> object:
-        leaves = [leaf if isinstance(leaf, torch.Tensor) else None for leaf in pytree.tree_leaves((args, kwargs))]
-        outputs: Any = interpreter(leaves)
+        outputs: Any = interpreter(_flat(args, kwargs))
         spec: Any = program.call_spec.out_spec
         return pytree.tree_unflatten(list(outputs), spec)
 
     return run
+
+
+def _flat(args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[torch.Tensor | None]:
+    """The flat inputs of a call, None for those that are no tensors."""
+    return [leaf if isinstance(leaf, torch.Tensor) else None for leaf in pytree.tree_leaves((args, kwargs))]
 
 
 def _share_state(loaded: Any, program: torch.export.ExportedProgram) -> None:

@@ -15,29 +15,11 @@ from typing import TypeVar
 
 from fuzzcompile.compiler.recompiling import Position, Recompiled, recompiled
 from fuzzcompile.errors import UsageError
+from fuzzcompile.span import Span
 
 _NOTE = "\0fuzzcompile: a probe was reached"
 _Node = TypeVar("_Node", bound=ast.AST)
 _Function = TypeVar("_Function", ast.FunctionDef, ast.AsyncFunctionDef)
-
-
-@dataclass(frozen=True, order=True)
-class Span:
-    """Lines of a file of the compiler.
-
-    Attributes:
-        file: relative to the folder that holds torch: ``torch/_inductor/ir.py``.
-        first: the first line, from 1.
-        last: the last line, included.
-    """
-
-    file: str
-    first: int = 1
-    last: int = 10**9
-
-    def meets(self, span: Span) -> bool:
-        """Whether the two have a line in common."""
-        return self.file == span.file and self.first <= span.last and span.first <= self.last
 
 
 @dataclass(frozen=True)

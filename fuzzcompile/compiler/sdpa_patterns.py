@@ -6,15 +6,12 @@ with gradients for a training variant, in each dtype of the variant, and with bo
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import inspect
 import itertools
-import logging
 import sys
 import types
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
@@ -24,6 +21,7 @@ import torch
 from fuzzcompile.case import CompileSettings
 from fuzzcompile.compiler.catalogue import known_to
 from fuzzcompile.compiler.hooks import initialise_patterns
+from fuzzcompile.compiler.quiet import quiet
 from fuzzcompile.compiler.session import Compilation, compiling
 from fuzzcompile.errors import EnvironmentUnfit
 
@@ -152,22 +150,10 @@ def _fired(variant: Variant, device: torch.device, dtype: torch.dtype, fallback_
     function, scalars = variant.function, dict(variant.scalars)
     how = Compilation(screen=True, record=False, fallback_random=fallback_random)
     gradients = torch.set_grad_enabled(variant.training)
-    with gradients, compiling(CompileSettings(), how) as session, warnings.catch_warnings(), _quiet():
-        warnings.simplefilter("ignore")
+    with gradients, compiling(CompileSettings(), how) as session, quiet():
         session.compile(lambda *given: function(*given, **scalars))(*inputs)
     reached = (label.rewrite for label, outcome in session.ledger.coverage if outcome == "fired")
     return {name for name in reached if name.startswith(FAMILY)}
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Switch logging off: torch would report what dynamo could not trace, which is expected here."""
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.disable(before)
 
 
 def _input(example: torch.Tensor, variant: Variant, device: torch.device, dtype: torch.dtype) -> torch.Tensor | float:

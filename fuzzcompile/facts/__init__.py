@@ -49,6 +49,11 @@ class Facts(Tables):
         """Whether the reasons why rules cannot be reached were checked on this version."""
         return self.exact and bool(self.unreachable)
 
+    def lasting_reason_for(self, stage: str, name: str, device: str) -> Reason | None:
+        """Why a rule cannot be reached on a type of device whatever is switched on; see :meth:`reason_for`."""
+        every = frozenset(reason.setting for reason in self.unreachable if reason.setting is not None)
+        return self.reason_for(stage, name, device, every)
+
     def reason_for(self, stage: str, name: str, device: str, switched_on: frozenset[str]) -> Reason | None:
         """Why a rule cannot be reached on a type of device; None without a reason that was checked on this version.
 

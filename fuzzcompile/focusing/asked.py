@@ -12,7 +12,7 @@ from fuzzcompile.errors import UsageError
 from fuzzcompile.focusing.definitions import Source
 from fuzzcompile.focusing.diffs import Touched, changed_in
 from fuzzcompile.focusing.plan import FocusQuestion
-from fuzzcompile.focusing.span import END, Span
+from fuzzcompile.span import END, Span
 
 _FILE = re.compile(r"(?P<path>.+\.py)(?::(?P<first>\d+)(?:-(?P<last>\d+))?)?$")
 _MOST_NAMED = 5

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
-from fuzzcompile.focusing.span import Span
+from fuzzcompile.span import Span
 
 Place = tuple[str, str]
 """A file, relative to the folder that holds torch, and the name of a definition in it."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fuzzcompile.focusing.span import Span
+from fuzzcompile.span import Span
 from fuzzcompile.stage_names import BEHIND_GRAPHS, FREEZING, POST_GRAD
 
 Kind = Literal["pass", "pattern", "operator", "lines"]

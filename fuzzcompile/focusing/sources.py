@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 
-from fuzzcompile.focusing.switches import Settings, joined
+from fuzzcompile.generation.switches import Settings
+from fuzzcompile.generation.toggles import joined
 
 
 def with_settings(source: str, settings: Mapping[str, object]) -> str:

@@ -204,20 +204,22 @@ def toggle(name: str) -> Toggle:
     return _BY_NAME[name]
 
 
-def options(names: tuple[str, ...]) -> dict[str, Option]:
+def options(names: tuple[str, ...]) -> dict[str, object]:
     """The options of ``torch.compile`` that these toggles make together."""
-    return _merged(toggle(name) for name in names if not toggle(name).inference)
+    return joined(dict(toggle(name).options) for name in names if not toggle(name).inference)
 
 
-def config(names: tuple[str, ...]) -> dict[str, Option]:
+def config(names: tuple[str, ...]) -> dict[str, object]:
     """The entries of ``torch._inductor.config`` that these toggles need in force around everything."""
-    return _merged(toggle(name) for name in names if toggle(name).inference)
+    return joined(dict(toggle(name).options) for name in names if toggle(name).inference)
 
 
-def _merged(toggles: Iterable[Toggle]) -> dict[str, Option]:
-    merged: dict[str, Option] = {}
-    for merging in toggles:
-        for key, value in merging.options:
-            before = merged.get(key)
-            merged[key] = {**before, **value} if isinstance(before, Mapping) and isinstance(value, Mapping) else value
-    return merged
+def joined(parts: Iterable[Mapping[str, object]]) -> dict[str, object]:
+    """Several settings in one; dictionaries are merged, of other values the last counts."""
+    result: dict[str, object] = {}
+    for part in parts:
+        for entry, value in part.items():
+            before = result.get(entry)
+            merged = isinstance(before, Mapping) and isinstance(value, Mapping) and {**before, **value}
+            result[entry] = merged or value
+    return result

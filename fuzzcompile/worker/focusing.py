@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 from functools import cached_property
@@ -11,17 +10,18 @@ from pathlib import Path
 import torch
 
 from fuzzcompile.compiler.catalogue import Known, known_to
-from fuzzcompile.compiler.configs import config_of
 from fuzzcompile.compiler.labels import base_name, family_of
 from fuzzcompile.compiler.rule_code import code_of, operators_of
+from fuzzcompile.compiler.settings import MISSING, setting
 from fuzzcompile.errors import UsageError
 from fuzzcompile.execution.worker import current_device, say
 from fuzzcompile.facts import facts
 from fuzzcompile.focusing.definitions import CodeGraph, Place
 from fuzzcompile.focusing.naming import meant
 from fuzzcompile.focusing.plan import Aim, FocusQuestion, Plan
-from fuzzcompile.focusing.span import Span
-from fuzzcompile.focusing.switches import Settings, entry_on, joined, switching_on
+from fuzzcompile.generation.switches import Settings, entry_on, switching_on
+from fuzzcompile.generation.toggles import joined
+from fuzzcompile.span import Span
 from fuzzcompile.stage_names import DECOMPOSITION, LOWERING
 
 _ROOT = Path(torch.__file__).parent.parent
@@ -155,16 +155,15 @@ class _Planning:
     def _settings(self, stage: str, name: str, row: Known) -> Settings:
         """What switches a rule on: the condition around its pass, and the setting that the facts name for it."""
         reasons = (reason for reason in facts().unreachable if reason.covers(stage, name, self.device.type))
-        named = [entry_on(reason.setting, _present) for reason in reasons if reason.setting is not None]
-        wanted = joined([switching_on(row.when, _present) if row.on is False else {}, *named])
-        return {entry: value for entry, value in wanted.items() if _has(entry)}
+        named = [entry_on(reason.setting, setting) for reason in reasons if reason.setting is not None]
+        wanted = joined([switching_on(row.when, setting) if row.on is False else {}, *named])
+        return {entry: value for entry, value in wanted.items() if setting(entry) is not MISSING}
 
     def _why_not(self, stage: str, name: str) -> str:
         """The reason against a rule that holds whatever is set; of a target, none were checked."""
         if self.question.target is not None:
             return ""
-        every = frozenset(reason.setting for reason in facts().unreachable if reason.setting is not None)
-        reason = facts().reason_for(stage, name, self.device.type, every)
+        reason = facts().lasting_reason_for(stage, name, self.device.type)
         return "" if reason is None or reason.models else f"{reason.group}: {reason.why}"
 
     def _of_operators(self, names: Collection[str]) -> list[Aim]:
@@ -183,15 +182,3 @@ class _Planning:
             )
             for name in sorted(names)
         ]
-
-
-def _present(entry: str) -> object:
-    return operator.attrgetter(entry)(config_of("inductor"))
-
-
-def _has(entry: str) -> bool:
-    try:
-        _present(entry)
-    except AttributeError:
-        return False
-    return True

@@ -6,15 +6,15 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from fuzzcompile.compiler import lines
 from fuzzcompile.compiler.ledger import Ledger
+from fuzzcompile.compiler.lines import Lines, watching_lines
 from fuzzcompile.compiler.refusals import explaining
 from fuzzcompile.compiler.rule_code import operator_name
 from fuzzcompile.focusing.plan import Seen, Watch
-from fuzzcompile.focusing.span import Span
+from fuzzcompile.span import Span
 
 # The probes of this process: they stay for as long as the same lines are watched, because setting them takes a second.
-_probes: dict[tuple[Span, ...], lines.Lines] = {}
+_probes: dict[tuple[Span, ...], Lines] = {}
 _installed = contextlib.ExitStack()
 
 
@@ -28,26 +28,24 @@ def watching(watch: Watch) -> Iterator[Callable[[Ledger], Seen]]:
         yield lambda ledger: _seen(watch, ledger, probes)
 
 
-def _probing(spans: tuple[Span, ...]) -> lines.Lines | None:
+def _probing(spans: tuple[Span, ...]) -> Lines | None:
     if spans not in _probes:
         _probes.clear()
         _installed.close()
         if not spans:
             return None
-        wanted = [lines.Span(span.file, span.first, span.last) for span in spans]
-        _probes[spans] = _installed.enter_context(lines.watching_lines(wanted))
+        _probes[spans] = _installed.enter_context(watching_lines(spans))
     return _probes[spans]
 
 
-def _seen(watch: Watch, ledger: Ledger, probes: lines.Lines | None) -> Seen:
+def _seen(watch: Watch, ledger: Ledger, probes: Lines | None) -> Seen:
     ran = probes.executed() if probes is not None else set()
-    spans = [lines.Span(span.file, span.first, span.last) for span in watch.spans]
-    met = {place for place in ran if any(place.meets(span) for span in spans)}
+    met = {place for place in ran if any(place.meets(span) for span in watch.spans)}
     checks = Counter({(rule.stage, rule.rewrite, why): count for (rule, why), count in ledger.checks.items()})
     return Seen(
         checks=dict(checks),
         operators=frozenset(_called(ledger).intersection(watch.operators)) if watch.operators else frozenset(),
-        spans=frozenset(span for span, wanted in zip(watch.spans, spans, strict=True) if any(map(wanted.meets, met))),
+        spans=frozenset(span for span in watch.spans if any(map(span.meets, met))),
         lines=frozenset((place.file, place.first) for place in met),
         unwatched=tuple(probes.unwatched) if probes is not None else (),
     )

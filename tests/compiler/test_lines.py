@@ -4,7 +4,8 @@ import inspect
 import torch
 from torch._inductor import lowering, utils
 
-from fuzzcompile.compiler.lines import Span, watching_lines
+from fuzzcompile.compiler.lines import watching_lines
+from fuzzcompile.span import Span
 
 
 def _span(function) -> Span:

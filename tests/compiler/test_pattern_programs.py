@@ -133,9 +133,8 @@ def test_a_program_of_a_rule_makes_it_fire_and_its_near_misses_run():
 
 @pytest.mark.slow
 def test_most_patterns_that_can_fire_do_in_a_program_of_their_own():
-    every = frozenset(reason.setting for reason in facts().unreachable if reason.setting is not None)
     patterns = [row for row in known_to(CPU) if row.kind == "pattern" and not row.name.startswith("_sfdp")]
-    rules = [row for row in patterns if facts().reason_for(row.stage, row.name, "cpu", every) is None]
+    rules = [row for row in patterns if facts().lasting_reason_for(row.stage, row.name, "cpu") is None]
     fired = {row.name: any(p.fires for p in programs_of(row, CPU, 10.0, enough=1)) for row in rules}
     assert sum(fired.values()) > 0.7 * len(fired), [name for name, fires in fired.items() if not fires]
 

@@ -11,7 +11,7 @@ from fuzzcompile.errors import UsageError
 from fuzzcompile.focusing.asked import asked_for
 from fuzzcompile.focusing.definitions import CodeGraph, Source
 from fuzzcompile.focusing.naming import meant
-from fuzzcompile.focusing.span import END, Span
+from fuzzcompile.span import END, Span
 
 RULES = [("joint_graph", "_sfdp_pattern_1_inference"), ("joint_graph", "_sfdp_pattern_1_training"),
          ("joint_graph", "_sfdp_pattern_2_inference"), ("post_grad", "addmm"), ("post_grad", "mm_plus_mm"),

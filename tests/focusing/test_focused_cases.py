@@ -11,10 +11,10 @@ from fuzzcompile.campaign.focused import BLOCK, Focused, FocusedSteering
 from fuzzcompile.campaign.steering import Outcome
 from fuzzcompile.focusing.plan import Aim, Plan, Seen
 from fuzzcompile.focusing.sources import with_settings
-from fuzzcompile.focusing.span import Span
-from fuzzcompile.focusing.switches import switching_on
 from fuzzcompile.focusing.tally import FOCUS, FocusTally
 from fuzzcompile.generation.patterned import Operand, PatternProgram
+from fuzzcompile.generation.switches import switching_on
+from fuzzcompile.span import Span
 
 SETTINGS = {"pre_grad_fusion_options": {"normalization_pass": {}, "merge_splits_pass": {}}}
 AIM = Aim(

@@ -11,7 +11,7 @@ from torch._inductor.fx_passes import mkldnn_fusion, post_grad
 
 from fuzzcompile.errors import UsageError
 from fuzzcompile.focusing.plan import FocusQuestion, Plan
-from fuzzcompile.focusing.span import Span
+from fuzzcompile.span import Span
 from fuzzcompile.worker.focusing import plan_of
 
 ROOT = Path(torch.__file__).parent.parent

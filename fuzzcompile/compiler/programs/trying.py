@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import tempfile
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +13,7 @@ import torch
 
 from fuzzcompile.case import Case, load_case
 from fuzzcompile.compiler.ledger import Label, Ledger
+from fuzzcompile.compiler.quiet import quiet
 from fuzzcompile.compiler.session import Compilation, check_settings, compiling
 from fuzzcompile.errors import CaseError
 from fuzzcompile.execution.building import build
@@ -39,7 +38,7 @@ class Tried:
 def runs(program: PatternProgram) -> bool:
     """Whether the forward of a program runs in eager mode on the CPU."""
     namespace: dict[str, Any] = {}
-    with _quiet(), torch.no_grad():
+    with quiet(), torch.no_grad():
         try:
             exec(render(program), namespace)
             model, inputs = namespace["make"]()
@@ -51,7 +50,7 @@ def runs(program: PatternProgram) -> bool:
 
 def compiled(program: PatternProgram, device: torch.device) -> Tried:
     """Compile a program up to code generation, as a screened case is."""
-    with _as_case(program) as case, _quiet():
+    with _as_case(program) as case, quiet():
         try:
             check_settings(case.settings)
             built = build(case, device)
@@ -93,16 +92,3 @@ def _as_case(program: PatternProgram) -> Iterator[Case]:
         path = Path(folder, "pattern.py")
         path.write_text(render(program), encoding="utf-8")
         yield load_case(path)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Neither warnings nor what torch logs: programs that fail are expected here."""
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)

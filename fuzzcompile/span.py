@@ -1,4 +1,4 @@
-"""Lines of a file of the compiler."""
+"""Lines of a file of the compiler. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ END = 10**9
 
 @dataclass(frozen=True, order=True)
 class Span:
-    """Lines ``first`` to ``last``, both included, of a file relative to the folder that holds torch."""
+    """Lines of a file of the compiler.
+
+    Attributes:
+        file: relative to the folder that holds torch: ``torch/_inductor/ir.py``.
+        first: the first line, from 1.
+        last: the last line, included.
+    """
 
     file: str
     first: int = 1
@@ -24,3 +30,7 @@ class Span:
     def holds(self, file: str | None, line: int | None) -> bool:
         """Whether it has that line of that file."""
         return file == self.file and line is not None and self.first <= line <= self.last
+
+    def meets(self, span: Span) -> bool:
+        """Whether the two have a line in common."""
+        return self.file == span.file and self.first <= span.last and span.first <= self.last

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
-from fuzzcompile.generation.toggles import FOR_GPU, TOGGLES
+from fuzzcompile.generation.toggles import FOR_GPU, TOGGLES, joined
 
 Settings = dict[str, object]
 """Entries of ``torch._inductor.config`` and their values; a dictionary's are merged into what the entry holds."""
 Present = Callable[[str], object]
-"""The present value of an entry, dotted where it is (``cpp.simdlen``); raises AttributeError where there is none."""
+"""The present value of an entry, dotted where it is (``cpp.simdlen``); where there is none, it raises AttributeError or
+gives what no entry holds."""
 
 
 def switching_on(condition: str, present: Present) -> Settings:
@@ -50,16 +51,6 @@ def _beside(value: object, before: object) -> object:
     if not isinstance(value, dict) or not isinstance(before, dict):
         return value
     return {key: inner for key, inner in value.items() if key not in before}
-
-
-def joined(parts: Iterable[Mapping[str, object]]) -> Settings:
-    """Several settings in one; dictionaries are merged, of other values the last counts."""
-    result: Settings = {}
-    for part in parts:
-        for entry, value in part.items():
-            before = result.get(entry)
-            result[entry] = {**before, **value} if isinstance(before, dict) and isinstance(value, Mapping) else value
-    return result
 
 
 def _asks(options: Mapping[str, object], entry: str, value: object) -> bool:
