@@ -4,6 +4,10 @@
     python bench/recall.py --show ID          # the mutant as a file for `fuzzcompile triage CASE --plant`
     python bench/recall.py --only ID [ID ...] # hunt these mutants again
     python bench/recall.py --report reports/recall-2.13.md
+    python bench/recall.py --like ANSWERS [--strategy uniform] [--sources CASES --state FOLDER]
+
+With --like, the mutants of an earlier run are hunted once more to compare: cases in random order, or those of another
+generator. Such a hunt ends with the first bug and attributes nothing; the report takes its answers with --beside.
 
 A pool of generated cases is judged once by the compiler as it is, with the lines that each compile reaches. Mutants are
 drawn from the lines that a case without a bug reaches, the same number for each stage. Each is made in memory in a
@@ -43,7 +47,8 @@ def main() -> None:
     """Survey, hunt, report."""
     given = _parser().parse_args()
     survey = Survey(given.state)
-    answers = given.state / f"answers-{'steered' if given.strategy == 'steered' else 'uniform'}.jsonl"
+    compared = given.like is not None
+    answers = given.state / f"{'compared' if compared else 'answers'}-{given.strategy}.jsonl"
     if given.report is None:
         cases = itertools.islice(_sources(given.sources) if given.sources else drawn(given.seed), given.cases)
         survey.fill(cases, given.workers, given.full)
@@ -56,11 +61,14 @@ def main() -> None:
         print(next(site.mutation.plant() for site in found if site.mutation.id == given.show), end="")
         return
     if given.report is None:
-        hunting = _Hunting(survey, answers, Plan(given.budget, given.strategy == "steered", given.seed), found)
-        hunting.run(given.mutants, given.workers, given.stages, given.only)
-    text = report_of(
-        read_answers(answers), reach(stages, survey.probes, possible, reached), survey.pool, _reasons(given.reasons)
-    )
+        steered = given.strategy == "steered"
+        plan = Plan(given.budget, steered, given.seed, not compared, fresh=steered and not given.sources)
+        hunting = _Hunting(survey, answers, plan, possible if compared else found)
+        only = [answer.of.id for answer in _tried(given.like)] if compared else given.only
+        hunting.run(given.mutants, given.workers, given.stages, only)
+    beside = {name: _tried(Path(path)) for name, _, path in (pair.partition("=") for pair in given.beside)}
+    reaching = reach(stages, survey.probes, possible, reached)
+    text = report_of(read_answers(answers), reaching, survey.pool, _reasons(given.reasons), beside)
     (given.report or given.state / "report.md").write_text(text, encoding="utf-8")
     print(text)
 
@@ -80,6 +88,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--reasons", type=Path, default=Path(__file__).with_name("recall_reasons.json"))
     parser.add_argument("--report", type=Path, help="only write the report of what was judged")
     parser.add_argument("--only", nargs="+", metavar="ID", help="hunt these mutants, even if they were hunted")
+    parser.add_argument("--like", type=Path, metavar="ANSWERS", help="hunt the mutants of this file, to compare")
+    parser.add_argument("--beside", nargs="*", default=[], metavar="NAME=ANSWERS", help="report these beside")
     parser.add_argument("--show", metavar="ID", help="print a mutant as a plant")
     return parser
 
@@ -110,10 +120,11 @@ class _Hunting:
         self, mutants: int, stages: Sequence[str], only: Sequence[str] | None
     ) -> list[tuple[Iterator[Site], int]]:
         """For each stage, the mutants to try in order, and how many answers are missing."""
-        if only:
-            chosen = [site for site in self.found if site.mutation.id in only]
-            return [(iter(chosen), len(chosen))]
         done = {answer.of.id for answer in self.answers}
+        if only:
+            again = set(only) - (set() if self.plan.attribute else done)
+            chosen = [site for site in self.found if site.mutation.id in again]
+            return [(iter(chosen), len(chosen))]
         answered = Counter(answer.stage for answer in self.answers if answer.outcome != "not installable")
         samples = {stage: order for stage, order in sampled(self.found, self.plan.seed).items() if stage in stages}
         share, rest = divmod(mutants, max(1, len(samples)))
@@ -159,6 +170,10 @@ def _sources(path: Path) -> Iterator[Unjudged]:
     for line in path.read_text(encoding="utf-8").splitlines():
         source = json.loads(line)["source"]
         yield Unjudged(source_hash(source), source, ())
+
+
+def _tried(path: Path) -> list[Answer]:
+    return [answer for answer in read_answers(path) if answer.outcome != "not installable"]
 
 
 def _reasons(path: Path) -> dict[str, str]:

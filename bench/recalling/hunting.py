@@ -36,57 +36,71 @@ class Plan:
 
     Attributes:
         budget: processor seconds of judging that a mutant gets; it is also given up after five times as long.
-        steered: judge cases first that reach the line; else cases of the pool in random order.
+        steered: judge cases first that reach the line; else cases of the pool in random order, of which those that do
+            not reach it are not compiled again: they cannot show it, and cost what they cost in the survey.
         seed: of the random order.
+        attribute: have what is shown attributed; else the hunt ends with the first bug.
+        fresh: go on with new cases, drawn like those that reach the line, once those of the pool are used up.
     """
 
     budget: float = 180.0
     steered: bool = True
     seed: int = 0
+    attribute: bool = True
+    fresh: bool = True
 
 
 def hunt(site: Site, pool: Sequence[Pooled], fresh: Fresh, plan: Plan, stop: Callable[[], bool]) -> Answer:
     """Judge cases under a mutant until one shows a bug or the budget is spent: those of the pool, then fresh ones."""
-    answer = Answer(asdict(site.mutation), site.stage)
+    answer, cases = Answer(asdict(site.mutation), site.stage), ordered(site, pool, plan)
+    if not cases and not plan.fresh:
+        return outcome_of(answer, [])
     with tempfile.TemporaryDirectory(prefix="recall-") as name, pool_with(site.mutation.write(Path(name))) as workers:
         try:
             workers.submit(int).result()
         except (RemoteError, WorkerFailed) as error:
             return replace(answer, outcome="not installable", detail=" ".join(str(error).split())[-300:])
-        began, attempts, drawing = time.monotonic(), list[Attempt](), list[float]()
+        began, attempts, passing = time.monotonic(), list[Attempt](), list[float]()
 
         def spent() -> float:
-            return sum(attempt.seconds for attempt in attempts) + sum(drawing)
+            return sum(attempt.seconds for attempt in attempts) + sum(passing)
 
         def over() -> bool:
             late = spent() > plan.budget or time.monotonic() - began > _PATIENCE * plan.budget
-            return stop() or late or _settled(attempts)
+            return stop() or late or _settled(attempts, plan)
 
-        for case in itertools.chain(ordered(site, pool, plan), fresh.reaching(site, over, drawing)):
+        drawn = ((case, 0.0) for case in fresh.reaching(site, over, passing)) if plan.fresh else ()
+        for case, seconds in itertools.chain(cases, drawn):
+            passing.append(seconds)
             if over():
                 break
-            attempts.append(_attempt(workers, Path(name), site, case))
+            # One attribution is enough, that of the first bug that is silent, or of the first.
+            known = any(attempt.is_bug for attempt in attempts)
+            attempt = _attempt(workers, Path(name), site, case, attribute=plan.attribute and not known)
+            if plan.attribute and known and attempt.is_bug and attempt.verdict not in ERRORS:
+                attempt = _attempt(workers, Path(name), site, case, attribute=True)
+            attempts.append(attempt)
         workers.kill_workers()
     return outcome_of(replace(answer, seconds=round(spent(), 1)), attempts)
 
 
-def _settled(attempts: Sequence[Attempt]) -> bool:
+def _settled(attempts: Sequence[Attempt], plan: Plan) -> bool:
     """Whether nothing can change the answer any more: of errors, several are needed to tell a loud mutant."""
     bugs = [attempt for attempt in attempts if attempt.is_bug]
-    if not bugs:
-        return False
+    if not bugs or not plan.attribute:
+        return bool(bugs)
     reached = [attempt for attempt in attempts if attempt.reached]
     return any(attempt.verdict not in ERRORS for attempt in reached) or len(reached) >= _LOUD
 
 
-def _attempt(workers: WorkerPool, folder: Path, site: Site, case: Pooled) -> Attempt:
+def _attempt(workers: WorkerPool, folder: Path, site: Site, case: Pooled, *, attribute: bool) -> Attempt:
     """Judge a case; the loss of a worker is believed when it happens twice, as in a campaign."""
     path = case_file(folder, case.sha256, case.source)
     attempt = Attempt(case.sha256, case.screen, probe=site.probe in case.shown.reached)
     began = time.monotonic()
     for again in (False, True):
-        marker = folder / f"{path.stem}.{again}"
-        task = judge_task(path, screen=case.screen, marker=str(marker))
+        marker = folder / f"{path.stem}.{again}.{attribute}"
+        task = judge_task(path, screen=case.screen, marker=str(marker), attribute=attribute)
         try:
             shown = workers.submit(judge_watched, task, case.shown.values).result()
         except WorkerStartFailed as error:
@@ -143,15 +157,35 @@ def _verdict_of(marker: Path) -> dict[str, Any] | None:
         return None
 
 
-def ordered(site: Site, pool: Sequence[Pooled], plan: Plan) -> Iterator[Pooled]:
-    """Cases in the order in which they are judged under a mutant; only those that the compiler as it is gets right."""
+def ordered(site: Site, pool: Sequence[Pooled], plan: Plan) -> list[tuple[Pooled, float]]:
+    """Cases that reach the line, in the order in which they are judged under a mutant.
+
+    Returns:
+        cases that the compiler as it is gets right, each with the processor seconds of those passed over before it.
+    """
     clean = [case for case in pool if case.clean]
-    rng = random.Random(f"recall {plan.seed} {site.mutation.id}")
     if not plan.steered:
-        rng.shuffle(clean)
-        yield from clean
-        return
+        random.Random(f"recall {plan.seed} {site.mutation.id}").shuffle(clean)
+        return list(_passing(site, clean, plan.budget))
     reaching = [case for case in clean if site.probe in case.shown.reached]
+    return [(case, 0.0) for case in _in_turn(reaching)]
+
+
+def _passing(site: Site, cases: Sequence[Pooled], budget: float) -> Iterator[tuple[Pooled, float]]:
+    """Of cases in their order those that reach the line, until the others alone have taken the budget."""
+    passed = 0.0
+    for case in cases:
+        if site.probe in case.shown.reached:
+            yield case, passed
+            budget -= passed
+            passed = 0.0
+        else:
+            passed += case.shown.seconds
+        if passed > budget:
+            return
+
+
+def _in_turn(reaching: Sequence[Pooled]) -> Iterator[Pooled]:
     screens = _diverse([case for case in reaching if case.screen])
     full = _diverse([case for case in reaching if not case.screen])
     while screens or full:

@@ -27,9 +27,21 @@ torch's own judge the mutants.
 
 
 def report_of(
-    answers: Sequence[Answer], reach: Mapping[str, Reach], pool: Sequence[Pooled], reasons: Mapping[str, str]
+    answers: Sequence[Answer],
+    reach: Mapping[str, Reach],
+    pool: Sequence[Pooled],
+    reasons: Mapping[str, str],
+    beside: Mapping[str, Sequence[Answer]],
 ) -> str:
-    """The report on all answers so far."""
+    """The report on all answers so far.
+
+    Args:
+        answers: the answers.
+        reach: by stage, how much of its code the pool reaches.
+        pool: the cases.
+        reasons: by id of a mutant, what a person read in it.
+        beside: by name, answers on the same mutants with other cases or another order.
+    """
     tried = [answer for answer in answers if answer.outcome != "not installable"]
     lines = [
         *_HEAD.format(torch=installed_torch(), cases=len(pool), clean=sum(case.clean for case in pool)).splitlines(),
@@ -38,6 +50,7 @@ def report_of(
         "",
         *_rates(tried),
         "",
+        *_compared(tried, beside),
         *_uninstalled(answers, tried),
         *_listed("Missed", [answer for answer in tried if answer.outcome == "missed"], reasons),
         *_listed("Differing in rounding alone", [row for row in tried if row.outcome == "rounding"], reasons),
@@ -107,6 +120,36 @@ def _levels(rows: Iterable[Answer]) -> str:
 
 def _unnamed(tried: Sequence[Answer]) -> list[Answer]:
     return [row for row in tried if row.outcome in ("found", "loud") and not row.named]
+
+
+def _compared(tried: Sequence[Answer], beside: Mapping[str, Sequence[Answer]]) -> Iterator[str]:
+    """How many of the mutants that all ways of drawing have tried each of them reaches, and shows a bug of."""
+    if not beside:
+        return
+    answered = {"steered": tried, **beside}
+    by_id = {name: {row.of.id: row for row in rows} for name, rows in answered.items()}
+    common = set.intersection(*(set(rows) for rows in by_id.values()))
+    shown = {
+        name: {mutant for mutant in common if rows[mutant].outcome in ("found", "loud")} for name, rows in by_id.items()
+    }
+    silent = {row.of.id for row in tried if row.outcome in ("found", "missed", "rounding")}
+    anywhere = set().union(*shown.values())
+    yield f"## The same {len(common)} mutants, by way of drawing"
+    yield ""
+    yield (
+        f"A bug is shown of {len(anywhere)} of them by some way; {len(anywhere & silent)} of these are silent. The "
+        "ways beside the first end with the first bug, and judge no fresh cases."
+    )
+    yield ""
+    yield "| drawing | reached | a bug shown | of the silent | not reached |"
+    yield "|---|" + "---:|" * 4
+    for name, rows in by_id.items():
+        missing = sum(rows[mutant].outcome == "not reached" for mutant in common)
+        yield (
+            f"| {name} | {len(common) - missing} | {_share(len(shown[name]), len(anywhere))} "
+            f"| {_share(len(shown[name] & silent), len(anywhere & silent))} | {missing} |"
+        )
+    yield ""
 
 
 def _uninstalled(answers: Sequence[Answer], tried: Sequence[Answer]) -> Iterator[str]:
