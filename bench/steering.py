@@ -139,10 +139,15 @@ def _report(streams: Sequence[Stream]) -> str:
         "| generator | strategy | seconds | seeds | cases | reached | rules fired | kinds of suspects |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for (generator, strategy, seconds), runs in sorted(groups.items(), key=lambda group: -_median(group[1], "reached")):
+    for (generator, strategy, seconds), runs in sorted(groups.items(), key=_longest_and_most):
         cells = [_cell(runs, name) for name in ("cases", "reached", "fired", "families")]
         lines.append(f"| {generator} | {strategy} | {seconds:.0f} | {len(runs)} | {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
+
+
+def _longest_and_most(group: tuple[tuple[str, str, float], Sequence[Stream]]) -> tuple[float, float]:
+    (_, _, seconds), runs = group
+    return -seconds, -_median(runs, "reached")
 
 
 def _median(runs: Sequence[Stream], name: str) -> float:
