@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from torch import fx
 
 from fuzzcompile.attribution.ablating import Ablator, OutOfTime
-from fuzzcompile.attribution.culprit import Attribution, Culprit
+from fuzzcompile.attribution.culprit import Attribution, Culprit, frames_shown
 from fuzzcompile.attribution.divergence import Divergence
 from fuzzcompile.attribution.inputs import inputs_of
 from fuzzcompile.attribution.proving import Prover
@@ -20,7 +20,8 @@ from fuzzcompile.compiler.functional import passing_on
 from fuzzcompile.compiler.session import path_of
 from fuzzcompile.judging.workaround import find_workaround, workaround_by
 from fuzzcompile.sides import AOTI, COMPILE, EXPORT
-from fuzzcompile.stage_names import CODEGEN, DYNAMO, LOWERING, PRE_GRAD
+from fuzzcompile.stage_files import stage_of_file
+from fuzzcompile.stage_names import CODEGEN, DECOMPOSITION, DYNAMO, FAKE_TENSOR, LOWERING, PRE_GRAD
 from fuzzcompile.stages.rewriting import culprit_of_rewrite, rewrites_blamed
 from fuzzcompile.stages.table import LADDER, LAST, Shows, looked
 from fuzzcompile.trials.compiles import Experiments
@@ -72,12 +73,12 @@ class Attributor:
         return attribution
 
     def _with_frames(self, culprit: Culprit | None) -> Culprit | None:
-        """The culprit of an error with the compiler's code that raised it: the first that a maintainer opens."""
+        """The culprit of an error with the compiler's code that raised it, which places a culprit without a place."""
         failure = self.ablator.trial.observation.failure
         if culprit is None or failure is None or not failure.raised:
             return culprit
-        raised = [{"source": file, "line": line, "function": name} for file, line, name in failure.raised]
-        return replace(culprit, details={**culprit.details, "raised": raised})
+        culprit = replace(culprit, details={**culprit.details, "raised": frames_shown(failure.raised)})
+        return culprit if culprit.source is not None or culprit.necessary else _placed(culprit, failure.raised[0])
 
     def _from_rewrites(self) -> Attribution | None:
         """The rewrite at fault, and what else is where the result stays wrong without it."""
@@ -207,6 +208,15 @@ class Attributor:
                 passing = passing_on(record.snapshots[0], inputs) if inputs is not None else ()
                 return producer(record.snapshots[0].graph, worst.name, passing)
         return None
+
+
+def _placed(culprit: Culprit, frame: tuple[str, int, str]) -> Culprit:
+    """The culprit in the file that raised. Ahead of functionalization, decompositions compute fake tensors alone."""
+    file, line, _ = frame
+    stage = stage_of_file(file) or culprit.stage
+    if culprit.stage == DYNAMO and stage == DECOMPOSITION:
+        stage = FAKE_TENSOR
+    return replace(culprit, stage=stage, source=file, line=line)
 
 
 def _was_tried(attribution: Attribution) -> bool:

@@ -19,6 +19,12 @@ _MOST_FRAMES = 3
 # What only hands calls on.
 _DISPATCH = ("virtualized.py", "ops_handler.py")
 _WRAPPERS = ("wrapped", "wrapper", "inner", "_wrapped")
+# Through these functions every operator of a program goes, and every error of one.
+_EVERY_OPERATOR = {
+    "torch/_subclasses/fake_tensor.py": ("__torch_dispatch__", "dispatch", "_cached_dispatch_impl", "_dispatch_impl"),
+    "torch/_dynamo/utils.py": ("run_node", "get_fake_value", "wrap_fake_exception"),
+}
+_ENTRIES = ("torch/_dynamo/eval_frame.py", "torch/_dynamo/exc.py")
 _PACKAGES = Path(torch.__file__).parent.parent
 _STANDARD = Path(sysconfig.get_paths()["stdlib"])
 _OURS = Path(__file__).parents[2]
@@ -41,13 +47,13 @@ def raised_at(error: BaseException) -> tuple[str | None, int | None, str | None]
 def raised_in(error: BaseException) -> tuple[tuple[str, int, str], ...]:
     """The innermost frames of the compiler that an error of it came through: file, line and function, innermost first.
 
-    Code that only hands calls on is passed over; at most three are told.
+    Code that only hands calls on, or that the compiler generated, is passed over; at most three are told.
     """
     frames = []
     for frame, line in reversed(list(_frames(_first(error)))):
         path = Path(frame.f_code.co_filename)
         name = path.relative_to(_PACKAGES).as_posix() if path.is_relative_to(_PACKAGES) else ""
-        if name.startswith(_COMPILER) and not _hands_on(name, frame):
+        if name.startswith(_COMPILER) and name.endswith(".py") and not _hands_on(name, frame):
             frames.append((name, line, frame.f_code.co_name))
     return tuple(frames[:_MOST_FRAMES])
 
@@ -90,4 +96,6 @@ def _file(frame: FrameType) -> str | None:
 
 
 def _hands_on(name: str, frame: FrameType) -> bool:
-    return name.removeprefix(_INDUCTOR) in _DISPATCH or frame.f_code.co_name in _WRAPPERS
+    function = frame.f_code.co_name
+    passes = name.removeprefix(_INDUCTOR) in _DISPATCH or function in _WRAPPERS
+    return passes or name in _ENTRIES or function in _EVERY_OPERATOR.get(name, ())
