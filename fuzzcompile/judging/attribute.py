@@ -22,6 +22,7 @@ from fuzzcompile.judging.workaround import find_workaround, workaround_by
 from fuzzcompile.sides import AOTI, COMPILE, EXPORT
 from fuzzcompile.stage_files import stage_of_file
 from fuzzcompile.stage_names import CODEGEN, DECOMPOSITION, DYNAMO, FAKE_TENSOR, LOWERING, PRE_GRAD
+from fuzzcompile.stages.kernels.wrapper import flawed_program
 from fuzzcompile.stages.rewriting import culprit_of_rewrite, rewrites_blamed
 from fuzzcompile.stages.table import LADDER, LAST, Shows, looked
 from fuzzcompile.trials.compiles import Experiments
@@ -104,6 +105,9 @@ class Attributor:
         shared = self._from_compile() if self._path == AOTI else None
         if shared is not None:
             return shared
+        attribution = flawed_program(self.ablator)
+        if attribution is not None:
+            return attribution
         attribution = self._around(self.ablator, self.divergence)
         if attribution is None or attribution.culprit is None or not attribution.culprit.necessary:
             attribution = LAST(self.ablator, self.divergence) or attribution
