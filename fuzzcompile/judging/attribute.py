@@ -21,13 +21,15 @@ from fuzzcompile.compiler.session import path_of
 from fuzzcompile.judging.workaround import find_workaround, workaround_by
 from fuzzcompile.sides import AOTI, COMPILE, EXPORT
 from fuzzcompile.stage_files import stage_of_file
-from fuzzcompile.stage_names import CODEGEN, DECOMPOSITION, DYNAMO, FAKE_TENSOR, LOWERING, PRE_GRAD
+from fuzzcompile.stage_names import CODEGEN, DECOMPOSITION, DYNAMO, FAKE_TENSOR, FUNCTIONALIZATION, LOWERING, PRE_GRAD
 from fuzzcompile.stages.kernels.wrapper import flawed_program
 from fuzzcompile.stages.rewriting import culprit_of_rewrite, rewrites_blamed
 from fuzzcompile.stages.table import LADDER, LAST, Shows, looked
 from fuzzcompile.trials.compiles import Experiments
 
 _UNKNOWN = "unknown"
+# Stages that the ladder has shown to be right where it names a later one.
+_EARLIER = (DYNAMO, FUNCTIONALIZATION)
 
 
 def _toggle(backend: str) -> str:
@@ -215,9 +217,14 @@ class Attributor:
 
 
 def _placed(culprit: Culprit, frame: tuple[str, int, str]) -> Culprit:
-    """The culprit in the file that raised. Ahead of functionalization, decompositions compute fake tensors alone."""
+    """The culprit in the file that raised, unless that complains about what a later stage gave it.
+
+    Ahead of functionalization, decompositions compute fake tensors alone.
+    """
     file, line, _ = frame
     stage = stage_of_file(file) or culprit.stage
+    if stage in _EARLIER and culprit.stage not in _EARLIER[: _EARLIER.index(stage) + 1]:
+        return culprit
     if culprit.stage == DYNAMO and stage == DECOMPOSITION:
         stage = FAKE_TENSOR
     return replace(culprit, stage=stage, source=file, line=line)

@@ -61,7 +61,8 @@ def raised_in(error: BaseException) -> tuple[tuple[str, int, str], ...]:
     """
     if generated_place(error) is not None:
         return ()
-    for cause in reversed(_chain(error)):
+    first, *later = reversed(_chain(error))
+    for cause in (first, *(error for error in later if not _is_raised_again(error))):
         frames = tuple(_telling(cause))
         if frames:
             return frames[:_MOST_FRAMES]
@@ -97,13 +98,17 @@ def _root(error: BaseException) -> BaseException:
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """The error and its causes in turn, with what dynamo tells again as an error of its own ``from None``."""
+    """The error and its causes in turn, with what dynamo raises again as an error of its own ``from None``."""
     chain: list[BaseException] = []
     while error not in chain:
         chain.append(error)
-        again = error.__context__ if type(error).__module__ == "torch._dynamo.exc" else None
+        again = error.__context__ if _is_raised_again(error) else None
         error = error.__cause__ or again or error
     return chain
+
+
+def _is_raised_again(error: BaseException) -> bool:
+    return type(error).__module__ == "torch._dynamo.exc"
 
 
 def _frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
