@@ -42,16 +42,16 @@ class Stood:
 def stack_of(output: str) -> list[Stood]:
     """The innermost frames of the compiler on the stack of the thread that ran, innermost first; at most three.
 
-    None where the thread was in fuzzcompile's own code at last, or left no stack.
+    Empty where the thread was in fuzzcompile's own code at last, or left no stack.
 
     Args:
         output: what the worker printed last, with the stack that Python's faulthandler wrote.
     """
-    *_, last = (None, *_CURRENT.finditer(output))
-    if last is None:
+    begins = [match.end() for match in _CURRENT.finditer(output)]
+    if not begins:
         return []
     frames: list[Stood] = []
-    for match in _FRAME.finditer(output[last.end() :].partition("\n\n")[0]):
+    for match in _FRAME.finditer(output[begins[-1] :].partition("\n\n")[0]):
         file, line, function, statement = match.groups()
         if not frames and file.startswith(_OURS):
             return []
