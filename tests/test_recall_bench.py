@@ -1,19 +1,23 @@
 """The mutants of bench/recall.py: what is changed, which are drawn, and what the cases judged make of them."""
 
 import ast
+import inspect
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+import torch._inductor.lowering
 from torch._inductor.codegen import cpp_utils
 
-from fuzzcompile.compiler.recompiling import replaced
+from fuzzcompile.compiler.recompiling import ROOT, replaced
 from fuzzcompile.errors import UsageError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 
 from recalling.answers import OUTCOMES, Answer, Attempt, outcome_of, read_answers
+from recalling.calls import Span, around, runs
 from recalling.mutation import Mutation
 from recalling.naming import named
 from recalling.operators import mutations_of
@@ -133,6 +137,36 @@ def test_how_precisely_a_report_names_the_mutated_function():
     assert named(mutation, {"culprit": beside}) == "file"
     assert named(mutation, {"culprit": {"source": "torch/y.py", "line": 12}}) == ""
     assert named(mutation, {"culprit": None}) == ""
+
+
+def span_of(function) -> Span:
+    lines, first = inspect.getsourcelines(inspect.unwrap(function))
+    name = Path(inspect.getsourcefile(inspect.unwrap(function))).relative_to(ROOT).as_posix()
+    return Span(
+        name, first + next(n for n, line in enumerate(lines) if line.startswith("def ")), first + len(lines) - 1
+    )
+
+
+def test_a_rule_runs_what_its_decorators_call_in_another_file():
+    clamp, promotion = span_of(torch._refs.clamp), span_of(torch._prims_common.elementwise_dtypes)
+    assert runs(around(clamp.file, clamp.first), promotion)
+    assert not runs(around(clamp.file, clamp.first), span_of(torch._refs.native_group_norm))
+
+
+def test_equal_names_in_another_file_are_no_call():
+    normalised = span_of(torch._inductor.lowering.mean)
+    assert not runs([normalised], span_of(torch._refs.mean))
+    assert runs([normalised], span_of(torch._inductor.lowering.make_reduction))
+
+
+def test_a_lowering_is_named_by_its_operator_and_a_lost_worker_by_its_stack():
+    reduction = span_of(torch._inductor.lowering.make_reduction)
+    mutation = Mutation(reduction.file, "make_reduction", (reduction.first, reduction.last), (1, 0), (1, 1), "", "", "")
+    mean = {"stage": "lowering", "rewrite": "aten.mean.dim", "source": "torch/_inductor/ir.py", "line": 1}
+    assert named(mutation, {"culprit": mean}) == "rule"
+    assert named(mutation, {"culprit": {**mean, "stage": "codegen"}}) == ""
+    stood = {"source": reduction.file, "line": reduction.last, "function": "inner"}
+    assert named(mutation, {"culprit": {"details": {"stack": [{**stood, "source": "x"}, stood]}}}) == "function"
 
 
 @pytest.mark.slow

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
+import fuzzcompile
+from fuzzcompile.contract import ReportJson
 from fuzzcompile.execution.observation import Failure
 from fuzzcompile.judging.cut_short import worker_failure
 from fuzzcompile.judging.report import Report, finite
@@ -35,6 +38,46 @@ def test_a_crash_has_a_signature_without_a_culprit():
     report = worker_failure("case", "2.13.0", "cpu", Verdict.CRASH, "ended by SIGSEGV")
     assert report["is_bug"] and report["culprit"] is None
     assert report["signature"] == "unattributed:crash:ended by SIGSEGV"
+
+
+STACK = """\
+noise
+Thread 0x0000000000000001 (most recent call first):
+  File "/x/torch/_inductor/compile_worker/subproc_pool.py", line 1 in _read
+
+Current thread 0x0000000000000002 (most recent call first):
+  File "/x/sympy/core/add.py", line 5 in flatten
+{inner}  File "/x/site-packages/torch/_inductor/sizevars.py", line 77 in simplify
+  File "/x/site-packages/torch/_inductor/scheduler.py", line 9 in fuse_nodes
+  File "/x/site-packages/torch/_dynamo/output_graph.py", line 3 in call
+
+Extension modules: numpy (total: 1)
+"""
+GENERATED = (
+    '  File "/tmp/w/torchinductor/ab/cab0123456789abcdefghij.py", line 6 in call\n    cpp_fused_add_0(buf0, buf1)\n'
+)
+
+
+def loss(inner: str = "") -> ReportJson:
+    return worker_failure("case", "2.13.0", "cpu", Verdict.TIMEOUT, "still running", STACK.format(inner=inner))
+
+
+def test_a_lost_worker_is_placed_where_its_stack_stood_in_the_compiler():
+    culprit = loss()["culprit"]
+    assert (culprit["stage"], culprit["source"], culprit["line"]) == ("lowering", "torch/_inductor/sizevars.py", 77)
+    assert [frame["function"] for frame in culprit["details"]["stack"]] == ["simplify", "fuse_nodes", "call"]
+    assert loss()["confidence"] == "low"
+    assert loss()["signature"] == "unattributed:timeout:still running"
+
+
+def test_a_worker_lost_in_a_generated_program_names_the_kernel_that_was_called():
+    culprit = loss(GENERATED)["culprit"]
+    assert (culprit["stage"], culprit["source"], culprit["rewrite"]) == ("codegen", None, "cpp_fused_add_0")
+
+
+def test_a_worker_lost_in_our_own_code_places_nothing():
+    ours = f'  File "{Path(fuzzcompile.__file__).parent}/oracle/metrics.py", line 1 in distance\n'
+    assert loss(ours)["culprit"] is None
 
 
 def test_the_report_on_a_crash_has_the_fields_of_any_report():

@@ -13,8 +13,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fuzzcompile.execution.failures import RemoteError, WorkerFailed, WorkerStartFailed, WorkerTimeout
+import torch
+
+from fuzzcompile.execution.failures import RemoteError, WorkerFailed, WorkerStartFailed
 from fuzzcompile.execution.pool import WorkerPool
+from fuzzcompile.worker.lost import report_of
 from recalling.answers import ERRORS, Answer, Attempt, outcome_of
 from recalling.fresh import Fresh
 from recalling.naming import named
@@ -112,8 +115,9 @@ def _attempt(workers: WorkerPool, folder: Path, site: Site, case: Pooled, *, att
             if early is not None and early["is_bug"]:  # the proof was lost, and the finding was not
                 return replace(attempt, verdict=early["verdict"], is_bug=True, reached=True, detail=str(error)[:200])
             if again and marker.exists():
-                verdict = "timeout" if isinstance(error, WorkerTimeout) else "crash"
-                return replace(attempt, verdict=verdict, is_bug=True, reached=True, detail=str(error)[:200])
+                report = report_of(error, path.stem, torch.__version__, "cpu")
+                lost = replace(attempt, verdict=report["verdict"], is_bug=True, reached=True, detail=str(error)[:200])
+                return replace(lost, named=named(site.mutation, report), culprit=_brief(report))
         except Exception as error:  # whatever a case raises, the hunt goes on without it
             return replace(attempt, detail=f"not judged: {str(error)[-200:]}")
         else:

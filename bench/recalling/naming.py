@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
-import ast
-import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from fuzzcompile.compiler.recompiling import tree_of
-from fuzzcompile.errors import UsageError
+import torch
+from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.lowering import lowerings
+
+from fuzzcompile.compiler.fake import fake_function
+from fuzzcompile.stage_names import DECOMPOSITION, FAKE_TENSOR, LOWERING
+from recalling.calls import Span, around, runs, spans_of
 from recalling.mutation import Mutation
 
 Level = Literal["function", "rule", "file", ""]
-_DEPTH = 4  # calls between a rule and the function that is mutated
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def named(mutation: Mutation, report: Mapping[str, Any]) -> Level:
     """How precisely culprit and contributors name the mutated place; empty if they do not.
 
     ``function``: the culprit stands in the mutated function or bears its name, or one of the innermost frames in which
-    it raised is of that function. ``rule``: the function that the culprit stands in calls the mutated one, directly or,
-    in one file, through other functions of it; or the mutated function is named for the culprit's operator. ``file``:
-    the culprit, or what raised, stands in the mutated file.
+    it raised is of that function. ``rule``: the function that the culprit stands in, or the one that its stage runs for
+    its operator, calls the mutated one (`calls.runs`), or is named as it is. ``file``: the culprit, or what raised,
+    stands in the mutated file.
     """
     places = [place for place in (report.get("culprit"), *(report.get("contributors") or ())) if place]
-    raised = [frame for place in places for frame in place.get("details", {}).get("raised", ())]
+    raised = [frame for place in places for frame in _frames_of(place)]
     levels = [_level(mutation, place) for place in (*places, *raised[:1])]
     levels += [_in_function(mutation, frame) for frame in raised[1:]]
     return min(levels, key=("function", "rule", "file", "").index, default="")
+
+
+def _frames_of(place: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """Where its error rose, or where a worker stood that was lost; innermost first."""
+    details = place.get("details") or {}
+    return details.get("raised") or details.get("stack") or ()
 
 
 def _in_function(mutation: Mutation, place: Mapping[str, Any]) -> Level:
@@ -42,7 +49,7 @@ def _level(mutation: Mutation, place: Mapping[str, Any]) -> Level:
     names = {place.get("pass"), place.get("rewrite"), place.get("family"), *(place.get("siblings") or ())} - {None}
     if _in_function(mutation, place) or names & set(own):
         return "function"
-    if place.get("source") and _uses(place["source"], line, frozenset(own) - {"<lambda>"}, _DEPTH if same_file else 1):
+    if runs([*_functions_of(place, line), *_rules_of(place)], Span(mutation.file, *mutation.lines)):
         return "rule"
     if any(_operator(str(name)) in {_operator(part) for part in own} for name in names):
         return "rule"
@@ -56,34 +63,28 @@ def _operator(name: str) -> str:
     return plain.removeprefix("meta_").removesuffix("_meta").strip("_")
 
 
-@functools.cache
-def _calls(file: str) -> dict[str, tuple[int, int, frozenset[str]]]:
-    """By name, each function of a file: its lines, and the names that it mentions."""
-    try:
-        tree = tree_of(file)
-    except UsageError:
-        return {}
-    return {
-        node.name: (node.lineno, node.end_lineno or node.lineno, frozenset(_mentioned(node)))
-        for node in ast.walk(tree)
-        if isinstance(node, _FUNCTIONS)
+def _functions_of(place: Mapping[str, Any], line: int) -> list[Span]:
+    """The functions in which a culprit stands, with their decorators."""
+    return around(place["source"], line) if str(place.get("source")).startswith("torch/") else []
+
+
+def _rules_of(place: Mapping[str, Any]) -> list[Span]:
+    """What the stage of a culprit runs for its operator: a lowering, a decomposition, the rule of a fake tensor."""
+    operator = _overload(str(place.get("rewrite")))
+    if operator is None:
+        return []
+    rules = {
+        LOWERING: lambda: lowerings.get(operator),
+        DECOMPOSITION: lambda: select_decomp_table().get(operator),
+        FAKE_TENSOR: lambda: fake_function(operator),
     }
+    rule = rules.get(str(place.get("stage")))
+    return [] if rule is None else list(spans_of(rule()))
 
 
-def _mentioned(node: ast.AST) -> Iterator[str]:
-    for part in ast.walk(node):
-        if isinstance(part, ast.Name):
-            yield part.id
-        elif isinstance(part, ast.Attribute):
-            yield part.attr
-
-
-def _uses(file: str, line: int, names: frozenset[str], depth: int) -> bool:
-    functions = _calls(file)
-    reached = {name for name, (first, last, _) in functions.items() if first <= line <= last}
-    for _ in range(depth):
-        mentioned = {called for name in reached for called in functions[name][2]}
-        if mentioned & names:
-            return True
-        reached |= mentioned & functions.keys()
-    return False
+def _overload(name: str) -> torch._ops.OpOverload | None:
+    """The operator of a name such as ``aten.mean.dim``."""
+    found: Any = torch.ops
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, torch._ops.OpOverload) else None

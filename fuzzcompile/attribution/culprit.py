@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -11,6 +11,8 @@ from fuzzcompile.compiler.decompositions import family_of_operator
 from fuzzcompile.compiler.graphtext import changed_nodes, difference, user_lines
 from fuzzcompile.compiler.labels import family_of
 from fuzzcompile.compiler.ledger import Label
+
+_UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,12 @@ class Culprit:
             operator: its name with namespace and overload; None if no operator could be singled out.
             known: further fields of the culprit.
         """
-        return cls(stage, None, operator, family_of_operator(operator) if operator else "unknown", **known)
+        return cls(stage, None, operator, family_of_operator(operator) if operator else _UNKNOWN, **known)
+
+    @property
+    def is_named(self) -> bool:
+        """Whether a rewrite or an operator is known, and not the place alone."""
+        return self.rewrite is not None or self.family != _UNKNOWN
 
     @property
     def signature(self) -> str:
@@ -138,6 +145,11 @@ class Attribution:
     changed_bits: list[Culprit] = field(default_factory=list)
     workaround: Workaround | None = None
     known: bool = False
+
+
+def frames_shown(frames: Sequence[tuple[str, int, str]]) -> list[dict[str, object]]:
+    """Frames of the compiler (file, line and function) as ``details`` of a culprit hold them."""
+    return [{"source": file, "line": line, "function": name} for file, line, name in frames]
 
 
 def _details(step: Step) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from fuzzcompile.compiler.configs import config_of, has_entry, patched
 from fuzzcompile.compiler.exported import Exporting, NotExported
 from fuzzcompile.compiler.kernels.control import UNCHANGED, Control
 from fuzzcompile.compiler.kernels.kernel_watch import Watch
-from fuzzcompile.compiler.kernels.raised import raised_in
+from fuzzcompile.compiler.kernels.raised import generated_place, raised_in
 from fuzzcompile.compiler.ledger import Ledger
 from fuzzcompile.compiler.machine import machine_fault
 from fuzzcompile.compiler.patching import installed
@@ -251,6 +251,7 @@ class Session:
             unsupported=uncaptured is not None,
             machine="" if uncaptured else machine_fault(cause),
             raised=raised_in(cause),
+            generated=generated_place(cause),
         )
 
 

@@ -16,6 +16,14 @@ _CALL = re.compile(r"call\d+\.")
 
 
 @dataclass(frozen=True)
+class GeneratedPlace:
+    """A line of a generated program: the program's text, and the number of the line, from 1."""
+
+    source: str
+    line: int
+
+
+@dataclass(frozen=True)
 class Failure:
     """An exception that a run raised.
 
@@ -25,6 +33,7 @@ class Failure:
         unsupported: dynamo cannot capture a part of the program.
         machine: what of the machine made it fail, if that was it.
         raised: file, line and function of the innermost frames of the compiler, innermost first.
+        generated: where in the program that the compiler wrote, if that raised by itself.
     """
 
     type_name: str
@@ -34,6 +43,7 @@ class Failure:
     unsupported: bool = False
     machine: str = ""
     raised: tuple[tuple[str, int, str], ...] = field(default=(), compare=False)
+    generated: GeneratedPlace | None = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
         return f"{self.type_name}: {self.message}"

@@ -12,6 +12,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -181,11 +182,11 @@ class WorkerProcess:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_KILL_PATIENCE)
         self._reaper.forget(self.pid)
+        with self._lock:
+            self._last_output = self._with_statements(self._read_log())
+            self._log.close()
         shutil.rmtree(self._folder, ignore_errors=True)
         self._connection.close()
-        with self._lock:
-            self._last_output = self._read_log()
-            self._log.close()
         return self._process.returncode
 
     def clear_log(self) -> None:
@@ -203,6 +204,20 @@ class WorkerProcess:
         """The last lines that the worker printed to stdout or stderr during the task."""
         with self._lock:
             return self._last_output if self._log.closed else self._read_log()
+
+    def _with_statements(self, output: str) -> str:
+        """The output with the statements on which stacks stand in files that go with this worker."""
+
+        def shown(match: re.Match[str]) -> str:
+            try:
+                lines = Path(match[1]).read_text(encoding="utf-8").splitlines()
+                return f"{match[0]}\n    {lines[int(match[2]) - 1].strip()[:_OUTPUT_WIDTH]}"
+            except (OSError, ValueError, IndexError):
+                return match[0]
+
+        return re.sub(
+            rf'^  File "({re.escape(str(self._folder))}/[^"]+)", line (\d+) in .*$', shown, output, flags=re.M
+        )
 
     def _read_log(self) -> str:
         descriptor = self._log.fileno()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from torch import fx
 
 from fuzzcompile.attribution.ablating import Ablator, OutOfTime
-from fuzzcompile.attribution.culprit import Attribution, Culprit
+from fuzzcompile.attribution.culprit import Attribution, Culprit, frames_shown
 from fuzzcompile.attribution.divergence import Divergence
 from fuzzcompile.attribution.inputs import inputs_of
 from fuzzcompile.attribution.proving import Prover
@@ -20,12 +20,16 @@ from fuzzcompile.compiler.functional import passing_on
 from fuzzcompile.compiler.session import path_of
 from fuzzcompile.judging.workaround import find_workaround, workaround_by
 from fuzzcompile.sides import AOTI, COMPILE, EXPORT
-from fuzzcompile.stage_names import CODEGEN, DYNAMO, LOWERING, PRE_GRAD
+from fuzzcompile.stage_files import stage_of_file
+from fuzzcompile.stage_names import CODEGEN, DECOMPOSITION, DYNAMO, FAKE_TENSOR, FUNCTIONALIZATION, LOWERING, PRE_GRAD
+from fuzzcompile.stages.kernels.wrapper import flawed_program
 from fuzzcompile.stages.rewriting import culprit_of_rewrite, rewrites_blamed
 from fuzzcompile.stages.table import LADDER, LAST, Shows, looked
 from fuzzcompile.trials.compiles import Experiments
 
 _UNKNOWN = "unknown"
+# Stages that the ladder has shown to be right where it names a later one.
+_EARLIER = (DYNAMO, FUNCTIONALIZATION)
 
 
 def _toggle(backend: str) -> str:
@@ -72,12 +76,12 @@ class Attributor:
         return attribution
 
     def _with_frames(self, culprit: Culprit | None) -> Culprit | None:
-        """The culprit of an error with the compiler's code that raised it: the first that a maintainer opens."""
+        """The culprit of an error with the compiler's code that raised it, which places a culprit without a place."""
         failure = self.ablator.trial.observation.failure
         if culprit is None or failure is None or not failure.raised:
             return culprit
-        raised = [{"source": file, "line": line, "function": name} for file, line, name in failure.raised]
-        return replace(culprit, details={**culprit.details, "raised": raised})
+        culprit = replace(culprit, details={**culprit.details, "raised": frames_shown(failure.raised)})
+        return culprit if culprit.source is not None or culprit.necessary else _placed(culprit, failure.raised[0])
 
     def _from_rewrites(self) -> Attribution | None:
         """The rewrite at fault, and what else is where the result stays wrong without it."""
@@ -103,6 +107,9 @@ class Attributor:
         shared = self._from_compile() if self._path == AOTI else None
         if shared is not None:
             return shared
+        attribution = flawed_program(self.ablator)
+        if attribution is not None:
+            return attribution
         attribution = self._around(self.ablator, self.divergence)
         if attribution is None or attribution.culprit is None or not attribution.culprit.necessary:
             attribution = LAST(self.ablator, self.divergence) or attribution
@@ -207,6 +214,20 @@ class Attributor:
                 passing = passing_on(record.snapshots[0], inputs) if inputs is not None else ()
                 return producer(record.snapshots[0].graph, worst.name, passing)
         return None
+
+
+def _placed(culprit: Culprit, frame: tuple[str, int, str]) -> Culprit:
+    """The culprit in the file that raised, unless that complains about what a later stage gave it.
+
+    Ahead of functionalization, decompositions compute fake tensors alone.
+    """
+    file, line, _ = frame
+    stage = stage_of_file(file) or culprit.stage
+    if stage in _EARLIER and culprit.stage not in _EARLIER[: _EARLIER.index(stage) + 1]:
+        return culprit
+    if culprit.stage == DYNAMO and stage == DECOMPOSITION:
+        stage = FAKE_TENSOR
+    return replace(culprit, stage=stage, source=file, line=line)
 
 
 def _was_tried(attribution: Attribution) -> bool:

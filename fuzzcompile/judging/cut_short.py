@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import Any, cast
 
 from fuzzcompile.contract import SCHEMA, ReportJson
+from fuzzcompile.judging.stacks import culprit_of
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.severity import severity
 from fuzzcompile.sides import COMPILE
 from fuzzcompile.signatures import UNATTRIBUTED, normalised
 
 
-def worker_failure(case: str, torch_version: str, device: str, verdict: Verdict, detail: str) -> ReportJson:
+def worker_failure(
+    case: str, torch_version: str, device: str, verdict: Verdict, detail: str, output: str = ""
+) -> ReportJson:
     """Report on a case whose worker crashed or ran out of time while it was compiled.
 
     Args:
@@ -20,7 +23,9 @@ def worker_failure(case: str, torch_version: str, device: str, verdict: Verdict,
         device: where the case ran.
         verdict: what the loss of the worker means.
         detail: how the worker was lost; the signature takes what stands before the first semicolon.
+        output: what the worker printed last; the stack in it names the place at which it stood.
     """
+    when = "at the time limit" if verdict is Verdict.TIMEOUT else "at the crash"
     report: dict[str, Any] = {
         **_beginning(case, torch_version, device, str(verdict), detail),
         "is_bug": True,
@@ -41,7 +46,8 @@ def worker_failure(case: str, torch_version: str, device: str, verdict: Verdict,
             "notes": [],
         },
         **{name: [] for name in ("contributors", "changed_bits", "ablations", "rewrites", "suspects")},
-        **dict.fromkeys(("culprit", "workaround", "cause", "target")),
+        "culprit": culprit_of(output, when),
+        **dict.fromkeys(("workaround", "cause", "target")),
         "signature": f"{UNATTRIBUTED}:{verdict}:{normalised(detail.split(';')[0])}",
         "cost": {"compiles": 0, "replays": 0, "seconds": 0.0, "screens": 0, "cause_screens": 0},
     }

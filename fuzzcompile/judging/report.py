@@ -107,7 +107,7 @@ class Report:
         stage = culprit.stage if culprit is not None else UNATTRIBUTED
         if self.program is not None and self._rests_on_program():
             return of_program(stage, self.program)
-        if culprit is not None and (culprit.rewrite is not None or culprit.family != "unknown"):
+        if culprit is not None and culprit.is_named:
             return refined(culprit.signature, self.cause.get("fingerprint") if self.cause is not None else None)
         if self.failure is not None:
             return f"{stage}:{self.failure.type_name}:{normalised(self.failure.message)}"

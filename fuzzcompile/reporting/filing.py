@@ -105,7 +105,8 @@ def _fixed(facts: IssueFacts) -> Iterator[Refusal]:
 
 def _unproved(facts: IssueFacts) -> Iterator[Refusal]:
     culprit = facts.culprit
-    if facts.proved or facts.without_compiler or (culprit is None and facts.verdict in _EVIDENT):
+    unnamed = culprit is None or "stack" in (culprit.get("details") or {})  # a stack places a loss and blames nothing
+    if facts.proved or facts.without_compiler or (unnamed and facts.verdict in _EVIDENT):
         return
     if culprit is None:
         reason = "nothing in the compiler could be shown to cause it"

@@ -20,6 +20,7 @@ _LABELS = {
     "fused": "operators fused",
     "kernel_source": "generated code",
     "raised": "raised in",
+    "stack": "stood in",
 }
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from fuzzcompile.attribution.ablating import Ablator
 from fuzzcompile.attribution.culprit import Attribution, Culprit
 from fuzzcompile.attribution.divergence import Divergence
+from fuzzcompile.compiler.kernels.codegen_operators import defined_at
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.stage_names import RUNTIME
 from fuzzcompile.stages.base import Stage, Suspect
@@ -14,13 +16,23 @@ from fuzzcompile.stages.kernels.culprits import kernel_culprit, values_shown
 from fuzzcompile.stages.kernels.examined import examined_in, first_wrong_kernels
 from fuzzcompile.stages.kernels.suspected import kernels_suspected
 from fuzzcompile.stages.kernels.wrong import WrongKernel, WrongOutput
+from fuzzcompile.trials.compiles import Trial
 
 _WRAPPER = "wrapper"
+_WRITTEN_BY = "torch._inductor.codegen.wrapper:PythonWrapperCodegen.generate_return"
 _KERNEL_CALL = "kernel call"
 
 
+@dataclass(frozen=True)
+class _Miscounted:
+    """A generated program that returns another number of results than its graph."""
+
+    expected: int
+    got: int
+
+
 class Runtime(Stage):
-    """Outputs that are wrong though all kernels wrote what they should; kernels that are handed other memory.
+    """Outputs that are wrong, or too few, though all kernels wrote what they should; kernels handed other memory.
 
     No compile can do without the wrapper, so that nothing here is proved.
     """
@@ -32,6 +44,8 @@ class Runtime(Stage):
     def suspects(self, divergence: Divergence) -> list[Suspect]:
         """The kernels that may have been handed wrong memory; the wrapper where no kernel is wrong."""
         failed = divergence.trial.observation.failure is not None
+        if failed and (miscounted := _miscounted(divergence.trial)) is not None:
+            return [Suspect(self.name, _WRAPPER, finding=miscounted)]
         if failed or divergence.verdict is Verdict.ACCEPTS_INVALID or first_wrong_kernels(divergence):
             return kernels_suspected(self.name, divergence)
         outputs = [wrong for look in examined_in(divergence) for wrong in look.wrong_outputs()]
@@ -39,12 +53,32 @@ class Runtime(Stage):
 
     def prove(self, ablator: Ablator, suspects: Sequence[Suspect]) -> Attribution | None:
         """The wrapper, if outputs are wrong and no kernel is; confidence stays low."""
-        outputs = [suspect.finding for suspect in suspects if isinstance(suspect.finding, WrongOutput)]
-        if not outputs:
+        shown = next((_shown(suspect.finding) for suspect in suspects if _shown(suspect.finding)), None)
+        if shown is None:
             return None
-        wrong = outputs[0]
-        details = {"output": wrong.name, "finding": wrong.comparison.finding, **values_shown(wrong.comparison)}
-        return Attribution(Culprit(self.name, None, _WRAPPER, _WRAPPER, confidence="low", details=details))
+        source, line = defined_at(_WRITTEN_BY)
+        return Attribution(
+            Culprit(self.name, None, _WRAPPER, _WRAPPER, source=source, line=line, confidence="low", details=shown)
+        )
+
+
+def _shown(finding: object) -> dict[str, object] | None:
+    """What is wrong with the results of a program, for a reader; None of any other finding."""
+    if isinstance(finding, WrongOutput):
+        return {"output": finding.name, "finding": finding.comparison.finding, **values_shown(finding.comparison)}
+    if isinstance(finding, _Miscounted):
+        return {"finding": "results", "expected": finding.expected, "got": finding.got}
+    return None
+
+
+def _miscounted(trial: Trial) -> _Miscounted | None:
+    for lowered in trial.ledger.lowered:
+        output = next(iter(reversed(lowered.snapshot.graph.nodes)))
+        expected = len(output.args[0]) if isinstance(output.args[0], (tuple, list)) else 1
+        for call in lowered.calls:
+            if call.outputs is not None and len(call.outputs) != expected:
+                return _Miscounted(expected, len(call.outputs))
+    return None
 
 
 def kernel_call(wrong: WrongKernel) -> Culprit:

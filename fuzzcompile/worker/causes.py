@@ -55,7 +55,9 @@ def with_cause(
         return report
     report = replace(report, program=program_key(case.source))
     culprit = report.attribution.culprit
-    if culprit is None or not has_fingerprints(culprit.stage) or report.verdict in _LOST or report.target is not None:
+    if culprit is None or not culprit.is_named or not has_fingerprints(culprit.stage):
+        return report
+    if report.verdict in _LOST or report.target is not None:
         return report
     say("looking for what must change for the case to pass")
     started = time.monotonic()

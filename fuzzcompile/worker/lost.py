@@ -21,7 +21,7 @@ def verdict_of(loss: WorkerFailed) -> Verdict:
 
 def report_of(loss: WorkerFailed, case: str, torch_version: str, device: str, target: str | None = None) -> ReportJson:
     """The report on the case called ``case``; it holds only if eager had finished (`left_behind`)."""
-    report = worker_failure(case, torch_version, device, verdict_of(loss), str(loss))
+    report = worker_failure(case, torch_version, device, verdict_of(loss), str(loss), loss.output)
     return {**report, "target": unlooked(target)}
 
 

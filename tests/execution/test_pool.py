@@ -11,6 +11,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -67,6 +68,14 @@ def hang_with_children(path: Path) -> None:
     children += [subprocess.Popen(["sleep", "1000"], start_new_session=True).pid]
     write_atomically(path, json.dumps(children))
     ctypes.PyDLL(None).sleep(1000)
+
+
+def crash_in_a_temporary_file() -> None:
+    path = Path(tempfile.gettempdir(), "vanishing.py")
+    path.write_text("def crash():\n    os.abort(  )\n")
+    names: dict[str, Any] = {"os": os}
+    exec(compile(path.read_text(), str(path), "exec"), names)
+    names["crash"]()
 
 
 def crash_after_forking() -> None:
@@ -294,6 +303,13 @@ def test_a_task_over_its_time_fails_and_its_worker_is_replaced() -> None:
         assert isinstance(error, WorkerTimeout)
         assert error.seconds == 0.5
         assert queued.result(PATIENCE) != before
+
+
+def test_a_stack_in_a_file_that_goes_with_the_worker_has_its_statements() -> None:
+    with WorkerPool(1, initializer=import_this_module) as pool:
+        error = failure_of(pool.submit(crash_in_a_temporary_file))
+    assert "line 2 in crash\n    os.abort(  )\n" in error.output
+    assert "in crash_in_a_temporary_file\n  File" in error.output
 
 
 def test_a_timeout_says_where_the_task_hung() -> None:

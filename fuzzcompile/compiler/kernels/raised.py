@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,16 +10,29 @@ from types import FrameType
 
 import torch
 
+from fuzzcompile.execution.observation import GeneratedPlace
+
 _INDUCTOR = "torch/_inductor/"
 # The compiler, dispatch and tracing apart.
 _COMPILER = (
     _INDUCTOR, "torch/_functorch/", "torch/_decomp/", "torch/_refs/", "torch/_prims", "torch/_subclasses/",
     "torch/_meta_registrations.py", "torch/_dynamo/",
 )  # fmt: skip
+# Modules that Inductor generates have names below its own.
+_GENERATED = "torch._inductor."
 _MOST_FRAMES = 3
 # What only hands calls on.
 _DISPATCH = ("virtualized.py", "ops_handler.py")
 _WRAPPERS = ("wrapped", "wrapper", "inner", "_wrapped")
+# Through these functions every operator of a program goes, and every error of one.
+_EVERY_OPERATOR = {
+    "torch/_subclasses/fake_tensor.py": (
+        "__torch_dispatch__", "dispatch", "_cached_dispatch_impl", "_dispatch_impl", "maybe_run_unsafe_fallback",
+    ),
+    "torch/_inductor/compile_fx.py": ("fake_tensor_prop",),
+    "torch/_dynamo/utils.py": ("run_node", "get_fake_value", "wrap_fake_exception"),
+}  # fmt: skip
+_ENTRIES = ("torch/_dynamo/eval_frame.py", "torch/_dynamo/exc.py")
 _PACKAGES = Path(torch.__file__).parent.parent
 _STANDARD = Path(sysconfig.get_paths()["stdlib"])
 _OURS = Path(__file__).parents[2]
@@ -41,15 +55,38 @@ def raised_at(error: BaseException) -> tuple[str | None, int | None, str | None]
 def raised_in(error: BaseException) -> tuple[tuple[str, int, str], ...]:
     """The innermost frames of the compiler that an error of it came through: file, line and function, innermost first.
 
-    Code that only hands calls on is passed over; at most three are told.
+    They are those of its first cause that has any. Code that only hands calls on, or that the compiler generated, is
+    passed over; at most three are told. Of a generated program that raised by itself, nothing is: what called it is not
+    at work any more.
     """
-    frames = []
-    for frame, line in reversed(list(_frames(_first(error)))):
+    if generated_place(error) is not None:
+        return ()
+    first, *later = reversed(_chain(error))
+    for cause in (first, *(error for error in later if not _is_raised_again(error))):
+        frames = tuple(_telling(cause))
+        if frames:
+            return frames[:_MOST_FRAMES]
+    return ()
+
+
+def generated_place(error: BaseException) -> GeneratedPlace | None:
+    """The line of the generated program that raised an error by itself; None where anything else raised it."""
+    frame, line = next(reversed(list(_frames(error))), (None, 0))
+    if frame is None or not str(frame.f_globals.get("__name__", "")).startswith(_GENERATED):
+        return None
+    path = Path(frame.f_code.co_filename)
+    if path.is_relative_to(_PACKAGES):
+        return None
+    source = "".join(linecache.getlines(str(path)))
+    return GeneratedPlace(source, line) if source else None
+
+
+def _telling(error: BaseException) -> Iterator[tuple[str, int, str]]:
+    for frame, line in reversed(list(_frames(error))):
         path = Path(frame.f_code.co_filename)
         name = path.relative_to(_PACKAGES).as_posix() if path.is_relative_to(_PACKAGES) else ""
-        if name.startswith(_COMPILER) and not _hands_on(name, frame):
-            frames.append((name, line, frame.f_code.co_name))
-    return tuple(frames[:_MOST_FRAMES])
+        if name.startswith(_COMPILER) and name.endswith(".py") and not _hands_on(name, frame):
+            yield name, line, frame.f_code.co_name
 
 
 def _root(error: BaseException) -> BaseException:
@@ -60,14 +97,18 @@ def _root(error: BaseException) -> BaseException:
     return error
 
 
-def _first(error: BaseException) -> BaseException:
-    """The root cause, and what dynamo tells again as an error of its own ``from None``."""
-    seen: set[int] = set()
-    while id(error) not in seen:
-        seen.add(id(error))
-        again = error.__context__ if type(error).__module__ == "torch._dynamo.exc" else None
+def _chain(error: BaseException) -> list[BaseException]:
+    """The error and its causes in turn, with what dynamo raises again as an error of its own ``from None``."""
+    chain: list[BaseException] = []
+    while error not in chain:
+        chain.append(error)
+        again = error.__context__ if _is_raised_again(error) else None
         error = error.__cause__ or again or error
-    return error
+    return chain
+
+
+def _is_raised_again(error: BaseException) -> bool:
+    return type(error).__module__ == "torch._dynamo.exc"
 
 
 def _frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
@@ -90,4 +131,6 @@ def _file(frame: FrameType) -> str | None:
 
 
 def _hands_on(name: str, frame: FrameType) -> bool:
-    return name.removeprefix(_INDUCTOR) in _DISPATCH or frame.f_code.co_name in _WRAPPERS
+    function = frame.f_code.co_name
+    passes = name.removeprefix(_INDUCTOR) in _DISPATCH or function in _WRAPPERS
+    return passes or name in _ENTRIES or function in _EVERY_OPERATOR.get(name, ())

@@ -8,10 +8,11 @@ from typing import Any, Literal
 
 import torch
 
-from fuzzcompile.attribution.culprit import Culprit
+from fuzzcompile.attribution.culprit import Culprit, frames_shown
 from fuzzcompile.compiler.applications import Application, Outcome, Place
 from fuzzcompile.compiler.decompositions import operator_name
 from fuzzcompile.compiler.fake import fake_function
+from fuzzcompile.compiler.kernels.raised import raised_in
 from fuzzcompile.compiler.labels import source_of
 from fuzzcompile.execution.exhaustion import first_line
 from fuzzcompile.execution.tensors import significant_strides
@@ -34,7 +35,8 @@ class Fault:
     """One operator that is something else before the graph passes than in eager mode, on the program's own values.
 
     ``proved`` says that float64, exact arithmetic or the kind of fault leave no room for rounding. ``step`` is the
-    change in units of the RMS size of the result, in float64 where ``proved``.
+    change in units of the RMS size of the result, in float64 where ``proved``. ``raised`` is where in the compiler the
+    error of a fault that raises rose: file, line and function, innermost first.
     """
 
     stage: str
@@ -48,6 +50,7 @@ class Fault:
     got: str = ""
     source: str | None = None
     line: int | None = None
+    raised: tuple[tuple[str, int, str], ...] = ()
 
     @property
     def site(self) -> str | None:
@@ -56,7 +59,7 @@ class Fault:
 
     def culprit(self, **proof: Any) -> Culprit:
         """The operator as a culprit; its family is its name without namespace and overload."""
-        details = {
+        details: dict[str, object] = {
             "kind": self.kind,
             "way": self.way,
             "backward": self.place.backward,
@@ -64,6 +67,8 @@ class Fault:
             "expected": self.expected,
             "got": self.got,
         }
+        if self.raised:
+            details["raised"] = frames_shown(self.raised)
         return Culprit.of_operator(
             self.stage,
             self.operator,
@@ -137,7 +142,8 @@ def _error(application: Application) -> Fault | None:
     assert substitute is not None
     if isinstance(substitute, NotImplementedError):
         return None
-    return _fault(application, "raises", "no error", described_error(substitute))
+    fault = _fault(application, "raises", "no error", described_error(substitute))
+    return replace(fault, raised=raised_in(substitute))
 
 
 def described_error(error: BaseException) -> str:

@@ -34,7 +34,7 @@ _SHOWS = {
 }
 _FAILED = (Verdict.COMPILE_ERROR, Verdict.RUNTIME_ERROR)
 # Kinds of fault that are wrong whatever reads them.
-_WRONG_ANYWHERE = ("values", "mutation", "check")
+_WRONG_ANYWHERE = ("values", "mutation", "check", "raises")
 
 
 def checked_operators(divergence: Divergence) -> list[Checked]:

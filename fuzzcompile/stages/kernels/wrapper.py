@@ -1,0 +1,110 @@
+"""Generated programs that raise by themselves: no code of the compiler is at work then, and their text is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from fuzzcompile.attribution.ablating import Ablator
+from fuzzcompile.attribution.culprit import Attribution, Culprit
+from fuzzcompile.compiler.kernels.codegen_operators import defined_at
+from fuzzcompile.stage_names import CODEGEN, FUNCTIONALIZATION, PARTITION, SCHEDULER
+from fuzzcompile.stages.kernels.bisection import attempt, configured
+from fuzzcompile.stages.kernels.wrapper_text import Flaw, Flawed, flaw_of
+
+_SCHEDULER = "torch._inductor.scheduler:Scheduler"
+_WRAPPER = "torch._inductor.codegen.wrapper:PythonWrapperCodegen"
+
+
+@dataclass(frozen=True)
+class _Owner:
+    """A decision of the compiler; ``without`` switches it off, where a setting does."""
+
+    stage: str
+    name: str
+    place: str
+    without: tuple[tuple[str, object], ...] = ()
+
+
+_ORDER = _Owner(SCHEDULER, "order of kernels", f"{_SCHEDULER}.topological_sort_schedule")
+_PEAK = _Owner(
+    SCHEDULER,
+    "order of kernels",
+    "torch._inductor.memory:reorder_for_peak_memory",
+    (("reorder_for_peak_memory", False),),
+)
+_LIFETIME = _Owner(SCHEDULER, "lifetime of buffers", f"{_SCHEDULER}.compute_last_usage")
+_IN_PLACE = _Owner(
+    SCHEDULER,
+    "buffer reuse",
+    "torch._inductor.scheduler:SchedulerNode.decide_inplace_update",
+    (("inplace_buffers", False),),
+)
+_REUSE = _Owner(
+    CODEGEN, "buffer reuse", "torch._inductor.codegen.wrapper:AllocateLine.plan", (("allow_buffer_reuse", False),)
+)
+_FREEING = _Owner(CODEGEN, "lifetime of buffers", f"{_WRAPPER}.codegen_free")
+_REMOVAL = _Owner(SCHEDULER, "removal of kernels", f"{_SCHEDULER}.dead_node_elimination")
+_ALLOCATION = _Owner(CODEGEN, "allocation", f"{_WRAPPER}.codegen_allocation")
+_INPUTS = _Owner(CODEGEN, "inputs of the program", f"{_WRAPPER}.codegen_inputs")
+_SAVED = _Owner(PARTITION, "values saved for backward", "torch._functorch.partitioners:_extract_fwd_bwd_modules")
+_CALL = _Owner(
+    FUNCTIONALIZATION,
+    "inputs of the program",
+    "torch._functorch._aot_autograd.runtime_wrappers:_create_runtime_wrapper",
+)
+
+
+def flawed_program(ablator: Ablator) -> Attribution | None:
+    """The decisions behind a generated program that reads what it has not, or gets other inputs; None for any other.
+
+    The first that a setting switches off and that repairs the program is proved. Else those that may have written what
+    stands there are named, most telling first, with low confidence.
+
+    Raises:
+        OutOfTime: no further compile may be begun.
+    """
+    failure = ablator.trial.observation.failure
+    if failure is None or failure.generated is None:
+        return None
+    flawed = flaw_of(failure.generated, str(failure))
+    if flawed is None:
+        return None
+    owners = list(_owners(flawed))
+    for owner in owners:
+        if owner.without and attempt(ablator, configured(ablator.how, dict(owner.without)))[1]:
+            return Attribution(replace(_culprit(owner, flawed), necessary=True, confidence="high"))
+    first, *others = (_culprit(owner, flawed) for owner in owners if not owner.without)
+    return Attribution(first, others)
+
+
+def _owners(flawed: Flawed) -> Iterator[_Owner]:
+    """What decides what the program does wrong, most telling first."""
+    if flawed.flaw is Flaw.INPUTS:
+        yield from (_SAVED, _CALL) if flawed.backward else (_CALL,)
+    elif flawed.flaw is Flaw.FREED:
+        yield from (_IN_PLACE, _REUSE) if flawed.reused else ()
+        yield from (_LIFETIME, _FREEING)
+    elif flawed.written:
+        yield _ALLOCATION
+    elif flawed.flaw is Flaw.EARLY:
+        yield from (_PEAK, _ORDER)
+    elif flawed.of_buffer:
+        yield from (_REMOVAL, _ALLOCATION)
+    else:
+        yield _INPUTS
+
+
+def _culprit(owner: _Owner, flawed: Flawed) -> Culprit:
+    source, line = defined_at(owner.place)
+    shown = {
+        "program": flawed.flaw.value,
+        "variable": flawed.variable,
+        "statement": flawed.statement,
+        "elsewhere": flawed.elsewhere,
+        "operators": list(flawed.operators),
+    }
+    details = {name: value for name, value in shown.items() if value}
+    return Culprit(
+        owner.stage, None, owner.name, owner.name, source=source, line=line, confidence="low", details=details
+    )
