@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -147,6 +147,7 @@ def probe(
     screen: bool = False,
     thorough: bool = False,
     target: Target | None = None,
+    on_eager: Callable[[], None] = lambda: None,
 ) -> Probe:
     """One compile and its replays: what a reduction asks of every candidate.
 
@@ -159,6 +160,7 @@ def probe(
             cannot distinguish from rounding.
         target: the bug that is looked for; only the suspects that it may name are worked out. Unless it is an input
             that compiled code accepts and eager refuses, a program that raises in eager is not compiled.
+        on_eager: called once eager has run, before anything is compiled.
 
     Raises:
         CaseError: ``make()`` fails.
@@ -167,8 +169,10 @@ def probe(
     looks = target.looks if target is not None else None
     how = Compilation(vetoes=tuple(vetoes), screen=screen, kernels=looks in BEHIND_GRAPHS and not screen)
     experiments = Experiments(case, device, how)
-    if target is not None and target.verdict != Verdict.ACCEPTS_INVALID and experiments.runs.eager.failure:
+    failed = experiments.runs.eager.failure
+    if target is not None and target.verdict != Verdict.ACCEPTS_INVALID and failed:
         return Probe(Verdict.INVALID, False, compiles=0)
+    on_eager()
     trial = experiments.trial()
     steps = steps_of(trial.ledger, ReplayCount())
     verdict = trial.judgement.verdict
