@@ -15,6 +15,7 @@ from fuzzcompile.case import Case
 from fuzzcompile.compiler.hooks import initialise_patterns
 from fuzzcompile.compiler.labels import family_of
 from fuzzcompile.compiler.session import Compilation
+from fuzzcompile.contract import broken_bits
 from fuzzcompile.judging.decision import confirmed, decide
 from fuzzcompile.oracle.judgement import wrong_values
 from fuzzcompile.oracle.verdicts import Verdict
@@ -70,7 +71,8 @@ class Target:
 
     ``named`` says that a culprit has a name; otherwise ``error`` distinguishes one error from another, and all else is
     held by stage. ``causes`` holds the fingerprint of the cause, if it is known: no probe looks for it, but a full
-    judgement tries it first. ``broken`` is what broke, where the signature says so.
+    judgement tries it first. ``broken`` is what broke, where the signature says so, and ``promise`` the promise of
+    equal bits that is broken where no value is wrong: no probe shows that (`fuzzcompile.contracts.promised.broken_again`).
     """
 
     verdict: str
@@ -82,6 +84,7 @@ class Target:
     error: str | None = None
     causes: tuple[str, ...] = ()
     broken: str | None = None
+    promise: str | None = None
 
     @classmethod
     def of(cls, report: Mapping[str, Any], keep: Keep = "culprit") -> Target:
@@ -97,13 +100,23 @@ class Target:
         signature = str(report.get("signature") or "")
         cause = fingerprint(signature)
         causes = () if cause is None or keep == "verdict" else (cause,)
-        breaks = broken(signature)
-        return cls(report["verdict"], stage, culprit.get("source"), families, keep, named, error, causes, breaks)
+        return cls(
+            report["verdict"],
+            stage,
+            culprit.get("source"),
+            families,
+            keep,
+            named,
+            error,
+            causes,
+            broken(signature),
+            broken_bits(report),
+        )
 
     @property
     def screens(self) -> bool:
         """Whether it may show where graphs are interpreted instead of compiled."""
-        return self.stage in _SCREENABLE and self.verdict not in _NEEDS_CODE
+        return self.stage in _SCREENABLE and self.verdict not in _NEEDS_CODE and self.promise is None
 
     @property
     def looks(self) -> str | None:

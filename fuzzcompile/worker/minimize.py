@@ -12,8 +12,11 @@ from typing import cast
 import torch
 
 from fuzzcompile.capture.loading import load
+from fuzzcompile.case import Case
 from fuzzcompile.casefiles import defines_make
 from fuzzcompile.contract import ReportJson
+from fuzzcompile.contracts.parting import Parting
+from fuzzcompile.contracts.promised import broken_again, judge_promised
 from fuzzcompile.errors import FuzzcompileError
 from fuzzcompile.execution.worker import current_device
 from fuzzcompile.generation import Profile
@@ -132,6 +135,8 @@ def probe_candidate(task: ProbeTask) -> Probed:
     device = torch.device(current_device())
     with written_out(task.candidate) as path, isolated():
         try:
+            if task.target.promise is not None:
+                return _promise_probed(task, task.target.promise, load(path, device), device)
             result = probe(
                 load(path, device),
                 device,
@@ -146,6 +151,22 @@ def probe_candidate(task: ProbeTask) -> Probed:
         except Exception as error:  # statements were removed from the source: it may fail anywhere, in any way
             return Probed(False, False, type(error).__name__, 0, 0)
     return Probed(task.target.matches(result), result.is_bug, str(result.verdict), result.compiles, result.screens)
+
+
+def _promise_probed(task: ProbeTask, wanted: str, case: Case, device: torch.device) -> Probed:
+    """Whether a candidate breaks the promise of equal bits ``wanted`` where the target does."""
+    promise, compiles = broken_again(case, device, wanted, vetoes=task.vetoes)
+    if promise is None:
+        return Probed(False, False, str(Verdict.ROUNDING), compiles)
+    return Probed(_is_of(task.target, promise.first), True, task.target.verdict, compiles)
+
+
+def _is_of(target: Target, first: Parting | None) -> bool:
+    """Whether bits part first where the target says, if it says where."""
+    if target.keep == "verdict" or not target.named:
+        return True
+    culprit = first.culprit() if first is not None else None
+    return culprit is not None and culprit.stage == target.stage and culprit.family in target.families
 
 
 def run_eagerly(program: Program) -> None:
@@ -169,6 +190,7 @@ def judge_source(
         case = load(path, device)
         triaged = triage(case, device, vetoes=vetoes, error_maps=True, on_eager=lambda: _mark(marker))
         report = with_cause(triaged, case, device, vetoes=vetoes, known=causes)
+        report = judge_promised(case, device, report, vetoes=vetoes, deadline=None)
         return cast(ReportJson, report.to_json())
 
 
