@@ -71,8 +71,8 @@ class Target:
 
     ``named`` says that a culprit has a name; otherwise ``error`` distinguishes one error from another, and all else is
     held by stage. ``causes`` holds the fingerprint of the cause, if it is known: no probe looks for it, but a full
-    judgement tries it first. ``broken`` is what broke, where the signature says so, and ``promise`` the promise of
-    equal bits that is broken where no value is wrong: no probe shows that (`fuzzcompile.contracts.promised.broken_again`).
+    judgement tries it first. ``broken`` is what broke, where the signature says so. ``promise`` is the promise of equal
+    bits that is broken where no value is wrong: no probe shows that (`fuzzcompile.contracts.promised.broken_again`).
     """
 
     verdict: str
