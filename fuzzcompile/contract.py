@@ -7,7 +7,7 @@ what an older version wrote.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypedDict
+from typing import Any, TypedDict
 
 SCHEMA = 1
 """The version of the contract, in each object."""
@@ -318,6 +318,14 @@ class ReportJson(TypedDict, total=False):
     contract: ContractJson
     known: bool
     where: WhereJson
+
+
+def broken_bits(report: Mapping[str, Any]) -> str | None:
+    """The promise of equal bits that a report calls broken where none of its values is wrong; None otherwise."""
+    evidence = report.get("evidence") or {}
+    wrong = any(output.get("finding") not in ("same", "close", "wild") for output in evidence.get("outputs") or ())
+    bits = report.get("verdict") in ("precision_loss", "nondeterministic")
+    return evidence.get("promise") if bits and not wrong else None
 
 
 def told(report: ReportJson) -> str | None:

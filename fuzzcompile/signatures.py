@@ -2,7 +2,9 @@
 
 A signature is ``stage:source:family``. Where the cause of a bug in a graph pass, a decomposition, a fake tensor or
 functionalization is known, it ends in that cause's fingerprint: ``stage:source:family:fingerprint``. Without it the
-signature is *coarse*: two coarse signatures that agree may still be two bugs. An error without a culprit is
+signature is *coarse*: two coarse signatures that agree may still be two bugs. Where values are right and their layout
+or memory is wrong, a fifth part says what broke: ``stage:source:family:fingerprint:stride``, with ``-`` for a cause
+that is not known. Signatures of earlier versions lack it, and agree with any. An error without a culprit is
 ``stage:ErrorType:message``, and what gives wrong results without a proved culprit ``stage:-:program-KEY``: neither
 takes a fingerprint.
 """
@@ -11,16 +13,30 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from fuzzcompile.stage_names import DECOMPOSITION, FAKE_TENSOR, FUNCTIONALIZATION, GRAPH_STAGES
+
+if TYPE_CHECKING:
+    from fuzzcompile.contract import ReportJson
 
 UNATTRIBUTED = "unattributed"
 PROGRAM = "program-"
 # Hexadecimal digits of a program's key that a signature shows.
 _DIGITS = 12
 _FINGERPRINTED = (*GRAPH_STAGES, DECOMPOSITION, FAKE_TENSOR, FUNCTIONALIZATION)
+# What may be wrong with a tensor whose elements are right, the worst first, in the words of the judge.
+_BROKEN = ("shape", "dtype", "alias", "stride")
+_LAYOUTS = ("metadata", "aliasing")
 # An error's signature has its type in the place of the file, and its message may hold anything.
-_PARTS = re.compile(rf"((?:{'|'.join(_FINGERPRINTED)}):(?:-|[^:]*\.py):(?!{PROGRAM})[^:]+)(?::(.+))?")
+_PARTS = re.compile(
+    rf"((?:{'|'.join(_FINGERPRINTED)}):(?:-|[^:]*\.py):(?!{PROGRAM})[^:]+)(?::(.+?)(?::({'|'.join(_BROKEN)}))?)?"
+)
+_UNKNOWN = "-"
+_ERRORS = ("compile_error", "runtime_error")
+_ERROR = re.compile(r"\w+(?:Error|Exception)\b: [^;\n]*")
+_TYPES = re.compile(r"(?:\w+(?:Error|Exception)\b:? *)+")
 
 
 def has_fingerprints(stage: str | None) -> bool:
@@ -42,7 +58,19 @@ def coarse(signature: str) -> str:
 def fingerprint(signature: str) -> str | None:
     """What must change for the case to pass; None where the signature does not say."""
     match = _PARTS.fullmatch(signature)
-    return match[2] if match is not None else None
+    return match[2] if match is not None and match[2] != _UNKNOWN else None
+
+
+def broken(signature: str) -> str | None:
+    """What broke where values are right (``stride``, ``dtype``); None where the signature does not say."""
+    match = _PARTS.fullmatch(signature)
+    return match[3] if match is not None else None
+
+
+def broken_by(verdict: str, findings: Iterable[object]) -> str | None:
+    """What broke, by the verdict and what the judge says of each output: the worst; None where something else did."""
+    shown = set(findings) if verdict in _LAYOUTS else ()
+    return next((part for part in _BROKEN if part in shown), None)
 
 
 def is_provisional(signature: str) -> bool:
@@ -50,11 +78,13 @@ def is_provisional(signature: str) -> bool:
     return (fingerprint(signature) or "").startswith(PROGRAM)
 
 
-def refined(signature: str, cause: str | None) -> str:
-    """The signature with another fingerprint, or with none; as it is where none belongs there."""
+def refined(signature: str, cause: str | None, breaks: str | None = None) -> str:
+    """The place of a signature with this fingerprint and with what broke; as it is where neither belongs there."""
     match = _PARTS.fullmatch(signature)
     if match is None:
         return signature
+    if breaks is not None:
+        return f"{match[1]}:{cause or _UNKNOWN}:{breaks}"
     return f"{match[1]}:{cause}" if cause else match[1]
 
 
@@ -78,22 +108,67 @@ def agree(wanted: str, reached: str) -> bool:
     """Whether two signatures may mean the same bug.
 
     They name the same stage and file and a family in common (a smaller case may show fewer of a culprit's siblings),
-    and the same cause, where both know it.
+    and the same cause and what broke, where both know it.
     """
     *place, families = coarse(wanted).rsplit(":", 1)
     *reached_place, reached_families = coarse(reached).rsplit(":", 1)
     causes = {fingerprint(signature) for signature in (wanted, reached) if not is_provisional(signature)} - {None}
+    layouts = {broken(signature) for signature in (wanted, reached)} - {None}
     common = set(families.split("+")) & set(reached_families.split("+"))
-    return wanted == reached or (place == reached_place and bool(common) and len(causes) < 2)
+    alike = len(causes) < 2 and len(layouts) < 2
+    return wanted == reached or (place == reached_place and bool(common) and alike)
+
+
+def raised_alike(left: ReportJson, right: ReportJson) -> bool:
+    """Whether two reports show one culprit, proved in both, that makes the compiler or the program raise alike.
+
+    That is: the same function of the compiler raises, or the messages differ in numbers and names only. The causes of
+    two such errors may be put into different words, because several changes keep a program from a check that fails.
+    """
+    if not all(_is_proved_error(report) for report in (left, right)):
+        return False
+    if not same_place(left["signature"] or "", right["signature"] or ""):
+        return False
+    frames, messages = ([of(report) for report in (left, right)] for of in (_raising, _said))
+    return any(first is not None and first == second for first, second in (frames, messages))
+
+
+def _is_proved_error(report: ReportJson) -> bool:
+    culprit = report.get("culprit")
+    return (
+        report.get("verdict") in _ERRORS and bool(report.get("signature")) and (culprit or {}).get("necessary") is True
+    )
+
+
+def _raising(report: ReportJson) -> tuple[object, object] | None:
+    """File and name of the innermost function of the compiler that raised; None where none did."""
+    raised = ((report.get("culprit") or {}).get("details") or {}).get("raised")
+    first = raised[0] if isinstance(raised, list) and raised else None
+    return (first.get("source"), first.get("function")) if isinstance(first, Mapping) else None
+
+
+def _said(report: ReportJson) -> str | None:
+    """The error that a report is about, normalised; None for one that says nothing."""
+    error = _ERROR.search(str(report.get("detail") or ""))
+    return None if error is None or _TYPES.fullmatch(error.group()) else normalised(error.group())
 
 
 def normalised(message: str) -> str:
-    """An error message without what changes from run to run: numbers, addresses, quoted names, buffers."""
+    """An error message without what changes from case to case: numbers, symbols and lists of them, names, buffers."""
     text = re.sub(r"0x[0-9a-fA-F]+", "ADDR", message)
     text = re.sub(r"\b(buf|arg|primals_|tangents_|op)\d+\w*", r"\1N", text)
     text = re.sub(r"'[^']*'|\"[^\"]*\"", "'…'", text)
     text = re.sub(r"-?\d+(\.\d+)?(e[+-]?\d+)?", "N", text)
+    text = re.sub(r"\b[su]N\b", "N", text)  # sizes that are symbols
+    text = re.sub(r"([\[(])N(?:, ?N)*,?([\])])", r"\1N\2", text)
     return " ".join(text.split())[:160]
+
+
+def renewed(signature: str) -> str:
+    """A signature that an earlier version wrote, with its error's message normalised as it is now."""
+    own_stage, _, rest = signature.partition(":")
+    kind, _, message = rest.partition(":")
+    return f"{own_stage}:{kind}:{normalised(message)}" if _TYPES.fullmatch(kind) else signature
 
 
 def source_hash(source: str) -> str:

@@ -21,7 +21,7 @@ ALLOWED = {
     "templating": set(),
     "severity": {"contract"},
     "searching": {"contract", "corpus", "errors", "stage_names"},
-    "signatures": {"stage_names"},
+    "signatures": {"contract", "stage_names"},
     "case": {"casefiles", "errors", "sides", "signatures"},
     "corpus": {"contract", "errors", "hints", "settings", "severity", "signatures"},
     "facts": {"errors", "stage_names"},

@@ -32,6 +32,8 @@ def test_errors_that_differ_in_numbers_and_names_are_the_same():
     two = "Expected size [8, 2] of buf7 at 0x7faa but 'arg1_1' has 2"
     assert normalised(one) == normalised(two)
     assert normalised(one) != normalised("another error")
+    symbolic, fixed = "failed in View([s97, s3], [s97, 1])", "failed in View([16], [32, 1])"
+    assert normalised(symbolic) == normalised(fixed) == normalised(normalised(fixed)) != normalised("failed in View")
 
 
 def test_a_crash_has_a_signature_without_a_culprit():

@@ -11,9 +11,13 @@ from torch._inductor import compile_fx, lowering
 from torch._inductor.virtualized import V
 
 from fuzzcompile.case import load_case
+from fuzzcompile.contract import broken_bits
 from fuzzcompile.contracts.promised import judge_promised, promises_of
+from fuzzcompile.judging.probe import Target
 from fuzzcompile.judging.refusals import CannotJudge
 from fuzzcompile.judging.triage import triage
+from fuzzcompile.reduction.writing import Written
+from fuzzcompile.worker.minimize import ProbeTask, judge_source, probe_candidate
 
 pytestmark = pytest.mark.usefixtures("no_workarounds")
 
@@ -123,6 +127,31 @@ def test_casts_that_are_promised_and_elided_are_named(write_case):
     assert report.verdict == "precision_loss"
     assert report.promise.startswith("emulate_precision_casts: ")
     assert (report.attribution.culprit.stage, report.attribution.culprit.rewrite) == ("lowering", "aten.mul.Tensor")
+
+
+@pytest.mark.slow
+def test_a_reduction_holds_candidates_to_the_broken_promise():
+    source = HEAD + CASTS + CHAIN + SHORT
+    with unrounded():
+        report = judge_source(source)
+        target = Target.of(report)
+        asked = {text: probe_candidate(ProbeTask(Written(text, {}), target, screen=False)) for text in (
+            source.replace("return (x * x + x).sub(0.25).mul(x)", "return x * x + x"),
+            source.replace("return (x * x + x).sub(0.25).mul(x)", "return x.sub(0.25).add(x)"),
+            source.replace(CASTS, ""),
+        )}  # fmt: skip
+    assert report["verdict"] == "precision_loss" and not target.screens
+    assert target.promise == report["evidence"]["promise"] is not None
+    assert [probed.matches for probed in asked.values()] == [True, False, False]
+    assert [probed.is_bug for probed in asked.values()] == [True, True, False]
+
+
+def test_bits_alone_are_at_stake_where_a_promise_is_broken_and_no_value_is_wrong():
+    evidence = {"promise": "emulate_precision_casts: kept", "outputs": [{"finding": "close"}]}
+    report = {"verdict": "precision_loss", "evidence": evidence}
+    assert broken_bits(report) == evidence["promise"]
+    assert broken_bits({**report, "evidence": {**evidence, "outputs": [{"finding": "far"}]}}) is None
+    assert broken_bits({**report, "verdict": "accepts_invalid"}) is None
 
 
 def test_equal_bits_need_no_further_compile_and_no_setting_means_no_promise(write_case):

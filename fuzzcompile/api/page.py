@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from fuzzcompile.contract import ReportJson, told
 from fuzzcompile.reporting.circumstances import circumstances, several
 from fuzzcompile.reporting.facts import IssueFacts
-from fuzzcompile.reporting.proof import workaround_with_cost
+from fuzzcompile.reporting.proof import role_of, workaround_with_cost
 from fuzzcompile.reporting.tables import error_rows
 from fuzzcompile.reporting.verdict import advice, describe_culprit, meaning
 from fuzzcompile.templating import environment
@@ -42,7 +42,7 @@ def notebook_html(report: ReportJson, name: str, place: str) -> str:
 def _facts(report: ReportJson, name: str) -> Iterator[tuple[str, str]]:
     culprit = report.get("culprit")
     if culprit:
-        yield "Culprit", describe_culprit(culprit)
+        yield role_of(culprit).capitalize(), describe_culprit(culprit)
     elif report["is_bug"]:
         yield "Culprit", "not attributed"
     elif report.get("changed_bits"):

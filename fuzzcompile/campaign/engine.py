@@ -44,6 +44,7 @@ from fuzzcompile.judging.cut_short import unjudged
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.reporting.verdict import name_of
 from fuzzcompile.severity import rank
+from fuzzcompile.worker.asking import can_resume
 from fuzzcompile.worker.lost import left_behind, report_of, unlooked, unstartable, verdict_of
 from fuzzcompile.worker.reductions import Minimized
 from fuzzcompile.worker.tasks import Judged
@@ -260,9 +261,7 @@ class Engine:
     def _lost(self, error: WorkerFailed, job: Job) -> Iterator[Event]:
         """The worker crashed, hung or used too much memory: the case's verdict, if it happens twice."""
         if job.minimizes is not None:
-            self._given_up.add(job.minimizes)
-            again = command("minimize", job.minimizes, corpus=self.store.location)
-            yield Trouble(f"minimizing {job.minimizes}: {error}; `{again}` tries again")
+            yield self._lost_minimizing(error, job, job.minimizes)
             return
         compiling, report = left_behind(job.marker)
         if report is not None:
@@ -279,6 +278,15 @@ class Engine:
         yield from self._announce(stored, report, job)
         if compiling and not (slow or job.retry):
             self._work.judge(job.case, job.index, retry=True, screen=job.screen)
+
+    def _lost_minimizing(self, error: WorkerFailed, job: Job, finding: str) -> Trouble:
+        """A candidate took its worker down: the search goes on without it, unless there are too many of them."""
+        if job.report is not None and not isinstance(error, WorkerTimeout) and can_resume(job.marker):
+            self._work.minimize_later(finding, job.case, job.report)
+            return Trouble(f"minimizing {finding}: {error} over a candidate; the search goes on without it")
+        self._given_up.add(finding)
+        again = command("minimize", finding, corpus=self.store.location)
+        return Trouble(f"minimizing {finding}: {error}; `{again}` tries again")
 
     def _raised(self, error: Exception, job: Job) -> Iterator[Event]:
         """Store our own failure, or a case that could not be judged, as unjudged."""

@@ -29,9 +29,10 @@ _CONFIRMING_SECONDS = 240.0
 
 @dataclass
 class Job:
-    """A case that is judged, or with ``minimizes`` the finding whose case is minimized.
+    """A case that is judged, or with ``minimizes`` the finding whose case is minimized, and its ``report``.
 
-    ``index`` is the place in the stream (None for a secondary candidate).
+    ``marker`` is what the worker leaves if it is lost (`JudgeTask.marker`, `MinimizeTask.state`). ``index`` is the
+    place in the stream (None for a secondary candidate).
     """
 
     case: Drawn
@@ -41,6 +42,7 @@ class Job:
     started: float = field(default_factory=time.monotonic)
     retry: bool = False
     minimizes: str | None = None
+    report: ReportJson | None = None
     screen: bool = False
 
     @property
@@ -103,8 +105,11 @@ class Jobs:
     def minimize(self, finding: str, case: Drawn, report: ReportJson, seconds: float) -> None:
         """Have the case of a finding minimized: a search of about ``seconds``, and its end."""
         choices, profile = recipe_of(case.choices, case.spec)
-        task = MinimizeTask(case.source, report, choices, profile, seconds, vetoes=self.settings.vetoes)
-        minimizing = Job(case, None, *self._paths(case), minimizes=finding)
+        path, state = self._paths(case, f"{finding}.state")
+        task = MinimizeTask(
+            case.source, report, choices, profile, seconds, vetoes=self.settings.vetoes, state=str(state)
+        )
+        minimizing = Job(case, None, path, state, minimizes=finding, report=report)
         self._submit(MINIMIZE, task, f"minimize {finding}", minimizing, limit=seconds + _CONFIRMING_SECONDS)
 
     def ended(self, timeout: float) -> list[tuple[Future[Result], Job]]:

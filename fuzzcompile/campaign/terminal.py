@@ -202,7 +202,11 @@ def _mark(line: FindingLine) -> str:
 
 
 def _proof(line: FindingLine) -> str:
-    without = {True: "gone without the culprit", False: "stays without the culprit", None: "not tried without it"}
+    without = {
+        True: "gone without the culprit",
+        False: "not proved: it stays without the culprit",
+        None: "not tried without it",
+    }
     parts = [without[line.necessary], f"{line.hits} hit{'s' if line.hits != 1 else ''}"]
     if line.reproducer_lines is None:
         parts.append("not minimized yet")

@@ -4,42 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import json
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 
 from fuzzcompile.campaign.drawing import recipe_of
-from fuzzcompile.casefiles import defines_make, read_case_file
+from fuzzcompile.casefiles import read_case_file
+from fuzzcompile.commands.pooled import PooledTools
 from fuzzcompile.commands.triage import triage_files
 from fuzzcompile.contract import ReportJson, told
 from fuzzcompile.corpus import CaseRecord, Store
 from fuzzcompile.errors import EnvironmentUnfit, UsageError
-from fuzzcompile.execution.pool import RemoteError, WorkerFailed, WorkerOutOfMemory, WorkerPool, WorkerStartFailed
 from fuzzcompile.generation import Profile
 from fuzzcompile.judging.probe import Keep, Target
-from fuzzcompile.oracle.verdicts import Verdict
-from fuzzcompile.reduction.jobs import Capture
+from fuzzcompile.reduction.evaluating import guarded
 from fuzzcompile.reduction.minimize import minimize as reduce_case
-from fuzzcompile.reduction.outcome import Probed, Tally
-from fuzzcompile.reduction.program import Program
+from fuzzcompile.reduction.outcome import Tally
 from fuzzcompile.reduction.search import Budget, Progress
-from fuzzcompile.reduction.writing import Written
 from fuzzcompile.signatures import source_hash
 from fuzzcompile.worker.conditions import Conditions
-from fuzzcompile.worker.lost import unstartable, verdict_of
-from fuzzcompile.worker.minimize import ProbeTask, capture_programs, job_of, judge_source, probe_candidate
+from fuzzcompile.worker.minimize import job_of
 from fuzzcompile.worker.pool import LEAST_THREADS, open_pool
 from fuzzcompile.worker.reductions import CONCLUDING, CONFIRMING, LEAST_SEARCH, Minimized
-
-# Seconds that one candidate may take: less than the case did, which was judged within the limits.
-_CANDIDATE_TIME = 90.0
-
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -176,65 +166,17 @@ def minimize(
         write_state(state, subject, tally)
     reserved = CONCLUDING if job.for_issue else CONFIRMING
     budget = Budget(tally.tests + compiles, max(ends - reserved, time.monotonic() + LEAST_SEARCH))
-    with open_pool(conditions, 1, least_threads=LEAST_THREADS) as pool:
-        tools = PooledTools(pool, target, conditions.vetoes, subject.report)
-        outcome = reduce_case(job, tools, budget, tally=tally, on_progress=progressed)
+    with (
+        tempfile.TemporaryDirectory(prefix="fuzzcompile-") as folder,
+        open_pool(conditions, 1, least_threads=LEAST_THREADS) as pool,
+    ):
+        tools = PooledTools(pool, target, conditions.vetoes, subject.report, Path(folder, "eager"))
+        with guarded(lambda program: contextlib.nullcontext(tools.survives(program))):
+            outcome = reduce_case(job, tools, budget, tally=tally, on_progress=progressed)
         pool.kill_workers()
     if state is not None and outcome.finished:
         state.unlink(missing_ok=True)
     return Minimized.of(outcome, subject.source)
-
-
-@dataclass
-class PooledTools:
-    """Compiles candidates in a pool's worker: one that crashes or hangs costs the worker and nothing else."""
-
-    pool: WorkerPool
-    target: Target
-    vetoes: tuple[str, ...]
-    report: ReportJson
-    thorough: bool = False
-
-    def probe(self, candidate: Written, *, screen: bool) -> Probed:
-        """Whether and how a candidate fails; a lost worker is a crash or a time-out of the candidate."""
-        task = ProbeTask(candidate, self.target, screen, self.thorough, self.vetoes)
-        limit = _CANDIDATE_TIME if self.target.verdict != Verdict.TIMEOUT else None
-        try:
-            return self._done(candidate.source, partial(probe_candidate, task), limit)
-        except WorkerStartFailed as error:
-            raise unstartable(error) from error
-        except WorkerOutOfMemory:
-            return Probed(False, False, "memory")
-        except WorkerFailed as error:
-            verdict = verdict_of(error)
-            return Probed(verdict == self.target.verdict, True, str(verdict))
-        except RemoteError as error:
-            return Probed(False, False, error.kind)
-
-    def programs(self, source: str, capture: Capture) -> Sequence[Program]:
-        """The captured graphs of a source; none if its worker is lost."""
-        try:
-            return self._done(source, partial(capture_programs, source, capture))
-        except (WorkerFailed, RemoteError):
-            return []
-
-    def judge(self, source: str) -> ReportJson:
-        """The full report on a source; of a lost worker's, only the verdict is new."""
-        try:
-            return self._done(source, partial(judge_source, source, self.vetoes, self.target.causes))
-        except WorkerFailed as error:
-            return {**self.report, "verdict": str(verdict_of(error)), "cost": {"compiles": 1}}
-        except RemoteError as error:
-            return {**self.report, "verdict": "invalid", "is_bug": False, "signature": None, "detail": str(error)}
-
-    def become_thorough(self) -> None:
-        """From now on, probe as triage judges."""
-        self.thorough = True
-
-    def _done(self, source: str, call: Callable[[], Result], limit: float | None = None) -> Result:
-        # A script may change its process for good, so its worker runs nothing else.
-        spends = not defines_make(source)
-        return self.pool.schedule(call, label="minimize", time_limit=limit, spends=spends).result()
 
 
 def read_state(state: Path, subject: Subject) -> Tally:

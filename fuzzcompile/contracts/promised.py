@@ -14,6 +14,7 @@ from fuzzcompile.compiler.unseen import gathered, gathering
 from fuzzcompile.contracts import batch, eager, repeated
 from fuzzcompile.contracts.bitwise import BitwiseJudge, broken_by, gravest
 from fuzzcompile.contracts.execution import Compiles
+from fuzzcompile.contracts.parting import Promise
 from fuzzcompile.contracts.settings import strict_settings
 from fuzzcompile.judging.promises import asks_for_casts, promise
 from fuzzcompile.judging.report import Report
@@ -48,6 +49,25 @@ def promises_of(case: Case, device: torch.device, *, rounding: bool) -> dict[str
     if torch.are_deterministic_algorithms_enabled():
         promises[repeated.NAME] = DETERMINISTIC
     return promises
+
+
+def broken_again(
+    case: Case, device: torch.device, wanted: str, *, vetoes: Sequence[str] = ()
+) -> tuple[Promise | None, int]:
+    """The promise of equal bits that reports call ``wanted``, if a case asks for it and breaks it; and the compiles.
+
+    Args:
+        case: a smaller form of one that breaks it.
+        device: where it runs.
+        wanted: of the values of :func:`promises_of`.
+        vetoes: rewrites that are refused.
+    """
+    names = tuple(name for name, words in promises_of(case, device, rounding=True).items() if words == wanted)
+    if not names:
+        return None, 0
+    compiles = Compiles(case, device, tuple(vetoes))
+    promises, _ = BitwiseJudge(compiles, ReplayCount(), names, proves=False).promises()
+    return gravest(promises), compiles.count
 
 
 # Of the strict settings, those that promise something else than eager's bits.

@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 from fuzzcompile.corpus import merging, recording
 from fuzzcompile.corpus.importing import Arrived, Said, put_said
 from fuzzcompile.corpus.marking import Mark, status_of
+from fuzzcompile.corpus.matching import best_report, finding_of
 from fuzzcompile.corpus.models import (
     CampaignRow,
     CaseRow,
@@ -107,7 +108,8 @@ def put_finding(session: Session, other: Session, row: FindingRow) -> Arrived:
     Raises:
         ValueError: none of its runs is here.
     """
-    known = merging.finding_of(session, row.signature)
+    report = best_report(other, row)
+    known = finding_of(session, row.signature, report)
     if known is None:
         raise ValueError("it has no runs")
     put_said(session, known.id, _said(other, row), known.hits)
@@ -115,7 +117,7 @@ def put_finding(session: Session, other: Session, row: FindingRow) -> Arrived:
     for reproducer in other.scalars(select(ReproducerRow).where(ReproducerRow.finding_id == row.id)):
         kept = recording.put_reproducer(session, finding_id, reproducer_record(other, reproducer))
         merged += kept.merged
-    left = merging.finding_of(session, row.signature)
+    left = finding_of(session, row.signature, report)
     name = public_id(known.id if left is None else left.id)
     return Arrived(f"{public_id(row.id)} {row.signature}", "known", name, merged=tuple(map(public_id, merged)))
 

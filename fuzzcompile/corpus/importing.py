@@ -22,6 +22,7 @@ from sqlalchemy.orm import Session
 from fuzzcompile.corpus import merging, recording
 from fuzzcompile.corpus.exporting import REPORT_FILE, SOURCE_FILES
 from fuzzcompile.corpus.marking import Mark, status_of
+from fuzzcompile.corpus.matching import finding_of
 from fuzzcompile.corpus.models import CaseRow, FindingRow, FormerNameRow, RelatedRow, ReplayRow, RunRow, UmbrellaRow
 from fuzzcompile.corpus.records import CaseRecord, Related, Replay, Reproducer, Umbrella, public_id
 from fuzzcompile.errors import UsageError
@@ -145,9 +146,9 @@ def original_in(export: Export) -> tuple[str, str | None]:
 def settle_duplicates(session: Session, originals: Iterable[tuple[str, str | None]]) -> None:
     """Link imported duplicates to their originals, which may have come after them; both are named by signature."""
     for signature, original in originals:
-        row = merging.finding_of(session, signature)
+        row = finding_of(session, signature)
         if original and row is not None and row.status == "dup" and row.duplicate_of_id is None:
-            found = merging.finding_of(session, original)
+            found = finding_of(session, original)
             row.duplicate_of_id = None if found is None or found.id == row.id else found.id
 
 
@@ -186,11 +187,11 @@ def _known(session: Session, signature: str, case: str, own: str | None) -> tupl
     for row in session.scalars(of_case):
         if agree(row.signature, signature):
             return row, signature
-    known = merging.finding_of(session, signature)
+    known = finding_of(session, signature)
     if known is None or known.severity == own or coarse(signature) != signature:
         return known, signature
     apart = refined(signature, f"{PROGRAM}{case[:12]}")
-    return (known, signature) if apart == signature else (merging.finding_of(session, apart), apart)
+    return (known, signature) if apart == signature else (finding_of(session, apart), apart)
 
 
 def _texts(listed: object) -> tuple[str, ...]:

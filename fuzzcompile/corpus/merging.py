@@ -1,9 +1,9 @@
-"""Which finding a report belongs to, what a finding shows, and how two of them become one.
+"""What a finding shows, whose a reproducer is, and how two findings become one.
 
-Three rules (ARCHITECTURE.md, "Contracts"). A signature that was refined replaces a coarse one of the same place. Two
+Four rules (ARCHITECTURE.md, "Contracts"). A signature that was refined replaces a coarse one of the same place. Two
 findings that get the same signature are one, and so are two whose confirmed reproducers are the same program up to
-names, unless one raises where the other runs. And a reproducer that shows another cause than its finding is no
-reproducer of it.
+names, unless one raises where the other runs. Two findings of one proved culprit that raise alike are one. And a
+reproducer that shows another cause than its finding is no reproducer of it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session
 
+from fuzzcompile.corpus.matching import best_report, twins_of
 from fuzzcompile.corpus.models import (
     CaseRow,
     FindingRow,
@@ -23,12 +24,11 @@ from fuzzcompile.corpus.models import (
     ReproducerRow,
     RunRow,
 )
-from fuzzcompile.corpus.querying import starts_with
 from fuzzcompile.corpus.records import public_id
 from fuzzcompile.corpus.speaking import speaks_for
 from fuzzcompile.corpus.umbrellas import umbrella_of
 from fuzzcompile.severity import Severity, rank, severity
-from fuzzcompile.signatures import agree, coarse, fingerprint, is_provisional, is_unproved, same_place
+from fuzzcompile.signatures import agree, fingerprint, is_provisional, is_unproved, raised_alike, same_place
 
 if TYPE_CHECKING:
     from fuzzcompile.contract import ReportJson
@@ -39,27 +39,7 @@ Rank: TypeAlias = tuple[tuple[int, bool], bool, bool, bool, int]
 OPEN = "open"
 
 
-# -- which finding ----------------------------------------------------------------------------------
-
-
-def finding_of(session: Session, signature: str) -> FindingRow | None:
-    """The finding that a report of this signature is a hit of; None if it is a new one.
-
-    A coarse signature is a hit of the only refined one of its place. Where there are several, nobody can say which
-    until the case has been minimized.
-    """
-    exact = session.scalar(select(FindingRow).where(FindingRow.signature == signature))
-    if exact is not None:
-        return exact
-    place = coarse(signature)
-    if place == signature:
-        refined = session.scalars(select(FindingRow).where(starts_with(session, f"{place}:"))).all()
-        refined = [row for row in refined if same_place(row.signature, signature)]
-        if refined:
-            return refined[0] if len(refined) == 1 else None
-    former = select(FormerNameRow.finding_id).where(FormerNameRow.signature == signature).distinct()
-    names = session.scalars(former.limit(2)).all()
-    return session.get_one(FindingRow, names[0]) if len(names) == 1 else None
+# -- whose a reproducer is ----------------------------------------------------------------------------------
 
 
 def new_finding(session: Session, signature: str, run: RunRow) -> FindingRow:
@@ -100,16 +80,19 @@ def settle(
             finding = _merge(session, [finding, namesake], merged)
         finding.signature = signature
         session.flush()
-    twins = _of_the_same_program(session, finding, reproducer)
-    if twins:
+    report = cast("ReportJson", reproducer.report or {})
+    twins = [*_of_the_same_program(session, finding, reproducer), *twins_of(session, finding, report)]
+    if twins := list(dict.fromkeys(twins)):
         finding = _merge(session, [finding, *twins], merged)
     return finding, tuple(merged)
 
 
-def belongs_apart(finding: FindingRow, reproducer: ReproducerRow) -> bool:
+def belongs_apart(session: Session, finding: FindingRow, reproducer: ReproducerRow) -> bool:
     """Whether the reproducer shows another cause than the finding it was made for, at the same place."""
     signature = _signature(reproducer) or finding.signature
-    return same_place(signature, finding.signature) and not agree(signature, finding.signature)
+    if not same_place(signature, finding.signature) or agree(signature, finding.signature):
+        return False
+    return not raised_alike(cast("ReportJson", reproducer.report), best_report(session, finding))
 
 
 def move_apart(session: Session, finding: FindingRow, reproducer: ReproducerRow) -> tuple[FindingRow, bool]:
@@ -144,7 +127,7 @@ def move_apart(session: Session, finding: FindingRow, reproducer: ReproducerRow)
 def choose(session: Session, finding: FindingRow) -> None:
     """Let the finding speak of its best reproducer, or of its best run if no confirmed one shows it."""
     rows = session.scalars(select(ReproducerRow).where(ReproducerRow.finding_id == finding.id)).all()
-    best = min(rows, key=lambda row: _place_of_reproducer(finding, row), default=None)
+    best = min(rows, key=lambda row: _place_of_reproducer(session, finding, row), default=None)
     finding.best_reproducer_id = None if best is None else best.id
     run = session.get_one(RunRow, finding.best_run_id)
     finding.speaks_by_reproducer = (
@@ -190,9 +173,11 @@ def run_rank(report: ReportJson, source: str) -> Rank:
     )
 
 
-def _place_of_reproducer(finding: FindingRow, row: ReproducerRow) -> tuple[bool, bool, tuple[int, bool], int, int]:
+def _place_of_reproducer(
+    session: Session, finding: FindingRow, row: ReproducerRow
+) -> tuple[bool, bool, tuple[int, bool], int, int]:
     return (
-        belongs_apart(finding, row),
+        belongs_apart(session, finding, row),
         not row.confirmed,
         rank(cast("ReportJson | None", row.report)),
         row.lines,
@@ -209,7 +194,7 @@ def _replaces(session: Session, signature: str, finding: FindingRow, reproducer:
         return False
     if is_unproved(finding.signature) or _says_more(signature, finding.signature):
         return True
-    return belongs_apart(finding, reproducer) and _is_all_there_is(session, finding, reproducer)
+    return belongs_apart(session, finding, reproducer) and _is_all_there_is(session, finding, reproducer)
 
 
 def _says_more(signature: str, known: str) -> bool:

@@ -14,7 +14,7 @@ from fuzzcompile.corpus import keeping
 from fuzzcompile.corpus.connection import explained_errors, integrity
 from fuzzcompile.corpus.keeping import Stats
 from fuzzcompile.corpus.location import describe
-from fuzzcompile.corpus.merging import finding_of
+from fuzzcompile.corpus.matching import finding_of
 from fuzzcompile.corpus.models import (
     CampaignRow,
     CaseRow,

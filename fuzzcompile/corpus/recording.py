@@ -16,6 +16,7 @@ from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
 from fuzzcompile.corpus import merging
+from fuzzcompile.corpus.matching import finding_of, keep_name
 from fuzzcompile.corpus.models import (
     CaseRow,
     CoverageRow,
@@ -160,7 +161,7 @@ def put_reproducer(session: Session, finding_id: int, reproducer: Reproducer, re
         row.environment_id = put_environment(session, reproducer.environment)
     session.flush()
     is_new, anew = False, replaces is not None
-    if merging.belongs_apart(finding, row) and not anew:
+    if merging.belongs_apart(session, finding, row) and not anew:
         finding, is_new = merging.move_apart(session, finding, row)
     finding, merged = merging.settle(session, finding, row, anew=anew)
     merging.choose(session, finding)
@@ -186,10 +187,12 @@ def put_related(session: Session, finding_id: int, related: Sequence[Related], q
 
 def _count_finding(session: Session, run: RunRow, signature: str, source: str) -> bool:
     """Count the run as a hit of its finding; whether the finding is new."""
-    row = merging.finding_of(session, signature)
+    row = finding_of(session, signature, cast("ReportJson", run.report))
     is_new = row is None
     if row is None:
         row = merging.new_finding(session, signature, run)
+    else:
+        keep_name(session, row, signature)
     row.hits += 1
     row.first_seen, row.last_seen = min(row.first_seen, run.created), max(row.last_seen, run.created)
     run.finding_id = row.id

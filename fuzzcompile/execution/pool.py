@@ -118,6 +118,7 @@ class WorkerPool(Executor):
         label: str | None = None,
         time_limit: float | None = None,
         spends: bool = False,
+        counts: bool = True,
     ) -> Future[T]:
         """Run ``fn(*args, **kwargs)``; a call that cannot be pickled fails its future.
 
@@ -128,6 +129,7 @@ class WorkerPool(Executor):
             label: the name of the task in ``workers()``; that of the function by default.
             time_limit: seconds (None: the pool's limit, ``math.inf``: none).
             spends: replace the worker after the task, so that the task's effects on its process end with it.
+            counts: whether it is one of the ``max_tasks`` of its worker: a light task that leaves nothing is not.
 
         Raises:
             RuntimeError: the pool is shut down.
@@ -141,7 +143,7 @@ class WorkerPool(Executor):
             return future
         limit = self._time_limit if time_limit is None else time_limit
         name = label or str(getattr(fn, "__qualname__", fn))
-        self._queue.put(Task(future, call, name, limit, spends))
+        self._queue.put(Task(future, call, name, limit, spends, counts))
         return future
 
     def workers(self) -> list[WorkerState]:

@@ -240,7 +240,7 @@ class Slot:
             self._settle_lost(worker, task, begun)
             return
         _deliver(task, reply, payload)
-        self._served += 1
+        self._served += task.counts
         if task.spends or self._worn_out(worker):
             self._retire_worker(WorkerProcess.stop)
 

@@ -18,7 +18,7 @@ class Task:
     """A call that waits for a worker; ``call`` is pickled (function, args, kwargs).
 
     ``deliveries`` counts the workers that died before they began the call; ``spends`` says that its worker must not
-    run another task afterwards.
+    run another task afterwards, ``counts`` that it is one of those after which a worker is replaced.
     """
 
     future: Future[Any]
@@ -26,6 +26,7 @@ class Task:
     label: str
     time_limit: float | None
     spends: bool = False
+    counts: bool = True
     deliveries: int = 0
 
     def fail(self, failure: Exception) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -15,10 +15,11 @@ from fuzzcompile.case import Case
 from fuzzcompile.compiler.hooks import initialise_patterns
 from fuzzcompile.compiler.labels import family_of
 from fuzzcompile.compiler.session import Compilation
+from fuzzcompile.contract import broken_bits
 from fuzzcompile.judging.decision import confirmed, decide
 from fuzzcompile.oracle.judgement import wrong_values
 from fuzzcompile.oracle.verdicts import Verdict
-from fuzzcompile.signatures import fingerprint, normalised
+from fuzzcompile.signatures import broken, broken_by, fingerprint, normalised, renewed
 from fuzzcompile.stage_names import AROUND_CAPTURE, BEHIND_GRAPHS, GRAPH_STAGES
 from fuzzcompile.stages.base import Suspect
 from fuzzcompile.stages.rewriting import rewrites_visible
@@ -43,8 +44,8 @@ class Probe:
 
     ``suspects`` are the suspects of the stages that were asked, most telling first. ``error`` is the type and message
     of what was raised, without what changes from case to case. ``outcomes`` are the stage and family of whatever
-    matched, each with what became of it, ``right_values`` whether nothing but strides and aliases can be wrong, and
-    ``outputs`` what the compiled program returned.
+    matched, each with what became of it, ``right_values`` whether nothing but strides and aliases can be wrong,
+    ``broken`` what broke where values are right, and ``outputs`` what the compiled program returned.
     """
 
     verdict: Verdict
@@ -55,6 +56,7 @@ class Probe:
     screens: int = 0
     outcomes: frozenset[tuple[str, str, str]] = frozenset()
     right_values: bool = False
+    broken: str | None = None
     outputs: tuple[torch.Tensor, ...] = field(default=(), compare=False, repr=False)
 
     @property
@@ -69,7 +71,8 @@ class Target:
 
     ``named`` says that a culprit has a name; otherwise ``error`` distinguishes one error from another, and all else is
     held by stage. ``causes`` holds the fingerprint of the cause, if it is known: no probe looks for it, but a full
-    judgement tries it first.
+    judgement tries it first. ``broken`` is what broke, where the signature says so. ``promise`` is the promise of equal
+    bits that is broken where no value is wrong: no probe shows that (`fuzzcompile.contracts.promised.broken_again`).
     """
 
     verdict: str
@@ -80,6 +83,8 @@ class Target:
     named: bool = True
     error: str | None = None
     causes: tuple[str, ...] = ()
+    broken: str | None = None
+    promise: str | None = None
 
     @classmethod
     def of(cls, report: Mapping[str, Any], keep: Keep = "culprit") -> Target:
@@ -88,18 +93,30 @@ class Target:
         families = tuple((culprit.get("family") or "").split("+"))
         stage, named = culprit.get("stage"), culprit.get("rewrite") is not None
         # The signature of an error without a culprit: stage, type and message.
-        parts = str(report.get("signature") or "").split(":", 2)
+        parts = renewed(str(report.get("signature") or "")).split(":", 2)
         error = None
         if not named and Verdict(report["verdict"]).kind == "error" and len(parts) == 3 and parts[1] != "-":
             error = f"{parts[1]}: {parts[2]}"[:_MESSAGE]
-        cause = fingerprint(str(report.get("signature") or ""))
+        signature = str(report.get("signature") or "")
+        cause = fingerprint(signature)
         causes = () if cause is None or keep == "verdict" else (cause,)
-        return cls(report["verdict"], stage, culprit.get("source"), families, keep, named, error, causes)
+        return cls(
+            report["verdict"],
+            stage,
+            culprit.get("source"),
+            families,
+            keep,
+            named,
+            error,
+            causes,
+            broken(signature),
+            broken_bits(report),
+        )
 
     @property
     def screens(self) -> bool:
         """Whether it may show where graphs are interpreted instead of compiled."""
-        return self.stage in _SCREENABLE and self.verdict not in _NEEDS_CODE
+        return self.stage in _SCREENABLE and self.verdict not in _NEEDS_CODE and self.promise is None
 
     @property
     def looks(self) -> str | None:
@@ -118,6 +135,8 @@ class Target:
             return False
         if self.keep == "verdict":
             return True
+        if self.broken is not None and self.broken != probe.broken:
+            return False
         if self.stage in GRAPH_STAGES:
             return probe.suspect is not None and self._is(probe.suspect)
         if self.looks is not None:
@@ -141,6 +160,7 @@ def probe(
     screen: bool = False,
     thorough: bool = False,
     target: Target | None = None,
+    on_eager: Callable[[], None] = lambda: None,
 ) -> Probe:
     """One compile and its replays: what a reduction asks of every candidate.
 
@@ -153,6 +173,7 @@ def probe(
             cannot distinguish from rounding.
         target: the bug that is looked for; only the suspects that it may name are worked out. Unless it is an input
             that compiled code accepts and eager refuses, a program that raises in eager is not compiled.
+        on_eager: called once eager has run, before anything is compiled.
 
     Raises:
         CaseError: ``make()`` fails.
@@ -161,8 +182,10 @@ def probe(
     looks = target.looks if target is not None else None
     how = Compilation(vetoes=tuple(vetoes), screen=screen, kernels=looks in BEHIND_GRAPHS and not screen)
     experiments = Experiments(case, device, how)
-    if target is not None and target.verdict != Verdict.ACCEPTS_INVALID and experiments.runs.eager.failure:
+    failed = experiments.runs.eager.failure
+    if target is not None and target.verdict != Verdict.ACCEPTS_INVALID and failed:
         return Probe(Verdict.INVALID, False, compiles=0)
+    on_eager()
     trial = experiments.trial()
     steps = steps_of(trial.ledger, ReplayCount())
     verdict = trial.judgement.verdict
@@ -185,6 +208,7 @@ def probe(
         experiments.screens,
         frozenset((rule.stage, family_of(rule.rewrite), outcome) for rule, outcome in trial.ledger.coverage),
         failure is None and all(c.finding in _RIGHT_VALUES for c in trial.judgement.comparisons),
+        broken_by(verdict, (c.finding for c in trial.judgement.comparisons)),
         tuple(value.value for value in trial.observation.values if value.kind == "output" and value.is_tensor),
     )
 

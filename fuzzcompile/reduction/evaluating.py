@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,10 @@ from fuzzcompile.reduction.filling import input_expression
 from fuzzcompile.reduction.program import Program
 from fuzzcompile.reduction.writing import Writer
 
+# Asked before a program runs in this process, which it may take down; the block that it opens is left once it has run.
+Guard = Callable[[Program], AbstractContextManager[bool]]
+_guards: list[Guard] = []
+_ENDS = "its eager run ends the process"
 # Characters of an error that say which one it is: the sizes that are wrong come later.
 _MESSAGE = 60
 
@@ -47,8 +52,29 @@ def without_sizes(error: str) -> str:
     return re.sub(r"'[^']*'|\[[^]]*\]|-?\d+(?:\.\d+)?", "…", error)[:_MESSAGE]
 
 
+@contextlib.contextmanager
+def guarded(guard: Guard) -> Iterator[None]:
+    """Let ``guard`` say of each program in this block whether this process survives its eager run.
+
+    Sizes that do not fit together make some operators of eager mode read out of bounds (``torch.lstm`` in torch 2.13).
+    """
+    _guards.append(guard)
+    try:
+        yield
+    finally:
+        _guards.pop()
+
+
 def evaluate(program: Program) -> Evaluation:
-    """Run the program as its case file would, keep the error it raises, and restore the random state."""
+    """Run the program as its case file would, keep the error it raises, and restore the random state.
+
+    A program that a guard holds back counts as one that fails at its first statement.
+    """
+    with _guards[-1](program) if _guards else nullcontext(True) as survives:
+        return _evaluated(program) if survives else Evaluation({}, 0, _ENDS)
+
+
+def _evaluated(program: Program) -> Evaluation:
     namespace: dict[str, object] = {"torch": torch, "F": torch.nn.functional}
     values: dict[str, object] = {}
     writer = Writer(set())

@@ -16,7 +16,7 @@ from fuzzcompile.reduction.program import Program
 from fuzzcompile.reduction.scripts.sources import case_part
 from fuzzcompile.reduction.search import Prober
 from fuzzcompile.reduction.writing import model_lines
-from fuzzcompile.signatures import agree, coarse, is_unproved
+from fuzzcompile.signatures import agree, coarse, is_unproved, raised_alike
 
 _ERROR = re.compile(r"\w+(?:Error|Exception)\b: [^;\n]*")
 
@@ -63,7 +63,8 @@ class Job:
 def same_bug(wanted: ReportJson, reached: ReportJson, keeps: str = "culprit") -> bool:
     """Whether two reports describe the same bug.
 
-    They do if their signatures agree (:func:`~fuzzcompile.signatures.agree`). If a culprit has low confidence, the kind
+    They do if their signatures agree (:func:`~fuzzcompile.signatures.agree`), or if one proved culprit raises alike in
+    both. If a culprit has low confidence, the kind
     of verdict and the stage decide, unless the causes are known to be two; if ``keeps`` is "verdict", the kind of
     verdict alone. A large case may name no culprit because its time was up: then the kind of verdict and the error that
     was raised decide, and the smaller case says more.
@@ -72,7 +73,7 @@ def same_bug(wanted: ReportJson, reached: ReportJson, keeps: str = "culprit") ->
         return False
     if keeps == "culprit":
         signatures = wanted.get("signature") or "", reached.get("signature") or ""
-        if agree(*signatures):
+        if agree(*signatures) or raised_alike(wanted, reached):
             return True
         if agree(*map(coarse, signatures)):
             return False  # the same place, for another cause

@@ -11,7 +11,7 @@ from pathlib import Path
 from fuzzcompile.contract import ReportJson
 from fuzzcompile.errors import UsageError
 from fuzzcompile.settings import Ignored
-from fuzzcompile.signatures import coarse, fingerprint
+from fuzzcompile.signatures import agree, renewed, same_place
 
 # What every signature begins with: a stage, then a source file, an error's type or "-".
 _SIGNATURE = re.compile(r"[a-z_]+:[^:\s]+:\S.*")
@@ -52,7 +52,7 @@ class Baseline:
         return cls(frozenset(_signatures(path, text)))
 
     def knows(self, report: ReportJson | None) -> bool:
-        """Whether the report shows a bug that is in the list; without a cause on either side, the place decides."""
+        """Whether the report shows a bug that is in the list; of what either side does not know, the rest decides."""
         if report is None or not report.get("is_bug"):
             return False
         signature = report.get("signature")
@@ -60,9 +60,8 @@ class Baseline:
             return True
         if signature is None:
             return False
-        if fingerprint(signature) is None:
-            return signature in set(map(coarse, self.signatures))
-        return not self.signatures.isdisjoint((signature, coarse(signature)))
+        listed = map(renewed, self.signatures)
+        return any(same_place(known, signature) and agree(known, signature) for known in listed)
 
 
 def _signatures(path: Path, text: str) -> Iterator[str]:

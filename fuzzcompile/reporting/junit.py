@@ -10,6 +10,7 @@ from junitparser import Error, Failure, Skipped, TestCase
 
 from fuzzcompile.contract import ReportJson
 from fuzzcompile.hints import Named
+from fuzzcompile.reporting.proof import role_of
 from fuzzcompile.reporting.told import stages_looked_at
 from fuzzcompile.reporting.verdict import advice, describe_culprit, meaning
 from fuzzcompile.reporting.xml import clean, document, result
@@ -51,7 +52,7 @@ def _failure(path: Path, report: ReportJson) -> str:
     culprit = report.get("culprit")
     lines = [
         str(report.get("detail") or ""),
-        f"culprit: {describe_culprit(culprit) if culprit else 'not attributed'}",
+        f"{role_of(culprit)}: {describe_culprit(culprit)}" if culprit else "culprit: not attributed",
         f"signature: {report['signature']}",
         *stages_looked_at(report),
         f"what to do: {advice(report, Named(str(path), published=True))}",

@@ -118,13 +118,23 @@ def plain_toggle(toggle: str) -> str:
     return f"`{text}`" if re.search(r"[=(]", text) else text
 
 
+def role_of(culprit: CulpritJson) -> str:
+    """What to call a culprit: a suspect where the bug stays without it and no replay shows that it changes a result."""
+    return "suspect" if _is_doubted(culprit) else "culprit"
+
+
+def _is_doubted(culprit: CulpritJson) -> bool:
+    return culprit.get("necessary") is False and culprit.get("step") is None
+
+
 def shown_of(culprit: CulpritJson) -> str:
     """What was shown of a culprit by compiling without it, and with every other optional rewrite off; may be empty."""
     parts = []
     if culprit.get("necessary") is not None:
         siblings = culprit.get("siblings")
         alike = f" and {', '.join(siblings)}, which takes its place" if siblings else ""
-        parts.append(f"the bug {'is gone' if culprit['necessary'] else 'stays'} without it{alike}")
+        doubt = "not proved: " if _is_doubted(culprit) else ""
+        parts.append(f"{doubt}the bug {'is gone' if culprit['necessary'] else 'stays'} without it{alike}")
     if culprit.get("sufficient") is not None:
         parts.append(f"{'it alone shows the bug' if culprit['sufficient'] else 'it alone does not show the bug'}")
     return "; ".join(parts)

@@ -14,6 +14,7 @@ from typing import TypeAlias
 from urllib.parse import quote
 
 from fuzzcompile.contract import ReportJson
+from fuzzcompile.reporting.proof import role_of
 from fuzzcompile.reporting.verdict import describe_culprit, meaning
 from fuzzcompile.severity import Severity, severity
 
@@ -102,7 +103,7 @@ def _result(case: Scanned, report: ReportJson, rules: Sequence[str]) -> Json:
     rule, culprit, rank = rule_of(report), report.get("culprit"), severity(report)
     message = f"{report['verdict']}: {meaning(report)}"
     if culprit:
-        message += f"; culprit: {describe_culprit(culprit)}"
+        message += f"; {role_of(culprit)}: {describe_culprit(culprit)}"
     properties = {
         "verdict": report["verdict"],
         "severity": rank,

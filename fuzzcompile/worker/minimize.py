@@ -5,26 +5,33 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import cast
 
 import torch
 
 from fuzzcompile.capture.loading import load
+from fuzzcompile.case import Case
 from fuzzcompile.casefiles import defines_make
 from fuzzcompile.contract import ReportJson
+from fuzzcompile.contracts.parting import Parting
+from fuzzcompile.contracts.promised import broken_again, judge_promised
 from fuzzcompile.errors import FuzzcompileError
 from fuzzcompile.execution.worker import current_device
 from fuzzcompile.generation import Profile
 from fuzzcompile.judging.probe import Keep, Target, probe
 from fuzzcompile.judging.triage import triage
 from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.reduction.evaluating import evaluate, guarded
 from fuzzcompile.reduction.jobs import Capture, Job
 from fuzzcompile.reduction.minimize import minimize as reduce_case
 from fuzzcompile.reduction.outcome import Probed
 from fuzzcompile.reduction.program import Program
 from fuzzcompile.reduction.search import Budget
-from fuzzcompile.reduction.writing import Written
+from fuzzcompile.reduction.writing import Written, case_source
+from fuzzcompile.signatures import source_hash
+from fuzzcompile.worker.asking import Asked
 from fuzzcompile.worker.capturing import programs_of, written_out
 from fuzzcompile.worker.causes import with_cause
 from fuzzcompile.worker.isolation import isolated
@@ -32,29 +39,39 @@ from fuzzcompile.worker.reductions import Minimized, MinimizeTask
 
 # Compiling a candidate of one of these would take this worker down too.
 _LOST = (Verdict.CRASH, Verdict.TIMEOUT)
+_CRASHED = str(Verdict.CRASH)
 # Words in sources whose graphs may be compiled with dynamic shapes.
 _RESIZED = re.compile(r"\b(DYNAMIC|CALLS|dynamic|mark_dynamic)\b")
 
 
 @dataclass(frozen=True)
 class ProbeTask:
-    """A candidate to compile; ``target`` is the failure that it must show."""
+    """A candidate to compile; ``target`` is the failure that it must show, ``marker`` as in `JudgeTask`."""
 
     candidate: Written
     target: Target
     screen: bool
     thorough: bool = False
     vetoes: tuple[str, ...] = ()
+    marker: str | None = None
 
 
 def minimize(task: MinimizeTask) -> Minimized:
-    """Minimize a finding in this process; the result has the same signature."""
-    tools = LocalTools(Target.of(task.report), task.vetoes)
+    """Minimize a finding in this process; the result has the same signature.
+
+    With ``task.state``, the search goes on where a lost worker stopped, without what that worker was asking.
+    """
+    asked = Asked.resumed(task.state)
+    tools = LocalTools(Target.of(task.report), task.vetoes, asked=asked)
     budget = Budget(task.tests, time.monotonic() + task.seconds)
     if task.report["verdict"] in _LOST:
         budget = Budget(0)
     job = job_of(task.source, task.report, task.choices, task.profile, for_issue=True)
-    return Minimized.of(reduce_case(job, tools, budget), task.source)
+    try:
+        with guarded(lambda program: asked.eager(case_source(program))):
+            return Minimized.of(reduce_case(job, tools, budget, tally=asked.tally), task.source)
+    finally:
+        asked.forget()
 
 
 def job_of(
@@ -82,23 +99,31 @@ def job_of(
 
 @dataclass
 class LocalTools:
-    """Candidates are compiled in this process: a crash would take it down."""
+    """Candidates are compiled in this process: a crash takes it down, and ``asked`` keeps what was asked."""
 
     target: Target
     vetoes: tuple[str, ...] = ()
     thorough: bool = False
+    asked: Asked = field(default_factory=Asked)
 
     def probe(self, candidate: Written, *, screen: bool) -> Probed:
-        """Whether and how a candidate fails, from one compile."""
-        return probe_candidate(ProbeTask(candidate, self.target, screen, self.thorough, self.vetoes))
+        """Whether and how a candidate fails, from one compile; one that took a worker down does not."""
+        with self.asked.about(f"{'screen' if screen else 'compile'} {candidate.digest}") as survives:
+            if not survives:
+                return Probed(False, False, _CRASHED, 0, 0)
+            return probe_candidate(ProbeTask(candidate, self.target, screen, self.thorough, self.vetoes))
 
     def programs(self, source: str, capture: Capture) -> Sequence[Program]:
         """The captured graphs of a source."""
-        return capture_programs(source, capture)
+        with self.asked.about(f"{capture} {source_hash(source)}") as survives:
+            return capture_programs(source, capture) if survives else []
 
     def judge(self, source: str) -> ReportJson:
-        """The full report on a source."""
-        return judge_source(source, self.vetoes, self.target.causes)
+        """The full report on a source; of one that took a worker down, that it shows no bug that could be kept."""
+        with self.asked.about(f"judge {source_hash(source)}") as survives:
+            if not survives:
+                return {"verdict": _CRASHED, "is_bug": False, "signature": None}
+            return judge_source(source, self.vetoes, self.target.causes)
 
     def become_thorough(self) -> None:
         """From now on, probe as triage judges."""
@@ -110,6 +135,8 @@ def probe_candidate(task: ProbeTask) -> Probed:
     device = torch.device(current_device())
     with written_out(task.candidate) as path, isolated():
         try:
+            if task.target.promise is not None:
+                return _promise_probed(task, task.target.promise, load(path, device), device)
             result = probe(
                 load(path, device),
                 device,
@@ -117,6 +144,7 @@ def probe_candidate(task: ProbeTask) -> Probed:
                 screen=task.screen,
                 thorough=task.thorough,
                 target=task.target,
+                on_eager=lambda: _mark(task.marker),
             )
         except MemoryError:
             raise
@@ -125,13 +153,44 @@ def probe_candidate(task: ProbeTask) -> Probed:
     return Probed(task.target.matches(result), result.is_bug, str(result.verdict), result.compiles, result.screens)
 
 
-def judge_source(source: str, vetoes: tuple[str, ...] = (), causes: tuple[str, ...] = ()) -> ReportJson:
-    """The full report on a source, refusing the rewrites ``vetoes``; ``causes`` are fingerprints to try first."""
+def _promise_probed(task: ProbeTask, wanted: str, case: Case, device: torch.device) -> Probed:
+    """Whether a candidate breaks the promise of equal bits ``wanted`` where the target does."""
+    promise, compiles = broken_again(case, device, wanted, vetoes=task.vetoes)
+    if promise is None:
+        return Probed(False, False, str(Verdict.ROUNDING), compiles)
+    return Probed(_is_of(task.target, promise.first), True, task.target.verdict, compiles)
+
+
+def _is_of(target: Target, first: Parting | None) -> bool:
+    """Whether bits part first where the target says, if it says where."""
+    if target.keep == "verdict" or not target.named:
+        return True
+    culprit = first.culprit() if first is not None else None
+    return culprit is not None and culprit.stage == target.stage and culprit.family in target.families
+
+
+def run_eagerly(program: Program) -> None:
+    """Run a program in eager mode: where that ends the process, it ends this one. What it raises is not looked at."""
+    evaluate(program)
+
+
+def judge_source(
+    source: str, vetoes: tuple[str, ...] = (), causes: tuple[str, ...] = (), marker: str | None = None
+) -> ReportJson:
+    """The full report on a source.
+
+    Args:
+        source: the case.
+        vetoes: rewrites to refuse.
+        causes: fingerprints to try first.
+        marker: a file that is made once eager has finished.
+    """
     device = torch.device(current_device())
     with written_out(Written(source, {})) as path, isolated():
         case = load(path, device)
-        triaged = triage(case, device, vetoes=vetoes, error_maps=True)
+        triaged = triage(case, device, vetoes=vetoes, error_maps=True, on_eager=lambda: _mark(marker))
         report = with_cause(triaged, case, device, vetoes=vetoes, known=causes)
+        report = judge_promised(case, device, report, vetoes=vetoes, deadline=None)
         return cast(ReportJson, report.to_json())
 
 
@@ -143,3 +202,8 @@ def capture_programs(source: str, capture: Capture = "static") -> list[Program]:
             return programs_of(load(path, device), device, capture)
         except FuzzcompileError:
             return []
+
+
+def _mark(marker: str | None) -> None:
+    if marker is not None:
+        Path(marker).touch()

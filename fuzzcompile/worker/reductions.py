@@ -29,6 +29,7 @@ class MinimizeTask:
         seconds: time for the search, not for the confirmation after it.
         tests: compiles and screens that the search may use.
         vetoes: rewrites to refuse.
+        state: a file that keeps what was learned until the end, for another worker if this one is lost; None for none.
     """
 
     source: str
@@ -38,6 +39,7 @@ class MinimizeTask:
     seconds: float
     tests: int = 100
     vetoes: tuple[str, ...] = ()
+    state: str | None = None
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,12 @@ from fuzzcompile.campaign.steering import UNIFORM, Strategy
 from fuzzcompile.campaign.terminal import print_summary
 from fuzzcompile.corpus import Campaign, CaseRecord, Store
 from fuzzcompile.errors import EnvironmentUnfit, MachineUnfit
+from fuzzcompile.execution.failures import WorkerCrashed
 from fuzzcompile.generation import Profile
 from fuzzcompile.judging.counts import CoverageCount
 from fuzzcompile.reduction.outcome import Outcome, Tally
 from fuzzcompile.severity import Severity
+from fuzzcompile.worker.asking import Asked
 from fuzzcompile.worker.judge import Judged, JudgeTask
 from fuzzcompile.worker.reductions import Minimized
 
@@ -278,4 +280,22 @@ def test_a_finding_is_minimized_again_only_for_something_worse(tmp_path):
 
     executor, _summary, store = campaign(tmp_path, executor=Worse(), budget=Budget(cases=10))
     assert (executor.judged, executor.reduced) == (10, 2)
+    store.close()
+
+
+def test_a_candidate_that_takes_its_worker_down_does_not_end_the_minimization(tmp_path):
+    @dataclass
+    class Fragile(Buggy):
+        def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+            (task,) = args
+            if isinstance(task, JudgeTask) or (asked := Asked.resumed(task.state)).fatal:
+                return super().submit(function, *args, **kwargs)
+            self.asking = asked.about("compile x")
+            self.asking.__enter__()  # and never comes back
+            future: Future[Any] = Future()
+            future.set_exception(WorkerCrashed(-11))
+            return future
+
+    executor, _summary, store = campaign(tmp_path, executor=Fragile(), budget=Budget(cases=1))
+    assert executor.reduced == 1 and store.best_reproducer("F1") is not None
     store.close()

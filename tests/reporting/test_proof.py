@@ -105,6 +105,14 @@ def test_what_was_shown_of_a_culprit_is_said_in_words(necessary, sufficient, sai
     assert said in text and "necessary" not in text and "sufficient" not in text
 
 
+def test_what_no_compile_and_no_replay_proves_is_a_suspect():
+    unproved = {**CULPRIT, "necessary": False, "sufficient": None, "siblings": [], "step": None}
+    text = printed(report("miscompile", output(), culprit=unproved, confidence="low"))
+    assert "suspect: " in text and ": not proved: the bug stays without it\n" in text and "culprit: " not in text
+    replayed = printed(report("miscompile", output(), culprit={**unproved, "step": 0.5}))
+    assert "culprit: " in replayed and "not proved" not in replayed
+
+
 def test_the_workaround_comes_with_its_price():
     workaround = {"how": "config.x = 1", "config": {}, "verified": True, "error": None, "cost_ratio": 1.234}
     text = printed(report("miscompile", output(), workaround=workaround))

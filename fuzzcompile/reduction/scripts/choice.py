@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fuzzcompile.contract import OutputJson, ReportJson
+from fuzzcompile.contract import OutputJson, ReportJson, broken_bits
 from fuzzcompile.execution.promised import RANDOM_STATE
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.reduction.scripts import naming, sharing
@@ -48,7 +48,9 @@ def choose(drive: Driving, report: ReportJson, remark: str = "") -> Script:
         if shared:
             return Script(replace(drive, with_backward=False), "memory", shared, remark=remark)
     targets: Sequence[Target] = wrong or _of_verdict(drive.probe, verdict)
-    if form is None:
+    if form is None and broken_bits(report) is not None:
+        form = "integers"  # counts the elements with other bits
+    elif form is None:
         hidden = not wrong and bool(evidence) and verdict in (Verdict.MISCOMPILE, Verdict.WRONG_GRADIENT)
         form, targets = _value_form(drive.probe, targets, hidden=hidden)
     targets = _fitting(targets)

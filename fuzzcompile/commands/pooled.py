@@ -1,0 +1,107 @@
+"""Candidates of a minimization, compiled in the worker of a pool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from fuzzcompile.casefiles import defines_make
+from fuzzcompile.contract import ReportJson
+from fuzzcompile.execution.pool import RemoteError, WorkerFailed, WorkerOutOfMemory, WorkerPool, WorkerStartFailed
+from fuzzcompile.judging.probe import Target
+from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.reduction.jobs import Capture
+from fuzzcompile.reduction.outcome import Probed
+from fuzzcompile.reduction.program import Program
+from fuzzcompile.reduction.writing import Written, case_source
+from fuzzcompile.worker.lost import unstartable, verdict_of
+from fuzzcompile.worker.minimize import ProbeTask, capture_programs, judge_source, probe_candidate, run_eagerly
+
+# Seconds that one candidate may take: less than the case did, which was judged within the limits.
+_CANDIDATE_TIME = 90.0
+
+Result = TypeVar("Result")
+
+
+@dataclass
+class PooledTools:
+    """Compiles candidates in a pool's worker: one that crashes or hangs costs the worker and nothing else.
+
+    ``marker`` is a file that a worker makes once eager has finished: what takes it down before is not the compiler's.
+    """
+
+    pool: WorkerPool
+    target: Target
+    vetoes: tuple[str, ...]
+    report: ReportJson
+    marker: Path
+    thorough: bool = False
+    fatal: set[str] = field(default_factory=set)
+
+    def survives(self, program: Program) -> bool:
+        """Whether a worker survives the program's eager run; each loss takes seconds, and comes once a program."""
+        source = case_source(program)
+        if source in self.fatal:
+            return False
+        try:
+            self.pool.schedule(
+                partial(run_eagerly, program), label="run", time_limit=_CANDIDATE_TIME, counts=False
+            ).result()
+        except WorkerStartFailed as error:
+            raise unstartable(error) from error
+        except WorkerFailed:
+            self.fatal.add(source)
+            return False
+        except RemoteError:
+            return True  # it cannot be sent, say: then it runs here, as far as it does
+        return True
+
+    def probe(self, candidate: Written, *, screen: bool) -> Probed:
+        """Whether and how a candidate fails; a worker lost behind eager is a crash or a time-out of the candidate."""
+        task = ProbeTask(candidate, self.target, screen, self.thorough, self.vetoes, str(self.marker))
+        limit = _CANDIDATE_TIME if self.target.verdict != Verdict.TIMEOUT else None
+        try:
+            return self._done(candidate.source, partial(probe_candidate, task), limit)
+        except WorkerStartFailed as error:
+            raise unstartable(error) from error
+        except WorkerOutOfMemory:
+            return Probed(False, False, "memory")
+        except WorkerFailed as error:
+            verdict, compiling = verdict_of(error), self.marker.exists()
+            return Probed(compiling and verdict == self.target.verdict, compiling, str(verdict))
+        except RemoteError as error:
+            return Probed(False, False, error.kind)
+
+    def programs(self, source: str, capture: Capture) -> Sequence[Program]:
+        """The captured graphs of a source; none if its worker is lost."""
+        try:
+            return self._done(source, partial(capture_programs, source, capture))
+        except (WorkerFailed, RemoteError):
+            return []
+
+    def judge(self, source: str) -> ReportJson:
+        """The full report on a source; of a lost worker's, only the verdict is new."""
+        try:
+            return self._done(source, partial(judge_source, source, self.vetoes, self.target.causes, str(self.marker)))
+        except WorkerFailed as error:
+            if self.marker.exists():
+                return {**self.report, "verdict": str(verdict_of(error)), "cost": {"compiles": 1}}
+            return self._no_bug(f"{error}, before eager had finished")
+        except RemoteError as error:
+            return self._no_bug(str(error))
+
+    def become_thorough(self) -> None:
+        """From now on, probe as triage judges."""
+        self.thorough = True
+
+    def _no_bug(self, detail: str) -> ReportJson:
+        return {**self.report, "verdict": "invalid", "is_bug": False, "signature": None, "detail": detail}
+
+    def _done(self, source: str, call: Callable[[], Result], limit: float | None = None) -> Result:
+        self.marker.unlink(missing_ok=True)
+        # A script may change its process for good, so its worker runs nothing else.
+        spends = not defines_make(source)
+        return self.pool.schedule(call, label="minimize", time_limit=limit, spends=spends).result()

@@ -1,0 +1,96 @@
+"""One root cause is one finding: errors of one proved culprit that raise alike, layouts that broke in the same way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from corpus_examples import ENVIRONMENT, bug, case, reproducer
+
+from fuzzcompile.corpus import Kept, Store
+
+PLACE = "post_grad:torch/_inductor/fx_passes/mine.py:fold_scale"
+SIZE, DTYPE = f"{PLACE}:size", f"{PLACE}:dtype"
+SAID = "RuntimeError: The expanded size of the tensor ({}) must match the existing size ({})"
+
+
+def raising(signature: str, detail: str, function: str = "expand", *, proved: bool = True) -> dict[str, Any]:
+    raised = [{"source": "torch/_inductor/lowering.py", "line": len(detail), "function": function}]
+    culprit = {"stage": "post_grad", "rewrite": "fold_scale", "necessary": proved, "details": {"raised": raised}}
+    return bug(signature, verdict="compile_error", detail=detail, culprit=culprit)
+
+
+def laid_out(signature: str, finding: str) -> dict[str, Any]:
+    verdict = "aliasing" if finding == "alias" else "metadata"
+    return bug(signature, verdict=verdict, evidence={"outputs": [{"name": "out0", "finding": finding}]})
+
+
+def hit(store: Store, report: dict[str, Any]) -> str:
+    """The public id of the finding that a new case hits."""
+    number = store.stats().runs
+    return f"F{store.record(None, case(f'{number}'), ENVIRONMENT, report).finding_id}"
+
+
+def test_errors_at_the_same_frame_of_one_culprit_are_one_finding(store: Store) -> None:
+    assert hit(store, raising(SIZE, SAID.format(1, 16))) == "F1"
+    assert hit(store, raising(DTYPE, "AssertionError: Broadcast failed")) == "F1", "the same function raises"
+    assert hit(store, raising(f"{PLACE}:add(other)", SAID.format(7, 3), "create")) == "F1", "the same message"
+    assert hit(store, raising(f"{PLACE}:add(other)", "TypeError: no such operand", "create")) == "F1", "its own name"
+    assert store.finding(DTYPE).public_id == "F1" and store.finding("F1").hits == 4
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        raising(DTYPE, "TypeError: no such operand", "create"),
+        raising(DTYPE, SAID.format(1, 16), proved=False),
+        raising(f"{PLACE}_more:dtype", SAID.format(1, 16)),
+        bug(DTYPE, detail=SAID.format(1, 16)),
+    ],
+    ids=["another error", "unproved", "another culprit", "wrong values"],
+)
+def test_other_errors_stay_apart(store: Store, other: dict[str, Any]) -> None:
+    assert hit(store, raising(SIZE, SAID.format(1, 16))) == "F1"
+    assert hit(store, other) == "F2"
+
+
+def test_a_message_that_says_nothing_decides_nothing(store: Store) -> None:
+    assert hit(store, raising(SIZE, "LoweringException: AssertionError: ", "expand")) == "F1"
+    assert hit(store, raising(DTYPE, "LoweringException: AssertionError: ", "create")) == "F2"
+
+
+def test_a_reproducer_that_raises_alike_stays_and_merges(store: Store) -> None:
+    hit(store, raising(SIZE, SAID.format(1, 16), "expand"))
+    hit(store, raising(DTYPE, "TypeError: no such operand", "create"))
+    shown = raising(SIZE, SAID.format(2, 4), "create")
+    assert store.add_reproducer("F2", reproducer(report=shown)) == Kept(1, SIZE, merged=(2,))
+
+
+def test_what_broke_keeps_two_bugs_apart(store: Store) -> None:
+    layout = f"{PLACE}:layout"
+    assert hit(store, laid_out(f"{layout}:stride", "stride")) == "F1"
+    assert hit(store, laid_out(f"{layout}:dtype", "dtype")) == "F2"
+    assert hit(store, laid_out(f"{PLACE}:-:alias", "alias")) == "F3"
+    assert hit(store, laid_out(f"{PLACE}:-:dtype", "dtype")) == "F2", "the only one of which the dtype broke"
+    assert hit(store, bug(layout)) == "F4", "either could be meant"
+
+
+def test_a_worse_symptom_is_the_same_bug(store: Store) -> None:
+    assert hit(store, laid_out(f"{PLACE}:layout:stride", "stride")) == "F1"
+    assert hit(store, bug(f"{PLACE}:layout")) == "F1"
+    assert store.finding("F1").severity == "silent"
+
+
+def test_findings_of_earlier_versions_match_by_what_they_show(store: Store) -> None:
+    assert hit(store, laid_out(f"{PLACE}:layout", "stride")) == "F1"
+    assert hit(store, laid_out(f"{PLACE}:layout:dtype", "dtype")) == "F2"
+    assert hit(store, laid_out(f"{PLACE}:layout:stride", "stride")) == "F1"
+    assert store.finding("F1").signature == f"{PLACE}:layout:stride"
+    assert store.finding(f"{PLACE}:layout").public_id == "F1", "what it was called goes on meaning it"
+
+
+def test_messages_that_an_earlier_version_normalised_match(store: Store) -> None:
+    begins = "lowering:LoweringException:AssertionError: Broadcast failed in ExpandView"
+    assert hit(store, bug(f"{begins}([sN, sN], [sN, N]) on dimension N", verdict="compile_error")) == "F1"
+    assert hit(store, bug(f"{begins}([N], [N]) on dimension N", verdict="compile_error")) == "F1"
+    assert store.finding("F1").signature == f"{begins}([N], [N]) on dimension N"

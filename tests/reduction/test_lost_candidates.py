@@ -1,0 +1,115 @@
+"""A candidate that takes its process down is refused, and the search goes on."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from test_reducers import given, search
+
+from fuzzcompile.commands.pooled import PooledTools
+from fuzzcompile.execution.pool import WorkerCrashed, WorkerPool
+from fuzzcompile.judging.probe import Target
+from fuzzcompile.reduction.evaluating import evaluate, guarded
+from fuzzcompile.reduction.outcome import Tally
+from fuzzcompile.reduction.program import Program, Ref, Statement
+from fuzzcompile.reduction.reducers.shapes import shrink_sizes
+from fuzzcompile.reduction.writing import Written
+from fuzzcompile.worker.asking import Asked, can_resume
+
+CRASH = Target("crash", None, None, ())
+REPORT: Any = {"verdict": "crash", "is_bug": True, "signature": "unattributed:crash:ended"}
+
+
+def tools(pool: Any, folder: Path) -> PooledTools:
+    return PooledTools(pool, CRASH, (), REPORT, folder / "eager")
+
+
+def sized(rows: int) -> Program:
+    ends = Statement("s0", "function", "(lambda x: x.sin() if len(x) > 3 else __import__('os').abort())", (Ref("x"),))
+    return Program(given(("x", torch.randn(rows, 2))), (ends,), Ref("s0"))
+
+
+@pytest.mark.slow
+def test_a_program_on_which_eager_ends_the_process_is_refused_and_others_tried(tmp_path):
+    found = search(sized(8), "sin")
+    with WorkerPool(1) as pool, guarded(lambda p: contextlib.nullcontext(tools(pool, tmp_path).survives(p))):
+        assert not found.attempt(sized(2))
+        assert found.attempt(sized(4))
+
+
+def test_sizes_shrink_as_far_as_eager_survives():
+    found = search(sized(16), "sin")
+    with guarded(lambda program: contextlib.nullcontext(program.inputs[0].shape[0] > 3)):
+        shrink_sizes(found)
+    assert found.best.inputs[0].shape == (4, 1)
+
+
+def lost(*, marking: Path | None) -> SimpleNamespace:
+    """A pool whose worker dies, after eager had finished if ``marking`` is given."""
+
+    def schedule(call: Callable[[], object], **how: object) -> Future[object]:
+        if marking is not None:
+            marking.touch()
+        future: Future[object] = Future()
+        future.set_exception(WorkerCrashed(-11))
+        return future
+
+    return SimpleNamespace(schedule=schedule)
+
+
+@pytest.mark.parametrize("eager_finished", [True, False])
+def test_a_worker_that_is_lost_in_eager_is_no_crash_of_the_compiler(tmp_path, eager_finished):
+    asking = tools(lost(marking=tmp_path / "eager" if eager_finished else None), tmp_path)
+    probed = asking.probe(Written("def make(): ...", {}), screen=False)
+    assert (probed.matches, probed.is_bug) == (eager_finished, eager_finished)
+    assert asking.judge("def make(): ...")["is_bug"] is eager_finished
+    assert not asking.survives(sized(4))
+
+
+def left(asking: AbstractContextManager[bool]) -> None:
+    """Begin to ask, and never come back: what a lost worker does."""
+    asking.__enter__()
+    never.append(asking)
+
+
+never: list[object] = []  # a block that is collected is left
+
+
+def test_what_took_a_worker_down_is_not_asked_again(tmp_path):
+    state = tmp_path / "case.state"
+    first = Asked.resumed(str(state))
+    first.tally.answers["a"] = True
+    with first.about("compile b"):
+        pass
+    assert not can_resume(state), "nothing was being asked"
+    left(first.about("compile c"))
+    assert can_resume(state)
+    second = Asked.resumed(str(state))
+    assert second.tally == Tally(answers={"a": True})
+    with second.about("compile c") as asked_again, second.about("compile b") as another:
+        assert (asked_again, another) == (False, True)
+    left(second.eager("x = 1"))
+    third = Asked.resumed(str(state))
+    assert len(third.fatal) == 2
+    program = Program(given(("x", torch.ones(1))), (), Ref("x"))
+    with guarded(lambda program: third.eager("x = 1")):
+        assert evaluate(program).failed == 0
+    third.forget()
+    assert not can_resume(state) and Asked.resumed(str(state)).fatal == []
+
+
+def test_too_many_lost_workers_end_it(tmp_path):
+    state = tmp_path / "case.state"
+    goes_on = []
+    for number in range(4):
+        left(Asked.resumed(str(state)).about(f"compile {number}"))
+        goes_on.append(can_resume(state))
+    assert goes_on == [True, True, True, False]
