@@ -60,12 +60,13 @@ class ProbeTask:
 def minimize(task: MinimizeTask) -> Minimized:
     """Minimize a finding in this process; the result has the same signature.
 
-    With ``task.state``, the search goes on where a lost worker stopped, without what that worker was asking.
+    With ``task.state``, the search goes on where a lost worker stopped, without what that worker was asking; after
+    several losses it ends there.
     """
     asked = Asked.resumed(task.state)
     tools = LocalTools(Target.of(task.report), task.vetoes, asked=asked)
     budget = Budget(task.tests, time.monotonic() + task.seconds)
-    if task.report["verdict"] in _LOST:
+    if task.report["verdict"] in _LOST or asked.is_over:
         budget = Budget(0)
     job = job_of(task.source, task.report, task.choices, task.profile, for_issue=True)
     try:
