@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from planting import handler, sin_off
+from torch._inductor import config
 from torch._inductor.codegen import cpp
 from torch._inductor.fx_passes import joint_graph
 
@@ -78,6 +79,18 @@ def test_a_wrong_rewrite_is_seen_in_a_screen_and_proved_in_full(judge):
         again = judge(screen=True, known=known)
     assert again.is_bug and again.screened and again.signature == found.signature
     assert (again.cost.compiles, again.cost.screens, again.attribution.culprit.necessary) == (0, 2, True)
+
+
+def test_a_pass_that_computes_with_real_tensors_runs_in_a_screen(judge):
+    """In AOTAutograd's fake mode, ``item()`` of a constant raises."""
+    seen = []
+
+    def folding(graph):
+        seen.append(torch.arange(4).sum().item())
+
+    with config.patch(post_grad_custom_post_pass=folding):
+        report = judge(screen=True)
+    assert report.screened and report.verdict in ("equal", "rounding") and seen == [6]
 
 
 def test_wrong_code_is_seen_in_full_only(judge, monkeypatch):

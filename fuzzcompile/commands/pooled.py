@@ -17,7 +17,7 @@ from fuzzcompile.reduction.jobs import Capture
 from fuzzcompile.reduction.outcome import Probed
 from fuzzcompile.reduction.program import Program
 from fuzzcompile.reduction.writing import Written, case_source
-from fuzzcompile.worker.lost import unstartable, verdict_of
+from fuzzcompile.worker.lost import left_behind, unstartable, verdict_of
 from fuzzcompile.worker.minimize import ProbeTask, capture_programs, judge_source, probe_candidate, run_eagerly
 
 # Seconds that one candidate may take: less than the case did, which was judged within the limits.
@@ -30,7 +30,7 @@ Result = TypeVar("Result")
 class PooledTools:
     """Compiles candidates in a pool's worker: one that crashes or hangs costs the worker and nothing else.
 
-    ``marker`` is a file that a worker makes once eager has finished: what takes it down before is not the compiler's.
+    ``marker`` is what a lost worker leaves: what takes it down before eager has finished is not the compiler's.
     """
 
     pool: WorkerPool
@@ -87,7 +87,10 @@ class PooledTools:
         try:
             return self._done(source, partial(judge_source, source, self.vetoes, self.target.causes, str(self.marker)))
         except WorkerFailed as error:
-            if self.marker.exists():
+            compiling, report = left_behind(self.marker)
+            if report is not None:
+                return report
+            if compiling:
                 return {**self.report, "verdict": str(verdict_of(error)), "cost": {"compiles": 1}}
             return self._no_bug(f"{error}, before eager had finished")
         except RemoteError as error:

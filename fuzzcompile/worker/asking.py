@@ -21,7 +21,7 @@ _LONGEST = 200  # characters of a question
 
 @dataclass
 class Asked:
-    """The answers so far, and the questions that each cost a worker; without a path, nothing is kept.
+    """The answers so far, and what each lost worker was asking (``fatal``); without a path, nothing is kept.
 
     What is asked at the moment stands in a file of its own, which takes one system call: eager runs are many and short.
     """
@@ -40,6 +40,11 @@ class Asked:
         state._keep()  # before the last question is overwritten
         state._asking = os.open(_question_at(Path(path)), os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
         return state
+
+    @property
+    def is_over(self) -> bool:
+        """Whether so many workers were lost that the search ends with the best program so far."""
+        return len(self.fatal) >= _MOST_LOST
 
     @contextlib.contextmanager
     def about(self, question: str, *, kept: bool = True) -> Iterator[bool]:
@@ -80,19 +85,20 @@ class Asked:
 
 
 def can_resume(path: Path) -> bool:
-    """Whether a minimization whose worker is lost can go on: the worker was asking something, and not too many died."""
-    fatal = _left(path)[1]
-    return bool(_question_of(path)) and len(fatal) <= _MOST_LOST
+    """Whether a minimization whose worker is lost can go on: it had begun, and not too many workers were lost."""
+    return path.exists() and len(_left(path)[1]) <= _MOST_LOST
 
 
 def _left(path: Path) -> tuple[Tally, list[str]]:
-    """What a lost worker knew, and the questions that cost one, its last included."""
+    """What a lost worker knew, and the questions that cost one, its last included.
+
+    That is empty where the worker asked nothing: what an earlier program wrote out of bounds may end it later.
+    """
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:  # it was lost in its first eager runs, or has not begun
-        kept = {"tally": {}, "fatal": []}
-    last = _question_of(path)
-    return Tally(**kept["tally"]), [*kept["fatal"], *([last] if last else [])]
+    except FileNotFoundError:  # no worker has begun
+        return Tally(), []
+    return Tally(**kept["tally"]), [*kept["fatal"], _question_of(path)]
 
 
 def _question_of(path: Path) -> str:

@@ -189,7 +189,7 @@ def judge_case(case: Case, progress: Progress, device: torch.device, deadline: f
                 on_ledger=looked_into,
             )
 
-        report = _of_its_cause(triaged, task, judged, device, deadline)
+        report = _of_its_cause(triaged, progress, judged, device, deadline)
         if bitwise:
             from fuzzcompile.contracts.bitwise import judge_bitwise
 
@@ -203,15 +203,17 @@ def judge_case(case: Case, progress: Progress, device: torch.device, deadline: f
 
 def _of_its_cause(
     triaged: Callable[[Collection[tuple[str, str]]], Report],
-    task: JudgeTask,
+    progress: Progress,
     case: Case,
     device: torch.device,
     deadline: float | None,
 ) -> Report:
     """The report with its cause; what looks like a known bug and has another cause is triaged like any new bug."""
+    task = progress.task
     report = triaged(task.known)
     if not report.is_bug:
         return report
+    progress.verdict_reached(report)  # the programs that are tried next may take this process down
     from fuzzcompile.worker.causes import known_causes, with_cause  # a third of what fuzzcompile imports
 
     known = known_causes(report, task.known)

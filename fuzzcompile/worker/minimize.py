@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Sequence
@@ -59,12 +60,13 @@ class ProbeTask:
 def minimize(task: MinimizeTask) -> Minimized:
     """Minimize a finding in this process; the result has the same signature.
 
-    With ``task.state``, the search goes on where a lost worker stopped, without what that worker was asking.
+    With ``task.state``, the search goes on where a lost worker stopped, without what that worker was asking; after
+    several losses it ends there.
     """
     asked = Asked.resumed(task.state)
     tools = LocalTools(Target.of(task.report), task.vetoes, asked=asked)
     budget = Budget(task.tests, time.monotonic() + task.seconds)
-    if task.report["verdict"] in _LOST:
+    if task.report["verdict"] in _LOST or asked.is_over:
         budget = Budget(0)
     job = job_of(task.source, task.report, task.choices, task.profile, for_issue=True)
     try:
@@ -183,12 +185,13 @@ def judge_source(
         source: the case.
         vetoes: rewrites to refuse.
         causes: fingerprints to try first.
-        marker: a file that is made once eager has finished.
+        marker: as in `JudgeTask`; the report is there before the search for its cause.
     """
     device = torch.device(current_device())
     with written_out(Written(source, {})) as path, isolated():
         case = load(path, device)
         triaged = triage(case, device, vetoes=vetoes, error_maps=True, on_eager=lambda: _mark(marker))
+        _mark(marker, json.dumps(triaged.to_json()))  # the search for the cause runs programs that may end this process
         report = with_cause(triaged, case, device, vetoes=vetoes, known=causes)
         report = judge_promised(case, device, report, vetoes=vetoes, deadline=None)
         return cast(ReportJson, report.to_json())
@@ -204,6 +207,6 @@ def capture_programs(source: str, capture: Capture = "static") -> list[Program]:
             return []
 
 
-def _mark(marker: str | None) -> None:
+def _mark(marker: str | None, text: str = "") -> None:
     if marker is not None:
-        Path(marker).touch()
+        Path(marker).write_text(text, encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
@@ -52,12 +53,12 @@ def test_sizes_shrink_as_far_as_eager_survives():
     assert found.best.inputs[0].shape == (4, 1)
 
 
-def lost(*, marking: Path | None) -> SimpleNamespace:
+def lost(*, marking: Path | None, text: str = "") -> SimpleNamespace:
     """A pool whose worker dies, after eager had finished if ``marking`` is given."""
 
     def schedule(call: Callable[[], object], **how: object) -> Future[object]:
         if marking is not None:
-            marking.touch()
+            marking.write_text(text)
         future: Future[object] = Future()
         future.set_exception(WorkerCrashed(-11))
         return future
@@ -72,6 +73,12 @@ def test_a_worker_that_is_lost_in_eager_is_no_crash_of_the_compiler(tmp_path, ea
     assert (probed.matches, probed.is_bug) == (eager_finished, eager_finished)
     assert asking.judge("def make(): ...")["is_bug"] is eager_finished
     assert not asking.survives(sized(4))
+
+
+def test_a_worker_that_is_lost_behind_its_report_costs_the_cause_alone(tmp_path):
+    report = {"verdict": "miscompile", "is_bug": True, "signature": "joint_graph:f.py:rule"}
+    asking = tools(lost(marking=tmp_path / "eager", text=json.dumps(report)), tmp_path)
+    assert asking.judge("def make(): ...") == report
 
 
 def left(asking: AbstractContextManager[bool]) -> None:
@@ -89,7 +96,6 @@ def test_what_took_a_worker_down_is_not_asked_again(tmp_path):
     first.tally.answers["a"] = True
     with first.about("compile b"):
         pass
-    assert not can_resume(state), "nothing was being asked"
     left(first.about("compile c"))
     assert can_resume(state)
     second = Asked.resumed(str(state))
@@ -108,8 +114,11 @@ def test_what_took_a_worker_down_is_not_asked_again(tmp_path):
 
 def test_too_many_lost_workers_end_it(tmp_path):
     state = tmp_path / "case.state"
-    goes_on = []
+    over, goes_on = [], []
     for number in range(4):
-        left(Asked.resumed(str(state)).about(f"compile {number}"))
+        asked = Asked.resumed(str(state))
+        left(asked.about(f"compile {number}"))
+        over.append(asked.is_over)
         goes_on.append(can_resume(state))
     assert goes_on == [True, True, True, False]
+    assert over == [False, False, False, True], "the last worker only concludes"
