@@ -7,10 +7,14 @@ from dataclasses import dataclass, replace
 
 from fuzzcompile.attribution.ablating import Ablator
 from fuzzcompile.attribution.culprit import Attribution, Culprit
+from fuzzcompile.compiler.decompositions import operator_named
+from fuzzcompile.compiler.fake import fake_function
 from fuzzcompile.compiler.kernels.codegen_operators import defined_at
-from fuzzcompile.stage_names import CODEGEN, FUNCTIONALIZATION, PARTITION, SCHEDULER
+from fuzzcompile.compiler.labels import source_of
+from fuzzcompile.stage_names import CODEGEN, FAKE_TENSOR, FUNCTIONALIZATION, PARTITION, SCHEDULER
 from fuzzcompile.stages.kernels.bisection import attempt, configured
 from fuzzcompile.stages.kernels.wrapper_text import Flaw, Flawed, flaw_of
+from fuzzcompile.trials.compiles import Trial
 
 _SCHEDULER = "torch._inductor.scheduler:Scheduler"
 _WRAPPER = "torch._inductor.codegen.wrapper:PythonWrapperCodegen"
@@ -64,11 +68,8 @@ def flawed_program(ablator: Ablator) -> Attribution | None:
     Raises:
         OutOfTime: no further compile may be begun.
     """
-    failure = ablator.trial.observation.failure
-    if failure is None or failure.generated is None:
-        return None
-    flawed = flaw_of(failure.generated, str(failure))
-    if flawed is None:
+    flawed = _flaw(ablator.trial)
+    if flawed is None or flawed.flaw is Flaw.LAYOUT:
         return None
     owners = list(_owners(flawed))
     for owner in owners:
@@ -76,6 +77,34 @@ def flawed_program(ablator: Ablator) -> Attribution | None:
             return Attribution(replace(_culprit(owner, flawed), necessary=True, confidence="high"))
     first, *others = (_culprit(owner, flawed) for owner in owners if not owner.without)
     return Attribution(first, others)
+
+
+def with_asserted_layout(attribution: Attribution, trial: Trial) -> Attribution:
+    """The attribution with the rule of the operator whose result the program asserts to be laid out in another way.
+
+    The program has the layout from the rule, so that the rule disagrees with the kernel, unless a lowering gave the
+    operator other inputs than the rule saw. What puts the operator into the graph is necessary too.
+    """
+    flawed = _flaw(trial)
+    culprit = attribution.culprit
+    if flawed is None or flawed.flaw is not Flaw.LAYOUT or (culprit is not None and culprit.stage == FAKE_TENSOR):
+        return attribution
+    name = flawed.operators[0]
+    operator = operator_named(name)
+    rule = fake_function(operator) if operator is not None else None
+    source, line = source_of(rule) if rule is not None else (None, None)
+    asserting = Culprit.of_operator(
+        FAKE_TENSOR, name, source=source, line=line, confidence="low", details=_details(flawed)
+    )
+    if culprit is not None and culprit.necessary:
+        return replace(attribution, contributors=[*attribution.contributors, asserting])
+    others = [] if culprit is None else [culprit]
+    return replace(attribution, culprit=asserting, contributors=[*others, *attribution.contributors])
+
+
+def _flaw(trial: Trial) -> Flawed | None:
+    failure = trial.observation.failure
+    return None if failure is None or failure.generated is None else flaw_of(failure.generated, str(failure))
 
 
 def _owners(flawed: Flawed) -> Iterator[_Owner]:
@@ -97,6 +126,11 @@ def _owners(flawed: Flawed) -> Iterator[_Owner]:
 
 def _culprit(owner: _Owner, flawed: Flawed) -> Culprit:
     source, line = defined_at(owner.place)
+    name, details = owner.name, _details(flawed)
+    return Culprit(owner.stage, None, name, name, source=source, line=line, confidence="low", details=details)
+
+
+def _details(flawed: Flawed) -> dict[str, object]:
     shown = {
         "program": flawed.flaw.value,
         "variable": flawed.variable,
@@ -104,7 +138,4 @@ def _culprit(owner: _Owner, flawed: Flawed) -> Culprit:
         "elsewhere": flawed.elsewhere,
         "operators": list(flawed.operators),
     }
-    details = {name: value for name, value in shown.items() if value}
-    return Culprit(
-        owner.stage, None, owner.name, owner.name, source=source, line=line, confidence="low", details=details
-    )
+    return {name: value for name, value in shown.items() if value}
