@@ -4,27 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from fuzzcompile.attribution.ablating import Ablator
 from fuzzcompile.attribution.culprit import Attribution, Culprit
 from fuzzcompile.attribution.divergence import Divergence
-from fuzzcompile.codegen.table import generator_of
 from fuzzcompile.compiler.kernels.codegen_operators import defined_at
-from fuzzcompile.compiler.kernels.kernel_watch import operators_of
-from fuzzcompile.compiler.kernels.lowered import Lowered, class_names
 from fuzzcompile.oracle.verdicts import Verdict
-from fuzzcompile.stage_names import CODEGEN, RUNTIME
+from fuzzcompile.stage_names import RUNTIME
 from fuzzcompile.stages.base import Stage, Suspect
 from fuzzcompile.stages.kernels.culprits import kernel_culprit, values_shown
 from fuzzcompile.stages.kernels.examined import examined_in, first_wrong_kernels
 from fuzzcompile.stages.kernels.suspected import kernels_suspected
-from fuzzcompile.stages.kernels.wrong import WrongKernel, WrongOutput, family_of_node
+from fuzzcompile.stages.kernels.wrong import WrongKernel, WrongOutput
 from fuzzcompile.trials.compiles import Trial
 
 _WRAPPER = "wrapper"
 _WRITTEN_BY = "torch._inductor.codegen.wrapper:PythonWrapperCodegen.generate_return"
-_LOST = "lost kernel"
 _KERNEL_CALL = "kernel call"
 
 
@@ -58,9 +53,6 @@ class Runtime(Stage):
 
     def prove(self, ablator: Ablator, suspects: Sequence[Suspect]) -> Attribution | None:
         """The wrapper, if outputs are wrong and no kernel is; confidence stays low."""
-        lost = next((_lost(suspect.finding) for suspect in suspects if isinstance(suspect.finding, WrongOutput)), None)
-        if lost is not None:
-            return Attribution(lost)
         shown = next((_shown(suspect.finding) for suspect in suspects if _shown(suspect.finding)), None)
         if shown is None:
             return None
@@ -77,37 +69,6 @@ def _shown(finding: object) -> dict[str, object] | None:
     if isinstance(finding, _Miscounted):
         return {"finding": "results", "expected": finding.expected, "got": finding.got}
     return None
-
-
-def _lost(finding: WrongOutput) -> Culprit | None:
-    """The code generator, where it wrote no kernel for loops that were scheduled; None if each has one."""
-    lowered = finding.lowered
-    written = {buffer for kernel in lowered.kernels for buffer in kernel.writes}
-    kept = [(node, set(node.get_buffer_names()) - lowered.graph.removed_buffers) for node in _loops(lowered)]
-    lost = [node for node, buffers in kept if buffers and not buffers & written]
-    if not lost:
-        return None
-    nodes = operators_of(lost)
-    families = sorted({family_of_node(lowered, name) for name in nodes})
-    code = generator_of(lowered).fused_loops()
-    details = {"kernels": "none was generated for these operators", "operators": families}
-    return Culprit(
-        CODEGEN,
-        None,
-        _LOST,
-        "+".join(families) or _LOST,
-        nodes,
-        code.source,
-        code.line,
-        confidence="low",
-        details=details,
-    )
-
-
-def _loops(lowered: Lowered) -> list[Any]:
-    """The nodes of the scheduler that loops are generated for."""
-    nodes = getattr(lowered.scheduler, "nodes", ())
-    return [node for node in nodes if class_names(node)[0] in ("SchedulerNode", "FusedSchedulerNode")]
 
 
 def _miscounted(trial: Trial) -> _Miscounted | None:

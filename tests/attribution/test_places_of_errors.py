@@ -12,9 +12,12 @@ import torch
 
 from fuzzcompile.case import load_case
 from fuzzcompile.compiler.recompiling import ROOT, replaced
+from fuzzcompile.compiler.session import Compilation
 from fuzzcompile.execution.observation import GeneratedPlace
 from fuzzcompile.judging.triage import triage
+from fuzzcompile.stages.kernels.lost import lost_kernel
 from fuzzcompile.stages.kernels.wrapper_text import Flaw, flaw_of
+from fuzzcompile.trials.compiles import Experiments
 
 pytestmark = pytest.mark.usefixtures("no_workarounds")
 
@@ -22,6 +25,7 @@ CPU = torch.device("cpu")
 FAKE = "torch/_subclasses/fake_impls.py"
 WRAPPERS = "torch/_prims_common/wrappers.py"
 SCHEDULER = "torch/_inductor/scheduler.py"
+CPP = "torch/_inductor/codegen/cpp.py"
 WRAPPER = "torch/_inductor/codegen/wrapper.py"
 PRODUCTS = "return (lambda x: (x @ x.T) @ ((x @ x.T) @ x)), (x,)"  # library calls alone: nothing is compiled by g++
 
@@ -95,6 +99,23 @@ def test_a_program_that_returns_too_little_names_the_wrapper(write_case):
         answer = report(write_case, case(PRODUCTS))
     assert (answer["culprit"]["stage"], answer["culprit"]["source"]) == ("runtime", WRAPPER)
     assert answer["culprit"]["details"]["expected"] == 1
+
+
+@pytest.mark.parametrize(
+    ("file", "before", "body", "stage"),
+    [
+        (SCHEDULER, "scheduler_node.codegen(V.graph.wrapper_code)", PRODUCTS, "scheduler"),
+        (WRAPPER, "self.writeline(f\"{kernel}({', '.join(args)})\")", PRODUCTS, "codegen"),
+        (CPP, "self.scheduled_nodes += nodes", "return (lambda x: x.sin()), (x,)", "codegen"),
+    ],
+)
+def test_an_operator_that_the_program_computes_nowhere_names_what_left_it_out(write_case, file, before, body, stage):
+    how = Compilation(kernels=True)
+    with planted(file, before, ""):
+        trial = Experiments(load_case(write_case(case(body))), CPU).trial(how)
+    named = lost_kernel(trial.ledger)
+    assert named is not None and named.culprit is not None
+    assert (named.culprit.stage, named.culprit.source) == (stage, file)
 
 
 PROGRAM = """\
