@@ -54,13 +54,13 @@ def report(write_case: Any, source: str) -> dict[str, Any]:
 
 
 def test_an_error_of_a_fake_tensor_is_placed_in_its_rule(write_case):
-    source = case("return (lambda x: torch.add(torch.special.expit(x), x)), (x,)", "DYNAMIC = True")
-    with planted(FAKE, "op.device != common_device", "op.device.planted") as line:
+    source = case("return (lambda x: x.select(0, 1) + 1), (x,)")
+    with planted(FAKE, "dim if dim >= 0 else dim + ndim", "dim.planted") as line:
         answer = report(write_case, source)
     culprit = answer["culprit"]
     assert (culprit["stage"], culprit["source"], culprit["line"]) == ("fake_tensor", FAKE, line)
     assert answer["confidence"] == "low"
-    assert culprit["details"]["raised"][0]["function"] == "fast_binary_impl"
+    assert culprit["details"]["raised"][0]["function"] == "meta_select"
 
 
 def test_an_error_that_python_turned_into_another_is_seen_in_the_operator_alone(write_case):
