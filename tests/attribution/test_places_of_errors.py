@@ -22,6 +22,7 @@ from fuzzcompile.trials.compiles import Experiments
 pytestmark = pytest.mark.usefixtures("no_workarounds")
 
 CPU = torch.device("cpu")
+CAPTURE = "torch/_functorch/_aot_autograd/graph_capture.py"
 FAKE = "torch/_subclasses/fake_impls.py"
 WRAPPERS = "torch/_prims_common/wrappers.py"
 SCHEDULER = "torch/_inductor/scheduler.py"
@@ -53,14 +54,21 @@ def report(write_case: Any, source: str) -> dict[str, Any]:
     return triage(load_case(path), CPU).to_json()
 
 
-def test_an_error_of_a_fake_tensor_is_placed_in_its_rule(write_case):
-    source = case("return (lambda x: x.select(0, 1) + 1), (x,)")
-    with planted(FAKE, "dim if dim >= 0 else dim + ndim", "dim.planted") as line:
-        answer = report(write_case, source)
+def test_an_error_without_a_rule_is_placed_in_the_file_that_raised_it(write_case):
+    with planted(CAPTURE, "propagate_input_mutation_stacktraces(fw_module.graph)", "fw_module.planted") as line:
+        answer = report(write_case, case("return (lambda x: x.cos()), (x,)"))
     culprit = answer["culprit"]
-    assert (culprit["stage"], culprit["source"], culprit["line"]) == ("fake_tensor", FAKE, line)
+    assert (culprit["stage"], culprit["source"], culprit["line"]) == ("functionalization", CAPTURE, line)
+    assert culprit["details"]["raised"][0]["function"] == "aot_dispatch_base_graph"
     assert answer["confidence"] == "low"
-    assert culprit["details"]["raised"][0]["function"] == "meta_select"
+    assert answer["signature"].startswith("functionalization:AttributeError:")
+
+
+def test_an_error_of_a_fake_tensor_says_where_in_its_rule_it_rose(write_case):
+    with planted(FAKE, "dim if dim >= 0 else dim + ndim", "dim.planted") as line:
+        answer = report(write_case, case("return (lambda x: x.select(0, 1) + 1), (x,)"))
+    assert answer["culprit"]["rewrite"] == "aten.select.int"
+    assert answer["culprit"]["details"]["raised"][0]["line"] == line
 
 
 def test_an_error_that_python_turned_into_another_is_seen_in_the_operator_alone(write_case):
