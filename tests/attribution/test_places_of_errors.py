@@ -102,6 +102,7 @@ def test_a_program_that_allocates_nothing_names_the_wrapper_alone(write_case):
     assert answer["contributors"] == []
 
 
+@pytest.mark.slow
 def test_a_program_that_returns_too_little_names_the_wrapper(write_case):
     with planted(WRAPPER, "output_refs", "not output_refs", on="if output_refs:"):
         answer = report(write_case, case(PRODUCTS))
@@ -114,7 +115,9 @@ def test_a_program_that_returns_too_little_names_the_wrapper(write_case):
     [
         (SCHEDULER, "scheduler_node.codegen(V.graph.wrapper_code)", PRODUCTS, "scheduler"),
         (WRAPPER, "self.writeline(f\"{kernel}({', '.join(args)})\")", PRODUCTS, "codegen"),
-        (CPP, "self.scheduled_nodes += nodes", "return (lambda x: x.sin()), (x,)", "codegen"),
+        pytest.param(
+            CPP, "self.scheduled_nodes += nodes", "return (lambda x: x.sin()), (x,)", "codegen", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_an_operator_that_the_program_computes_nowhere_names_what_left_it_out(write_case, file, before, body, stage):
