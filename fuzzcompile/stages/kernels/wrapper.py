@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from fuzzcompile.attribution.ablating import Ablator
@@ -16,6 +16,8 @@ from fuzzcompile.stages.kernels.bisection import attempt, configured
 from fuzzcompile.stages.kernels.wrapper_text import Flaw, Flawed, flaw_of
 from fuzzcompile.trials.compiles import Trial
 
+# What gives memory to the buffers of a program.
+_PLANNING = ("memory_plan", "memory_plan_reuse")
 _SCHEDULER = "torch._inductor.scheduler:Scheduler"
 _WRAPPER = "torch._inductor.codegen.wrapper:PythonWrapperCodegen"
 
@@ -62,21 +64,35 @@ _CALL = _Owner(
 def flawed_program(ablator: Ablator) -> Attribution | None:
     """The decisions behind a generated program that reads what it has not, or gets other inputs; None for any other.
 
-    The first that a setting switches off and that repairs the program is proved. Else those that may have written what
+    Where the error rose while memory was planned for the program, they are those about memory that is used again. The
+    first that a setting switches off and that repairs the program is proved. Else those that may have written what
     stands there are named, most telling first, with low confidence.
 
     Raises:
         OutOfTime: no further compile may be begun.
     """
     flawed = _flaw(ablator.trial)
-    if flawed is None or flawed.flaw is Flaw.LAYOUT:
+    if flawed is None:
+        return _proved(ablator, (_IN_PLACE, _REUSE), {}) if _raised_while_planning(ablator.trial) else None
+    if flawed.flaw is Flaw.LAYOUT:
         return None
-    owners = list(_owners(flawed))
+    owners, details = list(_owners(flawed)), _details(flawed)
+    first, *others = (_culprit(owner, details) for owner in owners if not owner.without)
+    return _proved(ablator, owners, details) or Attribution(first, others)
+
+
+def _proved(ablator: Ablator, owners: Iterable[_Owner], details: Mapping[str, object]) -> Attribution | None:
+    """The first decision without which the program is right."""
     for owner in owners:
         if owner.without and attempt(ablator, configured(ablator.how, dict(owner.without)))[1]:
-            return Attribution(replace(_culprit(owner, flawed), necessary=True, confidence="high"))
-    first, *others = (_culprit(owner, flawed) for owner in owners if not owner.without)
-    return Attribution(first, others)
+            return Attribution(replace(_culprit(owner, details), necessary=True, confidence="high"))
+    return None
+
+
+def _raised_while_planning(trial: Trial) -> bool:
+    """Whether an error rose while memory was given to buffers, which the scheduler's decisions may contradict."""
+    failure = trial.observation.failure
+    return failure is not None and any(function in _PLANNING for _, _, function in failure.raised)
 
 
 def with_asserted_layout(attribution: Attribution, trial: Trial) -> Attribution:
@@ -124,9 +140,9 @@ def _owners(flawed: Flawed) -> Iterator[_Owner]:
         yield _INPUTS
 
 
-def _culprit(owner: _Owner, flawed: Flawed) -> Culprit:
+def _culprit(owner: _Owner, details: Mapping[str, object]) -> Culprit:
     source, line = defined_at(owner.place)
-    name, details = owner.name, _details(flawed)
+    name = owner.name
     return Culprit(owner.stage, None, name, name, source=source, line=line, confidence="low", details=details)
 
 
