@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import Any
 
 from fuzzcompile.attribution.culprit import Attribution, Culprit
 from fuzzcompile.codegen.table import generator_of
@@ -13,9 +13,6 @@ from fuzzcompile.compiler.kernels.lowered import Lowered, class_names
 from fuzzcompile.compiler.ledger import Ledger
 from fuzzcompile.stage_names import CODEGEN, SCHEDULER
 from fuzzcompile.stages.kernels.wrong import family_of_node
-
-if TYPE_CHECKING:
-    from torch._inductor.scheduler import BaseSchedulerNode
 
 _LOOPS = ("SchedulerNode", "FusedSchedulerNode")
 _LIBRARY = "ExternKernelSchedulerNode"
@@ -38,7 +35,7 @@ def lost_kernel(ledger: Ledger) -> Attribution | None:
 def _without_kernel(lowered: Lowered) -> Attribution | None:
     """Scheduled nodes for which nothing was generated."""
     written = {buffer for kernel in lowered.kernels for buffer in kernel.writes}
-    nodes: list[BaseSchedulerNode] = list(getattr(lowered.scheduler, "nodes", ()))
+    nodes: list[Any] = list(getattr(lowered.scheduler, "nodes", ()))
     for kind in (*_LOOPS, _LIBRARY):
         for node in nodes:
             buffers = set(node.get_buffer_names()) - lowered.graph.removed_buffers
