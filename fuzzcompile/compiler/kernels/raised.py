@@ -31,7 +31,8 @@ _EVERY_OPERATOR = {
     ),
     "torch/_inductor/compile_fx.py": ("fake_tensor_prop",),
     "torch/_dynamo/utils.py": (
-        "run_node", "get_fake_value", "wrap_fake_exception", "_wrap_graph_break_with_torch_runtime_err", "<lambda>",
+        "run_node", "get_fake_value", "_get_fake_value_impl", "wrap_fake_exception", "<lambda>",
+        "_wrap_graph_break_with_torch_runtime_err",
     ),
 }  # fmt: skip
 _ENTRIES = ("torch/_dynamo/eval_frame.py", "torch/_dynamo/exc.py")
