@@ -153,6 +153,7 @@ def test_a_rule_runs_what_its_decorators_call_in_another_file():
     assert not runs(around(clamp.file, clamp.first), span_of(torch._refs.native_group_norm))
 
 
+@pytest.mark.slow
 def test_equal_names_in_another_file_are_no_call():
     normalised = span_of(torch._inductor.lowering.mean)
     assert not runs([normalised], span_of(torch._refs.mean))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-import torch
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.lowering import lowerings
 
+from fuzzcompile.compiler.decompositions import operator_named
 from fuzzcompile.compiler.fake import fake_function
 from fuzzcompile.stage_names import DECOMPOSITION, FAKE_TENSOR, LOWERING
 from recalling.calls import Span, around, runs, spans_of
@@ -70,7 +70,7 @@ def _functions_of(place: Mapping[str, Any], line: int) -> list[Span]:
 
 def _rules_of(place: Mapping[str, Any]) -> list[Span]:
     """What the stage of a culprit runs for its operator: a lowering, a decomposition, the rule of a fake tensor."""
-    operator = _overload(str(place.get("rewrite")))
+    operator = operator_named(str(place.get("rewrite")))
     if operator is None:
         return []
     rules = {
@@ -80,11 +80,3 @@ def _rules_of(place: Mapping[str, Any]) -> list[Span]:
     }
     rule = rules.get(str(place.get("stage")))
     return [] if rule is None else list(spans_of(rule()))
-
-
-def _overload(name: str) -> torch._ops.OpOverload | None:
-    """The operator of a name such as ``aten.mean.dim``."""
-    found: Any = torch.ops
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return found if isinstance(found, torch._ops.OpOverload) else None

@@ -22,7 +22,7 @@ from fuzzcompile.judging.workaround import find_workaround, workaround_by
 from fuzzcompile.sides import AOTI, COMPILE, EXPORT
 from fuzzcompile.stage_files import stage_of_file
 from fuzzcompile.stage_names import CODEGEN, DECOMPOSITION, DYNAMO, FAKE_TENSOR, FUNCTIONALIZATION, LOWERING, PRE_GRAD
-from fuzzcompile.stages.kernels.wrapper import flawed_program
+from fuzzcompile.stages.kernels.wrapper import flawed_program, with_asserted_layout
 from fuzzcompile.stages.rewriting import culprit_of_rewrite, rewrites_blamed
 from fuzzcompile.stages.table import LADDER, LAST, Shows, looked
 from fuzzcompile.trials.compiles import Experiments
@@ -71,6 +71,7 @@ class Attributor:
                 self._climb()
         except OutOfTime:
             attribution = attribution or Attribution(first_rewrite(self.divergence))
+        attribution = with_asserted_layout(attribution, self.ablator.trial)
         attribution.ablations = self.ablator.ablations
         attribution.culprit = self._with_frames(attribution.culprit)
         return attribution
@@ -81,7 +82,12 @@ class Attributor:
         if culprit is None or failure is None or not failure.raised:
             return culprit
         culprit = replace(culprit, details={**culprit.details, "raised": frames_shown(failure.raised)})
-        return culprit if culprit.source is not None or culprit.necessary else _placed(culprit, failure.raised[0])
+        if culprit.source is not None or culprit.necessary:
+            return culprit
+        # What a compile without it did not repair only handed the error on.
+        cleared = {ablation.toggle for ablation in self.ablator.ablations if not ablation.repairs}
+        frame = next((frame for frame in failure.raised if f"veto {frame[2]}" not in cleared), failure.raised[0])
+        return _placed(culprit, frame)
 
     def _from_rewrites(self) -> Attribution | None:
         """The rewrite at fault, and what else is where the result stays wrong without it."""

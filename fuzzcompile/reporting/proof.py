@@ -10,6 +10,7 @@ from fuzzcompile.contract import CulpritJson, ReportJson, told
 from fuzzcompile.oracle.verdicts import VALUES
 from fuzzcompile.privacy import scrub
 
+NEEDED = "also needed"
 _NAMED = 4  # nodes named of each line of the program
 _SHORT = 40  # characters of an item of a list that stands on one line
 # Details of a culprit that are shown in a form of their own, not as facts.
@@ -22,6 +23,11 @@ _LABELS = {
     "raised": "raised in",
     "stack": "stood in",
 }
+
+
+def role_of(contributor: CulpritJson) -> str:
+    """What a contributor is beside the culprit: needed too, or suspected of the same flaw of a generated program."""
+    return "also suspected" if "program" in (contributor.get("details") or {}) else NEEDED
 
 
 @dataclass(frozen=True)

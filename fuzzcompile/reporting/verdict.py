@@ -287,7 +287,9 @@ def _attribution(report: ReportJson, *, proof: bool) -> Iterator[str]:
         yield f"{role_of(culprit)}: {describe_culprit(culprit)}"
         if proof:
             yield from (f"  {line}" for line in proof_lines(culprit))
-        yield from (f"also needed: {describe_culprit(contributor)}" for contributor in report["contributors"])
+        yield from (
+            f"{role_of(contributor)}: {describe_culprit(contributor)}" for contributor in report["contributors"]
+        )
     elif report["is_bug"]:
         yield "culprit: not attributed"
     elif report["changed_bits"]:

@@ -20,6 +20,7 @@ from fuzzcompile.compiler.kernels.fused import dependences
 from fuzzcompile.compiler.kernels.raised import raised_at, raised_in
 from fuzzcompile.compiler.session import Compilation, compiling
 from fuzzcompile.stages.kernels.examined import examined
+from fuzzcompile.stages.kernels.lost import lost_kernel
 
 
 def everything():
@@ -81,6 +82,7 @@ def test_nothing_is_wrong_with_a_clean_program(clean):
     ledger, _, looks = clean
     assert looks
     assert not ledger.unseen
+    assert lost_kernel(ledger) is None
     for look in looks:
         assert look.first_refused() is None
         assert look.wrong_operators() == []

@@ -125,6 +125,7 @@ def wrap_compiled(watch: Watch, original: Function) -> Function:
         lowered = watch.of(graph)
         if lowered is not None and watch.values:
             watch.compiled[id(compiled)] = watch.keys[id(graph)]
+            lowered.program = str(getattr(compiled, "source_code", ""))
             recording = getattr(compiled, "cudagraph_info", None)
             lowered.cudagraphs = recording is not None and not recording.cudagraph_fail_reasons
         return result

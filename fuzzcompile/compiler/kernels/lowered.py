@@ -87,7 +87,8 @@ class Lowered:
 
     ``marks`` says how many operations of the IR there were once a node was lowered. ``sources``, ``statements`` and
     ``generators`` (the classes of the code generator, most derived first) go by the names of kernels. ``cudagraphs``
-    says that Inductor found no reason against recording the compiled graph as a CUDA graph.
+    says that Inductor found no reason against recording the compiled graph as a CUDA graph. ``program`` is the text of
+    the generated program.
     """
 
     frame: int
@@ -105,6 +106,7 @@ class Lowered:
     calls: list[GraphCall] = field(default_factory=list)
     failed: Failed | None = None
     cudagraphs: bool = False
+    program: str = ""
 
     def node(self, name: str) -> fx.Node | None:
         """The node of that name in the graph that was lowered."""

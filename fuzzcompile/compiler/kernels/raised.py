@@ -30,7 +30,10 @@ _EVERY_OPERATOR = {
         "__torch_dispatch__", "dispatch", "_cached_dispatch_impl", "_dispatch_impl", "maybe_run_unsafe_fallback",
     ),
     "torch/_inductor/compile_fx.py": ("fake_tensor_prop",),
-    "torch/_dynamo/utils.py": ("run_node", "get_fake_value", "wrap_fake_exception"),
+    "torch/_dynamo/utils.py": (
+        "run_node", "get_fake_value", "_get_fake_value_impl", "wrap_fake_exception", "<lambda>",
+        "_wrap_graph_break_with_torch_runtime_err",
+    ),
 }  # fmt: skip
 _ENTRIES = ("torch/_dynamo/eval_frame.py", "torch/_dynamo/exc.py")
 _PACKAGES = Path(torch.__file__).parent.parent

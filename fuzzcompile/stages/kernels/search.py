@@ -11,6 +11,7 @@ from fuzzcompile.attribution.divergence import Divergence
 from fuzzcompile.compiler.kernels.control import Control
 from fuzzcompile.stage_names import LOWERING, RUNTIME
 from fuzzcompile.stages.base import Stage
+from fuzzcompile.stages.kernels.lost import lost_kernel
 from fuzzcompile.trials.compiles import Trial
 
 
@@ -28,6 +29,9 @@ def behind_the_graphs(stages: Sequence[Stage], ablator: Ablator) -> Attribution 
         return None
     # Of a compile whose kernels were not watched only a setting that decides about a stage alone speaks.
     trial = watched(ablator) or ablator.trial
+    lost = lost_kernel(trial.ledger) if trial.observation.failure is None else None
+    if lost is not None:
+        return lost
     divergence = Divergence(ablator.experiments, trial, (), ablator.count)
     doubtful: Attribution | None = None
     for stage in stages:

@@ -13,6 +13,7 @@ from fuzzcompile.execution.observation import GeneratedPlace
 _NAME = re.compile(r"name '(\w+)' is not defined|(?:local )?variable '(\w+)'")
 _ORIGIN = re.compile(r"# .*Original ATen: \[([^\]]*)\]")
 _KERNEL = re.compile(r"\b\w+?_fused_(\w+?)_\d+\b")
+_ASSERTED = re.compile(r"assert_size_stride\((\w+), .*'torch\.ops\.([\w.]+)'\)")
 _TANGENT = "tangents_"
 
 
@@ -23,6 +24,7 @@ class Flaw(Enum):
     FREED = "reads a variable after it was deleted"
     MISSING = "reads a variable that is assigned nowhere"
     INPUTS = "gets another number of inputs than it has"
+    LAYOUT = "asserts sizes and strides that the result of an operator has not"
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,9 @@ def flaw_of(place: GeneratedPlace, error: str) -> Flawed | None:
     statement = lines[place.line - 1].strip()
     if kind == "ValueError" and "values to unpack" in message and statement.endswith("= args"):
         return Flawed(Flaw.INPUTS, "", statement, "", (), backward)
+    asserted = _ASSERTED.match(statement) if kind == "AssertionError" else None
+    if asserted is not None:
+        return Flawed(Flaw.LAYOUT, asserted[1], statement, "", (asserted[2],), backward)
     match = _NAME.search(message) if kind in ("NameError", "UnboundLocalError") else None
     if match is None:
         return None
