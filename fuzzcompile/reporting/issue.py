@@ -11,7 +11,7 @@ from fuzzcompile.reporting import place, wording
 from fuzzcompile.reporting.facts import IssueFacts
 from fuzzcompile.reporting.filing import Refusal
 from fuzzcompile.reporting.program import case_part
-from fuzzcompile.reporting.proof import diff_of, has_errors, role_of, shown_of, workaround_with_cost
+from fuzzcompile.reporting.proof import diff_of, has_errors, role_of_contributor, shown_of, workaround_with_cost
 from fuzzcompile.reporting.rules import rules
 from fuzzcompile.reporting.tables import ablation_rows, error_rows, is_measured, named
 from fuzzcompile.reporting.versions import versions
@@ -177,7 +177,7 @@ def _culprits(facts: IssueFacts) -> Iterator[str]:
     if shown := shown_of(culprit):
         yield f"{shown[:1].upper()}{shown[1:]}."
     yield from (
-        f"{role_of(contributor).capitalize()}: {named(contributor)}."
+        f"{role_of_contributor(contributor).capitalize()}: {named(contributor)}."
         for contributor in facts.report.get("contributors") or ()
     )
 

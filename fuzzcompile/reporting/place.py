@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from fuzzcompile.privacy import scrub
 from fuzzcompile.reporting.facts import IssueFacts
-from fuzzcompile.reporting.proof import NEEDED, plain_toggle, role_of
+from fuzzcompile.reporting.proof import NEEDED, plain_toggle, role_of_contributor
 from fuzzcompile.severity import Severity
 from fuzzcompile.stage_names import (
     CODEGEN,
@@ -134,6 +134,8 @@ def _proved(facts: IssueFacts) -> Iterator[str]:
     yield f"the bug is gone after {what.removesuffix(',')}{how}"
     if culprit.get("sufficient"):
         yield "it stays with every other optional rewrite off"
-    if contributors := [entry for entry in facts.report.get("contributors") or () if role_of(entry) == NEEDED]:
+    if contributors := [
+        entry for entry in facts.report.get("contributors") or () if role_of_contributor(entry) == NEEDED
+    ]:
         names = ", ".join(f"`{entry.get('rewrite') or entry.get('family')}`" for entry in contributors)
         yield f"the bug also needs {names}"

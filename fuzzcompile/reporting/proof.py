@@ -25,7 +25,7 @@ _LABELS = {
 }
 
 
-def role_of(contributor: CulpritJson) -> str:
+def role_of_contributor(contributor: CulpritJson) -> str:
     """What a contributor is beside the culprit: needed too, or suspected of the same flaw of a generated program."""
     return "also suspected" if "program" in (contributor.get("details") or {}) else NEEDED
 

@@ -12,7 +12,14 @@ from fuzzcompile.custom import is_custom
 from fuzzcompile.hints import Named
 from fuzzcompile.reporting.circumstances import circumstances, several
 from fuzzcompile.reporting.promises import broken_promise, contract_advice, contract_meaning, promise_lines
-from fuzzcompile.reporting.proof import figure, role_of, shown_of, workaround_of, workaround_with_cost
+from fuzzcompile.reporting.proof import (
+    figure,
+    role_of,
+    role_of_contributor,
+    shown_of,
+    workaround_of,
+    workaround_with_cost,
+)
 from fuzzcompile.reporting.proof_text import ablation_table, proof_lines
 from fuzzcompile.reporting.told import advice_for, meaning_for
 
@@ -288,7 +295,8 @@ def _attribution(report: ReportJson, *, proof: bool) -> Iterator[str]:
         if proof:
             yield from (f"  {line}" for line in proof_lines(culprit))
         yield from (
-            f"{role_of(contributor)}: {describe_culprit(contributor)}" for contributor in report["contributors"]
+            f"{role_of_contributor(contributor)}: {describe_culprit(contributor)}"
+            for contributor in report["contributors"]
         )
     elif report["is_bug"]:
         yield "culprit: not attributed"
