@@ -2,9 +2,7 @@
 
 A signature is ``stage:source:family``. Where the cause of a bug in a graph pass, a decomposition, a fake tensor or
 functionalization is known, it ends in that cause's fingerprint: ``stage:source:family:fingerprint``. Without it the
-signature is *coarse*: two coarse signatures that agree may still be two bugs. Where values are right and their layout
-or memory is wrong, a fifth part says what broke: ``stage:source:family:fingerprint:stride``, with ``-`` for a cause
-that is not known. Signatures of earlier versions lack it, and agree with any. An error without a culprit is
+signature is *coarse*: two coarse signatures that agree may still be two bugs. An error without a culprit is
 ``stage:ErrorType:message``, and what gives wrong results without a proved culprit ``stage:-:program-KEY``: neither
 takes a fingerprint.
 """
@@ -13,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from fuzzcompile.stage_names import DECOMPOSITION, FAKE_TENSOR, FUNCTIONALIZATION, GRAPH_STAGES
@@ -26,14 +24,8 @@ PROGRAM = "program-"
 # Hexadecimal digits of a program's key that a signature shows.
 _DIGITS = 12
 _FINGERPRINTED = (*GRAPH_STAGES, DECOMPOSITION, FAKE_TENSOR, FUNCTIONALIZATION)
-# What may be wrong with a tensor whose elements are right, the worst first, in the words of the judge.
-_BROKEN = ("shape", "dtype", "alias", "stride")
-_LAYOUTS = ("metadata", "aliasing")
 # An error's signature has its type in the place of the file, and its message may hold anything.
-_PARTS = re.compile(
-    rf"((?:{'|'.join(_FINGERPRINTED)}):(?:-|[^:]*\.py):(?!{PROGRAM})[^:]+)(?::(.+?)(?::({'|'.join(_BROKEN)}))?)?"
-)
-_UNKNOWN = "-"
+_PARTS = re.compile(rf"((?:{'|'.join(_FINGERPRINTED)}):(?:-|[^:]*\.py):(?!{PROGRAM})[^:]+)(?::(.+))?")
 _ERRORS = ("compile_error", "runtime_error")
 _ERROR = re.compile(r"\w+(?:Error|Exception)\b: [^;\n]*")
 _TYPES = re.compile(r"(?:\w+(?:Error|Exception)\b:? *)+")
@@ -58,19 +50,7 @@ def coarse(signature: str) -> str:
 def fingerprint(signature: str) -> str | None:
     """What must change for the case to pass; None where the signature does not say."""
     match = _PARTS.fullmatch(signature)
-    return match[2] if match is not None and match[2] != _UNKNOWN else None
-
-
-def broken(signature: str) -> str | None:
-    """What broke where values are right (``stride``, ``dtype``); None where the signature does not say."""
-    match = _PARTS.fullmatch(signature)
-    return match[3] if match is not None else None
-
-
-def broken_by(verdict: str, findings: Iterable[object]) -> str | None:
-    """What broke, by the verdict and what the judge says of each output: the worst; None where something else did."""
-    shown = set(findings) if verdict in _LAYOUTS else ()
-    return next((part for part in _BROKEN if part in shown), None)
+    return match[2] if match is not None else None
 
 
 def is_provisional(signature: str) -> bool:
@@ -78,13 +58,11 @@ def is_provisional(signature: str) -> bool:
     return (fingerprint(signature) or "").startswith(PROGRAM)
 
 
-def refined(signature: str, cause: str | None, breaks: str | None = None) -> str:
-    """The place of a signature with this fingerprint and with what broke; as it is where neither belongs there."""
+def refined(signature: str, cause: str | None) -> str:
+    """The signature with another fingerprint, or with none; as it is where none belongs there."""
     match = _PARTS.fullmatch(signature)
     if match is None:
         return signature
-    if breaks is not None:
-        return f"{match[1]}:{cause or _UNKNOWN}:{breaks}"
     return f"{match[1]}:{cause}" if cause else match[1]
 
 
@@ -108,15 +86,13 @@ def agree(wanted: str, reached: str) -> bool:
     """Whether two signatures may mean the same bug.
 
     They name the same stage and file and a family in common (a smaller case may show fewer of a culprit's siblings),
-    and the same cause and what broke, where both know it.
+    and the same cause, where both know it.
     """
     *place, families = coarse(wanted).rsplit(":", 1)
     *reached_place, reached_families = coarse(reached).rsplit(":", 1)
     causes = {fingerprint(signature) for signature in (wanted, reached) if not is_provisional(signature)} - {None}
-    layouts = {broken(signature) for signature in (wanted, reached)} - {None}
     common = set(families.split("+")) & set(reached_families.split("+"))
-    alike = len(causes) < 2 and len(layouts) < 2
-    return wanted == reached or (place == reached_place and bool(common) and alike)
+    return wanted == reached or (place == reached_place and bool(common) and len(causes) < 2)
 
 
 def raised_alike(left: ReportJson, right: ReportJson) -> bool:

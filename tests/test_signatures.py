@@ -5,7 +5,7 @@ import pytest
 from fuzzcompile import signatures
 from fuzzcompile.reduction.jobs import same_bug
 from fuzzcompile.reporting.baseline import Baseline
-from fuzzcompile.signatures import agree, broken_by, coarse, fingerprint, is_unproved, of_program, refined
+from fuzzcompile.signatures import agree, coarse, fingerprint, is_unproved, of_program, refined
 
 SDPA = "joint_graph:torch/_inductor/fx_passes/fuse_attention.py:sfdp"
 ERROR = "lowering:CppCompileError:g++: error: 'tmp' was not declared"
@@ -72,31 +72,12 @@ def test_other_signatures_take_none_and_have_none(signature):
         (f"{SDPA}:layout", f"{SDPA}:softmax(dim)", False),
         (f"{SDPA}+addmm:layout", f"{SDPA}:layout", True),
         (f"{SDPA}:layout", "joint_graph:other.py:sfdp:layout", False),
-        (f"{SDPA}:layout:stride", f"{SDPA}:layout", True),
-        (f"{SDPA}:layout:stride", f"{SDPA}:-:stride", True),
-        (f"{SDPA}:layout:stride", f"{SDPA}:layout:dtype", False),
-        (f"{SDPA}:-:stride", f"{SDPA}:-:dtype", False),
         (LOWERING_ERROR, LOWERING_ERROR, True),
         (LOWERING_ERROR, LOWERING_ERROR + "!", False),
     ],
 )
 def test_one_cause_in_one_place(wanted, reached, same):
     assert agree(wanted, reached) is same
-
-
-@pytest.mark.parametrize(
-    ("verdict", "findings", "what"),
-    [
-        ("metadata", ("same", "stride", "dtype"), "dtype"),
-        ("aliasing", ("stride", "alias"), "alias"),
-        ("miscompile", ("far", "stride"), None),
-    ],
-)
-def test_a_signature_says_what_broke_where_values_are_right(verdict, findings, what):
-    assert broken_by(verdict, findings) == what
-    signature = refined(SDPA, None, what)
-    assert (coarse(signature), fingerprint(signature), signatures.broken(signature)) == (SDPA, None, what)
-    assert signatures.broken(refined(SDPA, "layout", what)) == what
 
 
 def test_a_program_stands_for_what_nothing_proves():
@@ -118,8 +99,6 @@ def test_a_reduction_that_meets_another_cause_met_another_bug(cause, same):
         (SDPA, "layout", True),
         (f"{SDPA}:layout", None, True),
         (f"{SDPA}:layout", "softmax(dim)", False),
-        (f"{SDPA}:layout:stride", "layout", True),
-        (f"{SDPA}:layout", "layout:stride", True),
     ],
 )
 def test_a_baseline_tells_causes_apart_where_both_are_known(known, met, is_known, tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
 from sqlalchemy import select
@@ -12,13 +11,10 @@ from fuzzcompile.corpus.models import FindingRow, FormerNameRow, RunRow
 from fuzzcompile.corpus.querying import starts_with
 from fuzzcompile.signatures import (
     agree,
-    broken,
-    broken_by,
     coarse,
     fingerprint,
     is_unproved,
     raised_alike,
-    refined,
     renewed,
     same_place,
 )
@@ -32,7 +28,7 @@ def finding_of(session: Session, signature: str, report: ReportJson | None = Non
 
     With the report, an error is a hit of a finding at the same place that raises alike, whatever the causes are called.
     Else a coarse signature is a hit of the only refined one of its place; where there are several, nobody can say which
-    until the case has been minimized. Signatures that do not say what broke match any that do, if there is only one.
+    until the case has been minimized.
     """
     exact = session.scalar(select(FindingRow).where(FindingRow.signature == signature))
     if exact is not None:
@@ -42,7 +38,9 @@ def finding_of(session: Session, signature: str, report: ReportJson | None = Non
     if alike:
         return alike[0]
     cause = fingerprint(signature)
-    near = [row for row in rows if cause in (None, fingerprint(row.signature)) and agree(_in_full(row), signature)]
+    near = [
+        row for row in rows if cause in (None, fingerprint(row.signature)) and agree(renewed(row.signature), signature)
+    ]
     if near:
         return near[0] if len(near) == 1 else None
     former = select(FormerNameRow.finding_id).where(FormerNameRow.signature == signature).distinct()
@@ -71,7 +69,7 @@ def keep_name(session: Session, finding: FindingRow, signature: str) -> None:
 
     A finding under the signature that an earlier version gave it takes the present one.
     """
-    if signature == _in_full(finding) != finding.signature:
+    if signature == renewed(finding.signature) != finding.signature:
         session.add(FormerNameRow(finding_id=finding.id, signature=finding.signature, merged_id=None))
         finding.signature = signature
     elif fingerprint(signature) is not None and not _is_named(session, finding, signature):
@@ -93,14 +91,3 @@ def _of_place(session: Session, signature: str) -> list[FindingRow]:
     begins = ":".join(place.split(":")[:2])
     rows = session.scalars(select(FindingRow).where(starts_with(session, f"{begins}:")).order_by(FindingRow.id))
     return [row for row in rows if same_place(renewed(row.signature), signature)]
-
-
-def _in_full(finding: FindingRow) -> str:
-    """The finding's signature as this version writes it: earlier ones did not say what broke."""
-    signature = renewed(finding.signature)
-    if broken(signature) is not None:
-        return signature
-    outputs = (finding.evidence or {}).get("outputs")
-    listed = [output for output in outputs if isinstance(output, Mapping)] if isinstance(outputs, list) else []
-    breaks = broken_by(finding.verdict, (output.get("finding") for output in listed))
-    return refined(signature, fingerprint(signature), breaks)

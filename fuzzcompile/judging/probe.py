@@ -19,7 +19,7 @@ from fuzzcompile.contract import broken_bits
 from fuzzcompile.judging.decision import confirmed, decide
 from fuzzcompile.oracle.judgement import wrong_values
 from fuzzcompile.oracle.verdicts import Verdict
-from fuzzcompile.signatures import broken, broken_by, fingerprint, normalised, renewed
+from fuzzcompile.signatures import fingerprint, normalised, renewed
 from fuzzcompile.stage_names import AROUND_CAPTURE, BEHIND_GRAPHS, GRAPH_STAGES
 from fuzzcompile.stages.base import Suspect
 from fuzzcompile.stages.rewriting import rewrites_visible
@@ -44,8 +44,8 @@ class Probe:
 
     ``suspects`` are the suspects of the stages that were asked, most telling first. ``error`` is the type and message
     of what was raised, without what changes from case to case. ``outcomes`` are the stage and family of whatever
-    matched, each with what became of it, ``right_values`` whether nothing but strides and aliases can be wrong,
-    ``broken`` what broke where values are right, and ``outputs`` what the compiled program returned.
+    matched, each with what became of it, ``right_values`` whether nothing but strides and aliases can be wrong, and
+    ``outputs`` what the compiled program returned.
     """
 
     verdict: Verdict
@@ -56,7 +56,6 @@ class Probe:
     screens: int = 0
     outcomes: frozenset[tuple[str, str, str]] = frozenset()
     right_values: bool = False
-    broken: str | None = None
     outputs: tuple[torch.Tensor, ...] = field(default=(), compare=False, repr=False)
 
     @property
@@ -71,7 +70,7 @@ class Target:
 
     ``named`` says that a culprit has a name; otherwise ``error`` distinguishes one error from another, and all else is
     held by stage. ``causes`` holds the fingerprint of the cause, if it is known: no probe looks for it, but a full
-    judgement tries it first. ``broken`` is what broke, where the signature says so. ``promise`` is the promise of equal
+    judgement tries it first. ``promise`` is the promise of equal
     bits that is broken where no value is wrong: no probe shows that (`fuzzcompile.contracts.promised.broken_again`).
     """
 
@@ -83,7 +82,6 @@ class Target:
     named: bool = True
     error: str | None = None
     causes: tuple[str, ...] = ()
-    broken: str | None = None
     promise: str | None = None
 
     @classmethod
@@ -97,8 +95,7 @@ class Target:
         error = None
         if not named and Verdict(report["verdict"]).kind == "error" and len(parts) == 3 and parts[1] != "-":
             error = f"{parts[1]}: {parts[2]}"[:_MESSAGE]
-        signature = str(report.get("signature") or "")
-        cause = fingerprint(signature)
+        cause = fingerprint(str(report.get("signature") or ""))
         causes = () if cause is None or keep == "verdict" else (cause,)
         return cls(
             report["verdict"],
@@ -109,7 +106,6 @@ class Target:
             named,
             error,
             causes,
-            broken(signature),
             broken_bits(report),
         )
 
@@ -135,8 +131,6 @@ class Target:
             return False
         if self.keep == "verdict":
             return True
-        if self.broken is not None and self.broken != probe.broken:
-            return False
         if self.stage in GRAPH_STAGES:
             return probe.suspect is not None and self._is(probe.suspect)
         if self.looks is not None:
@@ -208,7 +202,6 @@ def probe(
         experiments.screens,
         frozenset((rule.stage, family_of(rule.rewrite), outcome) for rule, outcome in trial.ledger.coverage),
         failure is None and all(c.finding in _RIGHT_VALUES for c in trial.judgement.comparisons),
-        broken_by(verdict, (c.finding for c in trial.judgement.comparisons)),
         tuple(value.value for value in trial.observation.values if value.kind == "output" and value.is_tensor),
     )
 

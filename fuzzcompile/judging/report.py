@@ -16,7 +16,7 @@ from fuzzcompile.oracle.comparison import Comparison
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.severity import Severity, severity
 from fuzzcompile.sides import COMPILE
-from fuzzcompile.signatures import UNATTRIBUTED, broken_by, normalised, of_program, refined
+from fuzzcompile.signatures import UNATTRIBUTED, normalised, of_program, refined
 from fuzzcompile.stage_names import GRAPH_STAGES, PARTITION
 from fuzzcompile.stages.table import stage_named
 
@@ -108,9 +108,7 @@ class Report:
         if self.program is not None and self._rests_on_program():
             return of_program(stage, self.program)
         if culprit is not None and culprit.is_named:
-            cause = self.cause.get("fingerprint") if self.cause is not None else None
-            breaks = broken_by(self.verdict, (comparison.finding for comparison in self.comparisons))
-            return refined(culprit.signature, cause, breaks)
+            return refined(culprit.signature, self.cause.get("fingerprint") if self.cause is not None else None)
         if self.failure is not None:
             return f"{stage}:{self.failure.type_name}:{normalised(self.failure.message)}"
         return f"{stage}:-:{self.verdict}"

@@ -1,4 +1,4 @@
-"""One root cause is one finding: errors of one proved culprit that raise alike, layouts that broke in the same way."""
+"""One root cause is one finding: errors of one proved culprit that raise alike."""
 
 from __future__ import annotations
 
@@ -18,11 +18,6 @@ def raising(signature: str, detail: str, function: str = "expand", *, proved: bo
     raised = [{"source": "torch/_inductor/lowering.py", "line": len(detail), "function": function}]
     culprit = {"stage": "post_grad", "rewrite": "fold_scale", "necessary": proved, "details": {"raised": raised}}
     return bug(signature, verdict="compile_error", detail=detail, culprit=culprit)
-
-
-def laid_out(signature: str, finding: str) -> dict[str, Any]:
-    verdict = "aliasing" if finding == "alias" else "metadata"
-    return bug(signature, verdict=verdict, evidence={"outputs": [{"name": "out0", "finding": finding}]})
 
 
 def hit(store: Store, report: dict[str, Any]) -> str:
@@ -64,29 +59,6 @@ def test_a_reproducer_that_raises_alike_stays_and_merges(store: Store) -> None:
     hit(store, raising(DTYPE, "TypeError: no such operand", "create"))
     shown = raising(SIZE, SAID.format(2, 4), "create")
     assert store.add_reproducer("F2", reproducer(report=shown)) == Kept(1, SIZE, merged=(2,))
-
-
-def test_what_broke_keeps_two_bugs_apart(store: Store) -> None:
-    layout = f"{PLACE}:layout"
-    assert hit(store, laid_out(f"{layout}:stride", "stride")) == "F1"
-    assert hit(store, laid_out(f"{layout}:dtype", "dtype")) == "F2"
-    assert hit(store, laid_out(f"{PLACE}:-:alias", "alias")) == "F3"
-    assert hit(store, laid_out(f"{PLACE}:-:dtype", "dtype")) == "F2", "the only one of which the dtype broke"
-    assert hit(store, bug(layout)) == "F4", "either could be meant"
-
-
-def test_a_worse_symptom_is_the_same_bug(store: Store) -> None:
-    assert hit(store, laid_out(f"{PLACE}:layout:stride", "stride")) == "F1"
-    assert hit(store, bug(f"{PLACE}:layout")) == "F1"
-    assert store.finding("F1").severity == "silent"
-
-
-def test_findings_of_earlier_versions_match_by_what_they_show(store: Store) -> None:
-    assert hit(store, laid_out(f"{PLACE}:layout", "stride")) == "F1"
-    assert hit(store, laid_out(f"{PLACE}:layout:dtype", "dtype")) == "F2"
-    assert hit(store, laid_out(f"{PLACE}:layout:stride", "stride")) == "F1"
-    assert store.finding("F1").signature == f"{PLACE}:layout:stride"
-    assert store.finding(f"{PLACE}:layout").public_id == "F1", "what it was called goes on meaning it"
 
 
 def test_messages_that_an_earlier_version_normalised_match(store: Store) -> None:
