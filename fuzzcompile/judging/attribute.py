@@ -13,7 +13,7 @@ from fuzzcompile.attribution.ablating import Ablator, OutOfTime
 from fuzzcompile.attribution.culprit import Attribution, Culprit, frames_shown
 from fuzzcompile.attribution.divergence import Divergence
 from fuzzcompile.attribution.inputs import inputs_of
-from fuzzcompile.attribution.proving import Prover
+from fuzzcompile.attribution.proving import Prover, failing_rewrite
 from fuzzcompile.attribution.steps import Step, changing_meaning, steps_of
 from fuzzcompile.compiler.custom import backend_label
 from fuzzcompile.compiler.functional import passing_on
@@ -94,6 +94,9 @@ class Attributor:
         attribution = looked(self.ablator, self.divergence, Shows.ANYWHERE)
         if attribution is None or attribution.culprit is None or attribution.culprit.necessary is not False:
             return attribution
+        trial = self.ablator.trial
+        if trial.observation.failure is not None and failing_rewrite(trial) is None:
+            return None  # it moves values, and what raises was not under way in it and raises without it
         prover = Prover(self.ablator, self.steps)
         refused = prover.names([step.label for step in changing_meaning(self.steps)])
         experiments = self.experiments.under(self.experiments.how.with_vetoes(*refused))
