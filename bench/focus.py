@@ -69,6 +69,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=1)
     given = parser.parse_args()
+    # A shell ignores Ctrl-C for what runs in its background, and so would the campaigns that are to be interrupted.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     given.folder.mkdir(parents=True, exist_ok=True)
     names = drawn(reachable(), given.rules, given.seed)
     without = unfocused(given.folder, given.unfocused, given.seed, given.workers)
