@@ -125,7 +125,7 @@ class _Hunting:
             again = set(only) - (set() if self.plan.attribute else done)
             chosen = [site for site in self.found if site.mutation.id in again]
             return [(iter(chosen), len(chosen))]
-        answered = Counter(answer.stage for answer in self.answers if answer.outcome != "not installable")
+        answered = Counter(answer.stage for answer in self.answers if answer.is_installed)
         samples = {stage: order for stage, order in sampled(self.found, self.plan.seed).items() if stage in stages}
         share, rest = divmod(mutants, max(1, len(samples)))
         queues = []
@@ -148,7 +148,7 @@ class _Hunting:
                 file.write(json.dumps(asdict(answer)) + "\n")
                 self.answers.append(answer)
             self._tell(answer)
-            if answer.outcome != "not installable":
+            if answer.is_installed:
                 return
 
     def _tell(self, answer: Answer) -> None:
@@ -173,7 +173,7 @@ def _sources(path: Path) -> Iterator[Unjudged]:
 
 
 def _tried(path: Path) -> list[Answer]:
-    return [answer for answer in read_answers(path) if answer.outcome != "not installable"]
+    return [answer for answer in read_answers(path) if answer.is_installed]
 
 
 def _reasons(path: Path) -> dict[str, str]:

@@ -123,10 +123,16 @@ def _raising(report: ReportJson) -> tuple[object, object] | None:
     return (first.get("source"), first.get("function")) if isinstance(first, Mapping) else None
 
 
+def error_of(report: ReportJson) -> str | None:
+    """Type and message of the error that a report is about; None for another kind of bug."""
+    error = _ERROR.search(str(report.get("detail") or ""))
+    return None if error is None else error.group()
+
+
 def _said(report: ReportJson) -> str | None:
     """The error that a report is about, normalised; None for one that says nothing."""
-    error = _ERROR.search(str(report.get("detail") or ""))
-    return None if error is None or _TYPES.fullmatch(error.group()) else normalised(error.group())
+    error = error_of(report)
+    return None if error is None or _TYPES.fullmatch(error) else normalised(error)
 
 
 def normalised(message: str) -> str:

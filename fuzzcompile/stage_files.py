@@ -81,6 +81,18 @@ _FILES: Final = (
 )
 
 
+# The compiler, dispatch and tracing apart.
+_COMPILER: Final = (
+    "torch/_inductor/", "torch/_functorch/", "torch/_decomp/", "torch/_refs/", "torch/_prims", "torch/_subclasses/",
+    "torch/_meta_registrations.py", "torch/_dynamo/",
+)  # fmt: skip
+
+
+def is_compiler(file: str) -> bool:
+    """Whether a file is of the compiler, by its path from the folder that holds torch."""
+    return file.startswith(_COMPILER) and file.endswith(".py")
+
+
 def stage_of_file(file: str) -> str | None:
     """The stage of a file of the compiler, by its path from the folder that holds torch; None if none owns it."""
     name = file.removeprefix("torch/")

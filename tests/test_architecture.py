@@ -32,7 +32,7 @@ ALLOWED = {
     "execution": {"case", "contract", "errors", "facts", "reference"},
     "tolerances": {"contract", "errors"},
     "compiler": {"case", "custom", "errors", "execution", "facts", "generation", "reference", "sides", "span",
-                "stage_names", "targets"},
+                "stage_files", "stage_names", "targets"},
     "oracle": {"contract", "execution"},
     "capture": {"case", "casefiles", "compiler", "errors", "execution"},
     "codegen": {"compiler"},

@@ -13,11 +13,12 @@ from torch._inductor.codegen import cpp_utils
 
 from fuzzcompile.compiler.recompiling import ROOT, replaced
 from fuzzcompile.errors import UsageError
+from fuzzcompile.span import Span
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 
 from recalling.answers import OUTCOMES, Answer, Attempt, outcome_of, read_answers
-from recalling.calls import Span, around, runs
+from recalling.calls import around, runs
 from recalling.mutation import Mutation
 from recalling.naming import named
 from recalling.operators import mutations_of

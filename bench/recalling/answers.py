@@ -76,6 +76,16 @@ class Answer:
     attempts: Sequence[dict[str, Any]] = field(default_factory=list)
 
     @property
+    def is_installed(self) -> bool:
+        """Whether the mutant could be made."""
+        return self.outcome != "not installable"
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether some case showed a bug."""
+        return self.outcome in ("found", "loud")
+
+    @property
     def of(self) -> Mutation:
         """The mutation."""
         return Mutation.from_json(self.mutation)

@@ -7,11 +7,11 @@ import functools
 import importlib
 import types
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from fuzzcompile.compiler.recompiling import ROOT, tree_of
 from fuzzcompile.errors import UsageError
+from fuzzcompile.span import Span
 from fuzzcompile.stage_files import stage_of_file
 
 # Calls between a rule and the function that is looked for: within one file, and through others.
@@ -20,23 +20,12 @@ _ACROSS = 2
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-@dataclass(frozen=True)
-class Span:
-    """A function: its file, relative to the folder that holds torch, and its first and last line."""
-
-    file: str
-    first: int
-    last: int
-
-    def touches(self, function: Span) -> bool:
-        """Whether one of the two functions stands in the other: what a function makes is its work too."""
-        within = self.first <= function.first and function.last <= self.last
-        return self.file == function.file and (within or (function.first <= self.first and self.last <= function.last))
-
-
 def runs(starts: Sequence[Span], wanted: Span) -> bool:
-    """Whether one of the functions calls the one wanted: over four calls in one file, or over two through others."""
-    return any(function.touches(wanted) for start in starts for function in _reached(start))
+    """Whether one of the functions calls the one wanted: over four calls in one file, or over two through others.
+
+    Functions that have a line in common stand one in the other, and what a function makes is its work too.
+    """
+    return any(function.meets(wanted) for start in starts for function in _reached(start))
 
 
 @functools.cache

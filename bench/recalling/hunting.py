@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import random
 import tempfile
 import time
@@ -18,6 +17,7 @@ import torch
 from fuzzcompile.execution.failures import RemoteError, WorkerFailed, WorkerStartFailed
 from fuzzcompile.execution.pool import WorkerPool
 from fuzzcompile.worker.lost import report_of
+from fuzzcompile.worker.marker import left_behind
 from recalling.answers import ERRORS, Answer, Attempt, outcome_of
 from recalling.fresh import Fresh
 from recalling.naming import named
@@ -111,10 +111,10 @@ def _attempt(workers: WorkerPool, folder: Path, site: Site, case: Pooled, *, att
             return replace(attempt, verdict="crash", is_bug=True, reached=True, detail=str(error)[:200])
         except WorkerFailed as error:
             attempt = replace(attempt, seconds=time.monotonic() - began)
-            early = _verdict_of(marker)
+            compiling, early = left_behind(marker)
             if early is not None and early["is_bug"]:  # the proof was lost, and the finding was not
                 return replace(attempt, verdict=early["verdict"], is_bug=True, reached=True, detail=str(error)[:200])
-            if again and marker.exists():
+            if again and compiling:
                 report = report_of(error, path.stem, torch.__version__, "cpu")
                 lost = replace(attempt, verdict=report["verdict"], is_bug=True, reached=True, detail=str(error)[:200])
                 return replace(lost, named=named(site.mutation, report), culprit=_brief(report))
@@ -151,14 +151,6 @@ def _brief(report: dict[str, Any]) -> list[str]:
         f"({place.get('source')}:{place.get('line')})"
         for place in places[:4]
     ]
-
-
-def _verdict_of(marker: Path) -> dict[str, Any] | None:
-    try:
-        text = marker.read_text(encoding="utf-8")
-        return json.loads(text) if text else None
-    except (OSError, ValueError):
-        return None
 
 
 def ordered(site: Site, pool: Sequence[Pooled], plan: Plan) -> list[tuple[Pooled, float]]:

@@ -10,8 +10,9 @@ from torch._inductor.lowering import lowerings
 
 from fuzzcompile.compiler.decompositions import operator_named
 from fuzzcompile.compiler.fake import fake_function
+from fuzzcompile.span import Span
 from fuzzcompile.stage_names import DECOMPOSITION, FAKE_TENSOR, LOWERING
-from recalling.calls import Span, around, runs, spans_of
+from recalling.calls import around, runs, spans_of
 from recalling.mutation import Mutation
 
 Level = Literal["function", "rule", "file", ""]

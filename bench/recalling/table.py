@@ -42,7 +42,7 @@ def report_of(
         reasons: by id of a mutant, what a person read in it.
         beside: by name, answers on the same mutants with other cases or another order.
     """
-    tried = [answer for answer in answers if answer.outcome != "not installable"]
+    tried = [answer for answer in answers if answer.is_installed]
     lines = [
         *_HEAD.format(torch=installed_torch(), cases=len(pool), clean=sum(case.clean for case in pool)).splitlines(),
         "",
@@ -57,7 +57,7 @@ def report_of(
         *_listed("Found or loud, and not named", _unnamed(tried), reasons),
         *_listed("Not reached under the mutant", [row for row in tried if row.outcome == "not reached"], reasons),
         *_listed("No change", [answer for answer in tried if answer.outcome == "no change"], reasons),
-        *_listed("Found", [row for row in tried if row.outcome in ("found", "loud") and row.named], reasons),
+        *_listed("Found", [row for row in tried if row.is_shown and row.named], reasons),
     ]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -119,7 +119,7 @@ def _levels(rows: Iterable[Answer]) -> str:
 
 
 def _unnamed(tried: Sequence[Answer]) -> list[Answer]:
-    return [row for row in tried if row.outcome in ("found", "loud") and not row.named]
+    return [row for row in tried if row.is_shown and not row.named]
 
 
 def _compared(tried: Sequence[Answer], beside: Mapping[str, Sequence[Answer]]) -> Iterator[str]:
@@ -129,9 +129,7 @@ def _compared(tried: Sequence[Answer], beside: Mapping[str, Sequence[Answer]]) -
     answered = {"steered": tried, **beside}
     by_id = {name: {row.of.id: row for row in rows} for name, rows in answered.items()}
     common = set.intersection(*(set(rows) for rows in by_id.values()))
-    shown = {
-        name: {mutant for mutant in common if rows[mutant].outcome in ("found", "loud")} for name, rows in by_id.items()
-    }
+    shown = {name: {mutant for mutant in common if rows[mutant].is_shown} for name, rows in by_id.items()}
     silent = {row.of.id for row in tried if row.outcome in ("found", "missed", "rounding")}
     anywhere = set().union(*shown.values())
     yield f"## The same {len(common)} mutants, by way of drawing"

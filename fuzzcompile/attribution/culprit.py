@@ -12,7 +12,8 @@ from fuzzcompile.compiler.graphtext import changed_nodes, difference, user_lines
 from fuzzcompile.compiler.labels import family_of
 from fuzzcompile.compiler.ledger import Label
 
-_UNKNOWN = "unknown"
+UNKNOWN = "unknown"
+"""The family of a culprit of which the place alone is known."""
 
 
 @dataclass(frozen=True)
@@ -69,12 +70,12 @@ class Culprit:
             operator: its name with namespace and overload; None if no operator could be singled out.
             known: further fields of the culprit.
         """
-        return cls(stage, None, operator, family_of_operator(operator) if operator else _UNKNOWN, **known)
+        return cls(stage, None, operator, family_of_operator(operator) if operator else UNKNOWN, **known)
 
     @property
     def is_named(self) -> bool:
         """Whether a rewrite or an operator is known, and not the place alone."""
-        return self.rewrite is not None or self.family != _UNKNOWN
+        return self.rewrite is not None or self.family != UNKNOWN
 
     @property
     def signature(self) -> str:

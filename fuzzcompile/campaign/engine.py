@@ -45,7 +45,8 @@ from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.reporting.verdict import name_of
 from fuzzcompile.severity import rank
 from fuzzcompile.worker.asking import can_resume
-from fuzzcompile.worker.lost import left_behind, report_of, unlooked, unstartable, verdict_of
+from fuzzcompile.worker.lost import report_of, unlooked, unstartable, verdict_of
+from fuzzcompile.worker.marker import left_behind
 from fuzzcompile.worker.reductions import Minimized
 from fuzzcompile.worker.tasks import Judged
 

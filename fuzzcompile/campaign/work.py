@@ -17,7 +17,7 @@ from fuzzcompile.campaign.steering import Outcome
 from fuzzcompile.contract import ReportJson
 from fuzzcompile.corpus import Ended, Finding, Store
 from fuzzcompile.severity import rank
-from fuzzcompile.worker.lost import left_behind
+from fuzzcompile.worker.marker import left_behind
 from fuzzcompile.worker.reductions import CONCLUDING, LEAST_SEARCH
 
 # Once less is left, no case is begun: even a screen takes half a second.

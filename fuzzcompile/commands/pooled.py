@@ -17,7 +17,8 @@ from fuzzcompile.reduction.jobs import Capture
 from fuzzcompile.reduction.outcome import Probed
 from fuzzcompile.reduction.program import Program
 from fuzzcompile.reduction.writing import Written, case_source
-from fuzzcompile.worker.lost import left_behind, unstartable, verdict_of
+from fuzzcompile.worker.lost import unstartable, verdict_of
+from fuzzcompile.worker.marker import left_behind
 from fuzzcompile.worker.minimize import ProbeTask, capture_programs, judge_source, probe_candidate, run_eagerly
 
 # Seconds that one candidate may take: less than the case did, which was judged within the limits.

@@ -29,7 +29,8 @@ from fuzzcompile.execution.pool import (
 from fuzzcompile.plants import check_plants
 from fuzzcompile.trials.against import check_against, modes_here
 from fuzzcompile.worker.conditions import Conditions, Question
-from fuzzcompile.worker.lost import left_behind, report_of, unstartable
+from fuzzcompile.worker.lost import report_of, unstartable
+from fuzzcompile.worker.marker import left_behind
 from fuzzcompile.worker.pool import ATTRIBUTION_SHARE, LEAST_THREADS, open_pool
 from fuzzcompile.worker.tasks import JUDGE, Judged, JudgeTask
 from fuzzcompile.worker.vetoes import Vetoes

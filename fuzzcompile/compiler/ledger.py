@@ -69,6 +69,12 @@ class Snapshot:
         return self.copied if isinstance(self.copied, fx.Graph) else self.copied.build()
 
     @property
+    def results(self) -> list[Any]:
+        """What the graph returns: nodes, or values that are none."""
+        returned = next(reversed(self.graph.nodes)).args[0]
+        return list(returned) if isinstance(returned, (tuple, list)) else [returned]
+
+    @property
     def called(self) -> set[Any]:
         """What its nodes call, without building the graph."""
         if isinstance(self.copied, GraphCopy):

@@ -112,9 +112,7 @@ class Local:
 
     def _of_outputs(self) -> Iterator[Parting]:
         """Outputs that are not what the kernels wrote: the wrapper, or what calls it."""
-        returned = next(node for node in self.lowered.snapshot.graph.nodes if node.op == "output")
-        listed = returned.args[0] if isinstance(returned.args[0], (list, tuple)) else [returned.args[0]]
-        for node, value in zip(listed, self._look.call.outputs or (), strict=False):
+        for node, value in zip(self.lowered.snapshot.results, self._look.call.outputs or (), strict=False):
             stored = self._followed.buffer_of(node.name) if isinstance(node, fx.Node) else None
             if stored is None or not isinstance(value, torch.Tensor) or stored.written.shape != value.shape:
                 continue

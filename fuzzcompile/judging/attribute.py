@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from torch import fx
 
 from fuzzcompile.attribution.ablating import Ablator, OutOfTime
-from fuzzcompile.attribution.culprit import Attribution, Culprit, frames_shown
+from fuzzcompile.attribution.culprit import UNKNOWN, Attribution, Culprit, frames_shown
 from fuzzcompile.attribution.divergence import Divergence
 from fuzzcompile.attribution.inputs import inputs_of
 from fuzzcompile.attribution.proving import Prover, failing_rewrite
@@ -27,7 +27,6 @@ from fuzzcompile.stages.rewriting import culprit_of_rewrite, rewrites_blamed
 from fuzzcompile.stages.table import LADDER, LAST, Shows, looked
 from fuzzcompile.trials.compiles import Experiments
 
-_UNKNOWN = "unknown"
 # Stages that the ladder has shown to be right where it names a later one.
 _EARLIER = (DYNAMO, FUNCTIONALIZATION)
 
@@ -178,7 +177,7 @@ class Attributor:
                 return Attribution(Culprit.from_label(label, necessary=True))
         family = self._operator()  # tells bugs apart, though it need not be at fault
         details = {"output of": family} if family else {}
-        return Attribution(Culprit(stage, None, None, family or _UNKNOWN, confidence="low", details=details))
+        return Attribution(Culprit(stage, None, None, family or UNKNOWN, confidence="low", details=details))
 
     def _from_compile(self) -> Attribution | None:
         """What is at fault in ``torch.compile``, where more can be looked at; None if that is right."""
@@ -195,7 +194,7 @@ class Attributor:
         stage = DYNAMO
         if self._path == AOTI and self._repaired_on(EXPORT):
             stage = CODEGEN
-        return Attribution(Culprit(stage, None, None, _UNKNOWN, confidence="low", details={"path": self._path}))
+        return Attribution(Culprit(stage, None, None, UNKNOWN, confidence="low", details={"path": self._path}))
 
     def _repaired_on(self, path: str) -> bool:
         how = replace(self.experiments.how, path=path, record=False)

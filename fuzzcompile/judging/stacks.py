@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fuzzcompile.stage_files import stage_of_file
+from fuzzcompile.stage_files import is_compiler, stage_of_file
 from fuzzcompile.stage_names import CODEGEN, LOWERING
 
 _MOST_FRAMES = 3
 _CURRENT = re.compile(r"^Current thread .*\(most recent call first\):", re.M)
 _FRAME = re.compile(r'^  File "([^"]+)", line (\d+) in (.+)(?:\n    (.+))?', re.M)
-_COMPILER = re.compile(r".*/(torch/(?:_inductor|_functorch|_dynamo|_subclasses|_decomp|_refs|_prims\w*)/.+\.py"
-                       r"|torch/_meta_registrations\.py)$")  # fmt: skip
 # Files that Inductor generates are named by the hash of what they hold.
 _GENERATED = re.compile(r".*/c[a-z0-9]{20,}\.py$")
 _OURS = str(Path(__file__).parents[1])
@@ -55,9 +53,10 @@ def stack_of(output: str) -> list[Stood]:
         file, line, function, statement = match.groups()
         if not frames and file.startswith(_OURS):
             return []
-        compiler = _COMPILER.match(file)
-        if compiler is not None or (not frames and _GENERATED.match(file)):
-            frames.append(Stood(compiler[1] if compiler else None, int(line), function, (statement or "").strip()))
+        name = file[file.rfind("/torch/") + 1 :]
+        if is_compiler(name) or (not frames and _GENERATED.match(file)):
+            source = name if is_compiler(name) else None
+            frames.append(Stood(source, int(line), function, (statement or "").strip()))
     return frames[:_MOST_FRAMES]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -16,9 +15,7 @@ from fuzzcompile.reduction.program import Program
 from fuzzcompile.reduction.scripts.sources import case_part
 from fuzzcompile.reduction.search import Prober
 from fuzzcompile.reduction.writing import model_lines
-from fuzzcompile.signatures import agree, coarse, is_unproved, raised_alike
-
-_ERROR = re.compile(r"\w+(?:Error|Exception)\b: [^;\n]*")
+from fuzzcompile.signatures import agree, coarse, error_of, is_unproved, raised_alike
 
 # How graphs are captured: by dynamo with static sizes, by dynamo with sizes read off the inputs, or by AOTAutograd,
 # which leaves no function transforms and higher-order operators.
@@ -64,10 +61,9 @@ def same_bug(wanted: ReportJson, reached: ReportJson, keeps: str = "culprit") ->
     """Whether two reports describe the same bug.
 
     They do if their signatures agree (:func:`~fuzzcompile.signatures.agree`), or if one proved culprit raises alike in
-    both. If a culprit has low confidence, the kind
-    of verdict and the stage decide, unless the causes are known to be two; if ``keeps`` is "verdict", the kind of
-    verdict alone. A large case may name no culprit because its time was up: then the kind of verdict and the error that
-    was raised decide, and the smaller case says more.
+    both. If a culprit has low confidence, the kind of verdict and the stage decide, unless the causes are known to be
+    two; if ``keeps`` is "verdict", the kind of verdict alone. A large case may name no culprit because its time was up:
+    then the kind of verdict and the error that was raised decide, and the smaller case says more.
     """
     if not reached.get("is_bug"):
         return False
@@ -93,8 +89,8 @@ def _names_nobody(report: ReportJson) -> bool:
 
 def _raised(report: ReportJson) -> str | None:
     """The error that a report is about, without what hangs on sizes; None for another kind of bug."""
-    error = _ERROR.search(str(report.get("detail") or ""))
-    return None if error is None else without_sizes(error.group())
+    error = error_of(report)
+    return None if error is None else without_sizes(error)
 
 
 def is_smaller(source: str, program: Program, original: str, captured: Sequence[Program]) -> bool:

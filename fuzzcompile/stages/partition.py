@@ -90,7 +90,7 @@ def _partitioned(frame: Frame, count: ReplayCount) -> Culprit | None:
     once, before = replay(whole, inputs, double=True), replay(first, given, double=True)
     if once.error is not None or before.error is not None:
         return None
-    gradients = len(_returned(second.graph))
+    gradients = len(second.results)
     results = len(once.outputs) - gradients
     saved = _in_order(before.outputs[results:], placeholders_of(second), named)
     if saved is None:
@@ -145,11 +145,6 @@ def _drawn_otherwise(frame: Frame) -> Culprit | None:
     source, line = source_of(function) if function is not None else (None, None)
     details = {"kind": "numbers", "joint graph draws": dict(wanted), "its parts draw": dict(drawn)}
     return Culprit(stage_names.PARTITION, None, name, name, source=source, line=line, confidence="low", details=details)
-
-
-def _returned(graph: fx.Graph) -> list[Any]:
-    result = next(iter(reversed(list(graph.nodes)))).args[0]
-    return list(result) if isinstance(result, (tuple, list)) else [result]
 
 
 def _in_order(saved: Sequence[Any], placeholders: Sequence[fx.Node], named: dict[str, Any]) -> list[Any] | None:

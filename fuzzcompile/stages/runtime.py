@@ -73,8 +73,7 @@ def _shown(finding: object) -> dict[str, object] | None:
 
 def _miscounted(trial: Trial) -> _Miscounted | None:
     for lowered in trial.ledger.lowered:
-        output = next(iter(reversed(lowered.snapshot.graph.nodes)))
-        expected = len(output.args[0]) if isinstance(output.args[0], (tuple, list)) else 1
+        expected = len(lowered.snapshot.results)
         for call in lowered.calls:
             if call.outputs is not None and len(call.outputs) != expected:
                 return _Miscounted(expected, len(call.outputs))

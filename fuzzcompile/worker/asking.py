@@ -13,6 +13,7 @@ from typing import Self
 
 from fuzzcompile.reduction.outcome import Tally
 from fuzzcompile.signatures import source_hash
+from fuzzcompile.worker.marker import mark
 
 # So many workers may be lost to one minimization.
 _MOST_LOST = 3
@@ -75,9 +76,7 @@ class Asked:
 
     def _keep(self) -> None:
         if self.path is not None:
-            draft = self.path.with_suffix(".part")
-            draft.write_text(json.dumps({"tally": asdict(self.tally), "fatal": self.fatal}), encoding="utf-8")
-            draft.replace(self.path)
+            mark(self.path, json.dumps({"tally": asdict(self.tally), "fatal": self.fatal}))
 
     def _say(self, question: str) -> None:
         if self._asking is not None:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import cast
-
 from fuzzcompile import hints
 from fuzzcompile.contract import ReportJson, TargetJson
 from fuzzcompile.errors import EnvironmentUnfit, FuzzcompileError
@@ -35,16 +31,3 @@ def unstartable(error: WorkerStartFailed) -> FuzzcompileError:
     if isinstance(error.__cause__, FuzzcompileError):
         return error.__cause__
     return EnvironmentUnfit(f"No worker can be started: {error}. Run `{hints.command('doctor')}`.")
-
-
-def left_behind(marker: Path) -> tuple[bool, ReportJson | None]:
-    """What a lost worker had already written to its marker file (`JudgeTask.marker`).
-
-    Returns:
-        Whether eager had finished, and the report if there was a verdict.
-    """
-    try:
-        text = marker.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return False, None
-    return True, cast(ReportJson, json.loads(text)) if text else None

@@ -7,7 +7,6 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import cast
 
 import torch
@@ -36,6 +35,7 @@ from fuzzcompile.worker.asking import Asked
 from fuzzcompile.worker.capturing import programs_of, written_out
 from fuzzcompile.worker.causes import with_cause
 from fuzzcompile.worker.isolation import isolated
+from fuzzcompile.worker.marker import mark
 from fuzzcompile.worker.reductions import Minimized, MinimizeTask
 
 # Compiling a candidate of one of these would take this worker down too.
@@ -146,7 +146,7 @@ def probe_candidate(task: ProbeTask) -> Probed:
                 screen=task.screen,
                 thorough=task.thorough,
                 target=task.target,
-                on_eager=lambda: _mark(task.marker),
+                on_eager=lambda: mark(task.marker),
             )
         except MemoryError:
             raise
@@ -190,8 +190,8 @@ def judge_source(
     device = torch.device(current_device())
     with written_out(Written(source, {})) as path, isolated():
         case = load(path, device)
-        triaged = triage(case, device, vetoes=vetoes, error_maps=True, on_eager=lambda: _mark(marker))
-        _mark(marker, json.dumps(triaged.to_json()))  # the search for the cause runs programs that may end this process
+        triaged = triage(case, device, vetoes=vetoes, error_maps=True, on_eager=lambda: mark(marker))
+        mark(marker, json.dumps(triaged.to_json()))  # the search for the cause runs programs that may end this process
         report = with_cause(triaged, case, device, vetoes=vetoes, known=causes)
         report = judge_promised(case, device, report, vetoes=vetoes, deadline=None)
         return cast(ReportJson, report.to_json())
@@ -205,8 +205,3 @@ def capture_programs(source: str, capture: Capture = "static") -> list[Program]:
             return programs_of(load(path, device), device, capture)
         except FuzzcompileError:
             return []
-
-
-def _mark(marker: str | None, text: str = "") -> None:
-    if marker is not None:
-        Path(marker).write_text(text, encoding="utf-8")

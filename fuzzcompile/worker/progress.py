@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import cast
 
 from fuzzcompile.casefiles import CaseFile
@@ -13,6 +11,7 @@ from fuzzcompile.contract import ReportJson
 from fuzzcompile.errors import EnvironmentUnfit
 from fuzzcompile.focusing.plan import Seen
 from fuzzcompile.judging.report import Report
+from fuzzcompile.worker.marker import mark
 from fuzzcompile.worker.tasks import Judged, JudgeTask
 
 
@@ -35,7 +34,7 @@ class Progress:
     def eager_finished(self) -> None:
         """Eager mode has run."""
         self.eager_done = True
-        _mark(self.task.marker, "")
+        mark(self.task.marker, "")
 
     def verdict_reached(self, report: Report) -> None:
         """There is a verdict; of a contract, nothing is known yet."""
@@ -44,7 +43,7 @@ class Progress:
             from fuzzcompile.contracts.bitwise import unjudged_contract
 
             report = replace(report, confidence="low", contract=unjudged_contract("the worker was lost"))
-        _mark(self.task.marker, json.dumps(self.answer(report)))
+        mark(self.task.marker, json.dumps(self.answer(report)))
 
     def answer(self, report: Report) -> ReportJson:
         """The report in its JSON form, with places as a user knows them."""
@@ -66,11 +65,3 @@ class Progress:
             f"{self.task.path} could not be judged: {why}, {when}, and no run can follow in that process; mend the "
             "program (an index out of range?), or run it with CUDA_LAUNCH_BLOCKING=1 to see where."
         ) from error
-
-
-def _mark(path: str | None, text: str) -> None:
-    """Write the marker whole or not at all: its writer may be killed at any time, or fork and go on twice."""
-    if path is not None:
-        draft = Path(f"{path}.{os.getpid()}.part")
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)

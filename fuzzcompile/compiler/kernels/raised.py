@@ -11,13 +11,9 @@ from types import FrameType
 import torch
 
 from fuzzcompile.execution.observation import GeneratedPlace
+from fuzzcompile.stage_files import is_compiler
 
 _INDUCTOR = "torch/_inductor/"
-# The compiler, dispatch and tracing apart.
-_COMPILER = (
-    _INDUCTOR, "torch/_functorch/", "torch/_decomp/", "torch/_refs/", "torch/_prims", "torch/_subclasses/",
-    "torch/_meta_registrations.py", "torch/_dynamo/",
-)  # fmt: skip
 # Modules that Inductor generates have names below its own.
 _GENERATED = "torch._inductor."
 _MOST_FRAMES = 3
@@ -88,7 +84,7 @@ def _telling(error: BaseException) -> Iterator[tuple[str, int, str]]:
     for frame, line in reversed(list(_frames(error))):
         path = Path(frame.f_code.co_filename)
         name = path.relative_to(_PACKAGES).as_posix() if path.is_relative_to(_PACKAGES) else ""
-        if name.startswith(_COMPILER) and name.endswith(".py") and not _hands_on(name, frame):
+        if is_compiler(name) and not _hands_on(name, frame):
             yield name, line, frame.f_code.co_name
 
 
