@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import operator
 import re
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeGuard
 
 import torch
+
+from fuzzcompile.compiler.ledger import Ledger
+from fuzzcompile.compiler.patching import Function, Intended
+from fuzzcompile.compiler.unseen import Unseen
 
 _LONGEST = 300
 _JUMP = "generic_jump"
@@ -150,20 +156,54 @@ def _dynamo(module: str) -> object:
     return importlib.import_module(f"torch._dynamo.{module}")
 
 
+Call = Callable[..., object] | str
+"""What a node of dynamo's graph calls: a function, or the name of a method of tensors."""
+
+
+def is_function(call: Call) -> TypeGuard[Callable[..., object]]:
+    """Whether dynamo's own ``disallow_in_graph`` can leave the call to eager mode."""
+    return not isinstance(call, str) and call is not operator.setitem
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Methods, and ``operator.setitem``, that dynamo is to leave to eager mode, and the compile's ledger."""
+
+    calls: Collection[Call]
+    ledger: Ledger
+
+    def missed(self, unseen: Unseen, error: BaseException | None = None) -> None:
+        """Write down what was not done."""
+        self.ledger.missed(unseen)
+
+
+def wrap_create_proxy(left: LeftOut, original: Function) -> Function:
+    """Break the graph where a node would be made that calls what is left out."""
+    unsupported = importlib.import_module("torch._dynamo.exc").Unsupported
+
+    def create_proxy(tracer: object, kind: str, target: Call, *rest: object, **named: object) -> object:
+        if kind in ("call_method", "call_function") and target in left.calls:
+            raise Intended(unsupported(f"{target} is left to eager mode"))
+        return original(tracer, kind, target, *rest, **named)
+
+    return create_proxy
+
+
 @contextlib.contextmanager
-def breaking_at(functions: Sequence[Callable[..., object]]) -> Iterator[None]:
+def breaking_at(calls: Sequence[Call]) -> Iterator[None]:
     """Have dynamo break the graph at these functions inside the block, as ``torch._dynamo.disallow_in_graph`` does.
 
     What is no function that dynamo puts into a graph is left as it is.
     """
-    if not functions:
+    honoured = [call for call in calls if is_function(call)]
+    if not honoured:
         yield
         return
     rules = importlib.import_module("torch._dynamo.trace_rules")
     tables = [getattr(rules, name, None) for name in _CALLABLE_IDS]
     known = [(table, set(table())) for table in tables if table is not None]
     try:
-        for function in functions:
+        for function in honoured:
             with contextlib.suppress(RuntimeError, AssertionError):
                 torch._dynamo.disallow_in_graph(function)
         yield

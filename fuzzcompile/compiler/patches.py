@@ -7,9 +7,10 @@ renamed is changed here and nowhere else.
 
 from __future__ import annotations
 
-from fuzzcompile.compiler import decompositions, entry, fake, plain, probes, reached, settings
+from fuzzcompile.compiler import breaks, decompositions, entry, fake, plain, probes, reached, settings
 from fuzzcompile.compiler import pass_patches as passes
 from fuzzcompile.compiler import stage_patches as stages
+from fuzzcompile.compiler.breaks import LeftOut
 from fuzzcompile.compiler.decompositions import Removal
 from fuzzcompile.compiler.entry import Interception
 from fuzzcompile.compiler.fake import Metadata
@@ -164,6 +165,12 @@ METADATA: tuple[Patch[Metadata], ...] = (
           fake.FAKE_TENSOR_MODULE, "FakeTensorMode._dispatch_impl", fake.wrap_dispatch, probes.fake_tensors),
 )
 
+BREAKS: tuple[Patch[LeftOut], ...] = (
+    Patch("nodes of dynamo's graph", (DYNAMO, FUNCTIONALIZATION), "compiles without one method",
+          "torch._dynamo.output_graph", "SubgraphTracer.create_proxy", breaks.wrap_create_proxy,
+          takes=("self", "kind", "target")),
+)
+
 # What makes compiles cheaper, and the older way into the compiler, which scripts take.
 SPEED: tuple[Patch[Recorder], ...] = (
     Patch("guard timing", (DYNAMO,), "compiles without timed guards",
@@ -177,8 +184,16 @@ CAPTURE: tuple[Patch[Interception], ...] = (
 )
 # fmt: on
 
-AnyPatch = Patch[Recorder] | Patch[Ledger] | Patch[Watch] | Patch[Removal] | Patch[Metadata] | Patch[Interception]
-PATCHES: tuple[AnyPatch, ...] = (*GRAPHS, *COVERAGE, *KERNELS, *DECOMPOSITIONS, *METADATA, *SPEED, *CAPTURE)
+AnyPatch = (
+    Patch[Recorder]
+    | Patch[Ledger]
+    | Patch[Watch]
+    | Patch[Removal]
+    | Patch[Metadata]
+    | Patch[LeftOut]
+    | Patch[Interception]
+)
+PATCHES: tuple[AnyPatch, ...] = (*GRAPHS, *COVERAGE, *KERNELS, *DECOMPOSITIONS, *METADATA, *BREAKS, *SPEED, *CAPTURE)
 
 
 def patches_of(stage: str) -> tuple[AnyPatch, ...]:

@@ -53,7 +53,7 @@ class Compilation:
     ones, ``record`` asks for a ledger with snapshots, ``screen`` interprets the graphs instead of generating code,
     ``config`` patches ``torch._inductor.config`` beyond the case's own options, ``mode`` takes the place of the
     case's own (its options stay). Without ``fallback_random`` the compiler draws from a stream of its own. Dynamo
-    breaks the graph at the functions in ``disallowed``. ``timed`` asks for the run time of what was compiled.
+    breaks the graph at the calls in ``disallowed``. ``timed`` asks for the run time of what was compiled.
     ``kernels`` keeps the IR of every graph and what its kernels write, ``control`` changes how graphs are lowered.
     The operators ``without_decompositions`` (``aten.gelu.default``) are not decomposed; those of ``kernel_metadata``
     have results of the dtype, shape and strides that their kernels give, whatever fake tensors say. For a target,
@@ -73,7 +73,7 @@ class Compilation:
     screen: bool = False
     fallback_random: bool = True
     config: Mapping[str, object] | None = None
-    disallowed: tuple[Callable[..., object], ...] = ()
+    disallowed: tuple[breaks.Call, ...] = ()
     timed: bool = False
     kernels: bool = False
     control: Control = UNCHANGED
@@ -122,7 +122,7 @@ def compiling(settings: CompileSettings, how: Compilation) -> Iterator[Session]:
 
 @contextlib.contextmanager
 def _operators_changed(how: Compilation, ledger: Ledger) -> Iterator[None]:
-    """Operators without decompositions, and with the metadata of their kernels, as ``how`` says."""
+    """Operators without decompositions, with the metadata of their kernels, and left to eager mode, as ``how`` says."""
     with contextlib.ExitStack() as stack:
         removal = decompositions.Removal(how.without_decompositions, ledger)
         if removal.operators:
@@ -131,6 +131,9 @@ def _operators_changed(how: Compilation, ledger: Ledger) -> Iterator[None]:
         if how.kernel_metadata:
             stack.enter_context(installed(fake.Metadata(how.kernel_metadata, ledger), patches.METADATA))
             stack.enter_context(fake.forgetting_metadata())
+        left_out = breaks.LeftOut([call for call in how.disallowed if not breaks.is_function(call)], ledger)
+        if left_out.calls:
+            stack.enter_context(installed(left_out, patches.BREAKS))
         if how.contiguous_operands:
             stack.enter_context(aten_kernels.given_contiguous(how.contiguous_operands))
         yield

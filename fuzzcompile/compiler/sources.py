@@ -3,47 +3,61 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+import operator
+from collections.abc import Iterator, Sequence
 
 from torch import fx
 
+from fuzzcompile.compiler.breaks import Call
 from fuzzcompile.compiler.labels import location
 from fuzzcompile.compiler.ledger import Ledger
 from fuzzcompile.stage_names import PRE_GRAD
 
+_CALLS = ("call_function", "call_method")
 # Where a user finds the functions that dynamo puts into its graphs, the usual spelling first.
 _HOMES = ("torch", "torch.nn.functional", "torch.special", "torch.fft", "torch.linalg")
 
 
-def captured_functions(ledger: Ledger, site: str | None, nodes: Sequence[str]) -> dict[str, Callable[..., object]]:
-    """The functions that dynamo captured at a line of the user's program, by the name under which a user has them.
+def captured_calls(ledger: Ledger, site: str | None, nodes: Sequence[str]) -> dict[str, Call]:
+    """What dynamo captured at a line of the user's program and can leave to eager mode, by the name a user has for it.
 
     Args:
         ledger: of the compile.
         site: ``file.py:line #ordinal``; None finds nothing.
-        nodes: names of nodes of dynamo's graph: if some of them stand on that line, only their functions are meant.
+        nodes: names of nodes of dynamo's graph: if some of them stand on that line, only their calls are meant.
 
     Returns:
-        Functions only: methods of tensors and Python's operators cannot be named to dynamo.
+        Functions of torch, methods of tensors (``torch.Tensor.add_``) and ``operator.setitem``. Behind another of
+        Python's operators dynamo would leave the whole frame to Python, which proves nothing.
     """
     if site is None:
         return {}
     line = site.split(" #")[0]
     there = [node for node in _captured(ledger) if location([node]) == line]
     named = [node for node in there if node.name in nodes]
-    found = {}
+    found: dict[str, Call] = {}
     for node in named or there:
-        name = public_name(node.target)
-        if name is not None and callable(node.target):
+        name = call_name(node)
+        if name is not None:
             found[name] = node.target
     return found
+
+
+def call_name(node: fx.Node) -> str | None:
+    """What a user calls a node of dynamo's graph: ``torch.max_pool1d``, ``torch.Tensor.cumsum``, ``operator.setitem``.
+
+    None for another of Python's operators and whatever has no public name.
+    """
+    if isinstance(node.target, str):
+        return f"torch.Tensor.{node.target}"
+    return "operator.setitem" if node.target is operator.setitem else public_name(node.target)
 
 
 def _captured(ledger: Ledger) -> Iterator[fx.Node]:
     for frame in ledger.frames:
         record = frame.record(PRE_GRAD)
         if record is not None and record.snapshots:
-            yield from (node for node in record.snapshots[0].graph.nodes if node.op == "call_function")
+            yield from (node for node in record.snapshots[0].graph.nodes if node.op in _CALLS)
 
 
 def public_name(function: object) -> str | None:

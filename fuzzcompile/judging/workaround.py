@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, replace
 
 from fuzzcompile.attribution.ablating import Ablator, OutOfTime
 from fuzzcompile.attribution.culprit import Culprit, Workaround
+from fuzzcompile.compiler.breaks import Call, is_function
 from fuzzcompile.compiler.custom import without
 from fuzzcompile.compiler.session import Compilation, path_of
 from fuzzcompile.compiler.settings import MISSING, setting
-from fuzzcompile.compiler.sources import captured_functions
+from fuzzcompile.compiler.sources import captured_calls
 from fuzzcompile.oracle.judgement import error_of
 from fuzzcompile.sides import COMPILE, EXPORT, PATHS
 from fuzzcompile.stage_names import GRAPH_STAGES
@@ -75,7 +76,8 @@ def _candidates(culprit: Culprit, ablator: Ablator) -> Iterator[_Candidate]:
         return
     yield from map(_setting, _settings(culprit, ablator))
     if culprit.stage not in GRAPH_STAGES:
-        functions = captured_functions(ablator.trial.ledger, culprit.site, culprit.nodes)
+        calls = captured_calls(ablator.trial.ledger, culprit.site, culprit.nodes)
+        functions = {name: call for name, call in calls.items() if is_function(call)}
         if functions:
             yield _breaking_at(functions)
     path = path_of(ablator.experiments.case.settings, ablator.how)
@@ -119,7 +121,7 @@ def _leaving_out(culprit: Culprit, config: Mapping[str, object]) -> _Candidate:
     return _Candidate(text, lambda how: replace(how, config={**(how.config or {}), **config}), alone)
 
 
-def _breaking_at(functions: Mapping[str, Callable[..., object]]) -> _Candidate:
+def _breaking_at(functions: Mapping[str, Call]) -> _Candidate:
     text = ", ".join(f"torch._dynamo.disallow_in_graph({name})" for name in functions)
     return _Candidate(text, lambda how: replace(how, disallowed=tuple(functions.values())), screenable=False)
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from fuzzcompile.attribution.ablating import Ablator
 from fuzzcompile.attribution.culprit import Attribution, Culprit
-from fuzzcompile.compiler.sources import captured_functions
+from fuzzcompile.compiler.sources import captured_calls
 
-_MAX_FUNCTIONS = 2
+_MAX_CALLS = 2
 
 
 def prove_by_break(ablator: Ablator, culprit: Culprit) -> Attribution | None:
@@ -20,9 +20,9 @@ def prove_by_break(ablator: Ablator, culprit: Culprit) -> Attribution | None:
     Raises:
         OutOfTime: no further compile may be begun.
     """
-    functions = captured_functions(ablator.trial.ledger, culprit.site, culprit.nodes)
-    if not functions or len(functions) > _MAX_FUNCTIONS:
+    calls = captured_calls(ablator.trial.ledger, culprit.site, culprit.nodes)
+    if not calls or len(calls) > _MAX_CALLS:
         return None
-    how = replace(ablator.how, disallowed=(*ablator.how.disallowed, *functions.values()))
-    repaired = ablator.attempt(how, f"graph break at {', '.join(functions)}")[1]
+    how = replace(ablator.how, disallowed=(*ablator.how.disallowed, *calls.values()))
+    repaired = ablator.attempt(how, f"graph break at {', '.join(calls)}")[1]
     return Attribution(replace(culprit, necessary=True, confidence="high")) if repaired else None

@@ -14,7 +14,7 @@ from fuzzcompile.compiler.applications import Outcome
 from fuzzcompile.compiler.composites import TakenCall, both_paths
 from fuzzcompile.compiler.labels import location
 from fuzzcompile.compiler.ledger import Frame
-from fuzzcompile.compiler.sources import public_name
+from fuzzcompile.compiler.sources import call_name
 from fuzzcompile.oracle import change
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.stage_names import FUNCTIONALIZATION, JOINT_GRAPH, PRE_GRAD
@@ -113,7 +113,4 @@ def _culprit(call: TakenCall, difference: _Difference, ordinal: int) -> Culprit:
 
 
 def _name(node: fx.Node) -> str:
-    """``torch.max_pool1d``; ``torch.Tensor.cumsum`` for a method."""
-    if isinstance(node.target, str):
-        return f"torch.Tensor.{node.target}"
-    return public_name(node.target) or str(getattr(node.target, "__name__", node.target))
+    return call_name(node) or str(getattr(node.target, "__name__", node.target))
