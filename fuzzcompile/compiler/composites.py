@@ -21,7 +21,7 @@ from torch.autograd import profiler
 from torch.utils import _pytree as pytree
 
 from fuzzcompile.compiler.applications import Outcome, aliases_of, python_dispatcher
-from fuzzcompile.compiler.functional import Heard, transforms_left
+from fuzzcompile.compiler.functional import SEEDS, Heard, transforms_left
 from fuzzcompile.compiler.ledger import Snapshot
 from fuzzcompile.compiler.replay import _draws, _Replayer
 from fuzzcompile.execution.device import seed_everything
@@ -31,7 +31,6 @@ from fuzzcompile.facts import facts
 if TYPE_CHECKING:
     from torch._ops import OpOverload
 
-_SEED = 11
 _CALLS = ("call_function", "call_method", "call_module")
 # Calls that give other values outside of the grad mode and the transforms that they were captured in.
 _NOT_REPLAYED = facts().operators.bound_to_capture
@@ -46,11 +45,14 @@ class TakenCall:
         node: the call.
         eager: its outcome in eager mode.
         traced: its outcome under functional tensors and Python's dispatcher, on the same arguments.
+        draws: whether it draws random numbers; both paths began in the same state, and their last result is the state
+            that they left.
     """
 
     node: fx.Node
     eager: Outcome
     traced: Outcome
+    draws: bool
     _run: Run
     _arguments: tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -119,8 +121,9 @@ def both_paths(
 ) -> BaseException | None:
     """Run a torch-level graph in eager mode and have ``judge`` see each of its calls along both paths.
 
-    Calls that draw random numbers, write to their arguments or are no calls of tensors are not shown. A call that
-    cannot be traced by itself is not shown either.
+    Calls that write to their arguments or are no calls of tensors are not shown. A call that cannot be traced by itself
+    is not shown either. Of a call that draws random numbers the state of the generator is one more result, and it is
+    shown for several states.
 
     Args:
         snapshot: dynamo's graph.
@@ -133,7 +136,7 @@ def both_paths(
     """
     if not _can_trace() or any(word in call for call in snapshot.calls for word in _NOT_REPLAYED):
         return None
-    seed_everything(_SEED)
+    seed_everything(SEEDS[0])
     arguments = copy_tree(list(inputs))
     try:
         with torch.set_grad_enabled(grad), transforms_left():
@@ -152,26 +155,31 @@ class _Interpreter(_Replayer):
 
     def run_node(self, n: fx.Node) -> object:
         """Run one node in eager mode, and once more as it is traced."""
-        if n.op not in _CALLS or _writes(n) or _draws(n):
+        if n.op not in _CALLS or _writes(n):
             return super().run_node(n)
         try:
             arguments = copy_tree(self.fetch_args_kwargs_from_env(n))
         except (NotImplementedError, RuntimeError):  # a kind of tensor that cannot be copied
             return super().run_node(n)
-        call = self._call(n, arguments)
-        if call is not None:
-            self._judge(call)
+        draws = _draws(n)
+        for seed in SEEDS if draws else (None,):
+            call = self._call(n, arguments, seed)
+            if call is not None:
+                self._judge(call)
         return super().run_node(n)
 
-    def _call(self, node: fx.Node, arguments: Any) -> TakenCall | None:
+    def _call(self, node: fx.Node, arguments: Any, seed: int | None) -> TakenCall | None:
         def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
-            return getattr(self, node.op)(node.target, args, kwargs)
+            if seed is None:
+                return getattr(self, node.op)(node.target, args, kwargs)
+            seed_everything(seed)
+            return getattr(self, node.op)(node.target, args, kwargs), torch.get_rng_state()
 
         eager = _eager(run, arguments)
         if not any(isinstance(result, torch.Tensor) for result in eager.results):
             return None
         traced, _ = _traced(run, arguments)
-        return None if traced.error is not None else TakenCall(node, eager, traced, run, arguments)
+        return None if traced.error is not None else TakenCall(node, eager, traced, seed is not None, run, arguments)
 
 
 def _writes(node: fx.Node) -> bool:

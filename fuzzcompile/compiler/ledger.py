@@ -17,6 +17,7 @@ from fuzzcompile.compiler.unseen import Unseen, UnseenLog
 
 if TYPE_CHECKING:
     from fuzzcompile.compiler.kernels.lowered import Lowered
+    from fuzzcompile.compiler.tangents import ChangedTangent
 
 Direction = Literal["forward", "backward", "joint", "inference"]
 
@@ -172,7 +173,8 @@ class Ledger:
     whatever backend, and ``graph_breaks`` says why it stopped. ``lowered`` holds what is behind the graph passes, where
     that was watched. ``reached`` counts decompositions, lowerings and kernels of a recorded compile. ``unseen`` is what
     could not be watched. ``interpreted`` is what happened to the kernels of a target. ``checks`` counts what refused
-    those rules whose refusals are explained (:mod:`.refusals`).
+    those rules whose refusals are explained (:mod:`.refusals`). ``changed_tangents`` are those of which a
+    backward pass was given other values.
     """
 
     frames: list[Frame] = field(default_factory=list)
@@ -187,6 +189,7 @@ class Ledger:
     reached: Counter[Reached] = field(default_factory=Counter)
     interpreted: KernelLog = field(default_factory=KernelLog)
     checks: Counter[tuple[Label, str]] = field(default_factory=Counter)
+    changed_tangents: list[ChangedTangent] = field(default_factory=list)
 
     def missed(self, unseen: Unseen, error: BaseException | None = None) -> None:
         """Write down what was not watched."""

@@ -51,7 +51,8 @@ class Compilation:
     ``backend`` replaces the case's own (None leaves it), ``vetoes`` name rewrites to refuse (see
     :func:`fuzzcompile.compiler.labels.vetoes`), ``only`` names those that alone may apply beside the mandatory
     ones, ``record`` asks for a ledger with snapshots, ``screen`` interprets the graphs instead of generating code,
-    ``config`` patches ``torch._inductor.config`` beyond the case's own options, ``mode`` takes the place of the
+    ``config`` patches ``torch._inductor.config`` beyond the case's own options, ``functorch``
+    ``torch._functorch.config`` beyond the case's own entries, ``mode`` takes the place of the
     case's own (its options stay). Without ``fallback_random`` the compiler draws from a stream of its own. Dynamo
     breaks the graph at the calls in ``disallowed``. ``timed`` asks for the run time of what was compiled.
     ``kernels`` keeps the IR of every graph and what its kernels write, ``control`` changes how graphs are lowered.
@@ -73,6 +74,7 @@ class Compilation:
     screen: bool = False
     fallback_random: bool = True
     config: Mapping[str, object] | None = None
+    functorch: Mapping[str, object] | None = None
     disallowed: tuple[breaks.Call, ...] = ()
     timed: bool = False
     kernels: bool = False
@@ -101,7 +103,7 @@ def compiling(settings: CompileSettings, how: Compilation) -> Iterator[Session]:
     recorder.capturing = how.record  # inputs are kept to replay snapshots on
     changes = {**settings.inductor, "fallback_random": how.fallback_random, **(how.config or {})}
     with (
-        _configured(settings, changes),
+        _configured(settings, changes, how.functorch or {}),
         _operators_changed(how, recorder.ledger),
         installed(recorder, patches.GRAPHS, lambda entry: settings.options.get(entry, setting(entry))),
         breaks.breaking_at(how.disallowed),
@@ -159,14 +161,16 @@ def plainly(settings: CompileSettings, how: Compilation | None = None) -> Iterat
     """All that :func:`compiling` sets, and nothing watched: a compile as users run it."""
     recorder = Recorder()
     with (
-        _configured(settings, {**settings.inductor, "fallback_random": True}),
+        _configured(settings, {**settings.inductor, "fallback_random": True}, {}),
         installed(recorder, patches.SPEED),
     ):
         yield Session(settings, how or Compilation(), recorder)
 
 
 @contextlib.contextmanager
-def _configured(settings: CompileSettings, inductor: Mapping[str, object]) -> Iterator[None]:
+def _configured(
+    settings: CompileSettings, inductor: Mapping[str, object], functorch: Mapping[str, object]
+) -> Iterator[None]:
     always: dict[str, object] = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
     traced: dict[str, object] = {"enable_autograd_cache": False}
     if assumed() is not None:  # the backward is compiled while torch is told of the target, and nothing is recorded
@@ -175,7 +179,7 @@ def _configured(settings: CompileSettings, inductor: Mapping[str, object]) -> It
     torch._dynamo.reset()
     with contextlib.ExitStack() as stack:
         stack.enter_context(patched("inductor", {**inductor, **always}))
-        stack.enter_context(patched("functorch", {**settings.functorch, **traced}))
+        stack.enter_context(patched("functorch", {**settings.functorch, **functorch, **traced}))
         stack.enter_context(patched("dynamo", {**settings.dynamo, "suppress_errors": False}))
         stack.callback(torch._dynamo.reset)
         yield

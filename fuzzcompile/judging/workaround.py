@@ -16,6 +16,7 @@ from fuzzcompile.compiler.sources import captured_calls
 from fuzzcompile.oracle.judgement import error_of
 from fuzzcompile.sides import COMPILE, EXPORT, PATHS
 from fuzzcompile.stage_names import GRAPH_STAGES
+from fuzzcompile.stages.base import tracing_text
 from fuzzcompile.stages.table import stage_named
 
 # Compiles that the search may spend; candidates that are screened first cost no compile until they help.
@@ -75,6 +76,9 @@ def _candidates(culprit: Culprit, ablator: Ablator) -> Iterator[_Candidate]:
         yield _leaving_out(culprit, left_out)
         return
     yield from map(_setting, _settings(culprit, ablator))
+    tracing = stage_named(culprit.stage).tracing_settings(culprit)
+    if tracing:
+        yield _Candidate(tracing_text(tracing), lambda how: replace(how, functorch=tracing), screenable=False)
     if culprit.stage not in GRAPH_STAGES:
         calls = captured_calls(ablator.trial.ledger, culprit.site, culprit.nodes)
         functions = {name: call for name, call in calls.items() if is_function(call)}

@@ -95,9 +95,18 @@ class Stage(ABC):
         yield from self._narrower(culprit, given)
         yield from self.settings
 
+    def tracing_settings(self, culprit: Culprit) -> Mapping[str, object]:
+        """Entries of ``torch._functorch.config`` that may work around the culprit; none by default."""
+        return {}
+
     def _narrower(self, culprit: Culprit, given: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
         """Settings of this kind of stage that leave out the culprit's pass alone."""
         yield from ()
+
+
+def tracing_text(settings: Mapping[str, object]) -> str:
+    """Entries of ``torch._functorch.config`` as a user types them."""
+    return ", ".join(f"torch._functorch.config.{name} = {value!r}" for name, value in settings.items())
 
 
 def names_of(culprit: Culprit) -> list[str]:

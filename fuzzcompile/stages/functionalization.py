@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,14 +17,17 @@ from fuzzcompile.attribution.divergence import Divergence
 from fuzzcompile.attribution.inputs import inputs_of
 from fuzzcompile.attribution.replays import ReplayCount, shared_memory
 from fuzzcompile.compiler.decompositions import operator_name
-from fuzzcompile.compiler.functional import NodeRun, run_functionally, run_plainly
+from fuzzcompile.compiler.functional import SEEDS, NodeRun, run_functionally, run_plainly
 from fuzzcompile.compiler.labels import location
 from fuzzcompile.compiler.ledger import GraphRecord
 from fuzzcompile.compiler.recorder import CAPTURED_CALLS
+from fuzzcompile.compiler.replay import drawing
+from fuzzcompile.compiler.tangents import AS_THEY_COME
+from fuzzcompile.compiler.tangents import PLACE as TANGENTS_COPIED
 from fuzzcompile.execution.tensors import significant_strides
 from fuzzcompile.oracle.change import SEMANTIC_STEP, relative_change
 from fuzzcompile.oracle.verdicts import Verdict
-from fuzzcompile.stages.base import Stage, Suspect
+from fuzzcompile.stages.base import Stage, Suspect, tracing_text
 from fuzzcompile.stages.breaking import prove_by_break
 from fuzzcompile.stages.operators.aten import kernel_suspects
 from fuzzcompile.stages.operators.composites import other_paths
@@ -43,14 +46,15 @@ class Functionalization(Stage):
     component = "aot autograd"
 
     def suspects(self, divergence: Divergence) -> list[Suspect]:
-        """The write or view that another value shows, calls on another path, then undeclared writes."""
+        """The write or view that another value shows, calls on another path, copies of tangents, undeclared writes."""
         undeclared = [suspect for suspect in divergence.once(operators_suspected) if suspect.stage == self.name]
         if divergence.verdict is Verdict.ACCEPTS_INVALID:
             return [lost for lost in divergence.once(lost_checks_suspected) if lost.stage == self.name]
         if not divergence.is_of_values and divergence.verdict not in (Verdict.METADATA, Verdict.ALIASING):
             return undeclared
         culprit = divergence.once(_first_functionalized)
-        shown = [*([] if culprit is None else [culprit]), *divergence.once(other_paths)]
+        first = [] if culprit is None else [culprit]
+        shown = [*first, *divergence.once(other_paths), *divergence.once(_changed_tangents)]
         return [*map(doubted, shown), *undeclared, *kernel_suspects(divergence, self.name)]
 
     def prove(self, ablator: Ablator, suspects: Sequence[Suspect]) -> Attribution | None:
@@ -59,6 +63,10 @@ class Functionalization(Stage):
         shown = [self.culprit(s) for s in suspects if isinstance(s.finding, Culprit) and not _is_kernel(s.finding)]
         if not shown:
             return None
+        for culprit in filter(_is_tangent, shown):
+            how = replace(ablator.how, functorch=AS_THEY_COME)
+            if ablator.attempt(how, tracing_text(AS_THEY_COME))[1]:
+                return Attribution(replace(culprit, necessary=True, confidence="high"))
         how = replace(ablator.how, backend="aot_eager", record=False)
         if ablator.attempt(how, "backend=aot_eager")[1]:
             return None
@@ -66,8 +74,35 @@ class Functionalization(Stage):
         return next(filter(None, proved), Attribution(replace(shown[0], confidence="low")))
 
     def culprit(self, suspect: Suspect) -> Culprit:
-        """The operator that writes."""
+        """The operator that writes, or the copy of a tangent."""
         return culprit_of(suspect)
+
+    def tracing_settings(self, culprit: Culprit) -> Mapping[str, object]:
+        """Tangents that stay in the layout in which they come."""
+        return AS_THEY_COME if _is_tangent(culprit) else {}
+
+
+def _is_tangent(culprit: Culprit) -> bool:
+    return culprit.details.get("kind") == "tangent"
+
+
+def _changed_tangents(divergence: Divergence) -> list[Culprit]:
+    """The copy of a tangent into the layout of an output that cannot hold it, once."""
+    changed = divergence.trial.ledger.changed_tangents
+    module, function = TANGENTS_COPIED
+    return [
+        Culprit(
+            stage_names.FUNCTIONALIZATION,
+            None,
+            function,
+            "tangent",
+            source=f"{module.replace('.', '/')}.py",
+            line=tangent.line,
+            step=relative_change(tangent.before, tangent.after),
+            details={"kind": "tangent", "shape": list(tangent.shape), "strides": list(tangent.strides)},
+        )
+        for tangent in changed[:1]
+    ]
 
 
 def _is_kernel(culprit: Culprit) -> bool:
@@ -90,23 +125,25 @@ def _first_functionalized(divergence: Divergence) -> Culprit | None:
 
 def _functionalized(record: GraphRecord, inputs: Sequence[Any], count: ReplayCount) -> Culprit | None:
     snapshot = record.snapshots[-1]
-    for double in (True, False):
-        plain = run_plainly(snapshot, inputs, double=double)
-        lazily = run_functionally(snapshot, inputs, double=double)
-        count.replays += 2
-        if lazily is None:
+    for seed in SEEDS if drawing(snapshot) else SEEDS[:1]:
+        for double in (True, False):
+            plain = run_plainly(snapshot, inputs, double=double, seed=seed)
+            lazily = run_functionally(snapshot, inputs, double=double, seed=seed)
+            count.replays += 2
+            if lazily is None:
+                return None
+            if plain.error is None and lazily.error is None:
+                break
+        else:
             return None
-        if plain.error is None and lazily.error is None:
-            break
-    else:
-        return None
-    difference = _differing(plain, lazily)
-    if difference is None:
-        return None
-    count.replays += 1
-    read = run_functionally(snapshot, inputs, double=double, by_node=True)
-    node = _first_differing(snapshot.graph, plain, read) if read is not None and read.error is None else None
-    return _functional_culprit(snapshot.graph, node, plain, difference)
+        difference = _differing(plain, lazily)
+        if difference is None:
+            continue
+        count.replays += 1
+        read = run_functionally(snapshot, inputs, double=double, seed=seed, by_node=True)
+        node = _first_differing(snapshot.graph, plain, read) if read is not None and read.error is None else None
+        return _functional_culprit(snapshot.graph, node, plain, difference)
+    return None
 
 
 def _differing(plain: NodeRun, functional: NodeRun) -> tuple[str, float | None] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+import torch
 from torch import fx
 
 from fuzzcompile.attribution.culprit import Culprit
@@ -18,7 +19,7 @@ from fuzzcompile.compiler.sources import call_name
 from fuzzcompile.oracle import change
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.stage_names import FUNCTIONALIZATION, JOINT_GRAPH, PRE_GRAD
-from fuzzcompile.stages.operators.faults import Kind, difference_of, far_from, worst_of
+from fuzzcompile.stages.operators.faults import OTHER_NUMBERS, Kind, difference_of, far_from, worst_of
 
 
 def other_paths(divergence: Divergence) -> list[Culprit]:
@@ -38,9 +39,11 @@ def _other_path(frame: Frame, divergence: Divergence) -> Culprit | None:
         return None
     differing: list[tuple[TakenCall, _Difference]] = []
     ordinals: Counter[tuple[str, str | None]] = Counter()
+    runs = divergence.experiments.runs
+    others_allowed = runs.draws and not runs.promised_numbers  # other random numbers than eager's
 
     def judge(call: TakenCall) -> None:
-        if differing:
+        if differing or (call.draws and others_allowed):
             return
         ordinals[_name(call.node), location([call.node])] += 1
         difference = _differing(call, divergence.verdict)
@@ -69,6 +72,8 @@ def _differing(call: TakenCall, verdict: Verdict) -> _Difference | None:
             return kind, *differs, None
     if verdict is Verdict.METADATA or not change.largest_change(eager.results, traced.results):
         return None
+    if call.draws:
+        return _numbers(eager, traced)
     exact = call.in_float64()
     known = all(outcome.error is None for outcome in exact)
     step = change.largest_change(exact[0].results, exact[1].results) if known else 0.0
@@ -77,6 +82,16 @@ def _differing(call: TakenCall, verdict: Verdict) -> _Difference | None:
     if far_from(eager, traced, exact[0] if known else None):
         return "values", *worst_of(eager, traced), change.largest_change(eager.results, traced.results)
     return None
+
+
+def _numbers(eager: Outcome, traced: Outcome) -> _Difference | None:
+    """Other random numbers from one state, or as many but another state behind them, which moves all that follow."""
+    step = change.largest_change(eager.results[:-1], traced.results[:-1])
+    if step > OTHER_NUMBERS:
+        return "numbers", *worst_of(eager, traced), step
+    if torch.equal(eager.results[-1], traced.results[-1]):
+        return None
+    return "numbers", "the state of the generator after it", "another state", None
 
 
 def _metadata(eager: Outcome, traced: Outcome, verdict: Verdict) -> Iterator[tuple[Kind, tuple[str, str] | None]]:

@@ -27,7 +27,7 @@ _SIZES: tuple[Kind, ...] = ("shape", "device")
 _LAYOUTS: tuple[Kind, ...] = ("alias", "stride")
 _NOISE_SEEDS = (1, 2)
 # Numbers that are computed from the same draws, in a bfloat16 at least, differ by less than this of their size.
-_OTHER_NUMBERS = 0.05
+OTHER_NUMBERS = 0.05
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ def _values(application: Application) -> Fault | None:
 def _numbers(application: Application) -> Fault | None:
     """Other random numbers from the same state, which is a fault only where eager's own are promised."""
     step = change.largest_change(application.kernel.results, application.other.results)
-    if not step or step <= _OTHER_NUMBERS:
+    if not step or step <= OTHER_NUMBERS:
         return None
     return _fault(application, "numbers", *worst_of(application.kernel, application.other), step=step)
 

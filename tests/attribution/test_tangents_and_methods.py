@@ -1,0 +1,157 @@
+"""Tangents that are copied before a backward pass gets them, methods left to eager mode, and calls that draw."""
+
+from __future__ import annotations
+
+import importlib
+import operator
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fuzzcompile.case import CompileSettings, load_case
+from fuzzcompile.compiler import tangents
+from fuzzcompile.compiler.session import Compilation, compiling
+from fuzzcompile.compiler.sources import captured_calls
+from fuzzcompile.judging.triage import triage
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*Overriding a previously registered kernel")
+
+CPU = torch.device("cpu")
+WriteCase = Callable[..., Path]
+
+TRAINED = """
+import torch
+
+BACKWARD = True
+
+def program(x):
+    return torch.tanh(x).t()
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(3, 5, requires_grad=True),)
+"""
+
+
+def test_a_copy_of_a_tangent_that_loses_values_is_named_proved_and_worked_around(
+    write_case: WriteCase, monkeypatch: pytest.MonkeyPatch
+):
+    wrappers = importlib.import_module(tangents.PLACE[0])
+    right = getattr(wrappers, tangents.PLACE[1])
+
+    def loses_a_row(x: Any, memory_format: Any) -> Any:
+        copied = right(x, memory_format)
+        return copied if copied is x else copied.index_fill(0, torch.tensor([1]), 0.0)
+
+    monkeypatch.setattr(wrappers, tangents.PLACE[1], loses_a_row)
+    report = triage(load_case(write_case(TRAINED)), CPU).to_json()
+    culprit = report["culprit"]
+    assert (report["verdict"], report["confidence"]) == ("wrong_gradient", "high")
+    assert (culprit["stage"], culprit["family"], culprit["necessary"]) == ("functionalization", "tangent", True)
+    assert culprit["source"] == "torch/_functorch/_aot_autograd/runtime_wrappers.py"
+    assert culprit["details"] == {"kind": "tangent", "shape": [5, 3], "strides": [1, 5]}
+    assert report["workaround"]["how"] == "torch._functorch.config.guess_tangent_strides_as_outputs = False"
+
+
+def test_a_tangent_copied_into_another_layout_keeps_a_case_clean(write_case: WriteCase):
+    report = triage(load_case(write_case(TRAINED)), CPU).to_json()
+    assert report["verdict"] in ("equal", "rounding")
+    assert report["culprit"] is None
+
+
+def written(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    y.t().mul_(3)
+    y[0] = 1
+    return y + 1
+
+
+@pytest.mark.parametrize("left", ["mul_", operator.setitem], ids=["method", "setitem"])
+def test_dynamo_leaves_a_method_to_eager_mode_and_compiles_the_rest(left: Any):
+    x = torch.arange(6.0).reshape(2, 3)
+    with torch.no_grad(), compiling(CompileSettings(), Compilation(backend="eager", disallowed=(left,))) as session:
+        given = session.compile(written)(x)
+    assert torch.equal(given, written(x))
+    assert session.ledger.graphs == 2
+
+
+def test_calls_at_a_line_have_the_names_that_a_user_gives_them():
+    with torch.no_grad(), compiling(CompileSettings(), Compilation(screen=True)) as session:
+        session.compile(written)(torch.arange(6.0).reshape(2, 3))
+    first = written.__code__.co_firstlineno
+    here = Path(__file__).name
+    calls = [captured_calls(session.ledger, f"{here}:{first + line} #1", ()) for line in (2, 3)]
+    assert calls == [
+        {"torch.Tensor.t": "t", "torch.Tensor.mul_": "mul_"},
+        {"operator.setitem": operator.setitem},
+    ]
+
+
+DRAWN = """
+import torch
+
+OPTIONS = {"fallback_random": True}
+
+def program(x):
+    x.t().exponential_(2.0)
+    return x
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.ones(4, 3),)
+"""
+
+
+def test_a_write_that_draws_other_numbers_once_it_is_functional_is_proved_by_leaving_the_method_out(
+    write_case: WriteCase,
+):
+    library = torch.library.Library("aten", "IMPL")
+    library.impl(
+        "exponential", lambda x, rate=1.0, *, generator=None: torch.empty_like(x).exponential_(rate) + 1, "CPU"
+    )
+    try:
+        report = triage(load_case(write_case(DRAWN)), CPU).to_json()
+    finally:
+        library._destroy()
+    culprit = report["culprit"]
+    assert (report["verdict"], report["confidence"]) == ("miscompile", "high")
+    assert (culprit["stage"], culprit["family"], culprit["necessary"]) == ("functionalization", "exponential", True)
+
+
+DREW_ONE_MORE = """
+import torch
+
+OPTIONS = {"fallback_random": True}
+
+def program(x):
+    return torch.feature_dropout(x, 0.5, True)
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(4, 3, 2),)
+"""
+
+
+def test_a_traced_call_that_draws_one_number_more_is_found_by_the_state_that_it_leaves(
+    write_case: WriteCase, monkeypatch: pytest.MonkeyPatch
+):
+    call = torch.ops.aten.feature_dropout.default
+
+    def draws_more(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+        kept = torch.empty(x.shape[:2]).bernoulli_(1 - p).unsqueeze(-1) / (1 - p)
+        return x * kept * torch.empty(1).bernoulli_(p).add(1).sign()  # times one
+
+    monkeypatch.setitem(call.py_kernels, torch._C.DispatchKey.CompositeImplicitAutograd, draws_more)
+    call._dispatch_cache.clear()
+    try:
+        report = triage(load_case(write_case(DREW_ONE_MORE)), CPU).to_json()
+    finally:
+        call._dispatch_cache.clear()
+    culprit = report["culprit"]
+    assert report["verdict"] == "miscompile"
+    assert report["evidence"]["outputs"][-1]["name"] == "random state after the call"
+    assert (culprit["stage"], culprit["family"], culprit["necessary"]) == ("functionalization", "feature_dropout", True)
+    assert culprit["details"]["kind"] == "numbers"
