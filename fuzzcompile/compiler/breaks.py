@@ -179,14 +179,36 @@ class LeftOut:
 
 def wrap_create_proxy(left: LeftOut, original: Function) -> Function:
     """Break the graph where a node would be made that calls what is left out."""
-    unsupported = importlib.import_module("torch._dynamo.exc").Unsupported
 
     def create_proxy(tracer: object, kind: str, target: Call, *rest: object, **named: object) -> object:
         if kind in ("call_method", "call_function") and target in left.calls:
-            raise Intended(unsupported(f"{target} is left to eager mode"))
+            raise _broken(target)
         return original(tracer, kind, target, *rest, **named)
 
     return create_proxy
+
+
+def wrap_call_method(left: LeftOut, original: Function) -> Function:
+    """Break the graph where dynamo meets a method that is left out, which it may make another node of, or none."""
+
+    def call_method(variable: object, tx: object, name: str, *rest: object, **named: object) -> object:
+        if name in left.calls:
+            raise _broken(name)
+        return original(variable, tx, name, *rest, **named)
+
+    return call_method
+
+
+def _broken(call: Call) -> Intended:
+    return Intended(importlib.import_module("torch._dynamo.exc").Unsupported(f"{call} is left to eager mode"))
+
+
+def call_of(function: Callable[..., object]) -> Call:
+    """A function that a program calls, as it is left to eager mode: a method of tensors by its name."""
+    name = getattr(function, "__name__", "")
+    if getattr(torch.Tensor, name, None) is not function:
+        return function
+    return operator.setitem if name == "__setitem__" else name
 
 
 @contextlib.contextmanager

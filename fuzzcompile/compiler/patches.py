@@ -171,6 +171,9 @@ BREAKS: tuple[Patch[LeftOut], ...] = (
     Patch("nodes of dynamo's graph", (DYNAMO, FUNCTIONALIZATION), "compiles without one method",
           "torch._dynamo.output_graph", "SubgraphTracer.create_proxy", breaks.wrap_create_proxy,
           takes=("self", "kind", "target")),
+    Patch("methods of tensors", (DYNAMO, FUNCTIONALIZATION), "compiles without one method",
+          "torch._dynamo.variables.tensor", "TensorVariable.call_method", breaks.wrap_call_method,
+          takes=("self", "tx", "name")),
 )
 
 # What makes compiles cheaper, and the older way into the compiler, which scripts take.

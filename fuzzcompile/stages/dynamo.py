@@ -16,6 +16,7 @@ from fuzzcompile.attribution.culprit import Attribution, Culprit
 from fuzzcompile.attribution.divergence import Divergence
 from fuzzcompile.attribution.inputs import inputs_of
 from fuzzcompile.attribution.replays import ReplayCount
+from fuzzcompile.compiler.breaks import call_of
 from fuzzcompile.compiler.capturing import handler_of
 from fuzzcompile.compiler.functional import run_plainly
 from fuzzcompile.compiler.labels import location, source_of
@@ -88,7 +89,9 @@ class Dynamo(Stage):
         if not isinstance(suspect.finding, _Differing):
             return None
         call = suspect.finding.call
-        return Without(f"graph break at {call.name}", replace(how, disallowed=(*how.disallowed, call.function)))
+        return Without(
+            f"graph break at {call.name}", replace(how, disallowed=(*how.disallowed, call_of(call.function)))
+        )
 
     def prove(self, ablator: Ablator, suspects: Sequence[Suspect]) -> Attribution | None:
         """Shown by a compile that only captures, proved by one that breaks the graph at the call."""

@@ -394,7 +394,6 @@ PLANTED = [
         case("z = torch.sin(x); z.add_(x, alpha=more[0]); return z * 2", X + ", torch.tensor(0.5)"),
         "add_",
         stage="dynamo",
-        necessary=None,
     ),
     Planted(
         "functionalization",
@@ -402,7 +401,6 @@ PLANTED = [
         case("y = x + 1; y.view(-1)[:4].mul_(3); return y * 2", X),
         "aten.mul_.Tensor",
         stage="functionalization",
-        necessary=None,
     ),
     Planted(
         "partition",
