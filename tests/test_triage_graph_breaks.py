@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import re
 
 import behind_plants
 import planting
 import pytest
 import torch
+from torch._dynamo.variables.tensor import TensorVariable
 from torch._inductor.fx_passes import post_grad
 
 from fuzzcompile.case import load_case
@@ -45,6 +48,18 @@ def test_graphs_are_counted_and_each_break_is_told_in_one_line(write_case, body:
 def test_one_graph_has_no_breaks(write_case):
     report = triage(load_case(write_case(HEAD + "    return x.sin()" + MAKE)), CPU)
     assert (report.graphs, report.graph_breaks) == (1, ())
+
+
+def test_what_dynamo_refuses_on_one_way_and_captures_on_another_is_no_break(write_case, monkeypatch):
+    exc = importlib.import_module("torch._dynamo.exc")
+
+    def refused(*_: object) -> None:
+        with contextlib.suppress(exc.Unsupported):
+            raise exc.Unsupported("one way to trace a negation")
+
+    monkeypatch.setattr(TensorVariable, "method_neg", refused, raising=False)
+    report = triage(load_case(write_case(HEAD + "    return x.neg()" + MAKE + "FULLGRAPH = True\n")), CPU)
+    assert (report.verdict, report.graphs, report.graph_breaks) == ("equal", 1, ())
 
 
 def test_a_bug_in_the_second_graph_is_found(write_case):

@@ -41,18 +41,19 @@ class Counted:
     """What dynamo had counted at one moment; what came since is the difference."""
 
     graphs: int
-    texts: dict[str, int]
+    breaks: dict[str, int]
+    refusals: dict[str, int]
     attempts: tuple[object, ...] = ()
 
     @classmethod
     def now(cls) -> Counted:
         """The counts as they stand; zero where this torch does not count."""
         counters = getattr(_dynamo("utils"), "counters", {})
-        texts: dict[str, int] = {}
-        for table in ("graph_break", "unimplemented"):
-            for text, count in dict(counters.get(table, {})).items():
-                texts[str(text)] = texts.get(str(text), 0) + int(count)
-        return cls(int(dict(counters.get("stats", {})).get("unique_graphs", 0)), texts, _attempts())
+        broken, refused = (
+            {str(text): int(count) for text, count in dict(counters.get(table, {})).items()}
+            for table in ("graph_break", "unimplemented")
+        )
+        return cls(int(dict(counters.get("stats", {})).get("unique_graphs", 0)), broken, refused, _attempts())
 
 
 def graphs_since(before: Counted) -> int:
@@ -65,7 +66,8 @@ def breaks_since(before: Counted) -> tuple[str, ...]:
     """The reason of every graph break since ``before``, each once.
 
     Dynamo lists the breaks after which it went on, with the line of the user, until it is reset. What made it leave
-    a frame to Python altogether stands in its record of attempts, which keeps the latest; earlier ones it only counts.
+    a frame to Python altogether stands in its record of attempts, which keeps the latest; earlier ones it only counts,
+    together with what it refused on one way to trace a call and traced on another, which is no break.
     """
     lines: dict[str, None] = {}
     headlines: set[str] = set()
@@ -81,10 +83,22 @@ def breaks_since(before: Counted) -> tuple[str, ...]:
     for text, stack in _left_to_python(before):
         headlines.add(headline(text))
         lines[readable(text, stack)] = None
-    for text, count in Counted.now().texts.items():
-        if count > before.texts.get(text, 0) and headline(text) not in headlines:
-            lines[readable(text)] = None
+    now = Counted.now()
+    counted = [(now.breaks, before.breaks)]
+    if _forgot(before):
+        counted.append((now.refusals, before.refusals))
+    for counts, earlier in counted:
+        for text, count in counts.items():
+            if count > earlier.get(text, 0) and headline(text) not in headlines:
+                lines[readable(text)] = None
     return tuple(lines)
+
+
+def _forgot(before: Counted) -> bool:
+    """Whether the record of attempts was too short for all that were made since ``before``."""
+    longest = getattr(getattr(_dynamo("utils"), "_compilation_metrics", None), "maxlen", None)
+    now = _attempts()
+    return len(now) == longest and not set(map(id, now)) & set(map(id, before.attempts))
 
 
 def _attempts() -> tuple[object, ...]:
