@@ -16,6 +16,7 @@ from fuzzcompile.compiler.target.interpreted.log import KernelLog
 from fuzzcompile.compiler.unseen import Unseen, UnseenLog
 
 if TYPE_CHECKING:
+    from fuzzcompile.compiler.analysis import Analysis
     from fuzzcompile.compiler.kernels.lowered import Lowered
     from fuzzcompile.compiler.tangents import ChangedTangent
 
@@ -130,7 +131,8 @@ class Call:
 class Frame:
     """One call of the backend by dynamo: one captured graph and all that was made of it.
 
-    ``parameters`` are those that dynamo left inside its graph, as it does where they will be frozen.
+    ``parameters`` are those that dynamo left inside its graph, as it does where they will be frozen. ``analysis`` is
+    what AOTAutograd said of the graph's inputs and outputs.
     """
 
     index: int
@@ -140,6 +142,7 @@ class Frame:
     backward_calls: list[Call] = field(default_factory=list)
     parameters: list[torch.Tensor] = field(default_factory=list)
     partitions: list[Partition] = field(default_factory=list)
+    analysis: Analysis | None = None
 
     def record(self, stage: str, direction: str | None = None) -> GraphRecord | None:
         """The record of a stage (and direction), or None where the stage did not run."""

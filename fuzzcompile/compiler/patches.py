@@ -7,7 +7,18 @@ renamed is changed here and nowhere else.
 
 from __future__ import annotations
 
-from fuzzcompile.compiler import breaks, decompositions, entry, fake, plain, probes, reached, settings, tangents
+from fuzzcompile.compiler import (
+    analysis,
+    breaks,
+    decompositions,
+    entry,
+    fake,
+    plain,
+    probes,
+    reached,
+    settings,
+    tangents,
+)
 from fuzzcompile.compiler import pass_patches as passes
 from fuzzcompile.compiler import stage_patches as stages
 from fuzzcompile.compiler.breaks import LeftOut
@@ -88,6 +99,8 @@ GRAPHS: tuple[Patch[Recorder], ...] = (
           _OBSERVER, "GraphTransformObserver.apply_gm_pass", passes.wrap_observed_pass, probes.module_pass),
     Patch("pattern pass", GRAPH_STAGES, "rewrites by patterns",
           _MATCHER, "PatternMatcherPass.apply", passes.wrap_pattern_pass, probes.pattern_pass),
+    Patch("analysis of inputs and outputs", (FUNCTIONALIZATION,), "what AOTAutograd says of inputs and outputs",
+          "torch._functorch.aot_autograd", analysis.FUNCTION, analysis.wrap_analysis, probes.analysis),
     Patch("tangents", (FUNCTIONALIZATION,), "copies of tangents into another layout",
           *tangents.PLACE, tangents.wrap_coercion, takes=("x", "memory_format")),
     Patch("fusion passes", (SCHEDULER,), "the user's own passes over scheduler nodes",

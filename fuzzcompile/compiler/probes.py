@@ -53,6 +53,12 @@ def pre_grad(findings: Findings) -> str | None:
     return _recorded(findings.trained, PRE_GRAD, "inference")
 
 
+def analysis(findings: Findings) -> str | None:
+    """AOTAutograd says that the one output of a training step gets gradients."""
+    said = _frame(findings.trained).analysis
+    return None if said is not None and list(said.gradients) == [True] else f"it says {said}"
+
+
 def joint_graph(findings: Findings) -> str | None:
     """A planted pattern is recorded in the joint graph."""
     return _has(findings.trained, "doubled_sine", JOINT_GRAPH, "joint")

@@ -23,10 +23,10 @@ from fuzzcompile.compiler.ledger import GraphRecord
 from fuzzcompile.compiler.recorder import CAPTURED_CALLS
 from fuzzcompile.compiler.replay import drawing
 from fuzzcompile.compiler.tangents import AS_THEY_COME
-from fuzzcompile.compiler.tangents import PLACE as TANGENTS_COPIED
 from fuzzcompile.execution.tensors import significant_strides
 from fuzzcompile.oracle.change import SEMANTIC_STEP, relative_change
 from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.stages.around_graphs import changed_tangents, contradicted, is_tangent
 from fuzzcompile.stages.base import Stage, Suspect, tracing_text
 from fuzzcompile.stages.breaking import prove_by_break
 from fuzzcompile.stages.operators.aten import kernel_suspects
@@ -54,7 +54,8 @@ class Functionalization(Stage):
             return undeclared
         culprit = divergence.once(_first_functionalized)
         first = [] if culprit is None else [culprit]
-        shown = [*first, *divergence.once(other_paths), *divergence.once(_changed_tangents)]
+        shown = [*first, *divergence.once(other_paths), *divergence.once(changed_tangents)]
+        shown += divergence.once(contradicted)
         return [*map(doubted, shown), *undeclared, *kernel_suspects(divergence, self.name)]
 
     def prove(self, ablator: Ablator, suspects: Sequence[Suspect]) -> Attribution | None:
@@ -63,7 +64,7 @@ class Functionalization(Stage):
         shown = [self.culprit(s) for s in suspects if isinstance(s.finding, Culprit) and not _is_kernel(s.finding)]
         if not shown:
             return None
-        for culprit in filter(_is_tangent, shown):
+        for culprit in filter(is_tangent, shown):
             how = replace(ablator.how, functorch=AS_THEY_COME)
             if ablator.attempt(how, tracing_text(AS_THEY_COME))[1]:
                 return Attribution(replace(culprit, necessary=True, confidence="high"))
@@ -79,30 +80,7 @@ class Functionalization(Stage):
 
     def tracing_settings(self, culprit: Culprit) -> Mapping[str, object]:
         """Tangents that stay in the layout in which they come."""
-        return AS_THEY_COME if _is_tangent(culprit) else {}
-
-
-def _is_tangent(culprit: Culprit) -> bool:
-    return culprit.details.get("kind") == "tangent"
-
-
-def _changed_tangents(divergence: Divergence) -> list[Culprit]:
-    """The copy of a tangent into the layout of an output that cannot hold it, once."""
-    changed = divergence.trial.ledger.changed_tangents
-    module, function = TANGENTS_COPIED
-    return [
-        Culprit(
-            stage_names.FUNCTIONALIZATION,
-            None,
-            function,
-            "tangent",
-            source=f"{module.replace('.', '/')}.py",
-            line=tangent.line,
-            step=relative_change(tangent.before, tangent.after),
-            details={"kind": "tangent", "shape": list(tangent.shape), "strides": list(tangent.strides)},
-        )
-        for tangent in changed[:1]
-    ]
+        return AS_THEY_COME if is_tangent(culprit) else {}
 
 
 def _is_kernel(culprit: Culprit) -> bool:

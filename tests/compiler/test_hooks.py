@@ -94,6 +94,8 @@ SURVIVES = {
     "frozen parameters": {"first_logs_off", "sin_off", "last_logs_off"},
     "layout of frozen weights": {"first_logs_off", "sin_off", "last_logs_off"},
     "dead code": {"first_logs_off", "sin_off", "last_logs_off"},
+    "analysis of inputs and outputs": {"first_logs_off", "sin_off", "last_logs_off"},
+    "tangents": {"first_logs_off", "sin_off", "last_logs_off"},
 }
 
 

@@ -1,4 +1,4 @@
-"""Tangents that are copied before a backward pass gets them, methods left to eager mode, and calls that draw."""
+"""What AOTAutograd does around its graphs, methods left to eager mode, and calls that draw."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from typing import Any
 import pytest
 import torch
 
+from fuzzcompile.attribution.inputs import inputs_of
 from fuzzcompile.case import CompileSettings, load_case
-from fuzzcompile.compiler import tangents
+from fuzzcompile.compiler import analysis, tangents
 from fuzzcompile.compiler.session import Compilation, compiling
 from fuzzcompile.compiler.sources import captured_calls
 from fuzzcompile.judging.triage import triage
+from fuzzcompile.stage_names import PRE_GRAD
+from fuzzcompile.trials.compiles import Experiments
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*Overriding a previously registered kernel")
 
@@ -60,6 +63,55 @@ def test_a_tangent_copied_into_another_layout_keeps_a_case_clean(write_case: Wri
     report = triage(load_case(write_case(TRAINED)), CPU).to_json()
     assert report["verdict"] in ("equal", "rounding")
     assert report["culprit"] is None
+
+
+ANALYSED = """
+import torch
+
+def program(x):
+    {body}
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(3, 5),)
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "answer", "body", "shown"),
+    [
+        ("has_data_mutation", False, "x.mul_(2); return x.sin()", "input 0 is written to"),
+        ("has_data_mutation", False, "x[1] = 7; return x * 3", "input 0 is written to"),
+    ],
+)
+def test_what_aotautograd_says_of_inputs_is_named_where_a_run_contradicts_it(
+    write_case: WriteCase, monkeypatch: pytest.MonkeyPatch, function: str, answer: object, body: str, shown: str
+):
+    module = importlib.import_module(analysis.SOURCE.removesuffix(".py").replace("/", "."))
+    monkeypatch.setattr(module, function, lambda *_: answer)
+    report = triage(load_case(write_case(ANALYSED.format(body=body))), CPU).to_json()
+    culprit = report["culprit"]
+    assert report["is_bug"]
+    assert (culprit["stage"], culprit["source"]) == ("functionalization", analysis.SOURCE)
+    assert shown in culprit["details"]["a run shows"]
+    assert culprit["necessary"] is None, "nothing was compiled without it"
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["return x.chunk(2, 1)", "return x, x.t(), x.view(-1)", "x.add_(1); return x[1:]", "return x.detach().relu_()"],
+)
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_run_agrees_with_what_aotautograd_says_of_right_programs(write_case: WriteCase, body: str, grad: bool):
+    head = "GRAD = 'enabled'\n" if grad else ""
+    case = load_case(write_case(head + ANALYSED.format(body=body)))
+    trial = Experiments(case, CPU).trial(Compilation(screen=True))
+    (frame,) = trial.ledger.frames
+    record = frame.record(PRE_GRAD)
+    assert record is not None and frame.analysis is not None
+    inputs = inputs_of(frame, record)
+    assert inputs is not None
+    assert not list(analysis.contradictions(frame.analysis, record.snapshots[-1], inputs, grad=grad))
 
 
 def written(x: torch.Tensor) -> torch.Tensor:
