@@ -21,7 +21,7 @@ from torch.autograd import profiler
 from torch.utils import _pytree as pytree
 
 from fuzzcompile.compiler.applications import Outcome, aliases_of, python_dispatcher
-from fuzzcompile.compiler.functional import SEEDS, Heard, transforms_left
+from fuzzcompile.compiler.functional import SEEDS, Heard, can_functionalize, transforms_left
 from fuzzcompile.compiler.ledger import Snapshot
 from fuzzcompile.compiler.replay import _draws, _Replayer
 from fuzzcompile.execution.device import seed_everything
@@ -134,7 +134,7 @@ def both_paths(
     Returns:
         The error that ended the run; None if it came to its end.
     """
-    if not _can_trace() or any(word in call for call in snapshot.calls for word in _NOT_REPLAYED):
+    if not can_functionalize() or any(word in call for call in snapshot.calls for word in _NOT_REPLAYED):
         return None
     seed_everything(SEEDS[0])
     arguments = copy_tree(list(inputs))
@@ -223,13 +223,3 @@ def _outcome(call: Callable[[], object], given: object) -> Outcome:
         return Outcome(error=error)
     arguments = tuple(pytree.tree_leaves(given))
     return Outcome(results, arguments, aliases_of(results, arguments))
-
-
-def _can_trace() -> bool:
-    """Whether this torch has what functional tensors are made with."""
-    try:
-        importlib.import_module("torch._functorch._aot_autograd.functional_utils").to_fun  # noqa: B018
-        importlib.import_module("torch._subclasses.functional_tensor").FunctionalTensorMode  # noqa: B018
-    except (ImportError, AttributeError):
-        return False
-    return True

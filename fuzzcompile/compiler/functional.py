@@ -53,12 +53,17 @@ def run_functionally(
     With ``by_node`` the values of nodes are kept. Reading them brings views up to date that functionalization would
     regenerate later, which may hide what is wrong with that.
     """
+    return _run(snapshot, inputs, double, seed, functional=True, by_node=by_node) if can_functionalize() else None
+
+
+def can_functionalize() -> bool:
+    """Whether this torch has what functional tensors are made with, where it is looked for."""
     try:
         importlib.import_module("torch._functorch._aot_autograd.functional_utils").to_fun  # noqa: B018
         importlib.import_module("torch._subclasses.functional_tensor").FunctionalTensorMode  # noqa: B018
     except (ImportError, AttributeError):
-        return None
-    return _run(snapshot, inputs, double, seed, functional=True, by_node=by_node)
+        return False
+    return True
 
 
 def passing_on(snapshot: Snapshot, inputs: Sequence[object]) -> set[str]:

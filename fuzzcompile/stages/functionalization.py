@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from fuzzcompile.compiler.ledger import GraphRecord
 from fuzzcompile.compiler.recorder import CAPTURED_CALLS
 from fuzzcompile.compiler.replay import drawing
 from fuzzcompile.compiler.tangents import AS_THEY_COME
+from fuzzcompile.compiler.views import lossy_views
 from fuzzcompile.execution.tensors import significant_strides
 from fuzzcompile.oracle.change import SEMANTIC_STEP, relative_change
 from fuzzcompile.oracle.verdicts import Verdict
@@ -120,7 +121,20 @@ def _functionalized(record: GraphRecord, inputs: Sequence[Any], count: ReplayCou
         count.replays += 1
         read = run_functionally(snapshot, inputs, double=double, seed=seed, by_node=True)
         node = _first_differing(snapshot.graph, plain, read) if read is not None and read.error is None else None
-        return _functional_culprit(snapshot.graph, node, plain, difference)
+        count.replays += 1
+        through = _written_through(snapshot.graph, plain, lossy_views(snapshot, inputs))
+        return _functional_culprit(snapshot.graph, node, plain, difference, through)
+    return None
+
+
+def _written_through(graph: fx.Graph, plain: NodeRun, lossy: Collection[str]) -> tuple[fx.Node, fx.Node] | None:
+    """The first write through one of these views, and that view."""
+    for node in graph.nodes:
+        view = node.args[0] if node.args and _is_written(node, plain) else None
+        while isinstance(view, fx.Node):
+            if view.name in lossy:
+                return node, view
+            view = view.args[0] if view.args else None
     return None
 
 
@@ -166,16 +180,24 @@ def _first_differing(graph: fx.Graph, plain: NodeRun, functional: NodeRun) -> fx
 
 
 def _functional_culprit(
-    graph: fx.Graph, node: fx.Node | None, plain: NodeRun, difference: tuple[str, float | None]
+    graph: fx.Graph,
+    node: fx.Node | None,
+    plain: NodeRun,
+    difference: tuple[str, float | None],
+    through: tuple[fx.Node, fx.Node] | None,
 ) -> Culprit:
+    """The write at fault or, where a view loses what is not in it, that view at the place of the write."""
     name, step = difference
     read = node
-    if node is None or not _is_written(node, plain):
+    if through is not None:
+        node = through[0]
+    elif node is None or not _is_written(node, plain):
         # What reads another value is not at fault, but the write before it; the last, if only late views differ.
         earlier = list(graph.nodes)[: list(graph.nodes).index(node)] if node is not None else list(graph.nodes)
         written = [earlier_node for earlier_node in earlier if _is_written(earlier_node, plain)]
         node = written[-1] if written else node
-    operators = plain.operators.get(node.name, []) if node is not None else []
+    named = node if through is None else through[1]
+    operators = plain.operators.get(named.name, []) if named is not None else []
     operator = next((op for op in operators if _writes(op)), operators[-1] if operators else None)
     return Culprit.of_operator(
         stage_names.FUNCTIONALIZATION,
@@ -188,6 +210,7 @@ def _functional_culprit(
             "kind": "values" if step is not None else "alias",
             "differs": name,
             "read": read.name if read is not None else None,
+            **({"written through": through[1].name} if through is not None else {}),
         },
     )
 
