@@ -16,6 +16,7 @@ from fuzzcompile.case import CompileSettings, load_case
 from fuzzcompile.compiler import analysis, tangents
 from fuzzcompile.compiler.session import Compilation, compiling
 from fuzzcompile.compiler.sources import captured_calls
+from fuzzcompile.compiler.views import lossy_views
 from fuzzcompile.judging.triage import triage
 from fuzzcompile.stage_names import PRE_GRAD
 from fuzzcompile.trials.compiles import Experiments
@@ -140,6 +141,42 @@ def test_calls_at_a_line_have_the_names_that_a_user_gives_them():
         {"torch.Tensor.t": "t", "torch.Tensor.mul_": "mul_"},
         {"operator.setitem": operator.setitem},
     ]
+
+
+VIEWED = """
+import torch
+
+def program(x):
+    y = x * 2
+    y.diagonal().mul_(3)
+    y[0].add_(1)
+    return y
+
+def make():
+    torch.manual_seed(0)
+    return program, (torch.randn(3, 4),)
+"""
+
+
+def forgets_the_rest(base: torch.Tensor, written: torch.Tensor, *where: int) -> torch.Tensor:
+    return torch.nn.functional.pad(torch.diag(written), (0, base.shape[1] - len(written)))
+
+
+def test_a_view_that_loses_the_rest_of_its_base_is_found_whatever_writes_through_it(write_case: WriteCase):
+    case = load_case(write_case(VIEWED))
+    trial = Experiments(case, CPU).trial(Compilation(screen=True))
+    (frame,) = trial.ledger.frames
+    record = frame.record(PRE_GRAD)
+    assert record is not None
+    inputs = inputs_of(frame, record)
+    assert inputs is not None
+    assert lossy_views(record.snapshots[-1], inputs) == []
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("diagonal_scatter", forgets_the_rest, "CPU")
+    try:
+        assert lossy_views(record.snapshots[-1], inputs) == ["diagonal"]
+    finally:
+        library._destroy()
 
 
 DRAWN = """
