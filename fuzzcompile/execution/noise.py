@@ -55,8 +55,11 @@ class UlpNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **kwargs)
         if name == "_to_copy":
             return self._undefined_varied(args[0], result)
-        if exact or not _computes(schema, args):
+        if not _computes(schema, args):
             return result
+        if exact:  # it makes NaNs of other values, or moves those that it is given with their signs
+            made = not any(_has_nan(leaf) for leaf in pytree.tree_leaves((args, kwargs)))
+            return pytree.tree_map_only(torch.Tensor, self._any_sign, result) if made else result
         if any(returned.alias_info is not None for returned in schema.returns):  # an in-place write
             for written in pytree.tree_leaves(result):
                 if isinstance(written, torch.Tensor):
@@ -85,12 +88,19 @@ class UlpNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _moved(self, value: torch.Tensor, *, whole: bool) -> torch.Tensor:
         if not value.dtype.is_floating_point or value.numel() == 0:
             return value
-        moved = self._noisy(value)
+        moved = self._any_sign(self._noisy(value))
         if whole:
             moved = torch.where(_wholes(value), value, moved)
         if moved.stride() == value.stride():
             return moved
         return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device).copy_(moved)
+
+    def _any_sign(self, value: torch.Tensor) -> torch.Tensor:
+        """The values, with NaNs of a sign that varies by seed: IEEE 754 (6.3) gives the sign of a NaN no meaning."""
+        if not _has_nan(value):
+            return value
+        signed = torch.full_like(value, float("nan")).copysign_(torch.tensor(1.0 if self._seed % 2 else -1.0))
+        return torch.where(value.isnan(), signed, value)
 
     def _noisy(self, value: torch.Tensor) -> torch.Tensor:
         wide = value.double() if value.dtype is torch.float64 else value.float()
@@ -104,6 +114,13 @@ class UlpNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if device not in self._generators:
             self._generators[device] = torch.Generator(device).manual_seed(self._seed)
         return self._generators[device]
+
+
+def _has_nan(value: object) -> bool:
+    """Whether a floating tensor of more than 8 bits holds a NaN."""
+    if not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point or value.element_size() == 1:
+        return False
+    return value.layout is torch.strided and bool(value.isnan().any())
 
 
 def _is_whole(value: object) -> bool:

@@ -146,6 +146,21 @@ def test_a_cast_of_what_the_integer_type_has_not_may_give_anything():
     assert seen == {(0, 0, 0), (127, 127, 127), (-128, -128, -128)}
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
+def test_a_nan_that_is_computed_has_any_sign(dtype: torch.dtype):
+    signs = set()
+    for seed in range(2):
+        with UlpNoise(seed):
+            computed = torch.tensor([0.0, 1.0], dtype=dtype) / 0.0
+            signs.add(bool(computed[0].signbit()))
+            assert computed[0].isnan()
+            assert computed[1] == float("inf")
+            made = torch.fmod(computed[1], 2.0)
+            signs.add(bool(made.signbit()))
+            assert made.isnan()
+    assert signs == {True, False}
+
+
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
 def test_float8_which_the_cpu_does_not_round_passes_through(dtype: torch.dtype):
     x = programs.tensors((4, 6))[0].to(dtype)
