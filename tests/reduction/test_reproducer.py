@@ -326,6 +326,12 @@ def test_gradients_are_taken_as_the_judge_takes_them():
     assert "x.detach().double().requires_grad_(x.requires_grad)" in main
 
 
+def test_gradients_are_compared_where_only_the_layout_of_an_output_is_another():
+    main = main_part(built(TRAINED, "wrong_gradient", ("out0", "stride"), ("gradient of input0", "far")))
+    assert "out.backward(" in main
+    assert "inputs[0].grad" in main
+
+
 def test_no_backward_runs_where_an_output_is_wrong_already():
     assert "backward(" not in main_part(built(TRAINED, "miscompile", ("out0", "far"), LINE))
 

@@ -67,8 +67,10 @@ def _of_evidence(probe: Probe, evidence: Sequence[OutputJson]) -> list[Target]:
     wrong = [entry for entry in evidence if entry.get("finding") not in _HARMLESS]
     named = [_target(probe, str(entry.get("name")), entry) for entry in wrong]
     targets = [target for target in named if target is not None]
-    # A wrong value matters more than right values in the wrong memory, and a wrong output explains its gradients.
+    # A wrong value matters more than right values in the wrong memory or layout, and a wrong output explains its
+    # gradients.
     targets = [target for target in targets if target.evidence.get("finding") != "alias"] or targets
+    targets = [target for target in targets if target.evidence.get("finding") not in _PROPERTY] or targets
     return [target for target in targets if target.observable.kind != "gradient"] or targets
 
 
