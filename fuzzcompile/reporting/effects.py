@@ -97,6 +97,8 @@ def condition_of(facts: IssueFacts) -> str:
     """On which inputs, as far as a title can say it; begins with a space, or is empty."""
     cause: CauseJson = (not facts.without_compiler and facts.cause) or {}
     kind, before = cause.get("kind"), str(cause.get("before") or "")
+    if kind == "layout" and str(cause.get("after") or "").endswith((".clone()", ".contiguous()")):
+        return ""  # of a value inside the program, which the repair that is quoted shows
     if kind == "layout":
         form = next((word for text, word in _LAYOUTS.items() if text in before), "non-contiguous")
         return f" for {'an' if form[0] in 'aeiou' else 'a'} {form} input"

@@ -147,6 +147,16 @@ def test_on_which_inputs(kind, before, condition):
     assert title(facts(cause=cause)).endswith(f"gives wrong values under torch.compile{condition}")
 
 
+def test_the_layout_of_a_value_inside_the_program_is_not_called_an_inputs():
+    cause = {
+        "fingerprint": "layout",
+        "kind": "layout",
+        "before": "d.unfold(0, 2, 1)",
+        "after": "d.unfold(0, 2, 1).clone()",
+    }
+    assert "input" not in title(facts(cause=cause))
+
+
 def test_a_condition_stands_before_what_follows_from_it():
     cause = {"fingerprint": "dtype", "kind": "dtype", "before": "mask of bool", "after": "mask of float32"}
     text = title(facts("compile_error", cause=cause, detail="TypeError: no"))
