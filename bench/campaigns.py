@@ -28,7 +28,7 @@ from fuzzcompile.corpus import Store
 from fuzzcompile.corpus.forms import GENERAL
 from fuzzcompile.severity import Severity
 
-SUMMARY, ENDED, CORPUS = "summary.json", "ended.json", "corpus.db"
+ENDED, CORPUS = "ended.json", "corpus.db"
 
 
 @dataclass(frozen=True)

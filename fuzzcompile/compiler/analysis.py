@@ -6,7 +6,6 @@ to; nothing behind it looks again.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -14,11 +13,12 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fuzzcompile.compiler.functional import transforms_left
+from fuzzcompile.compiler.labels import source_of
 from fuzzcompile.compiler.ledger import Snapshot
 from fuzzcompile.compiler.patching import Function
 from fuzzcompile.compiler.recorder import Recorder
 from fuzzcompile.compiler.replay import _Replayer
-from fuzzcompile.execution.tensors import copy_tree
+from fuzzcompile.execution.tensors import copy_tree, same_values, share_storage
 
 SOURCE = "torch/_functorch/_aot_autograd/collect_metadata_analysis.py"
 FUNCTION = "run_functionalized_fw_and_collect_metadata"
@@ -35,12 +35,12 @@ class Analysis:
     gradients: Sequence[bool]
     kinds: Sequence[tuple[str, int | None]]
     written: Sequence[bool]
-    line: int
+    line: int | None
 
 
 def wrap_analysis(recorder: Recorder, original: Function) -> Function:
     """Keep the first analysis of each captured graph; later ones are of other forms of it."""
-    line = inspect.getsourcelines(inspect.unwrap(original))[1]
+    _, line = source_of(original)
 
     def prepare(*args: object, **kwargs: object) -> Function:
         analyse = original(*args, **kwargs)
@@ -57,7 +57,7 @@ def wrap_analysis(recorder: Recorder, original: Function) -> Function:
     return prepare
 
 
-def _read(said: object, line: int) -> Analysis:
+def _read(said: object, line: int | None) -> Analysis:
     outputs, inputs = getattr(said, "output_info", ()), getattr(said, "input_info", ())
     return Analysis(
         tuple(bool(getattr(output, "requires_grad_for_backward", output.requires_grad)) for output in outputs),
@@ -96,7 +96,7 @@ def contradictions(said: Analysis, snapshot: Snapshot, inputs: Sequence[object],
 def _written(before: object, after: object) -> bool:
     if not isinstance(before, torch.Tensor) or not isinstance(after, torch.Tensor) or before.shape != after.shape:
         return False
-    return not torch.equal(before.nan_to_num(), after.detach().nan_to_num())
+    return not same_values(before, after.detach())
 
 
 def _of_output(
@@ -106,16 +106,12 @@ def _of_output(
     differentiable = output.requires_grad and (output.grad_fn is not None or not output._is_view())
     if grad and differentiable != gradient:
         yield f"{name} {'gets' if differentiable else 'gets no'} gradients"
-    shared = [index for index, value in enumerate(given) if isinstance(value, torch.Tensor) and _share(value, output)]
+    shared = [
+        index for index, value in enumerate(given) if isinstance(value, torch.Tensor) and share_storage(value, output)
+    ]
     of_input, base = kind
     if of_input in _OF_INPUT and base not in shared:
         yield f"{name} is no view of input {base}"
     # One of several views that one call makes (chunk) is given back as no alias, on purpose, and names its input.
     if kind == ("non_alias", None) and shared:
         yield f"{name} is a view of input {shared[0]}"
-
-
-def _share(one: torch.Tensor, other: torch.Tensor) -> bool:
-    if one.layout != torch.strided or other.layout != torch.strided or not one.numel() or not other.numel():
-        return False
-    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()

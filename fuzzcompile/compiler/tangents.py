@@ -5,14 +5,15 @@ It guesses their layout when it traces, and copies a tangent of another layout i
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
+from fuzzcompile.compiler.labels import source_of
 from fuzzcompile.compiler.patching import Function
 from fuzzcompile.compiler.recorder import Recorder
+from fuzzcompile.execution.tensors import same_values
 
 PLACE = ("torch._functorch._aot_autograd.runtime_wrappers", "coerce_to_expected_memory_format")
 AS_THEY_COME: Mapping[str, object] = {"guess_tangent_strides_as_outputs": False}
@@ -35,18 +36,18 @@ class ChangedTangent:
     strides: tuple[int, ...]
     before: torch.Tensor
     after: torch.Tensor
-    line: int
+    line: int | None
 
 
 def wrap_coercion(recorder: Recorder, original: Function) -> Function:
     """Compare each tangent with its copy: another layout of it has the same values."""
-    line = inspect.getsourcelines(inspect.unwrap(original))[1]
+    _, line = source_of(original)
 
     def coerce(tangent: object, layout: object) -> object:
         copied = original(tangent, layout)
         if copied is not tangent and isinstance(copied, torch.Tensor) and isinstance(tangent, torch.Tensor):
             before, after = (value.detach().clone(memory_format=torch.contiguous_format) for value in (tangent, copied))
-            if before.shape != after.shape or not torch.equal(before.nan_to_num(), after.nan_to_num()):
+            if not same_values(before, after):
                 shape, strides = tuple(tangent.shape), tuple(copied.stride())
                 recorder.ledger.changed_tangents.append(ChangedTangent(shape, strides, before, after, line))
         return copied

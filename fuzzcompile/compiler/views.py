@@ -13,7 +13,7 @@ from torch import fx
 from fuzzcompile.compiler.functional import can_functionalize, transforms_left
 from fuzzcompile.compiler.ledger import Snapshot
 from fuzzcompile.compiler.replay import _Replayer
-from fuzzcompile.execution.tensors import copy_tree
+from fuzzcompile.execution.tensors import copy_tree, same_values, share_storage
 
 
 def lossy_views(snapshot: Snapshot, inputs: Sequence[object]) -> list[str]:
@@ -60,13 +60,11 @@ class _Writing(_Replayer):
             view: Any = getattr(self, node.op)(node.target, (base, *args[1:]), kwargs)
             view.copy_(view.clone())
             after = tools.from_fun(base)
-            return not torch.equal(before.nan_to_num(), after.nan_to_num())
+            return not same_values(before, after)
         return False  # a view that cannot be written to at all loses nothing
 
 
 def _is_view(value: object, base: object) -> bool:
     if not isinstance(value, torch.Tensor) or not isinstance(base, torch.Tensor) or value is base:
         return False
-    if torch.strided not in (value.layout, base.layout) or value.layout != base.layout:
-        return False
-    return bool(value.numel()) and value.untyped_storage().data_ptr() == base.untyped_storage().data_ptr()
+    return share_storage(value, base)

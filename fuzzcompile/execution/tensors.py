@@ -152,6 +152,18 @@ def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], tree: T) -> T:
     return tree_map(function, tree)
 
 
+def same_values(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether two tensors of one dtype have the same shape and values; NaNs are alike."""
+    return first.shape == second.shape and torch.equal(first.nan_to_num(), second.nan_to_num())
+
+
+def share_storage(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether two strided tensors that have elements lie in one storage."""
+    if first.layout != torch.strided or second.layout != torch.strided or not first.numel() or not second.numel():
+        return False
+    return first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
+
+
 def dense(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor in a form that can be compared: sparse, quantized and nested tensors become dense."""
     if tensor.is_nested:

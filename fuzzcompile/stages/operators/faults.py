@@ -15,7 +15,7 @@ from fuzzcompile.compiler.fake import fake_function
 from fuzzcompile.compiler.kernels.raised import raised_in
 from fuzzcompile.compiler.labels import source_of
 from fuzzcompile.execution.exhaustion import first_line
-from fuzzcompile.execution.tensors import significant_strides
+from fuzzcompile.execution.tensors import same_values, significant_strides
 from fuzzcompile.facts import facts
 from fuzzcompile.oracle import change, metrics
 from fuzzcompile.stage_names import DECOMPOSITION, FAKE_TENSOR, FUNCTIONALIZATION
@@ -125,7 +125,7 @@ def _undeclared_write(application: Application) -> Fault | None:
     if any(argument.alias_info is not None for argument in schema.arguments):
         return None
     for index, (before, after) in enumerate(application.arguments_around()):
-        if before.shape == after.shape and not torch.equal(before.nan_to_num(), after.nan_to_num()):
+        if before.shape == after.shape and not same_values(before, after):
             fault = _fault(application, "mutation", f"argument {index} as it was", f"argument {index} written to")
             return replace(fault, stage=FUNCTIONALIZATION)
     return None
