@@ -80,11 +80,17 @@ class EnvironmentRow(Base):
 
 
 class CampaignRow(Base):
-    """One call of ``fuzzcompile run``; ``ended`` stays null when it was killed."""
+    """One call of ``fuzzcompile run``; ``ended`` stays null when it was killed.
+
+    ``part`` is the part of its stream that it judges: campaigns that run at once judge different ones. ``token`` tells
+    a campaign that is stored again, because its database was lost in between, from another.
+    """
 
     __tablename__ = "campaigns"
 
     id: Mapped[int] = mapped_column(primary_key=True)
+    token: Mapped[str | None] = mapped_column(String(64), index=True, unique=True)
+    part: Mapped[int] = mapped_column(server_default="0")
     environment_id: Mapped[int] = mapped_column(ForeignKey("environments.id"))
     seed: Mapped[int] = mapped_column(BigInteger)
     settings: Mapped[dict[str, object]]
@@ -98,7 +104,7 @@ class CampaignRow(Base):
 
 
 class CaseRow(Base):
-    """A program, stored once by the hash of its source."""
+    """A program, stored once by the hash of its source; ``imported`` until someone here trusts it."""
 
     __tablename__ = "cases"
 
@@ -111,6 +117,7 @@ class CaseRow(Base):
     idioms: Mapped[list[str]]
     near_misses: Mapped[list[str]]
     features: Mapped[list[str]] = mapped_column(server_default="[]")
+    imported: Mapped[bool] = mapped_column(server_default=false())
     created: Mapped[datetime]
 
 
@@ -165,7 +172,8 @@ class FormerNameRow(Base):
 class RunRow(Base):
     """A case judged once in one environment; ``screened`` if no code was generated for it.
 
-    The place in a stream belongs to the run, not to the case: two places may draw the same source.
+    The place in a stream belongs to the run, not to the case: two places may draw the same source. ``token`` is that of
+    the job that judged it, so that what is judged or stored again is stored once.
     """
 
     __tablename__ = "runs"
@@ -173,6 +181,7 @@ class RunRow(Base):
     __table_args__ = (Index(None, "stream", "stream_index"), Index(None, "finding_id", "environment_id"))
 
     id: Mapped[int] = mapped_column(primary_key=True)
+    token: Mapped[str | None] = mapped_column(String(64), index=True, unique=True)
     case_id: Mapped[int] = mapped_column(ForeignKey("cases.id"), index=True)
     environment_id: Mapped[int] = mapped_column(ForeignKey("environments.id"))
     campaign_id: Mapped[int | None] = mapped_column(ForeignKey("campaigns.id"), index=True)
@@ -193,7 +202,7 @@ class ReproducerRow(Base):
 
     ``program`` identifies the reduced program up to names; ``shown`` is what was seen when the script was made
     (`fuzzcompile.contract.ShownJson`). ``case_id`` is the case that was reduced, ``environment_id`` where its report
-    was made.
+    was made. ``imported`` as for a case.
     """
 
     __tablename__ = "reproducers"
@@ -213,6 +222,7 @@ class ReproducerRow(Base):
     neighbour: Mapped[str | None]
     program: Mapped[str | None] = mapped_column(String(64), index=True)
     shown: Mapped[dict[str, object] | None]
+    imported: Mapped[bool] = mapped_column(server_default=false())
     created: Mapped[datetime]
 
 

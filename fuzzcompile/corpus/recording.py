@@ -107,18 +107,24 @@ def put_run(
     screened: bool = False,
     created: datetime | None = None,
     signature: str | None = None,
+    token: str | None = None,
 ) -> Recorded:
     """Store a judged case: its source, environment, run, finding and coverage.
 
-    A run that comes from another corpus was ``created`` there, and hit a finding of that ``signature``.
+    A run that comes from another corpus was ``created`` there, and hit a finding of that ``signature``. One whose
+    ``token`` is there already is not stored again.
 
     Raises:
         ValueError: a bug has no signature, the environment no torch, or a number is NaN or infinite.
     """
     check_report(report)
+    known = None if token is None else session.scalar(select(RunRow).where(RunRow.token == token))
+    if known is not None:
+        return Recorded(known.case_id, known.id, known.finding_id, is_new_finding=False)
     case_row = put_case(session, case)
     cost = report.get("cost") or {}
     run = RunRow(
+        token=token,
         case_id=case_row.id,
         environment_id=put_environment(session, environment),
         campaign_id=campaign_id,

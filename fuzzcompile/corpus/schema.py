@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from alembic.config import Config
 
 # The newest revision in migrations/versions.
-HEAD = "0003"
+HEAD = "0004"
 # Not Alembic's default name, to distinguish a corpus from another program's database.
 VERSION_TABLE = "fuzzcompile_schema"
 

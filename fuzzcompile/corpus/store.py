@@ -124,14 +124,19 @@ class Store(Reader):
         coverage: Sequence[Coverage] = (),
         *,
         screened: bool = False,
+        token: str | None = None,
     ) -> Recorded:
         """Store a judged case: case, environment, run, finding and coverage, all or nothing.
+
+        Of calls with the same ``token``, the first stores it; the others return what it stored.
 
         Raises:
             ValueError: a bug has no signature, the environment no torch, or a number is NaN or infinite.
         """
         with self._write() as session:
-            return recording.put_run(session, campaign_id, case, environment, report, coverage, screened=screened)
+            return recording.put_run(
+                session, campaign_id, case, environment, report, coverage, screened=screened, token=token
+            )
 
     def add_reproducer(self, finding: str | int, reproducer: Reproducer, *, replaces: str | None = None) -> Kept:
         """Store a reproducer of a finding; a script that is already stored is updated.

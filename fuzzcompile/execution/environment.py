@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import hashlib
 import importlib.metadata
 import os
 import platform
@@ -49,10 +50,22 @@ def _describe(device: str) -> dict[str, JSON]:
         "libc": _or_none(lambda: " ".join(platform.libc_ver()).strip() or None),
         "cpu": _or_none(_cpu_model),
         "cpu_capability": _or_none(torch.backends.cpu.get_cpu_capability),
+        "machine": machine(),
         "cpu_count": _or_none(lambda: len(os.sched_getaffinity(0))),
         "threads": torch.get_num_threads(),
         "cxx": _or_none(_cxx_version),
     }
+
+
+@functools.cache
+def machine() -> str:
+    """Eight hexadecimal digits that tell this machine from others and name nothing of it.
+
+    Of the host's name, the system's identifier and the processor: in containers, each alone may be shared.
+    """
+    identifier = _or_none(lambda: Path("/etc/machine-id").read_text()) or ""
+    told = "\n".join((platform.node(), identifier.strip(), _or_none(_cpu_model) or ""))
+    return hashlib.sha256(told.encode()).hexdigest()[:8]
 
 
 def _gpu(device: torch.device) -> dict[str, JSON]:

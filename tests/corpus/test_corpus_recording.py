@@ -340,3 +340,11 @@ def test_large_seeds_and_reports(store: Store, tmp_path: Path) -> None:
     store.record(None, case("x = 1\n" * 50_000), ENVIRONMENT, bug(changed_bits=nodes))
     assert store.campaigns()[0].seed == 2**63 - 1
     assert store.finding(1).report["changed_bits"] == nodes
+
+
+def test_a_case_of_one_job_is_stored_once(store: Store) -> None:
+    first = store.record(None, case(), ENVIRONMENT, bug(), token="job 1")
+    again = store.record(None, case(), ENVIRONMENT, bug(), token="job 1")
+    other = store.record(None, case(), ENVIRONMENT, bug(), token="job 2")
+    assert (again.run_id, again.finding_id, again.is_new_finding) == (first.run_id, first.finding_id, False)
+    assert other.run_id != first.run_id and store.finding("F1").hits == 2
