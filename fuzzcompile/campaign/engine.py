@@ -193,6 +193,8 @@ class Engine:
         if not result.screened:
             self._unfit = 0
         stored = self._record(job, result.report, result)
+        is_bug, proved = result.report["is_bug"], _is_proved(result.report["culprit"])
+        self._work.shares.judged(job.seconds, new_finding=stored.is_new_finding, is_bug=is_bug, proved=proved)
         yield CaseJudged(
             job.index if job.index is not None else -1,
             result.report["verdict"],
@@ -228,6 +230,7 @@ class Engine:
         return min(shown, self._tried.get(finding, shown))
 
     def _minimized(self, result: Minimized, job: Job) -> Iterator[Event]:
+        self._work.shares.minimized(job.seconds, reproducer=result.confirmed)
         kept = keep_reproducer(self.store, job.minimizes or "", result, self._books.environment)
         yield FindingReduced(job.minimizes or "", result)
         yield from self._follow(kept, result.report)
@@ -281,6 +284,7 @@ class Engine:
 
     def _lost_minimizing(self, error: WorkerFailed, job: Job, finding: str) -> Trouble:
         """A candidate took its worker down: the search goes on without it, unless there are too many of them."""
+        self._work.shares.minimized(job.seconds, reproducer=False)
         if job.report is not None and not isinstance(error, WorkerTimeout) and can_resume(error.left):
             self._work.minimize_later(finding, job.case, job.report, error.left)
             return Trouble(f"minimizing {finding}: {error} over a candidate; the search goes on without it")
@@ -293,6 +297,7 @@ class Engine:
         text = " ".join(str(error).split())[:300]
         if job.minimizes is not None:
             self._given_up.add(job.minimizes)
+            self._work.shares.minimized(job.seconds, reproducer=False)
             yield Trouble(f"minimizing {job.minimizes} failed: {type(error).__name__}: {text}")
             return
         report = cast(ReportJson, unjudged(job.name, self._books.torch, self.settings.device, text))
