@@ -64,7 +64,8 @@ def machine() -> str:
     Of the host's name, the system's identifier and the processor: in containers, each alone may be shared.
     """
     identifier = _or_none(lambda: Path("/etc/machine-id").read_text()) or ""
-    told = "\n".join((platform.node(), identifier.strip(), _or_none(_cpu_model) or ""))
+    processor: str | None = _or_none(_cpu_model)
+    told = "\n".join((platform.node(), identifier.strip(), processor or ""))
     return hashlib.sha256(told.encode()).hexdigest()[:8]
 
 
