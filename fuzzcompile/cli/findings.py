@@ -105,6 +105,7 @@ def print_finding(
     """
     subject = hints.Named(stored.public_id, {"corpus": corpus})
     from fuzzcompile.contract import told
+    from fuzzcompile.reporting.machines import seen_on_and_next
     from fuzzcompile.reporting.verdict import print_report, report_console
 
     if asked.strip().upper() != stored.public_id and asked.strip().upper()[:1] == "F" and asked.strip()[1:].isdigit():
@@ -112,6 +113,7 @@ def print_finding(
     click.echo(f"{stored.public_id}  {stored.severity or ''}  {stored.signature}")
     versions, devices = ", ".join(stored.torch_versions), ", ".join(stored.devices)
     click.echo(f"{stored.hits} hits, first seen {stored.first_seen:%Y-%m-%d}, torch {versions}, compiled for {devices}")
+    click.echo(seen_on_and_next(stored.machines, subject))
     click.echo(f"Drawn from: {stored.drawn_from or 'not recorded'}")
     if not stored.trusted:
         trusting = hints.command("corpus", "trust", stored.public_id, corpus=corpus)
@@ -173,6 +175,10 @@ def finding_as_json(stored: FindingSummary, groups: Mapping[str, Umbrella]) -> d
         "confirmed": stored.confirmed,
         "drawn_from": stored.drawn_from,
         "trusted": stored.trusted,
+        "machines": stored.machines.count,
+        "second_machine": stored.machines.second_machine,
+        "processors": stored.machines.processors,
+        "not_on_processors": stored.machines.clean_processors,
     }
 
 

@@ -13,6 +13,7 @@ from sqlalchemy.orm import QueryableAttribute, Session
 
 from fuzzcompile.corpus.failures import UnknownFindingError
 from fuzzcompile.corpus.forms import drawn_from
+from fuzzcompile.corpus.machines import machines_by_finding
 from fuzzcompile.corpus.models import (
     Base,
     CaseRow,
@@ -134,11 +135,13 @@ def summary_records(session: Session, *conditions: ColumnElement[bool]) -> list[
     rows = session.execute(query).all()
     wanted = [row.id for row in rows] if conditions else None
     seen, drawn = _environments_by_finding(session, wanted), _features_by_finding(session, wanted)
+    machines = machines_by_finding(session, conditions, seen)
     return [
         record_of(
             FindingSummary,
             row,
             **_beside(row.duplicate_of_id, seen[row.id], drawn[row.id], row.lines, row.confirmed),
+            machines=machines[row.id],
             trusted=is_trusted(row.case_imported, row.reproducer_imported),
         )
         for row in rows
@@ -162,11 +165,13 @@ def finding_records(session: Session, *conditions: ColumnElement[bool]) -> list[
     rows = session.execute(query).all()
     wanted = [row.id for row, *_ in rows] if conditions else None
     seen, drawn = _environments_by_finding(session, wanted), _features_by_finding(session, wanted)
+    machines = machines_by_finding(session, conditions, seen)
     found = []
     for row, of_run, case, best in rows:
         report = (best.report if row.speaks_by_reproducer else of_run) or {}
         of_best = (None, None) if best is None else (best.lines, best.confirmed)
         beside = _beside(row.duplicate_of_id, seen[row.id], drawn[row.id], *of_best)
+        beside["machines"] = machines[row.id]
         beside["trusted"] = is_trusted(case is not None and case.imported, best is not None and best.imported)
         program = case or best
         source = {
