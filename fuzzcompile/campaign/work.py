@@ -5,19 +5,20 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Protocol, Self
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from fuzzcompile.campaign.budget import Clock
 from fuzzcompile.campaign.drawing import Drawn
 from fuzzcompile.campaign.jobs import Job, Jobs
 from fuzzcompile.campaign.leftovers import LeftCase, LeftOver, drawn_of, left_cases, left_findings, pending
 from fuzzcompile.campaign.settings import CampaignSettings
+from fuzzcompile.campaign.shares import Shares
 from fuzzcompile.campaign.steering import Outcome
 from fuzzcompile.contract import ReportJson
 from fuzzcompile.corpus import Ended, Finding, Store
 from fuzzcompile.severity import rank
-from fuzzcompile.worker.marker import left_behind
+from fuzzcompile.worker.leaving import left_behind
 from fuzzcompile.worker.reductions import CONCLUDING, LEAST_SEARCH
 
 # Once less is left, no case is begun: even a screen takes half a second.
@@ -42,18 +43,18 @@ class Steers(Protocol):
 
 @dataclass(frozen=True)
 class Reduction:
-    """A finding that is to be minimized, and the case and report to start from."""
+    """A finding that is to be minimized, and the case and report to start from; ``left`` as for `Jobs.minimize`."""
 
     finding: str
     case: Drawn
     report: ReportJson
+    left: Mapping[str, str] = field(default_factory=dict)
 
 
 class Work:
     """Keeps the workers busy until the budget is spent, and says what is left over then.
 
-    While cases are judged, at most half of the workers minimize, so that a new corpus full of findings does not keep a
-    campaign from looking for more.
+    How much of their time goes into minimizing while cases are judged, its ``shares`` decide.
 
     Args:
         settings: what the campaign is asked to do.
@@ -67,6 +68,7 @@ class Work:
         self.settings, self.store, self.jobs, self.steering, self.clock = settings, store, jobs, steering, clock
         self.ended: Ended = "budget"
         self.known: set[tuple[str, str]] = set()
+        self.shares = Shares()
         self._secondary: deque[Drawn] = deque()
         self._reductions: dict[str, Reduction] = {}
         self._left = deque(left_cases(store, settings.stream) if settings.judges else ())
@@ -75,14 +77,6 @@ class Work:
         self._indices = (index for index in itertools.count() if index not in self.judged and index not in placed)
         self._submitted = 0
         self._exhausted = False
-
-    def __enter__(self) -> Self:
-        self.jobs.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Remove the case files."""
-        self.jobs.__exit__(*error)
 
     def fill(self, *, enough: bool) -> None:
         """Give every idle worker something to do, if there is anything; with ``enough`` findings, no further case."""
@@ -135,7 +129,7 @@ class Work:
 
     def judge(self, case: Drawn, index: int | None, *, retry: bool = False, screen: bool = False) -> None:
         """Have a case judged; the bugs in ``known`` need no further proof."""
-        self.jobs.judge(case, index, self.known, retry=retry, screen=screen)
+        self.jobs.judge(case, index, self.known, retry=retry, screen=screen, proof=self.shares.proof)
 
     def judge_later(self, case: Drawn) -> None:
         """Have a secondary candidate judged as soon as a worker is idle, unless the corpus knows its source."""
@@ -150,25 +144,31 @@ class Work:
 
     # -- findings to minimize ---------------------------------------------------------------------
 
-    def minimize_later(self, finding: str, case: Drawn, report: ReportJson) -> None:
+    def minimize_later(
+        self, finding: str, case: Drawn, report: ReportJson, left: Mapping[str, str] | None = None
+    ) -> None:
         """Have a finding minimized when a worker has time for it, the worst finding first."""
-        self._reductions[finding] = Reduction(finding, case, report)
+        self._reductions[finding] = Reduction(finding, case, report, left or {})
 
     def minimize_stored(self, finding: Finding) -> None:
         """Have a finding of the corpus minimized as it is stored."""
         self.minimize_later(finding.public_id, drawn_of(self.store, finding), finding.report)
 
     def _begin_reduction(self, *, judging: bool) -> bool:
-        most = max(1, self.settings.workers // 2) if judging else self.settings.workers
         seconds = min(self.settings.minimize_seconds, self.clock.remaining - CONCLUDING)
         running = {job.minimizes for job in self.jobs if job.minimizes is not None}
         free = [waiting for name, waiting in self._reductions.items() if name not in running]
-        if not free or len(running) >= most or seconds < LEAST_SEARCH or (judging and self.steering.seeking):
+        if not free or seconds < LEAST_SEARCH or (judging and not self._may_minimize(len(running))):
             return False
         worst = min(free, key=lambda waiting: rank(waiting.report))
         del self._reductions[worst.finding]
-        self.jobs.minimize(worst.finding, worst.case, worst.report, seconds)
+        self.jobs.minimize(worst.finding, worst.case, worst.report, seconds, worst.left)
         return True
+
+    def _may_minimize(self, running: int) -> bool:
+        """Whether a minimization may begin while cases are judged."""
+        judging = sum(job.seconds for job in self.jobs if job.minimizes is None)
+        return not self.steering.seeking and self.shares.may_minimize(running, self.settings.workers, judging)
 
     def rename(self, vanished: list[str], finding: str) -> None:
         """Take over that findings were merged into another."""
@@ -195,7 +195,7 @@ class Work:
 
 
 def _cut_off(job: Job) -> LeftCase:
-    _, report = left_behind(job.marker)
+    _, report = left_behind(job.left)
     return LeftCase(job.case, job.index, job.screen, None if report is None else report["verdict"])
 
 

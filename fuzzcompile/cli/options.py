@@ -188,6 +188,13 @@ sarif: Callable[[Command], Command] = click.option(
     metavar="FILE",
     help="Also write the bugs as SARIF 2.1.0, for code scanning.",
 )
+trust: Callable[[Command], Command] = click.option(
+    "--trust",
+    "trusted",
+    is_flag=True,
+    help="From now on, trust those of the findings that were imported from another corpus: running them runs their "
+    "code.",
+)
 json_output: Callable[[Command], Command] = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON on stdout and nothing else."
 )

@@ -19,5 +19,9 @@ class UnknownFindingError(UsageError):
     """No finding, or more than one, has the given name (exit status 2)."""
 
 
+class UntrustedError(UsageError):
+    """What was to be run comes from another corpus, and no one here trusts it (exit status 2)."""
+
+
 class FolderTakenError(UsageError):
     """An export would overwrite files that do not belong to this finding (exit status 2)."""

@@ -14,7 +14,7 @@ from uuid import uuid4
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
-from fuzzcompile.corpus import copying, exporting, keeping, recording
+from fuzzcompile.corpus import copying, exporting, keeping, recording, trusting
 from fuzzcompile.corpus.connection import connect, explained_errors, shrink, writing
 from fuzzcompile.corpus.copying import Copied
 from fuzzcompile.corpus.importing import Arrived, Export, original_in, put_export, settle_duplicates
@@ -159,6 +159,17 @@ class Store(Reader):
         with self._write() as session:
             return put_mark(session, name, mark)
 
+    def trust(self, findings: Iterable[str | int] | None) -> int:
+        """Trust what commands run of these findings, or (None) all that the corpus holds; how many sources were marked.
+
+        Raises:
+            UnknownFindingError: there is no such finding; nothing is trusted then.
+        """
+        with self._write() as session:
+            if findings is None:
+                return trusting.trust_all(session)
+            return sum(trusting.trust(session, finding_id(session, name)) for name in findings)
+
     def add_replay(self, finding: str | int, replay: Replay) -> None:
         """Store that a finding's reproducer was run again."""
         made = recording.now()
@@ -188,15 +199,16 @@ class Store(Reader):
         )
         return exporting.export(exported, Path(folder))
 
-    def take(self, exports: Iterable[Export]) -> Iterator[Arrived]:
+    def take(self, exports: Iterable[Export], *, trusted: bool = False) -> Iterator[Arrived]:
         """Store exported findings, each in a transaction of its own, and say what became of it.
 
-        One that cannot be imported is refused, with the reason; the others go on.
+        One that cannot be imported is refused, with the reason; the others go on. Unless ``trusted``, their sources are
+        marked (`fuzzcompile.corpus.trusting`).
         """
         originals: list[tuple[str, str | None]] = []
         for export in exports:
             try:
-                arrived = self._stored(put_export, export)
+                arrived = self._stored(put_export, export, trusted=trusted)
             except ValueError as error:
                 arrived = Arrived(export.name, "refused", why=str(error))
             else:
@@ -204,16 +216,19 @@ class Store(Reader):
             yield arrived
         self._stored(settle_duplicates, originals)
 
-    def copy(self, other: Store, on_progress: Callable[[Copied, int], object]) -> Iterator[Arrived]:
+    def copy(
+        self, other: Store, on_progress: Callable[[Copied, int], object], *, trusted: bool = False
+    ) -> Iterator[Arrived]:
         """Store everything of another corpus; each chunk of runs and each finding is a transaction of its own.
 
         Args:
             other: the corpus to read.
             on_progress: called after each chunk of runs with what has come, and how many runs there are.
+            trusted: its programs may be run here; otherwise they are marked (`fuzzcompile.corpus.trusting`).
         """
         before = {finding.id for finding in self.summaries()}
         with other._read() as source:
-            copied, total = Copied(), copying.number_of_runs(source)
+            copied, total = Copied(trusted), copying.number_of_runs(source)
             self._stored(copying.put_campaigns, source, copied)
             last = 0
             while runs := copying.runs_after(source, last):
@@ -221,15 +236,15 @@ class Store(Reader):
                 last = runs[-1][0].id
                 source.expunge_all()
                 on_progress(copied, total)
-            yield from self._copy_findings(source, before)
+            yield from self._copy_findings(source, before, trusted=trusted)
             self._stored(copying.put_coverage, source)
             self._stored(copying.put_groups, source)
 
-    def _copy_findings(self, source: Session, before: set[int]) -> Iterator[Arrived]:
+    def _copy_findings(self, source: Session, before: set[int], *, trusted: bool) -> Iterator[Arrived]:
         originals = list[tuple[str, str | None]]()
         for row in list(copying.findings_of(source)):
             try:
-                arrived = self._stored(copying.put_finding, source, row)
+                arrived = self._stored(copying.put_finding, source, row, trusted=trusted)
             except ValueError as error:
                 arrived = Arrived(f"{public_id(row.id)} {row.signature}", "refused", why=str(error))
             else:

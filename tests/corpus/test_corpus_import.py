@@ -33,11 +33,12 @@ def take(store: Store, source: str | Path) -> list[Arrived]:
 
 
 def told(store: Store) -> list[dict[str, Any]]:
-    """All that a corpus says of its findings, by signature, without the ids that are its own."""
+    """All that a corpus says of its findings, by signature, without the ids and the trust that are its own."""
     rows = []
     for finding in sorted(store.findings(), key=lambda finding: finding.signature):
         said = vars(finding) | {
             "id": 0,
+            "trusted": None,
             "original": finding.duplicate_of and store.finding(finding.duplicate_of).signature,
         }
         said |= {"duplicate_of": None, "group": store.umbrella(finding.umbrella)}
