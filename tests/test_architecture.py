@@ -23,7 +23,7 @@ ALLOWED = {
     "searching": {"contract", "corpus", "errors", "stage_names"},
     "signatures": {"contract", "stage_names"},
     "case": {"casefiles", "errors", "sides", "signatures"},
-    "corpus": {"contract", "errors", "hints", "settings", "severity", "signatures"},
+    "corpus": {"contract", "errors", "hints", "privacy", "settings", "severity", "signatures"},
     "facts": {"errors", "stage_names"},
     "generation": {"errors", "sides", "templating"},
     "models": {"errors", "templating"},

@@ -7,6 +7,10 @@ class CorpusError(EnvironmentUnfit):
     """The corpus cannot be opened, read or written (exit status 3)."""
 
 
+class CorpusGone(CorpusError):
+    """The corpus's server was lost, or does not answer yet: the same call may succeed later."""
+
+
 class NotAFileError(UsageError):
     """A folder without a corpus was named as one (exit status 2)."""
 

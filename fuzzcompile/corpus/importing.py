@@ -178,14 +178,8 @@ def _known(session: Session, signature: str, case: str, own: str | None) -> tupl
     Before signatures named a cause, two bugs of one place could have the same one. An export that shows another kind of
     symptom than the finding of its place is therefore kept apart until it has been judged anew.
     """
-    of_case = (
-        select(FindingRow)
-        .join(RunRow, RunRow.finding_id == FindingRow.id)
-        .join(CaseRow, RunRow.case_id == CaseRow.id)
-        .where(CaseRow.sha256 == case)
-        .distinct()
-    )
-    for row in session.scalars(of_case):
+    of_case = select(RunRow.finding_id).join(CaseRow, RunRow.case_id == CaseRow.id).where(CaseRow.sha256 == case)
+    for row in session.scalars(select(FindingRow).where(FindingRow.id.in_(of_case)).order_by(FindingRow.id)):
         if agree(row.signature, signature):
             return row, signature
     known = finding_of(session, signature)

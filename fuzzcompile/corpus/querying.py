@@ -63,7 +63,7 @@ def finding_id(session: Session, name: str | int) -> int:
         select(FindingRow.id).where(FindingRow.signature == text) if isinstance(name, str) else None,
         select(FindingRow.id).where(FindingRow.id == wanted) if wanted is not None else None,
         select(FormerNameRow.finding_id).where(former).distinct(),
-        select(FindingRow.id).where(starts_with(session, text)) if text else None,
+        select(FindingRow.id).where(starts_with(text)) if text else None,
     ):
         matches = [] if query is None else list(session.scalars(query.limit(2)))
         if len(matches) == 1:
@@ -73,13 +73,10 @@ def finding_id(session: Session, name: str | int) -> int:
     raise UnknownFindingError(_no_match(name, matches, signatures))
 
 
-def starts_with(session: Session, text: str) -> ColumnElement[bool]:
+def starts_with(text: str) -> ColumnElement[bool]:
     """Whether a finding's signature begins with the text, in this case of letters, whatever the database."""
-    begins = func.substr(FindingRow.signature, 1, len(text)) == text
-    if session.get_bind().dialect.name != "sqlite":
-        return begins
-    # SQLite compares bytes, so that its index finds the few signatures in question.
-    return and_(FindingRow.signature >= text, FindingRow.signature < f"{text}\U0010ffff", begins)
+    # The index finds the few signatures in question: both databases compare code points there.
+    return and_(FindingRow.signature >= text, FindingRow.signature < f"{text}\U0010ffff")
 
 
 def shown_reproducer(session: Session, finding: FindingRow) -> ReproducerRow | None:

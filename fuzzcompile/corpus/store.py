@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 from fuzzcompile.corpus import copying, exporting, keeping, recording, trusting
-from fuzzcompile.corpus.connection import connect, explained_errors, writing
+from fuzzcompile.corpus.connection import connect, explained_errors, shrink, writing
 from fuzzcompile.corpus.copying import Copied
 from fuzzcompile.corpus.importing import Arrived, Export, original_in, put_export, settle_duplicates
 from fuzzcompile.corpus.keeping import Freed
@@ -268,14 +267,12 @@ class Store(Reader):
     def collect(self, before: datetime, *, dry: bool = False) -> Freed:
         """Drop what clean cases hold that were last judged before a moment (`fuzzcompile.corpus.keeping.collect`).
 
-        The file gets smaller only then: SQLite rewrites it.
+        An SQLite file gets smaller only then; PostgreSQL uses the space again.
         """
         with self._write() as session:
             freed = keeping.collect(session, before, dry=dry)
-        if not dry and self._engine.dialect.name == "sqlite":
-            with explained_errors(self._engine.url), contextlib.closing(self._engine.raw_connection()) as connection:
-                connection.cursor().execute("VACUUM")
-                connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        if not dry:
+            shrink(self._engine)
         return freed
 
     @contextmanager

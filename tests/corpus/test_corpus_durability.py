@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from corpus_examples import ENVIRONMENT, FIRED, STREAM, bug, case, report
 
-from fuzzcompile.corpus import CorpusError, Store, connection
+from fuzzcompile.corpus import CorpusError, Store, sqlite
 
 ROOT = Path(__file__).parents[2]
 WRITER = Path(__file__).with_name("writer_process.py")
@@ -116,8 +116,10 @@ def test_threads_share_a_store(store: Store) -> None:
     assert store.finding(1).hits == store.counters().cases == 40
 
 
-def test_a_lock_that_is_not_released_is_reported(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "BUSY_SECONDS", 0.1)
+def test_a_lock_that_is_not_released_is_reported(
+    tmp_path: Path, file_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "BUSY_SECONDS", 0.1)
     holder = sqlite3.connect(tmp_path / "corpus.db")
     holder.execute("BEGIN IMMEDIATE")
     with (
@@ -169,8 +171,8 @@ def test_a_file_cut_short_is_found(tmp_path: Path) -> None:
         assert "is damaged" in str(error)
 
 
-def test_a_dangling_reference_is_found(tmp_path: Path, store: Store) -> None:
-    store.record(None, case(), ENVIRONMENT, bug())
+def test_a_dangling_reference_is_found(tmp_path: Path, file_store: Store) -> None:
+    file_store.record(None, case(), ENVIRONMENT, bug())
     with sqlite3.connect(tmp_path / "corpus.db") as meddler:
         meddler.execute("delete from cases")
-    assert "row 1 of runs refers to a missing row of cases" in store.integrity()
+    assert "row 1 of runs refers to a missing row of cases" in file_store.integrity()

@@ -214,8 +214,11 @@ def test_what_cannot_be_imported(store: Store, tmp_path: Path, source: str, why:
     (tmp_path / "corpus.db").touch()
     with pytest.raises(UsageError, match=why):
         take(store, source)
+
+
+def test_a_corpus_is_not_imported_into_itself(file_store: Store) -> None:
     with pytest.raises(UsageError, match="is the corpus itself"):
-        take(store, store.location)
+        take(file_store, file_store.location)
 
 
 def test_a_zip_behind_a_url(filled: Store, exports: Path, store: Store, tmp_path: Path) -> None:
