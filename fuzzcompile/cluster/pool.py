@@ -35,6 +35,7 @@ T = TypeVar("T")
 
 _GATHERING = 60.0  # seconds for a first worker that fits
 _ENDS_WITHIN = 40.0
+_REST_WITHIN = 3.0
 # Beside one task a slot, so many wait here for the slot that is free next: drawing a case takes the engine a while.
 _SURPLUS = 0.25
 
@@ -106,7 +107,7 @@ class ClusterPool(TaskPool):
                 return self._first.result(0.2)
             except TimeoutError:
                 over = time.monotonic() - begun
-                patient = over < _GATHERING or self._roster.opening
+                patient = over < _GATHERING or self._roster.opening or self._roster.connection is None
                 if (timeout is None or over < timeout) and patient:
                     continue
                 raise EnvironmentUnfit(self._nobody_fits(over)) from None
@@ -202,6 +203,11 @@ class ClusterPool(TaskPool):
         self._keeping.cancel()
         self._roster.dispatcher.fail_all(WorkerStopped)
         await self._roster.close()
+        rest = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in rest:
+            task.cancel()
+        if rest:
+            await asyncio.wait(rest, timeout=_REST_WITHIN)
 
     def _heard(self, change: Change) -> None:
         self._changes.append(change)
@@ -232,6 +238,8 @@ class ClusterPool(TaskPool):
         if refused:
             more = f"; and {len(refused) - 3} more" if len(refused) > 3 else ""
             return f"No Dask worker of {address} fits this campaign: {'; '.join(refused[:3])}{more}."
+        if self._roster.connection is None:
+            return f"The Dask scheduler at {address} had not answered after {seconds:.0f} s. Give more budget."
         if self._roster.opening:
             return f"No Dask worker of {address} had started its processes after {seconds:.0f} s. Give more budget."
         return f"The scheduler at {address} has no workers: start some with `dask worker {address}`."

@@ -123,8 +123,8 @@ class Roster:
 
     # -- the connection -------------------------------------------------------------------------------------------
 
-    async def _connect(self, within: float = ANSWERS_WITHIN) -> Connection:
-        self.connection = connection = await Connection.open(self.address, within)
+    async def _connect(self, within: float | None = None) -> Connection:
+        self.connection = connection = await Connection.open(self.address, within or ANSWERS_WITHIN)
         self.dispatcher.connect(connection.client)
         return connection
 
