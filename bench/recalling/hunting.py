@@ -16,8 +16,8 @@ import torch
 
 from fuzzcompile.execution.failures import RemoteError, WorkerFailed, WorkerStartFailed
 from fuzzcompile.execution.pool import WorkerPool
+from fuzzcompile.worker.leaving import left_behind
 from fuzzcompile.worker.lost import report_of
-from fuzzcompile.worker.marker import left_behind
 from recalling.answers import ERRORS, Answer, Attempt, outcome_of
 from recalling.fresh import Fresh
 from recalling.naming import named
@@ -102,8 +102,7 @@ def _attempt(workers: WorkerPool, folder: Path, site: Site, case: Pooled, *, att
     attempt = Attempt(case.sha256, case.screen, probe=site.probe in case.shown.reached)
     began = time.monotonic()
     for again in (False, True):
-        marker = folder / f"{path.stem}.{again}.{attribute}"
-        task = judge_task(path, screen=case.screen, marker=str(marker), attribute=attribute)
+        task = judge_task(path, screen=case.screen, attribute=attribute)
         try:
             shown = workers.submit(judge_watched, task, case.shown.values).result()
         except WorkerStartFailed as error:
@@ -111,7 +110,7 @@ def _attempt(workers: WorkerPool, folder: Path, site: Site, case: Pooled, *, att
             return replace(attempt, verdict="crash", is_bug=True, reached=True, detail=str(error)[:200])
         except WorkerFailed as error:
             attempt = replace(attempt, seconds=time.monotonic() - began)
-            compiling, early = left_behind(marker)
+            compiling, early = left_behind(error.left)
             if early is not None and early["is_bug"]:  # the proof was lost, and the finding was not
                 return replace(attempt, verdict=early["verdict"], is_bug=True, reached=True, detail=str(error)[:200])
             if again and compiling:

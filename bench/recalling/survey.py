@@ -62,10 +62,10 @@ class Unjudged:
     features: tuple[str, ...]
 
 
-def judge_task(path: Path, *, screen: bool, marker: str | None = None, attribute: bool = True) -> JudgeTask:
+def judge_task(path: Path, *, screen: bool, attribute: bool = True) -> JudgeTask:
     """The task of a campaign's worker for a case; without ``attribute`` no compile is spent on a culprit."""
     seconds = ATTRIBUTION_SHARE * CASE_SECONDS if attribute else 0.0
-    return JudgeTask(path=str(path), screen=screen, marker=marker, seconds=seconds)
+    return JudgeTask(path=str(path), screen=screen, seconds=seconds)
 
 
 def pool_with(plant: Path | None, workers: int = 1) -> WorkerPool:

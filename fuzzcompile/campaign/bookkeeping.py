@@ -100,7 +100,9 @@ class Bookkeeping:
         drawn, stream = job.case, self.settings.stream if job.index is not None else None
         made_of = (drawn.spec, drawn.choices or None, drawn.idioms, drawn.near_misses, drawn.features)
         case = CaseRecord(drawn.sha256, drawn.source, drawn.origin, stream, job.index, *made_of)
-        return self.store.record(self.campaign, case, self.environment, report, kept, screened=screened)
+        return self.store.record(
+            self.campaign, case, self.environment, report, kept, screened=screened, token=job.token
+        )
 
     def certify(
         self, drawn: Drawn, report: ReportJson, coverage: Sequence[CoverageCount], stored: Recorded, *, screened: bool

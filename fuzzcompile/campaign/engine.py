@@ -45,8 +45,8 @@ from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.reporting.verdict import name_of
 from fuzzcompile.severity import rank
 from fuzzcompile.worker.asking import can_resume
+from fuzzcompile.worker.leaving import left_behind
 from fuzzcompile.worker.lost import report_of, unlooked, unstartable, verdict_of
-from fuzzcompile.worker.marker import left_behind
 from fuzzcompile.worker.reductions import Minimized
 from fuzzcompile.worker.tasks import Judged
 
@@ -121,18 +121,17 @@ class Engine:
             len(self._work.judged),
             judges=self.settings.judges,
         )
-        with self._work:
-            try:
-                while self._clock.remaining > 0.0:
-                    self._work.fill(enough=self._has_enough)
-                    if not self._jobs:
-                        break
-                    for future, job in self._jobs.ended(min(_TICK, self._clock.remaining)):
-                        yield from self._settle(future, job)
-                    self._books.heartbeat(self._left_now)
-                    yield Tick(self._books.tally(), self.describe_workers())
-            finally:
-                self._left = self._left_now()
+        try:
+            while self._clock.remaining > 0.0:
+                self._work.fill(enough=self._has_enough)
+                if not self._jobs:
+                    break
+                for future, job in self._jobs.ended(min(_TICK, self._clock.remaining)):
+                    yield from self._settle(future, job)
+                self._books.heartbeat(self._left_now)
+                yield Tick(self._books.tally(), self.describe_workers())
+        finally:
+            self._left = self._left_now()
 
     def finish(self, *, interrupted: bool = False, why: str | None = None) -> Finished:
         """Close the campaign in the corpus and summarise it; ``why`` is what the machine lacks to go on."""
@@ -264,11 +263,11 @@ class Engine:
         if job.minimizes is not None:
             yield self._lost_minimizing(error, job, job.minimizes)
             return
-        compiling, report = left_behind(job.marker)
+        compiling, report = left_behind(error.left)
         if report is not None:
             yield from self._judged(Judged(report), job)
             return
-        report = report_of(error, job.path.stem, self._books.torch, self.settings.device, self.settings.target)
+        report = report_of(error, job.name, self._books.torch, self.settings.device, self.settings.target)
         slow = self.settings.target is not None and isinstance(error, WorkerTimeout)
         if slow or not (compiling and job.retry):
             report |= {"is_bug": False, "signature": None}
@@ -282,8 +281,8 @@ class Engine:
 
     def _lost_minimizing(self, error: WorkerFailed, job: Job, finding: str) -> Trouble:
         """A candidate took its worker down: the search goes on without it, unless there are too many of them."""
-        if job.report is not None and not isinstance(error, WorkerTimeout) and can_resume(job.marker):
-            self._work.minimize_later(finding, job.case, job.report)
+        if job.report is not None and not isinstance(error, WorkerTimeout) and can_resume(error.left):
+            self._work.minimize_later(finding, job.case, job.report, error.left)
             return Trouble(f"minimizing {finding}: {error} over a candidate; the search goes on without it")
         self._given_up.add(finding)
         again = command("minimize", finding, corpus=self.store.location)
@@ -296,7 +295,7 @@ class Engine:
             self._given_up.add(job.minimizes)
             yield Trouble(f"minimizing {job.minimizes} failed: {type(error).__name__}: {text}")
             return
-        report = cast(ReportJson, unjudged(job.path.stem, self._books.torch, self.settings.device, text))
+        report = cast(ReportJson, unjudged(job.name, self._books.torch, self.settings.device, text))
         self._record(job, report | {"target": unlooked(self.settings.target)})
         self._unfit += isinstance(error, MachineUnfit)
         if self._unfit >= _MOST_UNFIT:

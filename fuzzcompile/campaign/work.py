@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Protocol, Self
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from fuzzcompile.campaign.budget import Clock
 from fuzzcompile.campaign.drawing import Drawn
@@ -17,7 +17,7 @@ from fuzzcompile.campaign.steering import Outcome
 from fuzzcompile.contract import ReportJson
 from fuzzcompile.corpus import Ended, Finding, Store
 from fuzzcompile.severity import rank
-from fuzzcompile.worker.marker import left_behind
+from fuzzcompile.worker.leaving import left_behind
 from fuzzcompile.worker.reductions import CONCLUDING, LEAST_SEARCH
 
 # Once less is left, no case is begun: even a screen takes half a second.
@@ -42,11 +42,12 @@ class Steers(Protocol):
 
 @dataclass(frozen=True)
 class Reduction:
-    """A finding that is to be minimized, and the case and report to start from."""
+    """A finding that is to be minimized, and the case and report to start from; ``left`` as for `Jobs.minimize`."""
 
     finding: str
     case: Drawn
     report: ReportJson
+    left: Mapping[str, str] = field(default_factory=dict)
 
 
 class Work:
@@ -75,14 +76,6 @@ class Work:
         self._indices = (index for index in itertools.count() if index not in self.judged and index not in placed)
         self._submitted = 0
         self._exhausted = False
-
-    def __enter__(self) -> Self:
-        self.jobs.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Remove the case files."""
-        self.jobs.__exit__(*error)
 
     def fill(self, *, enough: bool) -> None:
         """Give every idle worker something to do, if there is anything; with ``enough`` findings, no further case."""
@@ -150,9 +143,11 @@ class Work:
 
     # -- findings to minimize ---------------------------------------------------------------------
 
-    def minimize_later(self, finding: str, case: Drawn, report: ReportJson) -> None:
+    def minimize_later(
+        self, finding: str, case: Drawn, report: ReportJson, left: Mapping[str, str] | None = None
+    ) -> None:
         """Have a finding minimized when a worker has time for it, the worst finding first."""
-        self._reductions[finding] = Reduction(finding, case, report)
+        self._reductions[finding] = Reduction(finding, case, report, left or {})
 
     def minimize_stored(self, finding: Finding) -> None:
         """Have a finding of the corpus minimized as it is stored."""
@@ -167,7 +162,7 @@ class Work:
             return False
         worst = min(free, key=lambda waiting: rank(waiting.report))
         del self._reductions[worst.finding]
-        self.jobs.minimize(worst.finding, worst.case, worst.report, seconds)
+        self.jobs.minimize(worst.finding, worst.case, worst.report, seconds, worst.left)
         return True
 
     def rename(self, vanished: list[str], finding: str) -> None:
@@ -195,7 +190,7 @@ class Work:
 
 
 def _cut_off(job: Job) -> LeftCase:
-    _, report = left_behind(job.marker)
+    _, report = left_behind(job.left)
     return LeftCase(job.case, job.index, job.screen, None if report is None else report["verdict"])
 
 

@@ -14,7 +14,7 @@ import pickle
 import re
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -45,6 +45,7 @@ class Errand:
     call: Call
     label: str
     future: ClusterFuture
+    on_left: Callable[[str, str], object] | None = None
     attempt: int = 0
     lost: list[str] = field(default_factory=list)
     since: float = 0.0
@@ -67,18 +68,26 @@ class Errand:
 
 @dataclass(eq=False)
 class Member:
-    """A Dask worker that was admitted. ``heard`` is a reading of ``time.monotonic()``."""
+    """A Dask worker that was admitted; ``asked`` is when it was last asked how its tasks are (``time.monotonic()``)."""
 
     address: str
     slots: int
     surroundings: Surroundings
     running: dict[int, Errand] = field(default_factory=dict)
-    heard: float = field(default_factory=time.monotonic)
+    asked: float = field(default_factory=time.monotonic)
 
     @property
     def free(self) -> int:
         """How many tasks it takes now."""
         return self.slots - len(self.running)
+
+    def tell(self, left: Mapping[int, Mapping[str, str]]) -> None:
+        """Pass on what its processes have left of the tasks that run, by their numbers."""
+        for number, texts in left.items():
+            errand = self.running.get(number)
+            if errand is not None and errand.on_left is not None:
+                for name, text in texts.items():
+                    errand.on_left(name, text)
 
     @property
     def machine(self) -> str:
@@ -180,7 +189,6 @@ class Dispatcher:
             self._doubt(member, raised, gone)
             return
         del member.running[errand.call.number]
-        member.heard = time.monotonic()
         errand.future.environment = dict(member.surroundings.environment)
         if raised is None:
             errand.settle(lambda future: future.set_result(reply.value))

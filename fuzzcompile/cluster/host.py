@@ -13,6 +13,8 @@ import platform
 import tempfile
 import threading
 import time
+from collections import defaultdict
+from concurrent.futures import Future
 from pathlib import Path
 
 from distributed import Worker, WorkerPlugin, get_worker
@@ -45,6 +47,7 @@ class Host:
         self._closing = threading.Event()
         self._closed = threading.Lock()
         self._heard = time.monotonic()
+        self._left: defaultdict[int, dict[str, str]] = defaultdict(dict)
         opened: tuple[TaskPool, Surroundings]
         try:
             opened = charter.opens(charter, Path(self._folder.name))
@@ -64,7 +67,10 @@ class Host:
         self._heard = time.monotonic()
         try:
             function, args, kwargs = pickle.loads(call.call)
-            return Reply(self._pool.schedule(function, args, kwargs, **call.options).result())  # type: ignore[arg-type]
+            task: Future[object] = self._pool.schedule(
+                function, args, kwargs, on_left=lambda name, text: self._keep(call.number, name, text), **call.options
+            )
+            return Reply(task.result())
         except WorkerStopped:
             return Reply(unhosted=True)
         except Exception as error:  # whatever a task raises is the campaign's to judge
@@ -72,11 +78,17 @@ class Host:
                 return Reply(unhosted=True)
             cause = error.__cause__
             return Reply(error=portable(error), cause=None if cause is None else portable(cause))
+        finally:
+            self._left.pop(call.number, None)
 
     def pulse(self) -> Pulse:
-        """What its processes do; the campaign that asks is alive."""
+        """What its processes left of their tasks; the campaign that asks is alive."""
         self._heard = time.monotonic()
-        return Pulse({state.task: state.doing or "" for state in self._pool.workers() if state.task is not None})
+        left, self._left = self._left, defaultdict(dict)
+        return Pulse(dict(left))
+
+    def _keep(self, number: int, name: str, text: str) -> None:
+        self._left[number][name] = text
 
     def close(self) -> None:
         """End the processes, and what they run."""

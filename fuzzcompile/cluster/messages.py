@@ -69,7 +69,7 @@ class Call:
     campaign: str
     number: int
     call: bytes
-    options: Mapping[str, object]
+    options: Mapping[str, Any]
 
     def payload(self) -> bytes:
         """What ``pickle.loads`` turns into the answer, where it is called: the bytes of a `Reply`."""
@@ -103,10 +103,10 @@ class Reply:
 class Pulse:
     """What a Dask worker says when it is asked whether it is well.
 
-    ``doing`` is what its worker processes last said that they do, by their label of the task.
+    ``left`` is what the processes that run a task have left of it since the last time, by its number (`Call.number`).
     """
 
-    doing: Mapping[str, str] = field(default_factory=dict)
+    left: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
 
 
 @functools.cache

@@ -122,6 +122,7 @@ class ClusterPool(TaskPool):
         time_limit: float | None = None,
         spends: bool = False,
         counts: bool = True,
+        on_left: Callable[[str, str], object] | None = None,
     ) -> Future[T]:
         """Run ``fn(*args, **kwargs)`` on a Dask worker (`TaskPool.schedule`)."""
         if self._broken is not None:
@@ -134,7 +135,7 @@ class ClusterPool(TaskPool):
         except Exception as error:  # pickling runs the arguments' own code, which may raise anything
             future.set_exception(error)
             return cast(Future[T], future)
-        errand = Errand(Call(self._campaign, next(self._numbers), call, options), name, future)
+        errand = Errand(Call(self._campaign, next(self._numbers), call, options), name, future, on_left)
         self._loop.call_soon_threadsafe(self._put, errand)
         return cast(Future[T], future)
 

@@ -36,7 +36,7 @@ _TICK = 1.0
 _SETTLING = 3.0  # seconds from the first offer in which others count for which kind of worker the campaign takes
 _ASKING = 30.0  # seconds that a Dask worker has to make its offer
 _OPENING = 400.0  # seconds that it has to start its processes, which import torch
-_PULSE = 12.0  # seconds without a word of a worker after which it is asked
+_PULSE = 15.0  # seconds after which a worker is asked again how its tasks are
 _DEAF = 60.0  # seconds without an answer after which it counts as lost, until it answers again
 _PATIENCE = 60.0  # seconds that a lost scheduler has to come back
 _ALONE = 600.0  # seconds that a campaign waits for any worker once it had some
@@ -75,7 +75,6 @@ class Roster:
         self._errands: dict[str, asyncio.Task[None]] = {}  # what is being asked of each worker
         self._asked: float | None = None  # when the first worker made its offer
         self._narrowed = False
-        self._pulsed: dict[str, float] = {}
         self._alone = time.monotonic()
 
     @property
@@ -254,15 +253,14 @@ class Roster:
     def _forget(self, address: str) -> None:
         self._offers.pop(address, None)
         self.refused.pop(address, None)
-        self._pulsed.pop(address, None)
         if (task := self._errands.pop(address, None)) is not None:
             task.cancel()
 
     def _feel_pulses(self) -> None:
         now = time.monotonic()
         for member in list(self.dispatcher.members.values()):
-            if now - max(member.heard, self._pulsed.get(member.address, 0.0)) > _PULSE:
-                self._pulsed[member.address] = now
+            if now - member.asked > _PULSE:
+                member.asked = now
                 self._begin(member.address, self._feel_pulse(member))
 
     async def _feel_pulse(self, member: Member) -> None:
@@ -271,7 +269,7 @@ class Roster:
             self._lose(member, f"it has not answered for {_DEAF:.0f} s")
         pulse: Pulse | None = pickle.loads(answer) if isinstance(answer, bytes) else None
         if pulse is not None:
-            member.heard = time.monotonic()
+            member.tell(pulse.left)
         elif isinstance(answer, bytes):
             self._doubt(member, None, False)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -166,11 +165,8 @@ def minimize(
         write_state(state, subject, tally)
     reserved = CONCLUDING if job.for_issue else CONFIRMING
     budget = Budget(tally.tests + compiles, max(ends - reserved, time.monotonic() + LEAST_SEARCH))
-    with (
-        tempfile.TemporaryDirectory(prefix="fuzzcompile-") as folder,
-        open_pool(conditions, 1, least_threads=LEAST_THREADS) as pool,
-    ):
-        tools = PooledTools(pool, target, conditions.vetoes, subject.report, Path(folder, "eager"))
+    with open_pool(conditions, 1, least_threads=LEAST_THREADS) as pool:
+        tools = PooledTools(pool, target, conditions.vetoes, subject.report)
         with guarded(lambda program: contextlib.nullcontext(tools.survives(program))):
             outcome = reduce_case(job, tools, budget, tally=tally, on_progress=progressed)
         pool.kill_workers()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 from fuzzcompile.casefiles import defines_make
@@ -17,8 +16,8 @@ from fuzzcompile.reduction.jobs import Capture
 from fuzzcompile.reduction.outcome import Probed
 from fuzzcompile.reduction.program import Program
 from fuzzcompile.reduction.writing import Written, case_source
+from fuzzcompile.worker.leaving import left_behind
 from fuzzcompile.worker.lost import unstartable, verdict_of
-from fuzzcompile.worker.marker import left_behind
 from fuzzcompile.worker.minimize import ProbeTask, capture_programs, judge_source, probe_candidate, run_eagerly
 
 # Seconds that one candidate may take: less than the case did, which was judged within the limits.
@@ -31,14 +30,13 @@ Result = TypeVar("Result")
 class PooledTools:
     """Compiles candidates in a pool's worker: one that crashes or hangs costs the worker and nothing else.
 
-    ``marker`` is what a lost worker leaves: what takes it down before eager has finished is not the compiler's.
+    What takes a worker down before eager has finished is not the compiler's.
     """
 
     pool: WorkerPool
     target: Target
     vetoes: tuple[str, ...]
     report: ReportJson
-    marker: Path
     thorough: bool = False
     fatal: set[str] = field(default_factory=set)
 
@@ -62,7 +60,7 @@ class PooledTools:
 
     def probe(self, candidate: Written, *, screen: bool) -> Probed:
         """Whether and how a candidate fails; a worker lost behind eager is a crash or a time-out of the candidate."""
-        task = ProbeTask(candidate, self.target, screen, self.thorough, self.vetoes, str(self.marker))
+        task = ProbeTask(candidate, self.target, screen, self.thorough, self.vetoes)
         limit = _CANDIDATE_TIME if self.target.verdict != Verdict.TIMEOUT else None
         try:
             return self._done(candidate.source, partial(probe_candidate, task), limit)
@@ -71,7 +69,7 @@ class PooledTools:
         except WorkerOutOfMemory:
             return Probed(False, False, "memory")
         except WorkerFailed as error:
-            verdict, compiling = verdict_of(error), self.marker.exists()
+            verdict, (compiling, _) = verdict_of(error), left_behind(error.left)
             return Probed(compiling and verdict == self.target.verdict, compiling, str(verdict))
         except RemoteError as error:
             return Probed(False, False, error.kind)
@@ -86,9 +84,9 @@ class PooledTools:
     def judge(self, source: str) -> ReportJson:
         """The full report on a source; of a lost worker's, only the verdict is new."""
         try:
-            return self._done(source, partial(judge_source, source, self.vetoes, self.target.causes, str(self.marker)))
+            return self._done(source, partial(judge_source, source, self.vetoes, self.target.causes))
         except WorkerFailed as error:
-            compiling, report = left_behind(self.marker)
+            compiling, report = left_behind(error.left)
             if report is not None:
                 return report
             if compiling:
@@ -105,7 +103,6 @@ class PooledTools:
         return {**self.report, "verdict": "invalid", "is_bug": False, "signature": None, "detail": detail}
 
     def _done(self, source: str, call: Callable[[], Result], limit: float | None = None) -> Result:
-        self.marker.unlink(missing_ok=True)
         # A script may change its process for good, so its worker runs nothing else.
         spends = not defines_make(source)
         return self.pool.schedule(call, label="minimize", time_limit=limit, spends=spends).result()

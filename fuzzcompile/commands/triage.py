@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import tempfile
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
@@ -29,8 +28,8 @@ from fuzzcompile.execution.pool import (
 from fuzzcompile.plants import check_plants
 from fuzzcompile.trials.against import check_against, modes_here
 from fuzzcompile.worker.conditions import Conditions, Question
+from fuzzcompile.worker.leaving import left_behind
 from fuzzcompile.worker.lost import report_of, unstartable
-from fuzzcompile.worker.marker import left_behind
 from fuzzcompile.worker.pool import ATTRIBUTION_SHARE, LEAST_THREADS, open_pool
 from fuzzcompile.worker.tasks import JUDGE, Judged, JudgeTask
 from fuzzcompile.worker.vetoes import Vetoes
@@ -115,18 +114,16 @@ def triage_files(
     vetoes = Vetoes(conditions, cases)
     unsure = vetoes.check()
     with (
-        tempfile.TemporaryDirectory(prefix="fuzzcompile-") as folder,
         open_pool(conditions, min(workers, len(cases)), least_threads=LEAST_THREADS, listener=listener)
         if pool is None
         else nullcontext(pool) as judges,
     ):
 
-        def submitted(file: CaseFile, number: int) -> _Job:
+        def submitted(file: CaseFile) -> _Job:
             task = JudgeTask(
                 **vars(question),
                 path=str(file.path),
                 vetoes=conditions.vetoes,
-                marker=str(Path(folder) / f"{number}.eager"),
                 seconds=ATTRIBUTION_SHARE * conditions.limits.seconds,
                 memory=conditions.limits.memory,
                 describe=describe,
@@ -136,7 +133,7 @@ def triage_files(
         meanwhile()
         if unsure:
             vetoes.ask(judges)
-        jobs = [file if isinstance(file, Answer) else submitted(file, number) for number, file in enumerate(read)]
+        jobs = [file if isinstance(file, Answer) else submitted(file) for file in read]
         for job in jobs:
             answer = job if isinstance(job, Answer) else _answer(judges, job, conditions)
             yield answer.compared_with(baseline)
@@ -207,8 +204,8 @@ def _judged(path: Path, report: ReportJson, machine: Mapping[str, object] | None
 
 def _lost(pool: WorkerPool, job: _Job, error: WorkerFailed, conditions: Conditions, *, again: bool) -> Answer:
     """The answer after a worker was lost: the compiler is at fault only if eager had finished."""
-    path, marker, target = job.file.path, Path(job.task.marker or ""), conditions.target
-    eager_done, report = left_behind(marker)
+    path, target = job.file.path, conditions.target
+    eager_done, report = left_behind(error.left)
     if isinstance(error, WorkerCrashed) and error.exit_code is None:  # cut off, whatever it still wrote
         return _unjudged(path, _before_compiling(error))
     if report is not None:
@@ -221,7 +218,6 @@ def _lost(pool: WorkerPool, job: _Job, error: WorkerFailed, conditions: Conditio
     if target is not None and isinstance(error, WorkerTimeout):  # an interpreted kernel is slow by nature
         return _unjudged(path, f"it was {error}, with kernels of {target} interpreted; raise --timeout")
     if not again:  # a crash or time-out must happen twice
-        marker.unlink()
         return _answer(pool, _submit(pool, job.file, job.task), conditions, again=True)
     report = report_of(error, path.stem, installed_torch(), pool.workers()[0].device, target)
     return Answer(path, report, status=1, seconds=error.seconds if isinstance(error, WorkerTimeout) else 0.0)

@@ -7,12 +7,18 @@ holds the last lines that the worker printed during the task, including a segfau
 from __future__ import annotations
 
 import signal
+from collections.abc import Mapping
+from types import MappingProxyType
 
 
 class WorkerFailed(Exception):
-    """The worker was lost while it ran the task; the pool has replaced it."""
+    """The worker was lost while it ran the task; the pool has replaced it.
+
+    ``left`` is what the worker left of the task until then (:func:`fuzzcompile.execution.worker.leave`).
+    """
 
     output = ""
+    left: Mapping[str, str] = MappingProxyType({})
 
 
 class WorkerTimeout(WorkerFailed):

@@ -115,6 +115,7 @@ class WorkerPool(TaskPool):
         time_limit: float | None = None,
         spends: bool = False,
         counts: bool = True,
+        on_left: Callable[[str, str], object] | None = None,
     ) -> Future[T]:
         """Run ``fn(*args, **kwargs)`` (`TaskPool.schedule`)."""
         future: Future[T] = Future()
@@ -125,7 +126,7 @@ class WorkerPool(TaskPool):
             return future
         limit = self._time_limit if time_limit is None else time_limit
         name = label or str(getattr(fn, "__qualname__", fn))
-        self._queue.put(Task(future, call, name, limit, spends, counts))
+        self._queue.put(Task(future, call, name, limit, spends, counts, on_left=on_left))
         return future
 
     @property

@@ -84,6 +84,7 @@ class Slot:
         self._doing: str | None = None
         self._since = 0.0  # when the running task, or without one the worker, was started
         self._lost: WorkerFailed | None = None
+        self._left: dict[str, str] = {}
         self._stopped = False
         self._served = 0
         self._baseline = 0
@@ -198,6 +199,7 @@ class Slot:
         if reply is Reply.START_FAILED:
             assert isinstance(payload, tuple)
             pickled, trace = payload
+            assert isinstance(pickled, bytes)
             failure = WorkerStartFailed("the initializer of the workers failed", trace, final=True)
             raise failure from _unpickled(pickled)
         self._baseline = worker.resident_bytes()
@@ -206,13 +208,25 @@ class Slot:
         return worker
 
     def _receive(self, worker: WorkerProcess) -> tuple[Reply, Payload]:
-        """The next reply but for those that say what the worker does, which are noted; raises WorkerEnded."""
-        while (reply := worker.receive())[0] is Reply.DOING:
-            with self._lock:
-                self._doing = str(reply[1])
-            if self._terms.listener is not None:
-                self._terms.listener(self.state())
-        return reply
+        """The next reply but for those that say what the worker does or leaves, which are noted; raises WorkerEnded."""
+        while True:
+            reply, payload = worker.receive()
+            if reply is Reply.DOING:
+                with self._lock:
+                    self._doing = str(payload)
+                if self._terms.listener is not None:
+                    self._terms.listener(self.state())
+            elif reply is Reply.LEFT:
+                self._keep(payload)
+            else:
+                return reply, payload
+
+    def _keep(self, left: Payload) -> None:
+        assert isinstance(left, tuple)
+        name, text = str(left[0]), left[1]
+        self._left[name] = text
+        if self._task is not None and self._task.on_left is not None:
+            self._task.on_left(name, text)
 
     def _retire_worker(self, end: Callable[[WorkerProcess], object]) -> None:
         with self._lock:
@@ -224,7 +238,7 @@ class Slot:
         worker.clear_log()
         with self._lock:
             self._task, self._since = task, time.monotonic()
-        begun = False
+        begun, self._left = False, {}
         try:
             worker.send(Call(task.call, _main_module() if b"__main__" in task.call else None))
             self._receive(worker)  # Reply.STARTED
@@ -253,7 +267,7 @@ class Slot:
             exit_code = worker.bury()
             deaf = deaf or exit_code == LINE_LOST
             failure = self._lost or WorkerCrashed(None if deaf else exit_code)
-        failure.output = worker.output()
+        failure.output, failure.left = worker.output(), self._left
         to_blame = begun or isinstance(failure, WorkerTimeout | WorkerStopped)
         if to_blame or task.deliveries >= _MAX_DELIVERIES:
             task.fail(failure)
@@ -273,6 +287,7 @@ def _deliver(task: Task, reply: Reply, payload: Payload) -> None:
         if reply is Reply.RAISED:
             assert isinstance(payload, tuple)
             pickled, trace = payload
+            assert isinstance(pickled, bytes)
             error = pickle.loads(pickled)
             error.__cause__ = RemoteTraceback(trace)
             task.fail(error)

@@ -27,6 +27,7 @@ class TaskPool(Executor):
         time_limit: float | None = None,
         spends: bool = False,
         counts: bool = True,
+        on_left: Callable[[str, str], object] | None = None,
     ) -> Future[T]:
         """Run ``fn(*args, **kwargs)``; a call that cannot be pickled fails its future.
 
@@ -38,6 +39,8 @@ class TaskPool(Executor):
             time_limit: seconds (None: the pool's limit, ``math.inf``: none).
             spends: replace the worker after the task, so that the task's effects on its process end with it.
             counts: whether it is one of the ``max_tasks`` of its worker: a light task that leaves nothing is not.
+            on_left: called with the name and the text of what the worker leaves of the task
+                (:func:`fuzzcompile.execution.worker.leave`), by a thread of the pool; must not raise.
 
         Raises:
             RuntimeError: the pool is shut down.

@@ -18,7 +18,8 @@ class Task:
     """A call that waits for a worker; ``call`` is pickled (function, args, kwargs).
 
     ``deliveries`` counts the workers that died before they began the call; ``spends`` says that its worker must not
-    run another task afterwards, ``counts`` that it is one of those after which a worker is replaced.
+    run another task afterwards, ``counts`` that it is one of those after which a worker is replaced. ``on_left`` is
+    called with each (name, text) that the worker leaves (:func:`fuzzcompile.execution.worker.leave`).
     """
 
     future: Future[Any]
@@ -28,6 +29,7 @@ class Task:
     spends: bool = False
     counts: bool = True
     deliveries: int = 0
+    on_left: Callable[[str, str], object] | None = None
 
     def fail(self, failure: Exception) -> None:
         """Settle the future with this failure, unless it was cancelled."""

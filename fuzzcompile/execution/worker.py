@@ -64,6 +64,17 @@ def say(doing: str) -> None:
             _connection.send_bytes(pickle.dumps((Reply.DOING, doing)))
 
 
+def leave(name: str, text: str) -> None:
+    """Leave something of the running task that outlives this worker: if it is lost, ``WorkerFailed.left`` has it.
+
+    What is left again under the same name takes the place of the first. Has no effect outside a worker or in a fork of
+    one.
+    """
+    if _connection is not None and os.getpid() == _pid:
+        with contextlib.suppress(OSError):  # as in `say`
+            _connection.send_bytes(pickle.dumps((Reply.LEFT, (name, text))))
+
+
 def retire() -> None:
     """Let this worker end once its task is answered: the process can do no further work. Another takes its place."""
     global _retired
@@ -75,7 +86,7 @@ def importing_main() -> bool:
     return _importing_main
 
 
-Payload: TypeAlias = "bytes | str | tuple[bytes, str] | None"
+Payload: TypeAlias = "bytes | str | tuple[bytes, str] | tuple[str, str] | None"
 
 
 class Reply(enum.Enum):
@@ -84,6 +95,7 @@ class Reply(enum.Enum):
     READY = enum.auto()  # the device that the worker uses
     START_FAILED = enum.auto()  # the initializer's (pickled exception, its traceback as text)
     DOING = enum.auto()  # what it does now, in a few words; before any other reply
+    LEFT = enum.auto()  # (name, text) of what outlives this worker; after STARTED, before any other reply
     STARTED = enum.auto()  # None: from now on the loss of this worker counts as the task's doing
     RESULT = enum.auto()  # the pickled result
     RAISED = enum.auto()  # (pickled exception, its traceback as text)

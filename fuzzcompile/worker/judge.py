@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
@@ -24,7 +25,7 @@ from fuzzcompile.compiler.settings import compile_in_process, drop_broken_kernel
 from fuzzcompile.compiler.target.process import assume
 from fuzzcompile.contract import told
 from fuzzcompile.contracts.settings import under_contract
-from fuzzcompile.errors import EnvironmentUnfit
+from fuzzcompile.errors import EnvironmentUnfit, MachineUnfit
 from fuzzcompile.execution.attention_backends import MATH_ONLY, math_only
 from fuzzcompile.execution.device import Numerics, assigned, seed_everything
 from fuzzcompile.execution.environment import describe
@@ -104,7 +105,7 @@ def _collect_garbage() -> None:
 
 
 def judge_file(task: JudgeTask) -> Judged:
-    """Judge one case file, or a call that another process sent, on this worker's device.
+    """Judge one case, a file or what the task holds, or a call that another process sent, on this worker's device.
 
     Raises:
         CaseError: the file is not a case, or the case cannot be run.
@@ -128,8 +129,23 @@ def judge_file(task: JudgeTask) -> Judged:
 
 def _judged(progress: Progress, device: torch.device) -> Judged:
     task = progress.task
+    if task.source is None:
+        return _judged_file(Path(task.path), progress, device)
+    with tempfile.TemporaryDirectory(prefix="fuzzcompile-") as folder:
+        path = Path(folder, Path(task.path).name)
+        try:
+            path.write_text(task.source, encoding="utf-8")
+        except OSError as error:
+            raise MachineUnfit(
+                f"A case cannot be written to {folder} ({error.strerror}): make room there, or set TMPDIR."
+            ) from error
+        return _judged_file(path, progress, device)
+
+
+def _judged_file(path: Path, progress: Progress, device: torch.device) -> Judged:
+    task = progress.task
     deadline = None if task.seconds is None else time.monotonic() + task.seconds
-    file = progress.file = read_case_file(Path(task.path))
+    file = progress.file = read_case_file(path)
     say(_LOADING[file.kind])
     # Outside of the block, so that the modules that a call imports are there for the next one.
     called = _received(file.path, device) if file.kind == "call" else None

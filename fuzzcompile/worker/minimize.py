@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Sequence
@@ -35,7 +34,7 @@ from fuzzcompile.worker.asking import Asked
 from fuzzcompile.worker.capturing import programs_of, written_out
 from fuzzcompile.worker.causes import with_cause
 from fuzzcompile.worker.isolation import isolated
-from fuzzcompile.worker.marker import mark
+from fuzzcompile.worker.leaving import leave_eager, leave_report
 from fuzzcompile.worker.reductions import Minimized, MinimizeTask
 
 # Compiling a candidate of one of these would take this worker down too.
@@ -47,33 +46,29 @@ _RESIZED = re.compile(r"\b(DYNAMIC|CALLS|dynamic|mark_dynamic)\b")
 
 @dataclass(frozen=True)
 class ProbeTask:
-    """A candidate to compile; ``target`` is the failure that it must show, ``marker`` as in `JudgeTask`."""
+    """A candidate to compile; ``target`` is the failure that it must show."""
 
     candidate: Written
     target: Target
     screen: bool
     thorough: bool = False
     vetoes: tuple[str, ...] = ()
-    marker: str | None = None
 
 
 def minimize(task: MinimizeTask) -> Minimized:
     """Minimize a finding in this process; the result has the same signature.
 
-    With ``task.state``, the search goes on where a lost worker stopped, without what that worker was asking; after
+    With ``task.left``, the search goes on where a lost worker stopped, without what that worker was asking; after
     several losses it ends there.
     """
-    asked = Asked.resumed(task.state)
+    asked = Asked.resumed(task.left)
     tools = LocalTools(Target.of(task.report), task.vetoes, asked=asked)
     budget = Budget(task.tests, time.monotonic() + task.seconds)
     if task.report["verdict"] in _LOST or asked.is_over:
         budget = Budget(0)
     job = job_of(task.source, task.report, task.choices, task.profile, for_issue=True)
-    try:
-        with guarded(lambda program: asked.eager(case_source(program))):
-            return Minimized.of(reduce_case(job, tools, budget, tally=asked.tally), task.source)
-    finally:
-        asked.forget()
+    with guarded(lambda program: asked.eager(case_source(program))):
+        return Minimized.of(reduce_case(job, tools, budget, tally=asked.tally), task.source)
 
 
 def job_of(
@@ -146,7 +141,7 @@ def probe_candidate(task: ProbeTask) -> Probed:
                 screen=task.screen,
                 thorough=task.thorough,
                 target=task.target,
-                on_eager=lambda: mark(task.marker),
+                on_eager=leave_eager,
             )
         except MemoryError:
             raise
@@ -176,22 +171,19 @@ def run_eagerly(program: Program) -> None:
     evaluate(program)
 
 
-def judge_source(
-    source: str, vetoes: tuple[str, ...] = (), causes: tuple[str, ...] = (), marker: str | None = None
-) -> ReportJson:
-    """The full report on a source.
+def judge_source(source: str, vetoes: tuple[str, ...] = (), causes: tuple[str, ...] = ()) -> ReportJson:
+    """The full report on a source; that without a cause is left before the search for it, as in `Progress`.
 
     Args:
         source: the case.
         vetoes: rewrites to refuse.
         causes: fingerprints to try first.
-        marker: as in `JudgeTask`; the report is there before the search for its cause.
     """
     device = torch.device(current_device())
     with written_out(Written(source, {})) as path, isolated():
         case = load(path, device)
-        triaged = triage(case, device, vetoes=vetoes, error_maps=True, on_eager=lambda: mark(marker))
-        mark(marker, json.dumps(triaged.to_json()))  # the search for the cause runs programs that may end this process
+        triaged = triage(case, device, vetoes=vetoes, error_maps=True, on_eager=leave_eager)
+        leave_report(cast(ReportJson, triaged.to_json()))  # the programs that are tried next may end this process
         report = with_cause(triaged, case, device, vetoes=vetoes, known=causes)
         report = judge_promised(case, device, report, vetoes=vetoes, deadline=None)
         return cast(ReportJson, report.to_json())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -11,7 +10,7 @@ from fuzzcompile.contract import ReportJson
 from fuzzcompile.errors import EnvironmentUnfit
 from fuzzcompile.focusing.plan import Seen
 from fuzzcompile.judging.report import Report
-from fuzzcompile.worker.marker import mark
+from fuzzcompile.worker.leaving import leave_eager, leave_report
 from fuzzcompile.worker.tasks import Judged, JudgeTask
 
 
@@ -20,7 +19,7 @@ class Progress:
     """How far a case came: whether eager has finished, and the report so far.
 
     Attributes:
-        task: its marker, if it has one, gets the same, for the case that the worker is lost.
+        task: what is asked; how far it came is left for the case that the worker is lost.
         file: what the case was loaded from, once it was read.
         seen: what the judged compile showed of the task's focus.
     """
@@ -34,7 +33,7 @@ class Progress:
     def eager_finished(self) -> None:
         """Eager mode has run."""
         self.eager_done = True
-        mark(self.task.marker, "")
+        leave_eager()
 
     def verdict_reached(self, report: Report) -> None:
         """There is a verdict; of a contract, nothing is known yet."""
@@ -43,7 +42,7 @@ class Progress:
             from fuzzcompile.contracts.bitwise import unjudged_contract
 
             report = replace(report, confidence="low", contract=unjudged_contract("the worker was lost"))
-        mark(self.task.marker, json.dumps(self.answer(report)))
+        leave_report(self.answer(report))
 
     def answer(self, report: Report) -> ReportJson:
         """The report in its JSON form, with places as a user knows them."""

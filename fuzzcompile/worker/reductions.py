@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from fuzzcompile.contract import ReportJson
 from fuzzcompile.execution.named import Named
@@ -29,7 +29,7 @@ class MinimizeTask:
         seconds: time for the search, not for the confirmation after it.
         tests: compiles and screens that the search may use.
         vetoes: rewrites to refuse.
-        state: a file that keeps what was learned until the end, for another worker if this one is lost; None for none.
+        left: what a lost worker left of the same minimization (:mod:`fuzzcompile.worker.asking`); empty at first.
     """
 
     source: str
@@ -39,7 +39,7 @@ class MinimizeTask:
     seconds: float
     tests: int = 100
     vetoes: tuple[str, ...] = ()
-    state: str | None = None
+    left: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -38,13 +38,12 @@ class WorkerSetup:
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeTask(Question):
-    """One case file to judge, and what is asked about it.
+    """One case to judge, and what is asked about it.
 
     Attributes:
-        path: the case file.
+        path: the case file; with ``source``, only its name.
+        source: the case itself, for a worker that may run on another machine.
         vetoes: rewrites to refuse.
-        marker: a path that is created once eager has finished and gets the report once there is a verdict, so that
-            both survive the loss of the worker.
         known: (signature, kind of verdict) pairs that need no further proof.
         seconds: time after which attribution starts no further compile.
         memory: bytes of this process beyond which a case is refused before it runs.
@@ -54,8 +53,8 @@ class JudgeTask(Question):
     """
 
     path: str
+    source: str | None = None
     vetoes: tuple[str, ...] = ()
-    marker: str | None = None
     known: tuple[tuple[str, str], ...] = ()
     seconds: float | None = None
     memory: int | None = None

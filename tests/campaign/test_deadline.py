@@ -74,7 +74,7 @@ class Workers(Executor):
             )
             future.set_result(Minimized.of(outcome, task.source))
         else:
-            future.set_result(Judged(_bug(Path(task.path).read_text())))
+            future.set_result(Judged(_bug(task.source)))
         return future
 
     def now(self) -> float:

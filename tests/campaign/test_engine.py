@@ -61,7 +61,7 @@ class Inline(Executor):
         self.tasks.append(task)
         report = {"schema": 1, "torch": TORCH, "device": "cpu", "verdict": "rounding", "is_bug": False}
         report |= {"signature": None, "culprit": None, "evidence": {"float64_step": 0.0}, "cost": {"seconds": 1.0}}
-        name = Path(task.path).read_text().strip()
+        name = task.source.strip()
         counts = [("joint_graph", "pass", name, "fired"), ("lowering", None, "aten.mm", "fallback")]
         coverage = tuple(CoverageCount(*count, 1) for count in (*counts, ("joint_graph", "pass", "v", "vetoed")))
         future: Future[Any] = Future()
@@ -283,17 +283,21 @@ def test_a_finding_is_minimized_again_only_for_something_worse(tmp_path):
     store.close()
 
 
-def test_a_candidate_that_takes_its_worker_down_does_not_end_the_minimization(tmp_path):
+def test_a_candidate_that_takes_its_worker_down_does_not_end_the_minimization(tmp_path, monkeypatch):
+    left: dict[str, str] = {}
+    monkeypatch.setattr("fuzzcompile.worker.asking.leave", left.__setitem__)
+
     @dataclass
     class Fragile(Buggy):
         def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
             (task,) = args
-            if isinstance(task, JudgeTask) or (asked := Asked.resumed(task.state)).fatal:
+            if isinstance(task, JudgeTask) or (asked := Asked.resumed(task.left)).fatal:
                 return super().submit(function, *args, **kwargs)
             self.asking = asked.about("compile x")
             self.asking.__enter__()  # and never comes back
-            future: Future[Any] = Future()
-            future.set_exception(WorkerCrashed(-11))
+            loss, future = WorkerCrashed(-11), Future()
+            loss.left = dict(left)
+            future.set_exception(loss)
             return future
 
     executor, _summary, store = campaign(tmp_path, executor=Fragile(), budget=Budget(cases=1))

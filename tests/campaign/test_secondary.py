@@ -54,7 +54,7 @@ class Answers(Executor):
             )  # fmt: skip
             future.set_result(Minimized.of(outcome, task.source))
             return future
-        source = Path(task.path).read_text()
+        source = task.source
         self.judged.append(source)
         report = {"schema": 1, "torch": TORCH, "device": "cpu", "verdict": "miscompile", "is_bug": True}
         report |= {"signature": f"post_grad:-:{source.strip()}", "culprit": None, "evidence": {}, "cost": {}}

@@ -80,6 +80,18 @@ def test_what_takes_its_process_down_costs_the_task_and_not_the_dask_worker(work
     assert workers.state.workers == 2 and not [each for each in workers.changes() if isinstance(each, WorkerLost)]
 
 
+def test_what_a_process_leaves_of_its_task_comes_back_while_it_runs_and_when_it_is_lost(workers, monkeypatch):
+    monkeypatch.setattr(roster, "_PULSE", 0.2)
+    leaves = "__import__('fuzzcompile.execution.worker', fromlist=['leave']).leave('how far', 'half')"
+    heard: dict[str, str] = {}
+    lost = workers.schedule(
+        EVAL, (f"{leaves} or __import__('time').sleep(1.5) or __import__('os')._exit(1)",), on_left=heard.__setitem__
+    )
+    until(lambda: heard == {"how far": "half"})
+    assert not lost.done()
+    assert lost.exception(PATIENCE).left == {"how far": "half"}
+
+
 def test_a_call_that_cannot_be_pickled_fails_its_future(workers):
     assert workers.schedule(EVAL, (threading.Lock(),)).exception(PATIENCE) is not None
 

@@ -34,7 +34,7 @@ from fuzzcompile.execution.pool import (
     WorkerTimeout,
     current_device,
 )
-from fuzzcompile.execution.worker import retire
+from fuzzcompile.execution.worker import leave, retire
 
 PATIENCE = 30  # seconds for anything that should be quick, on a machine that is busy
 MIB = 2**20
@@ -699,3 +699,26 @@ def test_the_interpreter_can_end_without_a_shutdown(tmp_path: Path) -> None:
 def test_the_pool_does_not_import_torch() -> None:
     code = "import sys, fuzzcompile.execution.pool; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(fuzzcompile.__file__).parents[1]).returncode == 0
+
+
+def leave_and_end(first: str, again: str) -> None:
+    leave("far", first)
+    leave("near", "x" * 100_000)
+    leave("far", again)
+    if os.fork() == 0:  # what a child leaves is not its parent's
+        leave("far", "child")
+        os._exit(0)
+    os.wait()
+    os._exit(0)
+
+
+def test_what_a_lost_worker_has_left_is_told_and_belongs_to_its_task():
+    seen: list[str] = []
+    with WorkerPool(1) as pool:
+        lost = pool.schedule(leave_and_end, ("a", "b"), on_left=lambda name, text: seen.append(name))
+        failure = lost.exception(PATIENCE)
+        assert isinstance(failure, WorkerCrashed)
+        assert failure.left == {"far": "b", "near": "x" * 100_000} and seen == ["far", "near", "far"]
+        assert pickle.loads(pickle.dumps(failure)).left == failure.left
+        next_one = pool.submit(os._exit, 1).exception(PATIENCE)
+        assert isinstance(next_one, WorkerCrashed) and next_one.left == {}

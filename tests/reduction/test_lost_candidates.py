@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,8 +28,8 @@ CRASH = Target("crash", None, None, ())
 REPORT: Any = {"verdict": "crash", "is_bug": True, "signature": "unattributed:crash:ended"}
 
 
-def tools(pool: Any, folder: Path) -> PooledTools:
-    return PooledTools(pool, CRASH, (), REPORT, folder / "eager")
+def tools(pool: Any) -> PooledTools:
+    return PooledTools(pool, CRASH, (), REPORT)
 
 
 def sized(rows: int) -> Program:
@@ -41,7 +40,7 @@ def sized(rows: int) -> Program:
 @pytest.mark.slow
 def test_a_program_on_which_eager_ends_the_process_is_refused_and_others_tried(tmp_path):
     found = search(sized(8), "sin")
-    with WorkerPool(1) as pool, guarded(lambda p: contextlib.nullcontext(tools(pool, tmp_path).survives(p))):
+    with WorkerPool(1) as pool, guarded(lambda p: contextlib.nullcontext(tools(pool).survives(p))):
         assert not found.attempt(sized(2))
         assert found.attempt(sized(4))
 
@@ -53,31 +52,31 @@ def test_sizes_shrink_as_far_as_eager_survives():
     assert found.best.inputs[0].shape == (4, 1)
 
 
-def lost(*, marking: Path | None, text: str = "") -> SimpleNamespace:
-    """A pool whose worker dies, after eager had finished if ``marking`` is given."""
+def lost(**left: str) -> SimpleNamespace:
+    """A pool whose worker dies, and what it has left then."""
 
     def schedule(call: Callable[[], object], **how: object) -> Future[object]:
-        if marking is not None:
-            marking.write_text(text)
+        loss = WorkerCrashed(-11)
+        loss.left = left
         future: Future[object] = Future()
-        future.set_exception(WorkerCrashed(-11))
+        future.set_exception(loss)
         return future
 
     return SimpleNamespace(schedule=schedule)
 
 
 @pytest.mark.parametrize("eager_finished", [True, False])
-def test_a_worker_that_is_lost_in_eager_is_no_crash_of_the_compiler(tmp_path, eager_finished):
-    asking = tools(lost(marking=tmp_path / "eager" if eager_finished else None), tmp_path)
+def test_a_worker_that_is_lost_in_eager_is_no_crash_of_the_compiler(eager_finished):
+    asking = tools(lost(**{"eager": ""} if eager_finished else {}))
     probed = asking.probe(Written("def make(): ...", {}), screen=False)
     assert (probed.matches, probed.is_bug) == (eager_finished, eager_finished)
     assert asking.judge("def make(): ...")["is_bug"] is eager_finished
     assert not asking.survives(sized(4))
 
 
-def test_a_worker_that_is_lost_behind_its_report_costs_the_cause_alone(tmp_path):
+def test_a_worker_that_is_lost_behind_its_report_costs_the_cause_alone():
     report = {"verdict": "miscompile", "is_bug": True, "signature": "joint_graph:f.py:rule"}
-    asking = tools(lost(marking=tmp_path / "eager", text=json.dumps(report)), tmp_path)
+    asking = tools(lost(eager="", report=json.dumps(report)))
     assert asking.judge("def make(): ...") == report
 
 
@@ -90,33 +89,33 @@ def left(asking: AbstractContextManager[bool]) -> None:
 never: list[object] = []  # a block that is collected is left
 
 
-def test_what_took_a_worker_down_is_not_asked_again(tmp_path):
-    state = tmp_path / "case.state"
-    first = Asked.resumed(str(state))
+def test_what_took_a_worker_down_is_not_asked_again(monkeypatch):
+    state: dict[str, str] = {}
+    monkeypatch.setattr("fuzzcompile.worker.asking.leave", state.__setitem__)
+    first = Asked.resumed(state)
     first.tally.answers["a"] = True
     with first.about("compile b"):
         pass
     left(first.about("compile c"))
     assert can_resume(state)
-    second = Asked.resumed(str(state))
+    second = Asked.resumed(state)
     assert second.tally == Tally(answers={"a": True})
     with second.about("compile c") as asked_again, second.about("compile b") as another:
         assert (asked_again, another) == (False, True)
     left(second.eager("x = 1"))
-    third = Asked.resumed(str(state))
+    third = Asked.resumed(state)
     assert len(third.fatal) == 2
     program = Program(given(("x", torch.ones(1))), (), Ref("x"))
     with guarded(lambda program: third.eager("x = 1")):
         assert evaluate(program).failed == 0
-    third.forget()
-    assert not can_resume(state) and Asked.resumed(str(state)).fatal == []
 
 
-def test_too_many_lost_workers_end_it(tmp_path):
-    state = tmp_path / "case.state"
+def test_too_many_lost_workers_end_it(monkeypatch):
+    state: dict[str, str] = {}
+    monkeypatch.setattr("fuzzcompile.worker.asking.leave", state.__setitem__)
     over, goes_on = [], []
     for number in range(4):
-        asked = Asked.resumed(str(state))
+        asked = Asked.resumed(state)
         left(asked.about(f"compile {number}"))
         over.append(asked.is_over)
         goes_on.append(can_resume(state))
