@@ -58,6 +58,7 @@ ALLOWED = {
               "execution", "facts", "focusing", "generation", "hints", "judging", "opinfo", "oracle", "plants",
               "profiling", "reduction", "sides", "signatures", "span", "stage_names", "targets", "tolerances",
               "variations"},
+    "cluster": {"custom", "errors", "execution", "worker"},
     "campaign": {"contract", "corpus", "custom", "errors", "execution", "focusing", "generation", "hints", "judging",
                 "opinfo", "oracle", "plants", "replaying", "reporting", "severity", "signatures", "stage_names",
                 "variations", "worker"},
