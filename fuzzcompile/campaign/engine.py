@@ -197,6 +197,7 @@ class Engine:
         self._work.shares.judged(job.seconds, new_finding=stored.is_new_finding, is_bug=is_bug, proved=proved)
         yield CaseJudged(
             job.index if job.index is not None else -1,
+            job.name,
             result.report["verdict"],
             job.seconds,
             public_id(stored.finding_id) if stored.finding_id is not None else None,
@@ -277,7 +278,7 @@ class Engine:
             seen = "; interpreted kernels are slow" if slow else "; seen once"
             report["detail"] += seen if compiling else "; before eager had finished"
         stored = self._record(job, report)
-        yield CaseJudged(job.index if job.index is not None else -1, str(verdict_of(error)), job.seconds)
+        yield CaseJudged(job.index if job.index is not None else -1, job.name, str(verdict_of(error)), job.seconds)
         yield from self._announce(stored, report, job)
         if compiling and not (slow or job.retry):
             self._work.judge(job.case, job.index, retry=True, screen=job.screen)

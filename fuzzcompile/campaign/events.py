@@ -63,9 +63,10 @@ class Started:
 
 @dataclass(frozen=True)
 class CaseJudged:
-    """A case has its verdict; ``finding`` is the public id of the finding that it hit."""
+    """A case has its verdict; ``case`` is what reports call it, ``finding`` the id of the finding that it hit."""
 
     index: int
+    case: str
     verdict: str
     seconds: float
     finding: str | None = None
