@@ -4,8 +4,8 @@
 
 Starts PostgreSQL, a Dask scheduler and workers with nannies, and a campaign on them. Then, every few seconds, one of
 them is killed with SIGKILL, stopped and continued, or its network is cut. A campaign that ends must do so with status 0
-or 3 and one sentence, and is then resumed. Afterwards: every announced case is stored, once; every finding has its first
-case; the database is sound; no process is left. Exits with 1 where one of these does not hold.
+or 3 and one sentence, and is then resumed. Afterwards: every announced case is stored, once; every finding has its
+first case; the database is sound; no process is left. Exits with 1 where one of these does not hold.
 """
 
 from __future__ import annotations
