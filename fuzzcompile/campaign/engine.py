@@ -212,7 +212,7 @@ class Engine:
         self._books.hit.add(finding)
         if _is_proved(report["culprit"]):
             self._work.known.add((signature, Verdict(report["verdict"]).kind))
-        if stored.is_new_finding:
+        if stored.is_new_finding and finding not in self._books.new:
             self._books.new.append(finding)
             yield FindingFound(finding, report["verdict"], name_of(report["culprit"]))
         if finding not in self._given_up and rank(report) < self._best_tried(finding):

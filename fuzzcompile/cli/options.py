@@ -59,7 +59,7 @@ corpus: Callable[[Command], Command] = click.option(
     default=None,
     metavar="PATH|URL",
     help="The corpus; default: $FUZZCOMPILE_CORPUS, else that of pyproject.toml, else corpus/fuzzcompile.db in this "
-    "folder.",
+    "folder. A database server that is lost is waited for, $FUZZCOMPILE_PATIENCE seconds at most (600).",
 )
 veto: Callable[[Command], Command] = click.option(
     "--veto",

@@ -11,6 +11,7 @@ from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, exc
 
 from fuzzcompile.corpus import postgres, sqlite
 from fuzzcompile.corpus.failures import CorpusError, CorpusGone
+from fuzzcompile.corpus.liveness import Watch
 from fuzzcompile.corpus.location import POSTGRES, describe
 
 
@@ -42,6 +43,7 @@ def connect(url: URL, *, migrating: bool = False) -> Engine:
         sqlite.prepare(engine, foreign_keys=not migrating)
     elif is_postgres:
         postgres.prepare(engine)
+        Watch(engine)
     return engine
 
 

@@ -82,6 +82,12 @@ def runs_after(other: Session, last: int) -> Sequence[tuple[RunRow, CaseRow, str
     return [(run, case, signature) for run, case, signature in other.execute(query)]
 
 
+def put_copies(session: Session, runs: Sequence[tuple[RunRow, CaseRow, str | None]], copied: Copied) -> None:
+    """Store runs of another corpus, as far as they are not there."""
+    for run, case, signature in runs:
+        put_copy(session, run, case, signature, copied)
+
+
 def put_copy(session: Session, run: RunRow, case: CaseRow, signature: str | None, copied: Copied) -> None:
     """Store a run of another corpus, unless it is there."""
     copied.of += 1

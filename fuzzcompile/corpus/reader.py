@@ -28,6 +28,7 @@ from fuzzcompile.corpus.models import (
     RunRow,
     UmbrellaRow,
 )
+from fuzzcompile.corpus.outages import survives_outages
 from fuzzcompile.corpus.overview import Overview, overview
 from fuzzcompile.corpus.querying import (
     conditions_of,
@@ -63,10 +64,15 @@ if TYPE_CHECKING:
     from fuzzcompile.contract import ReportJson
 
 
+@survives_outages
 class Reader:
-    """The reading half of a `Store`. A finding is named by id (3, "3", "F3"), signature, or beginning of one."""
+    """The reading half of a `Store`. A finding is named by id (3, "3", "F3"), signature, or beginning of one.
 
-    def __init__(self, engine: Engine) -> None:
+    A server that is lost during a call is waited for, ``patience`` seconds at most.
+    """
+
+    def __init__(self, engine: Engine, patience: float = 0.0) -> None:
+        self.patience = patience
         self._engine = engine
         self._reading = reading(engine)
 

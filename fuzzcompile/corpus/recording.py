@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 from fuzzcompile.corpus import merging
 from fuzzcompile.corpus.matching import finding_of, keep_name
 from fuzzcompile.corpus.models import (
+    CampaignRow,
     CaseRow,
     CoverageRow,
     EnvironmentRow,
@@ -27,7 +28,17 @@ from fuzzcompile.corpus.models import (
     ReproducerRow,
     RunRow,
 )
-from fuzzcompile.corpus.records import CaseRecord, Coverage, Kept, Recorded, Related, Replay, Reproducer, compiler_of
+from fuzzcompile.corpus.records import (
+    Campaign,
+    CaseRecord,
+    Coverage,
+    Kept,
+    Recorded,
+    Related,
+    Replay,
+    Reproducer,
+    compiler_of,
+)
 
 if TYPE_CHECKING:
     from fuzzcompile.contract import ReportJson
@@ -55,6 +66,27 @@ def check_report(report: ReportJson) -> None:
         raise ValueError("a report needs a verdict")
     if report.get("is_bug") and not report.get("signature"):
         raise ValueError("a bug needs a signature: supply one, of the error or of the stage")
+
+
+def put_campaign(session: Session, campaign: Campaign, token: str) -> int:
+    """Store that a campaign begins, unless that of this token is there; return its row's id."""
+    known = session.scalar(select(CampaignRow.id).where(CampaignRow.token == token))
+    if known is not None:
+        return known
+    row = CampaignRow(
+        token=token,
+        environment_id=put_environment(session, campaign.environment),
+        seed=campaign.seed,
+        settings=plain(campaign.settings),
+        command=campaign.command,
+        fuzzcompile_version=campaign.fuzzcompile_version,
+        counters={},
+        started=now(),
+    )
+    row.last_heard = row.started
+    session.add(row)
+    session.flush()
+    return row.id
 
 
 def put_environment(session: Session, environment: Mapping[str, object]) -> int:
@@ -126,7 +158,7 @@ def put_run(
     check_report(report)
     known = None if token is None else session.scalar(select(RunRow).where(RunRow.token == token))
     if known is not None:
-        return Recorded(known.case_id, known.id, known.finding_id, is_new_finding=False)
+        return Recorded(known.case_id, known.id, known.finding_id, is_new_finding=_began_its_finding(session, known))
     case_row = put_case(session, case, imported=imported)
     cost = report.get("cost") or {}
     run = RunRow(
@@ -149,6 +181,12 @@ def put_run(
     is_new = run.is_bug and _count_finding(session, run, signature or str(report["signature"]), case_row.source)
     _count_coverage(session, compiler_of(environment), case_row.id, coverage)
     return Recorded(case_row.id, run.id, run.finding_id, is_new)
+
+
+def _began_its_finding(session: Session, run: RunRow) -> bool:
+    """Whether a stored run was the first to hit its finding."""
+    earlier = select(RunRow.id).where(RunRow.finding_id == run.finding_id, RunRow.id < run.id).limit(1)
+    return run.finding_id is not None and session.scalar(earlier) is None
 
 
 def put_reproducer(
@@ -196,9 +234,11 @@ def _reproducer(session: Session, finding_id: int, sha256: str) -> ReproducerRow
     return session.scalar(select(ReproducerRow).where(*of_script))
 
 
-def put_replay(session: Session, finding_id: int, replay: Replay) -> None:
-    """Store that a reproducer was run again."""
-    session.add(ReplayRow(finding_id=finding_id, created=now(), **{**vars(replay), "runs": list(replay.runs)}))
+def put_replay(session: Session, finding_id: int, replay: Replay, created: datetime) -> None:
+    """Store that a reproducer was run again, unless that is stored."""
+    same = (ReplayRow.finding_id == finding_id, ReplayRow.created == created, ReplayRow.torch == replay.torch)
+    if session.scalar(select(ReplayRow.id).where(*same)) is None:
+        session.add(ReplayRow(finding_id=finding_id, created=created, **{**vars(replay), "runs": list(replay.runs)}))
 
 
 def put_related(session: Session, finding_id: int, related: Sequence[Related], queries: Sequence[str]) -> None:

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar
+from uuid import uuid4
 
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
@@ -18,9 +19,10 @@ from fuzzcompile.corpus.connection import connect, explained_errors, shrink, wri
 from fuzzcompile.corpus.copying import Copied
 from fuzzcompile.corpus.importing import Arrived, Export, original_in, put_export, settle_duplicates
 from fuzzcompile.corpus.keeping import Freed
-from fuzzcompile.corpus.location import file_of, require_file, resolve
+from fuzzcompile.corpus.location import describe, file_of, require_file, resolve
 from fuzzcompile.corpus.marking import Mark, put_mark
 from fuzzcompile.corpus.models import CampaignRow
+from fuzzcompile.corpus.outages import once_it_is_up, survives_outages, waiting
 from fuzzcompile.corpus.querying import finding_id
 from fuzzcompile.corpus.reader import Reader
 from fuzzcompile.corpus.records import (
@@ -36,27 +38,36 @@ from fuzzcompile.corpus.records import (
     public_id,
 )
 from fuzzcompile.corpus.schema import bring_up_to_date
+from fuzzcompile.settings import in_force
 
 if TYPE_CHECKING:
     from fuzzcompile.contract import ReportJson
 
 
+Written = TypeVar("Written")
+Arguments = ParamSpec("Arguments")
+
+
+@survives_outages
 class Store(Reader):
     """An open corpus. Each call is one transaction: once it has returned, a kill loses nothing of it.
 
-    Threads may share a store, and processes may open the same corpus; a process that was forked
-    opens its own.
+    A call that is made again, because the server was lost meanwhile, stores nothing twice. Threads may share a store,
+    and processes may open the same corpus; a process that was forked opens its own.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        super().__init__(engine)
+    def __init__(self, engine: Engine, patience: float = 0.0) -> None:
+        super().__init__(engine, patience)
         self._writing = writing(engine)
 
     @classmethod
-    def open(cls, location: str | os.PathLike[str] | None = None, *, create: bool = True) -> Store:
+    def open(
+        cls, location: str | os.PathLike[str] | None = None, *, create: bool = True, patience: float | None = None
+    ) -> Store:
         """Open a path or URL, else ``FUZZCOMPILE_CORPUS``, else ``corpus/fuzzcompile.db``.
 
-        The schema is created or upgraded as needed; ``create=False`` insists that a corpus is there.
+        The schema is created or upgraded as needed; ``create=False`` insists that a corpus is there. A server that is
+        lost later is waited for, ``patience`` seconds at most (default: the setting of that name).
 
         Raises:
             CorpusError: the corpus cannot be opened; the message says what to do.
@@ -65,14 +76,14 @@ class Store(Reader):
         path = file_of(url)
         if path is not None:
             require_file(path, create=create)
+        waits = float(str(in_force().value("patience"))) if patience is None else patience
         engine = connect(url)
         try:
-            with explained_errors(url):
-                bring_up_to_date(engine, create=create)
+            once_it_is_up(lambda: _checked(engine, create), describe(url), waits)
         except BaseException:  # an interrupt must not leave connections open either
             engine.dispose()
             raise
-        return cls(engine)
+        return cls(engine, waits)
 
     def close(self) -> None:
         """Close every connection."""
@@ -86,20 +97,7 @@ class Store(Reader):
 
     def start_campaign(self, campaign: Campaign) -> int:
         """Store that a campaign begins; return its row's id."""
-        with self._write() as session:
-            row = CampaignRow(
-                environment_id=recording.put_environment(session, campaign.environment),
-                seed=campaign.seed,
-                settings=recording.plain(campaign.settings),
-                command=campaign.command,
-                fuzzcompile_version=campaign.fuzzcompile_version,
-                counters={},
-                started=recording.now(),
-            )
-            row.last_heard = row.started
-            session.add(row)
-            session.flush()
-            return row.id
+        return self._stored(recording.put_campaign, campaign, uuid4().hex)
 
     def heartbeat(self, campaign_id: int, counters: Mapping[str, object]) -> None:
         """Keep the counters of a running campaign, so that a killed one still shows them."""
@@ -132,10 +130,10 @@ class Store(Reader):
         Raises:
             ValueError: a bug has no signature, the environment no torch, or a number is NaN or infinite.
         """
-        with self._write() as session:
-            return recording.put_run(
-                session, campaign_id, case, environment, report, coverage, screened=screened, token=token
-            )
+        return self._stored(
+            recording.put_run, campaign_id, case, environment, report, coverage,
+            screened=screened, token=token or uuid4().hex,
+        )  # fmt: skip
 
     def add_reproducer(self, finding: str | int, reproducer: Reproducer, *, replaces: str | None = None) -> Kept:
         """Store a reproducer of a finding; a script that is already stored is updated.
@@ -174,8 +172,8 @@ class Store(Reader):
 
     def add_replay(self, finding: str | int, replay: Replay) -> None:
         """Store that a finding's reproducer was run again."""
-        with self._write() as session:
-            recording.put_replay(session, finding_id(session, finding), replay)
+        made = recording.now()
+        self._stored(lambda session: recording.put_replay(session, finding_id(session, finding), replay, made))
 
     def keep_related(self, finding: str | int, related: Sequence[Related], queries: Sequence[str]) -> None:
         """Store the public reports on a finding that ``queries`` led to, in place of those of an earlier search."""
@@ -210,15 +208,13 @@ class Store(Reader):
         originals: list[tuple[str, str | None]] = []
         for export in exports:
             try:
-                with self._write() as session:
-                    arrived = put_export(session, export, trusted=trusted)
+                arrived = self._stored(put_export, export, trusted=trusted)
             except ValueError as error:
                 arrived = Arrived(export.name, "refused", why=str(error))
             else:
                 originals.append(original_in(export))
             yield arrived
-        with self._write() as session:
-            settle_duplicates(session, originals)
+        self._stored(settle_duplicates, originals)
 
     def copy(
         self, other: Store, on_progress: Callable[[Copied, int], object], *, trusted: bool = False
@@ -233,27 +229,22 @@ class Store(Reader):
         before = {finding.id for finding in self.summaries()}
         with other._read() as source:
             copied, total = Copied(trusted), copying.number_of_runs(source)
-            with self._write() as session:
-                copying.put_campaigns(session, source, copied)
+            self._stored(copying.put_campaigns, source, copied)
             last = 0
             while runs := copying.runs_after(source, last):
-                with self._write() as session:
-                    for run, case, signature in runs:
-                        copying.put_copy(session, run, case, signature, copied)
+                self._stored(copying.put_copies, runs, copied)
                 last = runs[-1][0].id
                 source.expunge_all()
                 on_progress(copied, total)
             yield from self._copy_findings(source, before, trusted=trusted)
-            with self._write() as session:
-                copying.put_coverage(session, source)
-                copying.put_groups(session, source)
+            self._stored(copying.put_coverage, source)
+            self._stored(copying.put_groups, source)
 
     def _copy_findings(self, source: Session, before: set[int], *, trusted: bool) -> Iterator[Arrived]:
         originals = list[tuple[str, str | None]]()
         for row in list(copying.findings_of(source)):
             try:
-                with self._write() as session:
-                    arrived = copying.put_finding(session, source, row, trusted=trusted)
+                arrived = self._stored(copying.put_finding, source, row, trusted=trusted)
             except ValueError as error:
                 arrived = Arrived(f"{public_id(row.id)} {row.signature}", "refused", why=str(error))
             else:
@@ -261,8 +252,7 @@ class Store(Reader):
                 known = any(arrived.finding == public_id(key) for key in before)
                 arrived = replace(arrived, how="known" if known else "new")
             yield arrived
-        with self._write() as session:
-            settle_duplicates(session, originals)
+        self._stored(settle_duplicates, originals)
 
     def collect(self, before: datetime, *, dry: bool = False) -> Freed:
         """Drop what clean cases hold that were last judged before a moment (`fuzzcompile.corpus.keeping.collect`).
@@ -275,10 +265,26 @@ class Store(Reader):
             shrink(self._engine)
         return freed
 
+    @waiting
+    def _stored(
+        self,
+        function: Callable[Concatenate[Session, Arguments], Written],
+        *args: Arguments.args,
+        **kwargs: Arguments.kwargs,
+    ) -> Written:
+        """What a function of a session returns, once what it wrote is on the disk."""
+        with self._write() as session:
+            return function(session, *args, **kwargs)
+
     @contextmanager
     def _write(self) -> Iterator[Session]:
         with explained_errors(self._engine.url), Session(self._writing) as session, session.begin():
             yield session
+
+
+def _checked(engine: Engine, create: bool) -> None:
+    with explained_errors(engine.url):
+        bring_up_to_date(engine, create=create)
 
 
 def _campaign(session: Session, campaign_id: int) -> CampaignRow:
