@@ -17,9 +17,11 @@ from sqlalchemy.orm import Session, aliased
 from fuzzcompile.corpus.models import CaseRow, EnvironmentRow, FindingRow, ReproducerRow, RunRow
 
 Environment: TypeAlias = Mapping[str, object]
+# What two machines must share for their verdicts to be compared: torch, the kind of device, and the target.
+Alike: TypeAlias = tuple[str, str, str]
 SecondMachine = Literal["confirmed", "pending", "not reproduced"]
 # Verdicts that say that the program is right where it was judged. Others say nothing: it could not be judged, say.
-_CLEAN = ("equal", "rounding")
+CLEAN = ("equal", "rounding")
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,8 @@ class Machines:
         return self.count == 1 and bool(self.seen) and machine not in self.seen | self.judged
 
 
-def conditions(environment: Environment) -> tuple[str, str, str]:
-    """What two machines must share for their verdicts to be compared: torch, the kind of device, and the target."""
+def conditions(environment: Environment) -> Alike:
+    """The torch, the kind of device and the target of an environment; no target is an empty one."""
     device = str(environment.get("device") or "").partition(":")[0]
     return str(environment.get("torch")), device, str(environment.get("target") or "")
 
@@ -74,11 +76,16 @@ def processor(environment: Environment) -> str | None:
     return None if name is None else str(name)
 
 
+def machine_of(environment: Environment) -> str:
+    """The machine's eight digits, ``unknown`` in corpora of earlier versions."""
+    return str(environment.get("machine") or "unknown")
+
+
 def machines_of(seen: Iterable[Environment], judged: Iterable[tuple[Environment, str]]) -> Machines:
     """Where a finding was seen, by the environments of its hits, and how its program was judged in which others."""
     hits, tries = list(seen), list(judged)
     alike = {conditions(environment) for environment in hits}
-    right = [each for each, verdict in tries if verdict in _CLEAN and conditions(each) in alike]
+    right = [each for each, verdict in tries if verdict in CLEAN and conditions(each) in alike]
     shown, types = _machines(hits), _processors(hits)
     return Machines(
         shown,
