@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from fuzzcompile.corpus.machines import CLEAN, Alike, conditions, machine_of, processor
+from fuzzcompile.corpus.machines import CLEAN, Alike, changes_of, conditions, machine_of, processor
 from fuzzcompile.corpus.models import CampaignRow, CaseRow, RunRow
 from fuzzcompile.corpus.records import public_id
 
@@ -70,8 +70,7 @@ def disagreements(session: Session, environments: Mapping[int, Mapping[str, obje
                 continue
             if finding is not None:
                 findings[case] = finding
-            asked = settings.get(campaign or 0, {})
-            under = repr([asked.get(name) or None for name in ("vetoes", "plants", "custom")])
+            under = repr(changes_of(settings.get(campaign or 0)))
             judgement = Judgement(machine_of(environment), processor(environment) or "unknown", verdict)
             said[case, conditions(environment), under][judgement.machine] = judgement
     hashes = _hashes(session, [case for (case, _, _), by in said.items() if _differ(by.values())])
