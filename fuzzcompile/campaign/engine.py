@@ -13,6 +13,7 @@ from typing import cast
 
 from fuzzcompile.campaign.bookkeeping import Bookkeeping, stored_coverage
 from fuzzcompile.campaign.budget import Clock
+from fuzzcompile.campaign.confirming import Confirming
 from fuzzcompile.campaign.drawing import Drawn, Generator
 from fuzzcompile.campaign.events import (
     CaseJudged,
@@ -87,7 +88,8 @@ class Engine:
         self._clock = clock or Clock(settings.budget)
         self._books = Bookkeeping(settings, store, campaign, environment, self._clock)
         self._jobs = Jobs(settings, executor)
-        self._work = Work(settings, store, self._jobs, self._steered(), self._clock)
+        confirming = None if any(settings.conditions.values()) else Confirming(store, environment)
+        self._work = Work(settings, store, self._jobs, self._steered(), self._clock, confirming)
         self._work.known |= {
             (f.signature, Verdict(f.verdict).kind) for f in store.findings() if self._needs_no_proof(f)
         }

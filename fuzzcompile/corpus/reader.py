@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 
 from fuzzcompile.corpus import keeping
 from fuzzcompile.corpus.connection import explained_errors, integrity, reading
+from fuzzcompile.corpus.fleet import Fleet, fleet
 from fuzzcompile.corpus.keeping import Stats
 from fuzzcompile.corpus.location import describe
 from fuzzcompile.corpus.matching import finding_of
@@ -291,6 +292,11 @@ class Reader:
         """All that a report on the corpus shows of findings and cases."""
         with self._read() as session:
             return overview(session)
+
+    def fleet(self, at: datetime) -> Fleet:
+        """What all who write to the corpus do, at a moment."""
+        with self._read() as session:
+            return fleet(session, at)
 
     def integrity(self) -> str:
         """``ok``, or what is wrong with the database."""
