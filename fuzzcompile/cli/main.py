@@ -11,6 +11,7 @@ import click
 
 from fuzzcompile import __version__, hints
 from fuzzcompile.casefiles import looks_like_path
+from fuzzcompile.cli import case as _case  # noqa: F401 (a command of `corpus`)
 from fuzzcompile.cli.bisect import bisect
 from fuzzcompile.cli.completion import completion
 from fuzzcompile.cli.config import config
