@@ -79,7 +79,7 @@ class Work:
 
     def fill(self, *, enough: bool) -> None:
         """Give every idle worker something to do, if there is anything; with ``enough`` findings, no further case."""
-        while len(self.jobs) < self.settings.workers:
+        while len(self.jobs) < self.jobs.capacity:
             judging = self._wants_more(enough=enough)
             if not (self._begin_reduction(judging=judging) or self._begin_secondary() or (judging and self._begin())):
                 return
@@ -154,7 +154,7 @@ class Work:
         self.minimize_later(finding.public_id, drawn_of(self.store, finding), finding.report)
 
     def _begin_reduction(self, *, judging: bool) -> bool:
-        most = max(1, self.settings.workers // 2) if judging else self.settings.workers
+        most = max(1, self.jobs.capacity // 2) if judging else self.jobs.capacity
         seconds = min(self.settings.minimize_seconds, self.clock.remaining - CONCLUDING)
         running = {job.minimizes for job in self.jobs if job.minimizes is not None}
         free = [waiting for name, waiting in self._reductions.items() if name not in running]
