@@ -26,6 +26,7 @@ _TAKES: Mapping[str, tuple[str, ...]] = {
     "issue": ("corpus", *_CASES),
     "profile": ("device", "veto", "plant", "max_memory", "call", "module", "math_only"),
     "corpus": ("corpus",),
+    "fleet": ("corpus",),
     "mark": ("corpus",),
     "replay": ("corpus",),
 }

@@ -1,4 +1,4 @@
-"""Removes a machine's own paths from text that is published."""
+"""Removes a machine's own paths from text that is published, and passwords from all text."""
 
 from __future__ import annotations
 
@@ -9,6 +9,15 @@ _PATH = re.compile(
     r"(?:(?<![\w:/.])|(?<=-I)|(?<=-L))(?:/(?!/)|[A-Za-z]:\\|~/)[^\s'\"`,;:()\[\]]*[/\\][^\s'\"`,;:()\[\]]+"
 )
 _INSTALLED = re.compile(r"(?:site|dist)-packages[/\\](.+)")
+
+# In URLs of databases: of the user, and as a parameter.
+_PASSWORD = re.compile(r"(?<=://)([^\s:/@]*):[^\s@]*(?=@)")
+_PARAMETER = re.compile(r"([?&])(?:ssl)?password=[^\s&'\"]*(&?)", re.IGNORECASE)
+
+
+def without_passwords(text: str) -> str:
+    """A text in which no URL holds a password; each can still be given, with the password in the environment."""
+    return _PARAMETER.sub(lambda match: match[1] if match[2] else "", _PASSWORD.sub(r"\1", text))
 
 
 def scrub(text: str) -> str:

@@ -12,7 +12,7 @@ from fuzzcompile.campaign.certificate import Certificate
 from fuzzcompile.campaign.drawing import Drawn
 from fuzzcompile.campaign.events import Behind, FindingLine, Finished, Tally
 from fuzzcompile.campaign.jobs import Job
-from fuzzcompile.campaign.leftovers import LeftOver, pending
+from fuzzcompile.campaign.leftovers import LeftOver, waiting
 from fuzzcompile.campaign.settings import CampaignSettings
 from fuzzcompile.contract import ReportJson
 from fuzzcompile.corpus import (
@@ -141,8 +141,10 @@ class Bookkeeping:
         """The campaign's counters, and its findings as the corpus has them now."""
         findings = self.store.summaries()
         lines = [self._line(finding) for finding in findings if finding.public_id in self.hit]
-        waiting = len(pending(self.store, self.environment))
-        behind = Behind(len(left.cases), sum(bool(case.shows_bug) for case in left.cases), waiting, len(findings))
+        wait = waiting(self.store, self.environment)
+        foreign = sum(not finding.trusted for finding in wait)
+        bugs = sum(bool(case.shows_bug) for case in left.cases)
+        behind = Behind(len(left.cases), bugs, len(wait) - foreign, len(findings), foreign)
         hit = [finding for finding in findings if finding.public_id in self.hit]
         certified = [certificate.certified(hit, self.cases) for certificate in self.certificates]
         source, target = self.settings.drawn_from.account, self.settings.target

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 from fuzzcompile.campaign.bookkeeping import Bookkeeping, stored_coverage
 from fuzzcompile.campaign.budget import Clock
+from fuzzcompile.campaign.confirming import Confirming
 from fuzzcompile.campaign.drawing import Drawn, Generator
 from fuzzcompile.campaign.events import (
     CaseJudged,
@@ -93,7 +94,8 @@ class Engine:
         self._clock = clock or Clock(settings.budget)
         self._books = Bookkeeping(settings, store, campaign, environment, self._clock)
         self._jobs = Jobs(settings, executor)
-        self._work = Work(settings, store, self._jobs, self._steered(), self._clock)
+        confirming = None if any(settings.conditions.values()) else Confirming(store, environment)
+        self._work = Work(settings, store, self._jobs, self._steered(), self._clock, confirming)
         self._work.known |= {
             (f.signature, Verdict(f.verdict).kind) for f in store.findings() if self._needs_no_proof(f)
         }
@@ -202,8 +204,11 @@ class Engine:
         if not result.screened:
             self._unfit = 0
         stored = self._record(job, result.report, result)
+        is_bug, proved = result.report["is_bug"], _is_proved(result.report["culprit"])
+        self._work.shares.judged(job.seconds, new_finding=stored.is_new_finding, is_bug=is_bug, proved=proved)
         yield CaseJudged(
             job.index if job.index is not None else -1,
+            job.name,
             result.report["verdict"],
             job.seconds,
             public_id(stored.finding_id) if stored.finding_id is not None else None,
@@ -218,7 +223,7 @@ class Engine:
         self._books.hit.add(finding)
         if _is_proved(report["culprit"]):
             self._work.known.add((signature, Verdict(report["verdict"]).kind))
-        if stored.is_new_finding:
+        if stored.is_new_finding and finding not in self._books.new:
             self._books.new.append(finding)
             yield FindingFound(finding, report["verdict"], name_of(report["culprit"]))
         if finding not in self._given_up and rank(report) < self._best_tried(finding):
@@ -237,6 +242,7 @@ class Engine:
         return min(shown, self._tried.get(finding, shown))
 
     def _minimized(self, result: Minimized, job: Job) -> Iterator[Event]:
+        self._work.shares.minimized(job.seconds, reproducer=result.confirmed)
         kept = keep_reproducer(self.store, job.minimizes or "", result, job.environment or self._books.environment)
         yield FindingReduced(job.minimizes or "", result)
         yield from self._follow(kept, result.report)
@@ -283,13 +289,14 @@ class Engine:
             seen = "; interpreted kernels are slow" if slow else "; seen once"
             report["detail"] += seen if compiling else "; before eager had finished"
         stored = self._record(job, report)
-        yield CaseJudged(job.index if job.index is not None else -1, str(verdict_of(error)), job.seconds)
+        yield CaseJudged(job.index if job.index is not None else -1, job.name, str(verdict_of(error)), job.seconds)
         yield from self._announce(stored, report, job)
         if compiling and not (slow or job.retry):
             self._work.judge(job.case, job.index, retry=True, screen=job.screen)
 
     def _lost_minimizing(self, error: WorkerFailed, job: Job, finding: str) -> Trouble:
         """A candidate took its worker down: the search goes on without it, unless there are too many of them."""
+        self._work.shares.minimized(job.seconds, reproducer=False)
         if job.report is not None and not isinstance(error, WorkerTimeout) and can_resume(error.left):
             self._work.minimize_later(finding, job.case, job.report, error.left)
             return Trouble(f"minimizing {finding}: {error} over a candidate; the search goes on without it")
@@ -302,6 +309,7 @@ class Engine:
         text = " ".join(str(error).split())[:300]
         if job.minimizes is not None:
             self._given_up.add(job.minimizes)
+            self._work.shares.minimized(job.seconds, reproducer=False)
             yield Trouble(f"minimizing {job.minimizes} failed: {type(error).__name__}: {text}")
             return
         report = cast(ReportJson, unjudged(job.name, self._books.torch, self.settings.device, text))

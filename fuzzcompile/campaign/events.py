@@ -66,9 +66,10 @@ class Started:
 
 @dataclass(frozen=True)
 class CaseJudged:
-    """A case has its verdict; ``finding`` is the public id of the finding that it hit."""
+    """A case has its verdict; ``case`` is what reports call it, ``finding`` the id of the finding that it hit."""
 
     index: int
+    case: str
     verdict: str
     seconds: float
     finding: str | None = None
@@ -144,12 +145,14 @@ class Behind:
         bugs: those of them that had shown a bug.
         waiting: findings of the corpus that have no reproducer yet.
         findings: all that the corpus holds.
+        foreign: further findings without a reproducer, which come from another corpus and are run once trusted.
     """
 
     cases: int = 0
     bugs: int = 0
     waiting: int = 0
     findings: int = 0
+    foreign: int = 0
 
 
 @dataclass(frozen=True)
@@ -192,7 +195,12 @@ class Finished:
             "cases_per_minute": round(self.tally.cases_per_minute, 1),
             "corpus": self.corpus,
             "target": self.target,
-            "left_over": {"cases": self.behind.cases, "bugs": self.behind.bugs, "to_minimize": self.behind.waiting},
+            "left_over": {
+                "cases": self.behind.cases,
+                "bugs": self.behind.bugs,
+                "to_minimize": self.behind.waiting,
+                "to_trust": self.behind.foreign,
+            },
             **({"source": dict(self.source)} if self.source else {}),
             "findings_in_corpus": self.behind.findings,
             **({"certificates": [dict(each.details) for each in self.certified]} if self.certified else {}),

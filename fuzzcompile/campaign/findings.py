@@ -74,6 +74,7 @@ def facts_of(store: Store, finding: str | int) -> IssueFacts:
         queries=stored.queries or (),
         mark=Mark(status_of(stored.status), stored.issue, stored.duplicate_of, stored.note),
         umbrella=store.umbrella(stored.umbrella),
+        machines=stored.machines,
         subject=Named(stored.public_id, {"corpus": store.location}),
     )
 

@@ -84,8 +84,18 @@ class Jobs:
         *,
         retry: bool = False,
         screen: bool = False,
+        proof: float = 1.0,
     ) -> None:
-        """Have a case judged; ``known`` are the signatures and kinds of bug that need no further proof."""
+        """Have a case judged.
+
+        Args:
+            case: the case.
+            index: its place in the stream; None for a secondary candidate.
+            known: the signatures and kinds of bug that need no further proof.
+            retry: it has cost a worker before.
+            screen: as in `JudgeTask`.
+            proof: the share of the usual time that a proof may take.
+        """
         place = f"#{index}" if index is not None else case.sha256
         job = Job(case, index, self._token(f"{place} {'again' if retry else 'first'}"), retry=retry, screen=screen)
         task = JudgeTask(
@@ -93,7 +103,7 @@ class Jobs:
             source=case.source,
             vetoes=self.settings.vetoes,
             known=tuple(sorted(known)),
-            seconds=ATTRIBUTION_SHARE * self.settings.case_seconds,
+            seconds=ATTRIBUTION_SHARE * self.settings.case_seconds * proof,
             screen=screen,
             watch=self.settings.focus.watch if self.settings.focus is not None else Watch(),
         )

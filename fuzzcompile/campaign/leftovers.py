@@ -115,6 +115,11 @@ def left_findings(store: Store, settings: Mapping[str, object], environment: Map
 
 
 def pending(store: Store, environment: Mapping[str, object]) -> list[FindingSummary]:
+    """Those that wait for a reproducer and may be run (`fuzzcompile.corpus.trusting`); the worst first."""
+    return [finding for finding in waiting(store, environment) if finding.trusted]
+
+
+def waiting(store: Store, environment: Mapping[str, object]) -> list[FindingSummary]:
     """Open findings without a reproducer that this torch has shown on this device or target; the worst first."""
     torch = environment["torch"]
     device = environment.get("target") or str(environment.get("device")).partition(":")[0]

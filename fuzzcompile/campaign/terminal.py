@@ -118,6 +118,8 @@ def print_summary(
         if summary.behind.waiting:
             later = _minimizing(asked)
             say(f"Waiting for minimization: {_counted(summary.behind.waiting, 'finding')}. Next: {later}")
+        for text in _foreign(summary):
+            say(text)
         _say_findings(say, summary, asked)
         return
     rate = f"{tally.cases_per_minute:.1f}/min; {tally.screened} screened"
@@ -179,6 +181,7 @@ def _left_behind(summary: Finished, asked: Mapping[str, object]) -> Iterator[str
     if behind.waiting:
         verb = "waits" if behind.waiting == 1 else "wait"
         yield f"{_counted(behind.waiting, 'finding')} {verb} for minimization: {_minimizing(asked)}"
+    yield from _foreign(summary)
     if summary.findings:
         return
     if behind.findings:
@@ -188,6 +191,13 @@ def _left_behind(summary: Finished, asked: Mapping[str, object]) -> Iterator[str
         )
     else:
         yield "No findings. Next: a longer budget or another --seed."
+
+
+def _foreign(summary: Finished) -> Iterator[str]:
+    """What was not minimized because it comes from another corpus."""
+    if foreign := summary.behind.foreign:
+        trusting = command("corpus", "trust", all=True, corpus=summary.corpus)
+        yield f"Imported, and not run until they are read and trusted: {_counted(foreign, 'finding')}. Then: {trusting}"
 
 
 def _counted(number: int, what: str) -> str:

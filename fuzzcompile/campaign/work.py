@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from fuzzcompile.campaign.budget import Clock
+from fuzzcompile.campaign.confirming import Confirming
 from fuzzcompile.campaign.drawing import Drawn
 from fuzzcompile.campaign.jobs import Job, Jobs
 from fuzzcompile.campaign.leftovers import LeftCase, LeftOver, drawn_of, left_cases, left_findings, pending
 from fuzzcompile.campaign.settings import CampaignSettings
+from fuzzcompile.campaign.shares import Shares
 from fuzzcompile.campaign.steering import Outcome
 from fuzzcompile.contract import ReportJson
 from fuzzcompile.corpus import Ended, Finding, Store
@@ -53,8 +55,7 @@ class Reduction:
 class Work:
     """Keeps the workers busy until the budget is spent, and says what is left over then.
 
-    While cases are judged, at most half of the workers minimize, so that a new corpus full of findings does not keep a
-    campaign from looking for more.
+    How much of their time goes into minimizing while cases are judged, its ``shares`` decide.
 
     Args:
         settings: what the campaign is asked to do.
@@ -62,12 +63,23 @@ class Work:
         jobs: what runs.
         steering: draws cases.
         clock: the budget.
+        confirming: hands out findings of other machines to be judged here; None for none.
     """
 
-    def __init__(self, settings: CampaignSettings, store: Store, jobs: Jobs, steering: Steers, clock: Clock) -> None:
+    def __init__(
+        self,
+        settings: CampaignSettings,
+        store: Store,
+        jobs: Jobs,
+        steering: Steers,
+        clock: Clock,
+        confirming: Confirming | None = None,
+    ) -> None:
         self.settings, self.store, self.jobs, self.steering, self.clock = settings, store, jobs, steering, clock
+        self._confirming = confirming
         self.ended: Ended = "budget"
         self.known: set[tuple[str, str]] = set()
+        self.shares = Shares()
         self._secondary: deque[Drawn] = deque()
         self._reductions: dict[str, Reduction] = {}
         self._left = deque(left_cases(store, settings.stream) if settings.judges else ())
@@ -81,7 +93,8 @@ class Work:
         """Give every idle worker something to do, if there is anything; with ``enough`` findings, no further case."""
         while len(self.jobs) < self.jobs.capacity:
             judging = self._wants_more(enough=enough)
-            if not (self._begin_reduction(judging=judging) or self._begin_secondary() or (judging and self._begin())):
+            begun = self._begin_reduction(judging=judging) or self._begin_secondary()
+            if not (begun or (judging and (self._begin_confirmation() or self._begin()))):
                 return
 
     # -- cases ------------------------------------------------------------------------------------
@@ -128,7 +141,7 @@ class Work:
 
     def judge(self, case: Drawn, index: int | None, *, retry: bool = False, screen: bool = False) -> None:
         """Have a case judged; the bugs in ``known`` need no further proof."""
-        self.jobs.judge(case, index, self.known, retry=retry, screen=screen)
+        self.jobs.judge(case, index, self.known, retry=retry, screen=screen, proof=self.shares.proof)
 
     def judge_later(self, case: Drawn) -> None:
         """Have a secondary candidate judged as soon as a worker is idle, unless the corpus knows its source."""
@@ -139,6 +152,14 @@ class Work:
         if not self._secondary or self.clock.remaining <= _LEAST_CASE:
             return False
         self.judge(self._secondary.popleft(), None)
+        return True
+
+    def _begin_confirmation(self) -> bool:
+        """Have a finding of another machine judged here, if one waits and it is time for it."""
+        waiting = self._confirming.next(self._submitted) if self._confirming is not None else None
+        if waiting is None:
+            return False
+        self.judge(waiting.case, None)
         return True
 
     # -- findings to minimize ---------------------------------------------------------------------
@@ -154,16 +175,20 @@ class Work:
         self.minimize_later(finding.public_id, drawn_of(self.store, finding), finding.report)
 
     def _begin_reduction(self, *, judging: bool) -> bool:
-        most = max(1, self.jobs.capacity // 2) if judging else self.jobs.capacity
         seconds = min(self.settings.minimize_seconds, self.clock.remaining - CONCLUDING)
         running = {job.minimizes for job in self.jobs if job.minimizes is not None}
         free = [waiting for name, waiting in self._reductions.items() if name not in running]
-        if not free or len(running) >= most or seconds < LEAST_SEARCH or (judging and self.steering.seeking):
+        if not free or seconds < LEAST_SEARCH or (judging and not self._may_minimize(len(running))):
             return False
         worst = min(free, key=lambda waiting: rank(waiting.report))
         del self._reductions[worst.finding]
         self.jobs.minimize(worst.finding, worst.case, worst.report, seconds, worst.left)
         return True
+
+    def _may_minimize(self, running: int) -> bool:
+        """Whether a minimization may begin while cases are judged."""
+        judging = sum(job.seconds for job in self.jobs if job.minimizes is None)
+        return not self.steering.seeking and self.shares.may_minimize(running, self.jobs.capacity, judging)
 
     def rename(self, vanished: list[str], finding: str) -> None:
         """Take over that findings were merged into another."""

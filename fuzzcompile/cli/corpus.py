@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fuzzcompile import hints
 from fuzzcompile.cli import completing, options
 from fuzzcompile.cli.findings import finding_as_json, print_finding, print_findings, reproducer_as_json
+from fuzzcompile.cli.subjects import may_run
 from fuzzcompile.errors import UsageError
 
 if TYPE_CHECKING:
     from fuzzcompile.commands.refresh import Refreshed
     from fuzzcompile.corpus import Store
+    from fuzzcompile.corpus.copying import Copied
     from fuzzcompile.corpus.importing import Arrived, Export
     from fuzzcompile.worker.conditions import Conditions
 
@@ -97,11 +100,17 @@ def export(finding: str, folder: Path, location: str | None) -> int:
 @click.option(
     "--drafts", type=click.Path(path_type=Path, file_okay=False), help="Write their issue drafts anew into this folder."
 )
+@options.trust
 @options.json_output
 @options.conditions
 @options.corpus
 def refresh(
-    findings: tuple[str, ...], drafts: Path | None, as_json: bool, conditions: Conditions, location: str | None
+    findings: tuple[str, ...],
+    drafts: Path | None,
+    trusted: bool,
+    as_json: bool,
+    conditions: Conditions,
+    location: str | None,
 ) -> int:
     """Judge findings again on the torch at hand, all of them if none is named.
 
@@ -115,6 +124,7 @@ def refresh(
     counts: Counter[str] = Counter()
     with Store.open(location, create=False) as store:
         named = [store.finding(name) for name in findings] or store.findings()
+        may_run(store, named, trusted=trusted)
         names = list(dict.fromkeys(finding.public_id for finding in named))
 
         from fuzzcompile.commands.refresh import refresh as judge_again  # imports torch
@@ -140,29 +150,55 @@ def _became(refreshed: Refreshed) -> str:
 
 @corpus.command("import")
 @click.argument("source", metavar="DIR|FILE|URL")
+@click.option("--trust", "trusted", is_flag=True, help="Let commands run what comes, as if it were from here.")
 @options.corpus
 @options.json_output
-def import_findings(source: str, location: str | None, as_json: bool) -> int:
+def import_findings(source: str, trusted: bool, location: str | None, as_json: bool) -> int:
     """Take findings into the corpus: exports in DIR or below it, a zip of them, or another corpus, here or at a URL.
 
-    What is there already is recognised. A person's marks in this corpus stand. Nothing that is imported is run.
+    What is there already is recognised. A person's marks in this corpus stand. Nothing that is imported is run, neither
+    now nor later, until you trust it: with --trust, or with `fuzzcompile corpus trust` once you have read it.
     """
     from fuzzcompile.corpus import Store
     from fuzzcompile.corpus.location import file_of, resolve
     from fuzzcompile.corpus.sources import opened
 
     with opened(source, file_of(resolve(location))) as found, Store.open(location) as store:
-        arrived = _arriving(store, found)
+        arrived = _arriving(store, found, trusted=trusted)
         counts = dict.fromkeys(("new", "known", "refused"), 0)
         for item in arrived:
             counts[item.how] += 1
             _say(item, as_json=as_json)
+        foreign, place = sum(not finding.trusted for finding in store.summaries()), store.location
     if not as_json:
         click.echo(f"{counts['new']} new, {counts['known']} known, {counts['refused']} refused.")
+        if foreign:
+            trusting = hints.command("corpus", "trust", all=True, corpus=place)
+            click.echo(f"Not trusted yet, and therefore not run: {foreign}. Once they are read: {trusting}")
     if not sum(counts.values()) and not as_json:
         click.echo(f"{source} holds no finding.")
     if counts["refused"] and not counts["new"] + counts["known"]:
         raise UsageError(f"Nothing of {source} could be imported; the reasons are above.")
+    return 0
+
+
+@corpus.command()
+@click.argument("findings", nargs=-1, metavar="[FINDING]...", shell_complete=completing.findings)
+@click.option("--all", "every", is_flag=True, help="Trust all that the corpus holds.")
+@options.corpus
+def trust(findings: tuple[str, ...], every: bool, location: str | None) -> int:
+    """Let commands run findings that were imported: their case and their reproducer, as they are now.
+
+    Running them runs their code with your permissions; read them first (`fuzzcompile corpus show`).
+    """
+    from fuzzcompile.corpus import Store
+
+    if every == bool(findings):
+        raise UsageError("Name the findings to trust, or give --all.")
+    with Store.open(location, create=False) as store:
+        marked = store.trust(None if every else findings)
+    sources = f"{marked} source{'' if marked == 1 else 's'}"
+    click.echo(f"Trusted: {sources}." if marked else "Nothing to do: they are trusted already.")
     return 0
 
 
@@ -225,17 +261,21 @@ def gc(days: int, dry: bool, location: str | None, as_json: bool) -> int:
     return 0
 
 
-def _arriving(store: Store, found: Iterable[Export] | Store) -> Iterator[Arrived]:
+def _arriving(store: Store, found: Iterable[Export] | Store, *, trusted: bool) -> Iterator[Arrived]:
     """Import, with the progress of a copy on standard error."""
     from rich.console import Console
 
     from fuzzcompile.corpus import Store as Corpus
 
     if not isinstance(found, Corpus):
-        yield from store.take(found)
+        yield from store.take(found, trusted=trusted)
         return
     with Console(stderr=True).status("Reading ...") as status:
-        yield from store.copy(found, lambda copied, total: status.update(f"Copied {copied.runs} of {total} runs ..."))
+
+        def on_progress(copied: Copied, total: int) -> None:
+            status.update(f"Copied {copied.runs} of {total} runs ...")
+
+        yield from store.copy(found, on_progress, trusted=trusted)
 
 
 def _say(item: Arrived, *, as_json: bool) -> None:

@@ -67,7 +67,7 @@ def _cells(stored: FindingSummary, groups: Mapping[str, Umbrella]) -> tuple[str,
         ", ".join(stored.devices),
         "none yet" if number is None else f"{number} line{'s' if number != 1 else ''}",
         stored.drawn_from or "not recorded",
-        _mark_of(stored, groups),
+        "; ".join(filter(None, (_mark_of(stored, groups), "" if stored.trusted else "not trusted"))),
     )
 
 
@@ -105,6 +105,7 @@ def print_finding(
     """
     subject = hints.Named(stored.public_id, {"corpus": corpus})
     from fuzzcompile.contract import told
+    from fuzzcompile.reporting.machines import seen_on_and_next
     from fuzzcompile.reporting.verdict import print_report, report_console
 
     if asked.strip().upper() != stored.public_id and asked.strip().upper()[:1] == "F" and asked.strip()[1:].isdigit():
@@ -112,7 +113,11 @@ def print_finding(
     click.echo(f"{stored.public_id}  {stored.severity or ''}  {stored.signature}")
     versions, devices = ", ".join(stored.torch_versions), ", ".join(stored.devices)
     click.echo(f"{stored.hits} hits, first seen {stored.first_seen:%Y-%m-%d}, torch {versions}, compiled for {devices}")
+    click.echo(seen_on_and_next(stored.machines, subject))
     click.echo(f"Drawn from: {stored.drawn_from or 'not recorded'}")
+    if not stored.trusted:
+        trusting = hints.command("corpus", "trust", stored.public_id, corpus=corpus)
+        click.echo(f"It comes from another corpus: read the code below before you trust it with `{trusting}`.")
     groups = {} if group is None else {group.name: group}
     if mark := _mark_of(stored, groups):
         click.echo(f"Marked: {mark}{f' ({stored.note})' if stored.note else ''}")
@@ -126,13 +131,23 @@ def print_finding(
     click.echo("")
     if reproducer is None:
         click.echo(f"No reproducer yet; the case as found (next: {subject.command('minimize')}):\n")
-        click.echo(stored.source)
+        click.echo(_readable(stored.source))
     else:
         state = "confirmed" if reproducer.confirmed else "not confirmed"
         target = told(reproducer.report) if reproducer.report is not None else None
         where = "" if target is None else f" for {target}, on no GPU"
         click.echo(f"Reproducer ({state} in a clean process{where}):\n")
-        click.echo(reproducer.source)
+        click.echo(_readable(reproducer.source))
+        if not stored.trusted and reproducer.source != stored.source:
+            click.echo("The case, which `minimize` runs:\n")
+            click.echo(_readable(stored.source))
+
+
+def _readable(source: str) -> str:
+    """A source as it is, but for what would change how a terminal shows it, and could hide code from its reader."""
+    return "".join(
+        character if character.isprintable() or character in "\n\t" else ascii(character)[1:-1] for character in source
+    )
 
 
 def finding_as_json(stored: FindingSummary, groups: Mapping[str, Umbrella]) -> dict[str, object]:
@@ -159,6 +174,11 @@ def finding_as_json(stored: FindingSummary, groups: Mapping[str, Umbrella]) -> d
         "reproducer_lines": stored.reproducer_lines,
         "confirmed": stored.confirmed,
         "drawn_from": stored.drawn_from,
+        "trusted": stored.trusted,
+        "machines": stored.machines.count,
+        "second_machine": stored.machines.second_machine,
+        "processors": stored.machines.processors,
+        "not_on_processors": stored.machines.clean_processors,
     }
 
 

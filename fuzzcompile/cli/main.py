@@ -18,6 +18,7 @@ from fuzzcompile.cli.configured import check_settings
 from fuzzcompile.cli.corpus import corpus
 from fuzzcompile.cli.coverage import coverage
 from fuzzcompile.cli.doctor import doctor
+from fuzzcompile.cli.fleet import fleet
 from fuzzcompile.cli.generate import generate
 from fuzzcompile.cli.issue import issue
 from fuzzcompile.cli.mark import mark
@@ -78,7 +79,7 @@ def cli(context: click.Context, debug: bool) -> None:
 
 
 _INVESTIGATING = (triage, bisect, profile, watch, minimize)
-_FINDINGS = (replay, issue, mark, report, corpus)
+_FINDINGS = (replay, issue, mark, report, corpus, fleet)
 for command in (run, generate, *_INVESTIGATING, *_FINDINGS, coverage, passes, doctor, config, completion):
     cli.add_command(command)
 

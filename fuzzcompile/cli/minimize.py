@@ -12,7 +12,7 @@ from fuzzcompile.cli import options
 from fuzzcompile.cli.completing import cases_and_findings
 from fuzzcompile.cli.minimizing import ProgressLine, conclusion, confirmed
 from fuzzcompile.cli.pending import minimize_pending
-from fuzzcompile.cli.subjects import case_named, existing_corpus, needed, require_finding
+from fuzzcompile.cli.subjects import case_named, existing_corpus, may_run, needed, require_finding
 from fuzzcompile.errors import EnvironmentUnfit, UsageError
 from fuzzcompile.hints import Named
 from fuzzcompile.worker.conditions import Conditions
@@ -61,6 +61,7 @@ _INTERRUPTED = 130
     help="Folder for candidates that fail in another way (secondary findings).",
 )
 @click.option("--resume", is_flag=True, help="Continue an earlier search for this case.")
+@options.trust
 @options.log
 @options.conditions
 @options.corpus
@@ -73,6 +74,7 @@ def minimize(
     keep: Literal["verdict", "culprit"],
     others: Path | None,
     resume: bool,
+    trusted: bool,
     log: Path | None,
     conditions: Conditions,
     location: str | None,
@@ -89,7 +91,7 @@ def minimize(
     if pending:
         if name or out or others or resume:
             raise UsageError("--pending minimizes what waits in the corpus: leave out the case, --out and --resume.")
-        return minimize_pending(budget, conditions, location, log)
+        return minimize_pending(budget, conditions, location, log, trusted=trusted)
     assert name is not None  # `options.model` has asked for one
     case_named(name)
     from fuzzcompile.campaign.budget import Budget, Clock, seconds_of
@@ -100,6 +102,8 @@ def minimize(
         check_writable(out, "--out", parents=True)
     if case_named(name) is None:
         require_finding(name, location)
+        with existing_corpus(location) as store:
+            may_run(needed(store, name), [needed(store, name).finding(name)], trusted=trusted)
 
     from fuzzcompile.campaign.findings import keep_reproducer
     from fuzzcompile.commands.minimize import conditions_of

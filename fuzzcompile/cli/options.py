@@ -59,7 +59,7 @@ corpus: Callable[[Command], Command] = click.option(
     default=None,
     metavar="PATH|URL",
     help="The corpus; default: $FUZZCOMPILE_CORPUS, else that of pyproject.toml, else corpus/fuzzcompile.db in this "
-    "folder.",
+    "folder. A database server that is lost is waited for, $FUZZCOMPILE_PATIENCE seconds at most (600).",
 )
 veto: Callable[[Command], Command] = click.option(
     "--veto",
@@ -187,6 +187,13 @@ sarif: Callable[[Command], Command] = click.option(
     type=click.Path(path_type=Path),
     metavar="FILE",
     help="Also write the bugs as SARIF 2.1.0, for code scanning.",
+)
+trust: Callable[[Command], Command] = click.option(
+    "--trust",
+    "trusted",
+    is_flag=True,
+    help="From now on, trust those of the findings that were imported from another corpus: running them runs their "
+    "code.",
 )
 json_output: Callable[[Command], Command] = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON on stdout and nothing else."

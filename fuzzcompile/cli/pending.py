@@ -8,14 +8,20 @@ from pathlib import Path
 
 import click
 
+from fuzzcompile.cli.subjects import may_run
 from fuzzcompile.errors import EnvironmentUnfit
 from fuzzcompile.worker.conditions import Conditions
 
 
-def minimize_pending(budget: str, conditions: Conditions, location: str | None, log: Path | None) -> int:
+def minimize_pending(
+    budget: str, conditions: Conditions, location: str | None, log: Path | None, *, trusted: bool
+) -> int:
     """Minimize the findings of the corpus that have no reproducer, and summarise what became of them.
 
+    Those of another corpus are left out until they are ``trusted``.
+
     Raises:
+        UntrustedError: all that wait come from another corpus.
         UsageError: ``budget`` is no time.
         CorpusError: there is no such corpus.
         EnvironmentUnfit: the machine can compile no more.
@@ -24,7 +30,10 @@ def minimize_pending(budget: str, conditions: Conditions, location: str | None, 
     from fuzzcompile.corpus import Store
 
     clock = Clock(Budget(seconds=seconds_of(budget, "minimize --budget")))
-    Store.open(location, create=False).close()  # before a worker is started: there may be none
+    with Store.open(location, create=False) as store:  # before a worker is started: there may be none
+        waiting = [finding for finding in store.summaries("open") if finding.reproducer_lines is None]
+        if trusted or not any(finding.trusted for finding in waiting):
+            may_run(store, waiting, trusted=trusted)
     from rich.console import Console
 
     from fuzzcompile.campaign.crew import started

@@ -14,6 +14,7 @@ import click
 
 from fuzzcompile.cli import options
 from fuzzcompile.cli.completing import findings
+from fuzzcompile.cli.subjects import may_run
 from fuzzcompile.errors import EnvironmentUnfit, UsageError
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ _INTERRUPTED = 130
 @click.option("--strict", is_flag=True, help="Exit with 1 on any failure, not only on a regression.")
 @click.option("--junit", type=click.Path(path_type=Path), metavar="FILE", help="Also write JUnit XML.")
 @click.option("--markdown", type=click.Path(path_type=Path), metavar="FILE", help="Also write a table of versions.")
+@options.trust
 @options.log
 @options.json_output
 @options.corpus
@@ -74,6 +76,7 @@ def replay(
     strict: bool,
     junit: Path | None,
     markdown: Path | None,
+    trusted: bool,
     log: Path | None,
     as_json: bool,
     location: str | None,
@@ -111,6 +114,7 @@ def replay(
         records = Records.of(store, subjects(store, selection))
         if not records.all:
             raise EnvironmentUnfit("There is no finding to replay: the corpus has none, or none that was selected.")
+        may_run(store, [record.subject.finding for record in records.all], trusted=trusted)
         replays = Replays(store, records, Settings(runs, timeout, jobs, hide_gpus), replayed, say)
         events.write("replay_started", {"findings": len(records.all), "torches": list(torches), "runs": runs})
         try:

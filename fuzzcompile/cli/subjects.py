@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ from fuzzcompile.casefiles import looks_like_path, read_case_file
 from fuzzcompile.errors import CaseError
 
 if TYPE_CHECKING:
-    from fuzzcompile.corpus import Store
+    from fuzzcompile.corpus import FindingSummary, Store
 
 
 @contextlib.contextmanager
@@ -45,6 +45,20 @@ def case_named(name: str) -> Path | None:
         return None
     read_case_file(path)
     return path
+
+
+def may_run(store: Store, findings: Sequence[FindingSummary], *, trusted: bool) -> None:
+    """Refuse to run findings that come from another corpus, unless the user trusts them (now: ``--trust``).
+
+    Raises:
+        UntrustedError: no one here trusts one of them.
+    """
+    from fuzzcompile.corpus.trusting import require_trust
+
+    if trusted:
+        store.trust(finding.id for finding in findings)
+    else:
+        require_trust(findings, store.location)
 
 
 def require_finding(name: str, location: str | None) -> None:

@@ -1,7 +1,7 @@
 """The store of campaigns, cases, findings, reproducers and coverage, in SQLite or another database."""
 
 from fuzzcompile.corpus.clock import campaign_seconds, moment_at
-from fuzzcompile.corpus.failures import CorpusError, FolderTakenError, UnknownFindingError
+from fuzzcompile.corpus.failures import CorpusError, FolderTakenError, UnknownFindingError, UntrustedError
 from fuzzcompile.corpus.marking import Mark
 from fuzzcompile.corpus.records import (
     Campaign,
@@ -53,6 +53,7 @@ __all__ = [
     "StreamRun",
     "Umbrella",
     "UnknownFindingError",
+    "UntrustedError",
     "campaign_seconds",
     "compiler_of",
     "moment_at",

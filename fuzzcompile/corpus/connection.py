@@ -1,53 +1,65 @@
-"""Engines, transactions and their errors: all that is particular to SQLite."""
+"""Engines, transactions and their errors, for whichever database holds the corpus."""
 
 from __future__ import annotations
 
 import json
-import logging
 import sqlite3
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event, exc, text
+from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, exc
 
-from fuzzcompile.corpus.failures import CorpusError
-from fuzzcompile.corpus.location import describe
-
-BUSY_SECONDS = 30.0
-# A lock that lasts longer is said to be waited for.
-PATIENT_SECONDS = 2.0
-_log = logging.getLogger(__name__)
-WRITES = "fuzzcompile_writes"
-INTEGRITY_PROBLEMS_SHOWN = 5
+from fuzzcompile.corpus import postgres, sqlite
+from fuzzcompile.corpus.failures import CorpusError, CorpusGone
+from fuzzcompile.corpus.liveness import Watch
+from fuzzcompile.corpus.location import POSTGRES, describe
 
 
 def connect(url: URL, *, migrating: bool = False) -> Engine:
-    """Return an engine; for ``migrating``, foreign keys are off, because migrations rebuild tables.
+    """Return an engine; for ``migrating``, foreign keys of SQLite are off, because migrations rebuild tables there.
 
     Raises:
         CorpusError: the URL's database driver is not installed.
     """
+    is_postgres = url.get_backend_name() == POSTGRES
+    if is_postgres:
+        postgres.require_driver()
     # Closing the last connection folds SQLite's log into the file: the migrating one closes at once.
+    pool = {"poolclass": NullPool} if migrating else {}
     try:
-        engine = create_engine(url, json_serializer=to_json, poolclass=NullPool if migrating else None)
+        engine = create_engine(
+            url,
+            json_serializer=to_json,
+            connect_args=postgres.arguments(url) if is_postgres else {},
+            hide_parameters=True,  # an error would show a case's whole source
+            **pool,
+        )
     except (exc.ArgumentError, ImportError) as error:
         raise CorpusError(
             f"The corpus {describe(url)} needs a database driver that is not installed ({error}): "
-            "install it, or give a path instead."
+            "give a path, or the URL of a PostgreSQL database, instead."
         ) from error
     if engine.dialect.name == "sqlite":
-        _prepare_sqlite(engine, foreign_keys=not migrating)
+        sqlite.prepare(engine, foreign_keys=not migrating)
+    elif is_postgres:
+        postgres.prepare(engine)
+        Watch(engine)
     return engine
 
 
-def writing(engine: Engine) -> Engine:
-    """The same engine, whose transactions take the write lock when they begin.
+def reading(engine: Engine) -> Engine:
+    """The same engine, each of whose transactions sees one state of the corpus."""
+    return postgres.reading(engine) if is_server(engine) else engine
 
-    A transaction that reads first and writes later could not wait for another writer: SQLite
-    would refuse it at once, whatever the busy timeout.
-    """
-    return engine.execution_options(**{WRITES: True})
+
+def writing(engine: Engine) -> Engine:
+    """The same engine, whose transactions take the write lock when they begin."""
+    return engine.execution_options(**{sqlite.WRITES: True})
+
+
+def is_server(engine: Engine) -> bool:
+    """Whether a server holds the corpus, which may be lost and come back."""
+    return engine.dialect.name == POSTGRES
 
 
 def to_json(value: object) -> str:
@@ -57,94 +69,36 @@ def to_json(value: object) -> str:
 
 @contextmanager
 def explained_errors(url: URL) -> Iterator[None]:
-    """Turn errors about the database's file or server into a `CorpusError`.
+    """Turn errors about the database's file or server into a `CorpusError`, an outage into a `CorpusGone`.
 
     Violated constraints and wrong values are bugs of this program, and pass through.
     """
     try:
         yield
-    except (exc.IntegrityError, exc.DataError, exc.ProgrammingError):
+    except (exc.IntegrityError, exc.DataError):
         raise
     except exc.DBAPIError as error:
-        raise CorpusError(_explain(describe(url), str(error.orig))) from error
+        if isinstance(error, exc.ProgrammingError) and not postgres.lacks_rights(error):
+            raise
+        if url.get_backend_name() != POSTGRES:
+            raise CorpusError(sqlite.explain(describe(url), str(error.orig))) from error
+        kind = CorpusGone if postgres.is_outage(error) else CorpusError
+        raise kind(postgres.explain(describe(url), error)) from error
     except sqlite3.Error as error:  # of our own statements, which SQLAlchemy does not see
-        raise CorpusError(_explain(describe(url), str(error))) from error
+        raise CorpusError(sqlite.explain(describe(url), str(error))) from error
 
 
 def integrity(engine: Engine) -> str:
     """``ok``, or what is wrong with the file; a database server checks its own."""
-    if engine.dialect.name != "sqlite":
-        return "ok"
-    try:
-        with engine.connect() as connection:
-            problems = list(connection.scalars(text("PRAGMA integrity_check")))
-            dangling = connection.execute(text("PRAGMA foreign_key_check")).all()
-    except exc.DatabaseError as error:
-        return str(error.orig)
-    if problems == ["ok"]:
-        problems = [f"row {row[1]} of {row[0]} refers to a missing row of {row[2]}" for row in dangling]
-    return "; ".join(problems[:INTEGRITY_PROBLEMS_SHOWN]) or "ok"
+    return sqlite.integrity(engine) if engine.dialect.name == "sqlite" else "ok"
 
 
-def _prepare_sqlite(engine: Engine, *, foreign_keys: bool) -> None:
-    @event.listens_for(engine, "connect")
-    def connected(connection: sqlite3.Connection, _: object) -> None:
-        # sqlite3 would begin transactions late and leave schema changes outside of them.
-        connection.isolation_level = None
-        # Readers go on while a campaign writes.
-        _patiently(connection, "PRAGMA journal_mode = WAL")
-        # A process killed with -9 loses nothing under NORMAL either; FULL also survives a machine
-        # that goes down, and costs one fsync a case where a case takes a second.
-        connection.execute("PRAGMA synchronous = FULL")
-        connection.execute(f"PRAGMA foreign_keys = {'ON' if foreign_keys else 'OFF'}")
-
-    @event.listens_for(engine, "begin")
-    def begun(connection: Connection) -> None:
-        driver = connection.connection.driver_connection
-        assert isinstance(driver, sqlite3.Connection)
-        if connection.get_execution_options().get(WRITES):
-            _patiently(driver, "BEGIN IMMEDIATE")
-        else:
-            driver.execute("BEGIN")
+def size(connection: Connection) -> int:
+    """The bytes that the corpus takes."""
+    return postgres.size(connection) if is_server(connection.engine) else sqlite.size(connection)
 
 
-def _patiently(connection: sqlite3.Connection, statement: str) -> None:
-    """Execute a statement that needs a lock; a wait of more than `PATIENT_SECONDS` is announced.
-
-    SQLite's own wait is not enough: a change of the journal mode does not wait, so that two processes that create a
-    corpus together must retry.
-    """
-    started, announced = time.monotonic(), False
-    connection.execute(f"PRAGMA busy_timeout = {int(min(PATIENT_SECONDS, BUSY_SECONDS) * 1000)}")
-    while True:
-        try:
-            connection.execute(statement)
-            break
-        except sqlite3.OperationalError as error:
-            waited = time.monotonic() - started
-            if "locked" not in str(error) or waited > BUSY_SECONDS:
-                raise
-            if waited > PATIENT_SECONDS and not announced:
-                _log.warning("Another process has locked the corpus; waiting up to %.0f seconds ...", BUSY_SECONDS)
-                announced = True
-            time.sleep(0.05)
-    connection.execute(f"PRAGMA busy_timeout = {int(BUSY_SECONDS * 1000)}")
-
-
-# What a database error says, and what that means for the corpus; the first that fits.
-_EXPLANATIONS = {
-    "not a database": "{corpus} is not an SQLite database: name another file with --corpus.",
-    "malformed": "The corpus {corpus} is damaged ({problem}): restore a copy, or save what can be read "
-    "with `sqlite3 OLD .recover | sqlite3 NEW`.",
-    "unable to open": "The corpus {corpus} cannot be written ({problem}): name a writable place with --corpus.",
-    "readonly": "The corpus {corpus} cannot be written ({problem}): name a writable place with --corpus.",
-    "locked": f"The corpus {{corpus}} was locked by another process for {BUSY_SECONDS:.0f} seconds: "
-    "end that process, or name another with --corpus.",
-    "disk": "The disk of the corpus {corpus} fails or is full ({problem}): make room and run again.",
-    "": "The corpus {corpus} cannot be used ({problem}): fix that, or name another with --corpus.",
-}
-
-
-def _explain(corpus: str, problem: str) -> str:
-    text = next(text for words, text in _EXPLANATIONS.items() if words in problem)
-    return text.format(corpus=corpus, problem=problem)
+def shrink(engine: Engine) -> None:
+    """Give back the space of what was deleted, as far as the database does."""
+    with explained_errors(engine.url):
+        (postgres.shrink if is_server(engine) else sqlite.shrink)(engine)

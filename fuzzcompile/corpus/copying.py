@@ -1,20 +1,21 @@
 """Takes another corpus into this one: its campaigns, judged cases, findings and coverage.
 
 What is there already is recognised by content, so that a second copy changes nothing: a case by its source, an
-environment by what it says, a run by case, environment and time, a campaign by start, seed and command.
+environment by what it says, a run by case, environment and time, a campaign by start, seed and command. The sources of
+a corpus that is not trusted are marked, and the cases that its campaigns left over stay there: they would be run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from fuzzcompile.corpus import merging, recording
-from fuzzcompile.corpus.importing import Arrived, Said, put_said
+from fuzzcompile.corpus.importing import Arrived, Said, content_hash, put_said
 from fuzzcompile.corpus.marking import Mark, status_of
 from fuzzcompile.corpus.matching import best_report, finding_of
 from fuzzcompile.corpus.models import (
@@ -43,6 +44,7 @@ CHUNK = 200
 class Copied:
     """What has come so far; ``runs`` counts the new ones, ``of`` those of the other corpus that were looked at."""
 
+    trusted: bool
     runs: int = 0
     of: int = 0
     cases: int = 0
@@ -60,6 +62,8 @@ def put_campaigns(session: Session, other: Session, copied: Copied) -> None:
         if known is None:
             known = CampaignRow(**_columns(row, "id", "environment_id"))
             known.environment_id = copied.environments[row.environment_id]
+            if not copied.trusted:
+                known.counters = _without_left_cases(row.counters)
             session.add(known)
             session.flush()
         copied.campaigns[row.id] = known.id
@@ -78,21 +82,29 @@ def runs_after(other: Session, last: int) -> Sequence[tuple[RunRow, CaseRow, str
     return [(run, case, signature) for run, case, signature in other.execute(query)]
 
 
+def put_copies(session: Session, runs: Sequence[tuple[RunRow, CaseRow, str | None]], copied: Copied) -> None:
+    """Store runs of another corpus, as far as they are not there."""
+    for run, case, signature in runs:
+        put_copy(session, run, case, signature, copied)
+
+
 def put_copy(session: Session, run: RunRow, case: CaseRow, signature: str | None, copied: Copied) -> None:
     """Store a run of another corpus, unless it is there."""
     copied.of += 1
+    # A case passes for one that is here by its hash: that of what it holds, whatever the other corpus says.
+    sha256 = content_hash(case.source) if case.source else case.sha256
     environment = copied.environments[run.environment_id]
-    same = (CaseRow.sha256 == case.sha256, RunRow.environment_id == environment, RunRow.created == run.created)
+    same = (CaseRow.sha256 == sha256, RunRow.environment_id == environment, RunRow.created == run.created)
     if session.scalar(select(RunRow.id).join(CaseRow, RunRow.case_id == CaseRow.id).where(*same).limit(1)) is not None:
         return
-    fresh = session.scalar(select(CaseRow.id).where(CaseRow.sha256 == case.sha256)) is None
-    record = record_of(CaseRecord, case, stream=run.stream, index=run.stream_index)
+    fresh = session.scalar(select(CaseRow.id).where(CaseRow.sha256 == sha256)) is None
+    record = record_of(CaseRecord, case, sha256=sha256, stream=run.stream, index=run.stream_index)
     campaign = None if run.campaign_id is None else copied.campaigns[run.campaign_id]
     row = session.get_one(EnvironmentRow, environment)
     report = cast("ReportJson", run.report)
     recording.put_run(
         session, campaign, record, row.details, report, (),
-        screened=run.screened, created=run.created, signature=signature,
+        screened=run.screened, created=run.created, signature=signature, imported=not copied.trusted,
     )  # fmt: skip
     copied.runs, copied.cases = copied.runs + 1, copied.cases + fresh
 
@@ -102,7 +114,7 @@ def findings_of(other: Session) -> Iterator[FindingRow]:
     yield from other.scalars(select(FindingRow).order_by(FindingRow.id))
 
 
-def put_finding(session: Session, other: Session, row: FindingRow) -> Arrived:
+def put_finding(session: Session, other: Session, row: FindingRow, *, trusted: bool) -> Arrived:
     """Add what the other corpus knows of a finding whose runs have been copied.
 
     Raises:
@@ -115,7 +127,9 @@ def put_finding(session: Session, other: Session, row: FindingRow) -> Arrived:
     put_said(session, known.id, _said(other, row), known.hits)
     finding_id, merged = known.id, list[int]()
     for reproducer in other.scalars(select(ReproducerRow).where(ReproducerRow.finding_id == row.id)):
-        kept = recording.put_reproducer(session, finding_id, reproducer_record(other, reproducer))
+        record = reproducer_record(other, reproducer)
+        record = replace(record, sha256=content_hash(record.source))
+        kept = recording.put_reproducer(session, finding_id, record, imported=not trusted)
         merged += kept.merged
     left = finding_of(session, row.signature, report)
     name = public_id(known.id if left is None else left.id)
@@ -169,6 +183,12 @@ def _said(other: Session, row: FindingRow) -> Said:
         related=tuple(record_of(Related, link) for link in related),
         replays=tuple((record_of(Replay, replay), replay.created) for replay in replays),
     )
+
+
+def _without_left_cases(counters: Mapping[str, object]) -> dict[str, object]:
+    """The counters of a campaign without the programs of the cases that it left over."""
+    left = counters.get("left_over")
+    return {**counters, "left_over": {**left, "cases": []}} if isinstance(left, Mapping) else dict(counters)
 
 
 def _columns(row: EnvironmentRow | CampaignRow | CoverageRow | UmbrellaRow, *left_out: str) -> dict[str, object]:

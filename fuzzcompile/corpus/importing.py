@@ -1,7 +1,7 @@
 """Takes findings into a corpus: exports (`fuzzcompile.corpus.exporting`), from folders or from a zip of them.
 
-Nothing that is imported is executed. What comes twice changes nothing: the hits of a finding are the greater of both
-numbers, and what a person said in this corpus stands.
+Nothing that is imported is executed; its sources are marked (`fuzzcompile.corpus.trusting`). What comes twice changes
+nothing: the hits of a finding are the greater of both numbers, and what a person said in this corpus stands.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ def exports_in_zip(archive: zipfile.ZipFile) -> Iterator[Export]:
         yield Export(str(path.parent), files)
 
 
-def put_export(session: Session, export: Export) -> Arrived:
-    """Store one export.
+def put_export(session: Session, export: Export, *, trusted: bool) -> Arrived:
+    """Store one export; unless ``trusted``, the sources of it that are not here yet are marked.
 
     Raises:
         ValueError: it is none, or lacks what a finding needs; the message says what.
@@ -119,13 +119,14 @@ def put_export(session: Session, export: Export) -> Arrived:
         signature = str(told["signature"])
         if not signature or not told["report"]["is_bug"] or severity(told["report"]) is None:
             raise ValueError("its report shows no bug")
-        known, signature = _known(session, signature, _sha256(sources["case.py"]), severity(told["report"]))
+        known, signature = _known(session, signature, content_hash(sources["case.py"]), severity(told["report"]))
         before = 0 if known is None else known.hits
-        finding_id = _put_case(session, told, sources["case.py"], known, signature)
+        finding_id = _put_case(session, told, sources["case.py"], known, signature, trusted=trusted)
         put_said(session, finding_id, _said(told), before)
         gone: tuple[int, ...] = ()
         if "repro.py" in sources and told.get("reproducer"):
-            kept = recording.put_reproducer(session, finding_id, _reproducer(told["reproducer"], sources))
+            reproducer = _reproducer(told["reproducer"], sources)
+            kept = recording.put_reproducer(session, finding_id, reproducer, imported=not trusted)
             finding_id, gone = kept.finding_id, kept.merged
     except KeyError as error:
         raise ValueError(f"it has no {error.args[0]}") from error
@@ -177,14 +178,8 @@ def _known(session: Session, signature: str, case: str, own: str | None) -> tupl
     Before signatures named a cause, two bugs of one place could have the same one. An export that shows another kind of
     symptom than the finding of its place is therefore kept apart until it has been judged anew.
     """
-    of_case = (
-        select(FindingRow)
-        .join(RunRow, RunRow.finding_id == FindingRow.id)
-        .join(CaseRow, RunRow.case_id == CaseRow.id)
-        .where(CaseRow.sha256 == case)
-        .distinct()
-    )
-    for row in session.scalars(of_case):
+    of_case = select(RunRow.finding_id).join(CaseRow, RunRow.case_id == CaseRow.id).where(CaseRow.sha256 == case)
+    for row in session.scalars(select(FindingRow).where(FindingRow.id.in_(of_case)).order_by(FindingRow.id)):
         if agree(row.signature, signature):
             return row, signature
     known = finding_of(session, signature)
@@ -198,9 +193,11 @@ def _texts(listed: object) -> tuple[str, ...]:
     return tuple(map(str, listed)) if isinstance(listed, list) else ()
 
 
-def _put_case(session: Session, told: Mapping[str, Any], source: str, known: FindingRow | None, signature: str) -> int:
+def _put_case(
+    session: Session, told: Mapping[str, Any], source: str, known: FindingRow | None, signature: str, *, trusted: bool
+) -> int:
     """Store the exported case as a run of its finding, unless it is there; the finding's id."""
-    case = CaseRecord(_sha256(source), source, ORIGIN, features=_texts(told.get("features")))
+    case = CaseRecord(content_hash(source), source, ORIGIN, features=_texts(told.get("features")))
     if known is not None:
         of_case = select(RunRow.id).join(CaseRow, RunRow.case_id == CaseRow.id).where(CaseRow.sha256 == case.sha256)
         if session.scalar(of_case.where(RunRow.finding_id == known.id).limit(1)) is not None:
@@ -208,14 +205,16 @@ def _put_case(session: Session, told: Mapping[str, Any], source: str, known: Fin
     report = told["report"]
     environment = told.get("environment") or {"torch": report["torch"], "device": report["device"]}
     created = _time(told.get("last_seen"))
-    stored = recording.put_run(session, None, case, environment, report, (), created=created, signature=signature)
+    stored = recording.put_run(
+        session, None, case, environment, report, (), created=created, signature=signature, imported=not trusted
+    )
     return cast(int, stored.finding_id)
 
 
 def _reproducer(told: Mapping[str, Any], sources: Mapping[str, str]) -> Reproducer:
     return Reproducer(
         source=sources["repro.py"],
-        sha256=_sha256(sources["repro.py"]),
+        sha256=content_hash(sources["repro.py"]),
         lines=int(told["lines"]),
         kind=str(told["kind"]),
         confirmed=told["confirmed"] is True,
@@ -224,7 +223,7 @@ def _reproducer(told: Mapping[str, Any], sources: Mapping[str, str]) -> Reproduc
         neighbour=sources.get("neighbour.py"),
         program=told.get("program"),
         shown=told.get("shown"),
-        case_sha256=_sha256(sources["case.py"]),
+        case_sha256=content_hash(sources["case.py"]),
         environment=told.get("environment"),
     )
 
@@ -274,7 +273,8 @@ def _changed(told: Mapping[str, Any], export: Export) -> str:
     return f"{' and '.join(changed)} changed since the export" if changed else ""
 
 
-def _sha256(source: str) -> str:
+def content_hash(source: str) -> str:
+    """The SHA-256 of a source, whatever characters it holds: what it is recognised by."""
     return hashlib.sha256(source.encode(errors="surrogatepass")).hexdigest()
 
 

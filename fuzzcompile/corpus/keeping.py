@@ -10,7 +10,7 @@ from datetime import datetime
 from sqlalchemy import ColumnElement, Select, Text, cast, delete, func, literal, or_, select, update
 from sqlalchemy.orm import QueryableAttribute, Session
 
-from fuzzcompile.corpus.location import file_of
+from fuzzcompile.corpus.connection import size
 from fuzzcompile.corpus.models import (
     CampaignRow,
     CaseRow,
@@ -31,7 +31,7 @@ _CHUNK = 500
 
 @dataclass(frozen=True)
 class Stats:
-    """What a corpus holds. ``bytes`` are sizes: of the file (0 for a server), and of texts in it."""
+    """What a corpus holds. ``bytes`` are sizes: of the file (of the tables, on a server), and of texts in it."""
 
     cases: int
     runs: int
@@ -84,7 +84,7 @@ def stats(session: Session) -> Stats:
         replays=_number(session, ReplayRow.id),
         environments=_number(session, EnvironmentRow.id),
         bytes={
-            "file": file_bytes(session),
+            "file": size(session.connection()),
             "cases": session.scalar(select(func.sum(func.length(CaseRow.source)))) or 0,
             "reports": session.scalar(select(func.sum(func.length(cast(RunRow.report, Text))))) or 0,
         },
@@ -149,14 +149,6 @@ def _texts(session: Session, cases: Sequence[int]) -> int:
 
 def _number(session: Session, column: QueryableAttribute[int], *conditions: ColumnElement[bool]) -> int:
     return session.scalar(select(func.count(column)).where(*conditions)) or 0
-
-
-def file_bytes(session: Session) -> int:
-    """The size of the database's file and its log."""
-    bind = session.get_bind()
-    path = file_of(bind.engine.url)
-    beside = () if path is None else (path, path.with_name(f"{path.name}-wal"))
-    return sum(file.stat().st_size for file in beside if file.exists())
 
 
 def _unused_environments() -> tuple[ColumnElement[bool], ...]:

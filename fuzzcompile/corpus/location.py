@@ -10,7 +10,12 @@ from sqlalchemy.exc import ArgumentError
 
 from fuzzcompile.corpus.failures import CorpusError, NotAFileError
 from fuzzcompile.hints import command
+from fuzzcompile.privacy import without_passwords
 from fuzzcompile.settings import in_force, place_of_corpus
+
+POSTGRES = "postgresql"
+# What people and hosts of databases write for it.
+_POSTGRES = (POSTGRES, "postgres")
 
 
 def resolve(location: str | os.PathLike[str] | None) -> URL:
@@ -34,8 +39,10 @@ def file_of(url: URL) -> Path | None:
 
 
 def describe(url: URL) -> str:
-    """How messages name a corpus: its path, or its URL without the password."""
-    return str(file_of(url) or url.render_as_string(hide_password=True))
+    """How messages name a corpus: its path, or its URL without passwords, as it may be given again."""
+    if url.get_backend_name() == POSTGRES:
+        url = url.set(drivername=POSTGRES)
+    return str(file_of(url) or without_passwords(url.render_as_string(hide_password=False)))
 
 
 def require_file(path: Path, *, create: bool) -> None:
@@ -60,10 +67,14 @@ def require_file(path: Path, *, create: bool) -> None:
 def _parse(given: str) -> URL:
     try:
         url = make_url(given)
-    except ArgumentError as error:
+    except (ArgumentError, ValueError):
+        # Without what the parser says, which may be a part of the password.
         raise CorpusError(
-            "The corpus URL cannot be read: give a path, or a URL such as sqlite:////folder/fuzzcompile.db."
-        ) from error
+            "The corpus URL cannot be read: give a path, or a URL such as postgresql://user@host/database "
+            "(with %40 for @ in a password)."
+        ) from None
+    if url.get_backend_name() in _POSTGRES:
+        return url.set(drivername=f"{POSTGRES}+psycopg")
     if url.get_backend_name() != "sqlite":
         return url
     database = url.database or ":memory:"

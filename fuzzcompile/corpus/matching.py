@@ -89,5 +89,5 @@ def _of_place(session: Session, signature: str) -> list[FindingRow]:
         return []
     place = coarse(signature)
     begins = ":".join(place.split(":")[:2])
-    rows = session.scalars(select(FindingRow).where(starts_with(session, f"{begins}:")).order_by(FindingRow.id))
+    rows = session.scalars(select(FindingRow).where(starts_with(f"{begins}:")).order_by(FindingRow.id))
     return [row for row in rows if same_place(renewed(row.signature), signature)]

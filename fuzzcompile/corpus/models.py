@@ -1,5 +1,6 @@
 """The tables of a corpus. A change here needs a revision in ``migrations/versions``."""
 
+import re
 from datetime import UTC, datetime
 
 from sqlalchemy import (
@@ -19,6 +20,7 @@ from sqlalchemy import (
     false,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.types import TypeEngine
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -38,6 +40,31 @@ class UtcDateTime(TypeDecorator[datetime]):
         if value is None:
             return None
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+# What PostgreSQL or UTF-8 cannot hold is stored as this mark and its number; so is the mark itself.
+_MARK = "\U000f0000"
+_ODD = re.compile(f"[\0\ud800-\udfff{_MARK}]")
+_STORED = re.compile(f"{_MARK}([0-9a-f]{{6}})")
+
+
+class AnyText(TypeDecorator[str]):
+    """A text of any characters, NUL and undecodable ones among them; compared and ordered by its code points."""
+
+    impl = Text
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[str]:
+        """PostgreSQL would order texts, and look for their beginnings, by the rules of a language."""
+        return dialect.type_descriptor(Text(collation="C" if dialect.name == "postgresql" else None))
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        """Spell the characters that a database cannot hold."""
+        return value and _ODD.sub(lambda odd: f"{_MARK}{ord(odd[0]):06x}", value)
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> str | None:
+        """Give them back."""
+        return value and _STORED.sub(lambda stored: chr(int(stored[1], 16)), value)
 
 
 # On SQLite, a later migration can alter only constraints that have names.
@@ -60,7 +87,7 @@ class Base(DeclarativeBase):
         datetime: UtcDateTime(),
         bytes: LargeBinary(),
         float: Float(),
-        str: Text(),
+        str: AnyText(),
     }
 
 
@@ -289,3 +316,15 @@ class CoverageRow(Base):
     outcome: Mapped[str] = mapped_column(String(16))
     count: Mapped[int] = mapped_column(BigInteger)
     first_case_id: Mapped[int] = mapped_column(ForeignKey("cases.id"))
+
+
+def fresh_tables() -> MetaData:
+    """A copy of the tables' descriptions, to make or drop them by.
+
+    SQLAlchemy remembers in the description that it added a constraint by ALTER, as it does for PostgreSQL, and would
+    leave the constraint out of an SQLite file that the same process makes afterwards.
+    """
+    fresh = MetaData(naming_convention=NAMES)
+    for table in Base.metadata.tables.values():
+        table.to_metadata(fresh)
+    return fresh

@@ -13,6 +13,7 @@ from sqlalchemy.orm import QueryableAttribute, Session
 
 from fuzzcompile.corpus.failures import UnknownFindingError
 from fuzzcompile.corpus.forms import drawn_from
+from fuzzcompile.corpus.machines import machines_by_finding
 from fuzzcompile.corpus.models import (
     Base,
     CaseRow,
@@ -36,6 +37,7 @@ from fuzzcompile.corpus.records import (
     Umbrella,
     public_id,
 )
+from fuzzcompile.corpus.trusting import is_trusted
 
 _FINDINGS_NAMED = 10
 # With more findings than this, a list of their ids is slower than reading of all.
@@ -61,7 +63,7 @@ def finding_id(session: Session, name: str | int) -> int:
         select(FindingRow.id).where(FindingRow.signature == text) if isinstance(name, str) else None,
         select(FindingRow.id).where(FindingRow.id == wanted) if wanted is not None else None,
         select(FormerNameRow.finding_id).where(former).distinct(),
-        select(FindingRow.id).where(starts_with(session, text)) if text else None,
+        select(FindingRow.id).where(starts_with(text)) if text else None,
     ):
         matches = [] if query is None else list(session.scalars(query.limit(2)))
         if len(matches) == 1:
@@ -71,13 +73,10 @@ def finding_id(session: Session, name: str | int) -> int:
     raise UnknownFindingError(_no_match(name, matches, signatures))
 
 
-def starts_with(session: Session, text: str) -> ColumnElement[bool]:
+def starts_with(text: str) -> ColumnElement[bool]:
     """Whether a finding's signature begins with the text, in this case of letters, whatever the database."""
-    begins = func.substr(FindingRow.signature, 1, len(text)) == text
-    if session.get_bind().dialect.name != "sqlite":
-        return begins
-    # SQLite compares bytes, so that its index finds the few signatures in question.
-    return and_(FindingRow.signature >= text, FindingRow.signature < f"{text}\U0010ffff", begins)
+    # The index finds the few signatures in question: both databases compare code points there.
+    return and_(FindingRow.signature >= text, FindingRow.signature < f"{text}\U0010ffff")
 
 
 def shown_reproducer(session: Session, finding: FindingRow) -> ReproducerRow | None:
@@ -118,17 +117,29 @@ def summary_records(session: Session, *conditions: ColumnElement[bool]) -> list[
     """The findings that fulfil all conditions, without reports and sources, oldest first."""
     columns = [getattr(FindingRow, name) for name in _names_of_columns(FindingRow) if name != "evidence"]
     query = (
-        select(*columns, ReproducerRow.lines, ReproducerRow.confirmed)
+        select(
+            *columns,
+            ReproducerRow.lines,
+            ReproducerRow.confirmed,
+            CaseRow.imported.label("case_imported"),
+            ReproducerRow.imported.label("reproducer_imported"),
+        )
         .outerjoin(*_BEST)
+        .outerjoin(CaseRow, FindingRow.case_id == CaseRow.id)
         .where(*conditions)
         .order_by(FindingRow.id)
     )
     rows = session.execute(query).all()
     wanted = [row.id for row in rows] if conditions else None
     seen, drawn = _environments_by_finding(session, wanted), _features_by_finding(session, wanted)
+    machines = machines_by_finding(session, conditions, seen)
     return [
         record_of(
-            FindingSummary, row, **_beside(row.duplicate_of_id, seen[row.id], drawn[row.id], row.lines, row.confirmed)
+            FindingSummary,
+            row,
+            **_beside(row.duplicate_of_id, seen[row.id], drawn[row.id], row.lines, row.confirmed),
+            machines=machines[row.id],
+            trusted=is_trusted(row.case_imported, row.reproducer_imported),
         )
         for row in rows
     ]
@@ -151,11 +162,14 @@ def finding_records(session: Session, *conditions: ColumnElement[bool]) -> list[
     rows = session.execute(query).all()
     wanted = [row.id for row, *_ in rows] if conditions else None
     seen, drawn = _environments_by_finding(session, wanted), _features_by_finding(session, wanted)
+    machines = machines_by_finding(session, conditions, seen)
     found = []
     for row, of_run, case, best in rows:
         report = (best.report if row.speaks_by_reproducer else of_run) or {}
         of_best = (None, None) if best is None else (best.lines, best.confirmed)
         beside = _beside(row.duplicate_of_id, seen[row.id], drawn[row.id], *of_best)
+        beside["machines"] = machines[row.id]
+        beside["trusted"] = is_trusted(case is not None and case.imported, best is not None and best.imported)
         program = case or best
         source = {
             "source": program.source,

@@ -11,7 +11,8 @@ from sqlalchemy import Engine, func, select
 from sqlalchemy.orm import Session
 
 from fuzzcompile.corpus import keeping
-from fuzzcompile.corpus.connection import explained_errors, integrity
+from fuzzcompile.corpus.connection import explained_errors, integrity, reading
+from fuzzcompile.corpus.fleet import Fleet, fleet
 from fuzzcompile.corpus.keeping import Stats
 from fuzzcompile.corpus.location import describe
 from fuzzcompile.corpus.matching import finding_of
@@ -28,6 +29,7 @@ from fuzzcompile.corpus.models import (
     RunRow,
     UmbrellaRow,
 )
+from fuzzcompile.corpus.outages import survives_outages
 from fuzzcompile.corpus.overview import Overview, overview
 from fuzzcompile.corpus.querying import (
     conditions_of,
@@ -63,11 +65,17 @@ if TYPE_CHECKING:
     from fuzzcompile.contract import ReportJson
 
 
+@survives_outages
 class Reader:
-    """The reading half of a `Store`. A finding is named by id (3, "3", "F3"), signature, or beginning of one."""
+    """The reading half of a `Store`. A finding is named by id (3, "3", "F3"), signature, or beginning of one.
 
-    def __init__(self, engine: Engine) -> None:
+    A server that is lost during a call is waited for, ``patience`` seconds at most.
+    """
+
+    def __init__(self, engine: Engine, patience: float = 0.0) -> None:
+        self.patience = patience
         self._engine = engine
+        self._reading = reading(engine)
 
     @property
     def location(self) -> str:
@@ -128,16 +136,17 @@ class Reader:
 
     def seeds(self, compiler: str, profile: Mapping[str, object], *, limit: int = 64) -> list[Seed]:
         """Generated cases of that profile that were first to reach something; most first, then oldest first."""
+        reached = select(CoverageRow.first_case_id).where(CoverageRow.torch == compiler)
         query = (
             select(CaseRow.id, CaseRow.sha256, CaseRow.choices, CaseRow.spec, RunRow.report)
             .join(RunRow, RunRow.case_id == CaseRow.id)
-            .where(CaseRow.choices.is_not(None))
+            .where(CaseRow.choices.is_not(None), CaseRow.id.in_(reached))
             .order_by(CaseRow.id, RunRow.id)
         )
         with self._read() as session:
             firsts = first_reached(session, compiler)
             seeds: dict[int, Seed] = {}
-            for key, sha256, choices, spec, report in session.execute(query.where(CaseRow.id.in_(firsts))):
+            for key, sha256, choices, spec, report in session.execute(query):
                 if choices is not None and (spec or {}).get("profile") == profile:
                     step = cast("ReportJson", report).get("evidence", {}).get("float64_step")
                     seeds[key] = Seed(sha256, choices, firsts[key], step)
@@ -284,11 +293,16 @@ class Reader:
         with self._read() as session:
             return overview(session)
 
+    def fleet(self, at: datetime) -> Fleet:
+        """What all who write to the corpus do, at a moment."""
+        with self._read() as session:
+            return fleet(session, at)
+
     def integrity(self) -> str:
         """``ok``, or what is wrong with the database."""
         return integrity(self._engine)
 
     @contextmanager
     def _read(self) -> Iterator[Session]:
-        with explained_errors(self._engine.url), Session(self._engine) as session:
+        with explained_errors(self._engine.url), Session(self._reading) as session:
             yield session

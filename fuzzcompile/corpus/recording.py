@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 from fuzzcompile.corpus import merging
 from fuzzcompile.corpus.matching import finding_of, keep_name
 from fuzzcompile.corpus.models import (
+    CampaignRow,
     CaseRow,
     CoverageRow,
     EnvironmentRow,
@@ -27,7 +28,17 @@ from fuzzcompile.corpus.models import (
     ReproducerRow,
     RunRow,
 )
-from fuzzcompile.corpus.records import CaseRecord, Coverage, Kept, Recorded, Related, Replay, Reproducer, compiler_of
+from fuzzcompile.corpus.records import (
+    Campaign,
+    CaseRecord,
+    Coverage,
+    Kept,
+    Recorded,
+    Related,
+    Replay,
+    Reproducer,
+    compiler_of,
+)
 
 if TYPE_CHECKING:
     from fuzzcompile.contract import ReportJson
@@ -57,6 +68,27 @@ def check_report(report: ReportJson) -> None:
         raise ValueError("a bug needs a signature: supply one, of the error or of the stage")
 
 
+def put_campaign(session: Session, campaign: Campaign, token: str) -> int:
+    """Store that a campaign begins, unless that of this token is there; return its row's id."""
+    known = session.scalar(select(CampaignRow.id).where(CampaignRow.token == token))
+    if known is not None:
+        return known
+    row = CampaignRow(
+        token=token,
+        environment_id=put_environment(session, campaign.environment),
+        seed=campaign.seed,
+        settings=plain(campaign.settings),
+        command=campaign.command,
+        fuzzcompile_version=campaign.fuzzcompile_version,
+        counters={},
+        started=now(),
+    )
+    row.last_heard = row.started
+    session.add(row)
+    session.flush()
+    return row.id
+
+
 def put_environment(session: Session, environment: Mapping[str, object]) -> int:
     """Return the row of an environment, which is the same for the same content."""
     details = plain(environment)
@@ -73,8 +105,11 @@ def put_environment(session: Session, environment: Mapping[str, object]) -> int:
     return row.id
 
 
-def put_case(session: Session, case: CaseRecord) -> CaseRow:
-    """Return the row of a source, completed where an earlier record of it knew less."""
+def put_case(session: Session, case: CaseRecord, *, imported: bool = False) -> CaseRow:
+    """Return the row of a source, completed where an earlier record of it knew less.
+
+    An ``imported`` one that is not here yet is marked; what is judged here is trusted.
+    """
     row = session.scalar(select(CaseRow).where(CaseRow.sha256 == case.sha256))
     if row is None:
         row = CaseRow(
@@ -84,6 +119,7 @@ def put_case(session: Session, case: CaseRecord) -> CaseRow:
             idioms=list(case.idioms),
             near_misses=list(case.near_misses),
             features=list(case.features),
+            imported=imported,
             created=now(),
         )
         session.add(row)
@@ -91,6 +127,7 @@ def put_case(session: Session, case: CaseRecord) -> CaseRow:
         row.spec = plain(case.spec)
     if row.choices is None:
         row.choices = case.choices
+    row.imported = row.imported and imported
     row.source = row.source or case.source  # it had been dropped (`fuzzcompile.corpus.keeping`)
     session.flush()
     return row
@@ -108,11 +145,12 @@ def put_run(
     created: datetime | None = None,
     signature: str | None = None,
     token: str | None = None,
+    imported: bool = False,
 ) -> Recorded:
     """Store a judged case: its source, environment, run, finding and coverage.
 
-    A run that comes from another corpus was ``created`` there, and hit a finding of that ``signature``. One whose
-    ``token`` is there already is not stored again.
+    A run that comes from another corpus was ``created`` there, and hit a finding of that ``signature``; with
+    ``imported``, its case is not trusted. One whose ``token`` is there already is not stored again.
 
     Raises:
         ValueError: a bug has no signature, the environment no torch, or a number is NaN or infinite.
@@ -120,8 +158,8 @@ def put_run(
     check_report(report)
     known = None if token is None else session.scalar(select(RunRow).where(RunRow.token == token))
     if known is not None:
-        return Recorded(known.case_id, known.id, known.finding_id, is_new_finding=False)
-    case_row = put_case(session, case)
+        return Recorded(known.case_id, known.id, known.finding_id, is_new_finding=_began_its_finding(session, known))
+    case_row = put_case(session, case, imported=imported)
     cost = report.get("cost") or {}
     run = RunRow(
         token=token,
@@ -145,18 +183,35 @@ def put_run(
     return Recorded(case_row.id, run.id, run.finding_id, is_new)
 
 
-def put_reproducer(session: Session, finding_id: int, reproducer: Reproducer, replaces: str | None = None) -> Kept:
+def _began_its_finding(session: Session, run: RunRow) -> bool:
+    """Whether a stored run was the first to hit its finding."""
+    earlier = select(RunRow.id).where(RunRow.finding_id == run.finding_id, RunRow.id < run.id).limit(1)
+    return run.finding_id is not None and session.scalar(earlier) is None
+
+
+def put_reproducer(
+    session: Session,
+    finding_id: int,
+    reproducer: Reproducer,
+    replaces: str | None = None,
+    *,
+    imported: bool = False,
+) -> Kept:
     """Store a reproducer; a script that is already stored is updated. The finding takes from it what it shows.
 
-    ``replaces`` is the hash of the finding's script or case that was judged anew to make this one.
+    ``replaces`` is the hash of the finding's script or case that was judged anew to make this one. An ``imported`` one
+    is marked, and changes nothing of one that is trusted.
     """
     finding = session.get_one(FindingRow, finding_id)
     row = _reproducer(session, finding_id, reproducer.sha256)
+    if imported and row is not None and not row.imported:
+        return Kept(finding.id, finding.signature)
     if row is None and replaces is not None:
         row = _reproducer(session, finding_id, replaces)
     if row is None:
         row = ReproducerRow(finding_id=finding_id, created=now())
         session.add(row)
+    row.imported = imported
     for name in ("source", "sha256", "lines", "kind", "confirmed", "torch", "neighbour", "program"):
         setattr(row, name, getattr(reproducer, name))
     row.report = None if reproducer.report is None else plain(reproducer.report)
@@ -179,9 +234,11 @@ def _reproducer(session: Session, finding_id: int, sha256: str) -> ReproducerRow
     return session.scalar(select(ReproducerRow).where(*of_script))
 
 
-def put_replay(session: Session, finding_id: int, replay: Replay) -> None:
-    """Store that a reproducer was run again."""
-    session.add(ReplayRow(finding_id=finding_id, created=now(), **{**vars(replay), "runs": list(replay.runs)}))
+def put_replay(session: Session, finding_id: int, replay: Replay, created: datetime) -> None:
+    """Store that a reproducer was run again, unless that is stored."""
+    same = (ReplayRow.finding_id == finding_id, ReplayRow.created == created, ReplayRow.torch == replay.torch)
+    if session.scalar(select(ReplayRow.id).where(*same)) is None:
+        session.add(ReplayRow(finding_id=finding_id, created=created, **{**vars(replay), "runs": list(replay.runs)}))
 
 
 def put_related(session: Session, finding_id: int, related: Sequence[Related], queries: Sequence[str]) -> None:

@@ -15,6 +15,7 @@ from fuzzcompile.severity import Severity
 
 if TYPE_CHECKING:
     from fuzzcompile.contract import CulpritJson, EvidenceJson, ReportJson, ShownJson
+    from fuzzcompile.corpus.machines import Machines
 
 Ended = Literal["budget", "interrupted", "max-findings", "exhausted", "failed"]
 Outcome = Literal["fired", "refused", "fallback"]
@@ -238,7 +239,8 @@ class FindingSummary:
     ``severity`` is a word of `fuzzcompile.severity.Severity`. ``status``, ``issue``, ``note`` and ``duplicate_of`` (a
     public id) are what a person said; ``searched`` is when reports on it were last searched for, with which
     ``queries``. ``reproducer_lines`` and ``confirmed`` tell of the best reproducer; None where there is none.
-    ``drawn_from`` is what `fuzzcompile.corpus.forms.drawn_from` says.
+    ``drawn_from`` is what `fuzzcompile.corpus.forms.drawn_from` says. ``trusted`` tells whether its programs may be run
+    (`fuzzcompile.corpus.trusting`), ``machines`` where it was seen.
     """
 
     id: int
@@ -262,6 +264,8 @@ class FindingSummary:
     reproducer_lines: int | None
     confirmed: bool | None
     drawn_from: str | None
+    trusted: bool
+    machines: Machines
 
     @property
     def public_id(self) -> str:

@@ -10,7 +10,7 @@ from fuzzcompile import __version__
 from fuzzcompile.corpus.connection import connect, writing
 from fuzzcompile.corpus.failures import CorpusError
 from fuzzcompile.corpus.location import describe
-from fuzzcompile.corpus.models import Base
+from fuzzcompile.corpus.models import fresh_tables
 from fuzzcompile.hints import command
 
 # Alembic takes as long to import as a list of findings takes to print: only what changes a schema imports it.
@@ -50,7 +50,7 @@ def upgrade(url: URL) -> None:
         with writing(engine).begin() as connection:
             config = configuration(connection)
             if revision_of(connection) is None:
-                Base.metadata.create_all(connection)
+                fresh_tables().create_all(connection)
                 command.stamp(config, "head")
             else:
                 command.upgrade(config, "head")

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar
+from uuid import uuid4
 
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
-from fuzzcompile.corpus import copying, exporting, keeping, recording
-from fuzzcompile.corpus.connection import connect, explained_errors, writing
+from fuzzcompile.corpus import copying, exporting, keeping, recording, trusting
+from fuzzcompile.corpus.connection import connect, explained_errors, shrink, writing
 from fuzzcompile.corpus.copying import Copied
 from fuzzcompile.corpus.importing import Arrived, Export, original_in, put_export, settle_duplicates
 from fuzzcompile.corpus.keeping import Freed
-from fuzzcompile.corpus.location import file_of, require_file, resolve
+from fuzzcompile.corpus.location import describe, file_of, require_file, resolve
 from fuzzcompile.corpus.marking import Mark, put_mark
 from fuzzcompile.corpus.models import CampaignRow
+from fuzzcompile.corpus.outages import once_it_is_up, survives_outages, waiting
 from fuzzcompile.corpus.querying import finding_id
 from fuzzcompile.corpus.reader import Reader
 from fuzzcompile.corpus.records import (
@@ -37,27 +38,36 @@ from fuzzcompile.corpus.records import (
     public_id,
 )
 from fuzzcompile.corpus.schema import bring_up_to_date
+from fuzzcompile.settings import in_force
 
 if TYPE_CHECKING:
     from fuzzcompile.contract import ReportJson
 
 
+Written = TypeVar("Written")
+Arguments = ParamSpec("Arguments")
+
+
+@survives_outages
 class Store(Reader):
     """An open corpus. Each call is one transaction: once it has returned, a kill loses nothing of it.
 
-    Threads may share a store, and processes may open the same corpus; a process that was forked
-    opens its own.
+    A call that is made again, because the server was lost meanwhile, stores nothing twice. Threads may share a store,
+    and processes may open the same corpus; a process that was forked opens its own.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        super().__init__(engine)
+    def __init__(self, engine: Engine, patience: float = 0.0) -> None:
+        super().__init__(engine, patience)
         self._writing = writing(engine)
 
     @classmethod
-    def open(cls, location: str | os.PathLike[str] | None = None, *, create: bool = True) -> Store:
+    def open(
+        cls, location: str | os.PathLike[str] | None = None, *, create: bool = True, patience: float | None = None
+    ) -> Store:
         """Open a path or URL, else ``FUZZCOMPILE_CORPUS``, else ``corpus/fuzzcompile.db``.
 
-        The schema is created or upgraded as needed; ``create=False`` insists that a corpus is there.
+        The schema is created or upgraded as needed; ``create=False`` insists that a corpus is there. A server that is
+        lost later is waited for, ``patience`` seconds at most (default: the setting of that name).
 
         Raises:
             CorpusError: the corpus cannot be opened; the message says what to do.
@@ -66,14 +76,14 @@ class Store(Reader):
         path = file_of(url)
         if path is not None:
             require_file(path, create=create)
+        waits = float(str(in_force().value("patience"))) if patience is None else patience
         engine = connect(url)
         try:
-            with explained_errors(url):
-                bring_up_to_date(engine, create=create)
+            once_it_is_up(lambda: _checked(engine, create), describe(url), waits)
         except BaseException:  # an interrupt must not leave connections open either
             engine.dispose()
             raise
-        return cls(engine)
+        return cls(engine, waits)
 
     def close(self) -> None:
         """Close every connection."""
@@ -87,20 +97,7 @@ class Store(Reader):
 
     def start_campaign(self, campaign: Campaign) -> int:
         """Store that a campaign begins; return its row's id."""
-        with self._write() as session:
-            row = CampaignRow(
-                environment_id=recording.put_environment(session, campaign.environment),
-                seed=campaign.seed,
-                settings=recording.plain(campaign.settings),
-                command=campaign.command,
-                fuzzcompile_version=campaign.fuzzcompile_version,
-                counters={},
-                started=recording.now(),
-            )
-            row.last_heard = row.started
-            session.add(row)
-            session.flush()
-            return row.id
+        return self._stored(recording.put_campaign, campaign, uuid4().hex)
 
     def heartbeat(self, campaign_id: int, counters: Mapping[str, object]) -> None:
         """Keep the counters of a running campaign, so that a killed one still shows them."""
@@ -133,10 +130,10 @@ class Store(Reader):
         Raises:
             ValueError: a bug has no signature, the environment no torch, or a number is NaN or infinite.
         """
-        with self._write() as session:
-            return recording.put_run(
-                session, campaign_id, case, environment, report, coverage, screened=screened, token=token
-            )
+        return self._stored(
+            recording.put_run, campaign_id, case, environment, report, coverage,
+            screened=screened, token=token or uuid4().hex,
+        )  # fmt: skip
 
     def add_reproducer(self, finding: str | int, reproducer: Reproducer, *, replaces: str | None = None) -> Kept:
         """Store a reproducer of a finding; a script that is already stored is updated.
@@ -162,10 +159,21 @@ class Store(Reader):
         with self._write() as session:
             return put_mark(session, name, mark)
 
+    def trust(self, findings: Iterable[str | int] | None) -> int:
+        """Trust what commands run of these findings, or (None) all that the corpus holds; how many sources were marked.
+
+        Raises:
+            UnknownFindingError: there is no such finding; nothing is trusted then.
+        """
+        with self._write() as session:
+            if findings is None:
+                return trusting.trust_all(session)
+            return sum(trusting.trust(session, finding_id(session, name)) for name in findings)
+
     def add_replay(self, finding: str | int, replay: Replay) -> None:
         """Store that a finding's reproducer was run again."""
-        with self._write() as session:
-            recording.put_replay(session, finding_id(session, finding), replay)
+        made = recording.now()
+        self._stored(lambda session: recording.put_replay(session, finding_id(session, finding), replay, made))
 
     def keep_related(self, finding: str | int, related: Sequence[Related], queries: Sequence[str]) -> None:
         """Store the public reports on a finding that ``queries`` led to, in place of those of an earlier search."""
@@ -191,55 +199,52 @@ class Store(Reader):
         )
         return exporting.export(exported, Path(folder))
 
-    def take(self, exports: Iterable[Export]) -> Iterator[Arrived]:
+    def take(self, exports: Iterable[Export], *, trusted: bool = False) -> Iterator[Arrived]:
         """Store exported findings, each in a transaction of its own, and say what became of it.
 
-        One that cannot be imported is refused, with the reason; the others go on.
+        One that cannot be imported is refused, with the reason; the others go on. Unless ``trusted``, their sources are
+        marked (`fuzzcompile.corpus.trusting`).
         """
         originals: list[tuple[str, str | None]] = []
         for export in exports:
             try:
-                with self._write() as session:
-                    arrived = put_export(session, export)
+                arrived = self._stored(put_export, export, trusted=trusted)
             except ValueError as error:
                 arrived = Arrived(export.name, "refused", why=str(error))
             else:
                 originals.append(original_in(export))
             yield arrived
-        with self._write() as session:
-            settle_duplicates(session, originals)
+        self._stored(settle_duplicates, originals)
 
-    def copy(self, other: Store, on_progress: Callable[[Copied, int], object]) -> Iterator[Arrived]:
+    def copy(
+        self, other: Store, on_progress: Callable[[Copied, int], object], *, trusted: bool = False
+    ) -> Iterator[Arrived]:
         """Store everything of another corpus; each chunk of runs and each finding is a transaction of its own.
 
         Args:
             other: the corpus to read.
             on_progress: called after each chunk of runs with what has come, and how many runs there are.
+            trusted: its programs may be run here; otherwise they are marked (`fuzzcompile.corpus.trusting`).
         """
         before = {finding.id for finding in self.summaries()}
         with other._read() as source:
-            copied, total = Copied(), copying.number_of_runs(source)
-            with self._write() as session:
-                copying.put_campaigns(session, source, copied)
+            copied, total = Copied(trusted), copying.number_of_runs(source)
+            self._stored(copying.put_campaigns, source, copied)
             last = 0
             while runs := copying.runs_after(source, last):
-                with self._write() as session:
-                    for run, case, signature in runs:
-                        copying.put_copy(session, run, case, signature, copied)
+                self._stored(copying.put_copies, runs, copied)
                 last = runs[-1][0].id
                 source.expunge_all()
                 on_progress(copied, total)
-            yield from self._copy_findings(source, before)
-            with self._write() as session:
-                copying.put_coverage(session, source)
-                copying.put_groups(session, source)
+            yield from self._copy_findings(source, before, trusted=trusted)
+            self._stored(copying.put_coverage, source)
+            self._stored(copying.put_groups, source)
 
-    def _copy_findings(self, source: Session, before: set[int]) -> Iterator[Arrived]:
+    def _copy_findings(self, source: Session, before: set[int], *, trusted: bool) -> Iterator[Arrived]:
         originals = list[tuple[str, str | None]]()
         for row in list(copying.findings_of(source)):
             try:
-                with self._write() as session:
-                    arrived = copying.put_finding(session, source, row)
+                arrived = self._stored(copying.put_finding, source, row, trusted=trusted)
             except ValueError as error:
                 arrived = Arrived(f"{public_id(row.id)} {row.signature}", "refused", why=str(error))
             else:
@@ -247,26 +252,39 @@ class Store(Reader):
                 known = any(arrived.finding == public_id(key) for key in before)
                 arrived = replace(arrived, how="known" if known else "new")
             yield arrived
-        with self._write() as session:
-            settle_duplicates(session, originals)
+        self._stored(settle_duplicates, originals)
 
     def collect(self, before: datetime, *, dry: bool = False) -> Freed:
         """Drop what clean cases hold that were last judged before a moment (`fuzzcompile.corpus.keeping.collect`).
 
-        The file gets smaller only then: SQLite rewrites it.
+        An SQLite file gets smaller only then; PostgreSQL uses the space again.
         """
         with self._write() as session:
             freed = keeping.collect(session, before, dry=dry)
-        if not dry and self._engine.dialect.name == "sqlite":
-            with explained_errors(self._engine.url), contextlib.closing(self._engine.raw_connection()) as connection:
-                connection.cursor().execute("VACUUM")
-                connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        if not dry:
+            shrink(self._engine)
         return freed
+
+    @waiting
+    def _stored(
+        self,
+        function: Callable[Concatenate[Session, Arguments], Written],
+        *args: Arguments.args,
+        **kwargs: Arguments.kwargs,
+    ) -> Written:
+        """What a function of a session returns, once what it wrote is on the disk."""
+        with self._write() as session:
+            return function(session, *args, **kwargs)
 
     @contextmanager
     def _write(self) -> Iterator[Session]:
         with explained_errors(self._engine.url), Session(self._writing) as session, session.begin():
             yield session
+
+
+def _checked(engine: Engine, create: bool) -> None:
+    with explained_errors(engine.url):
+        bring_up_to_date(engine, create=create)
 
 
 def _campaign(session: Session, campaign_id: int) -> CampaignRow:

@@ -21,6 +21,7 @@ from fuzzcompile.replaying.history import History, history
 from fuzzcompile.replaying.status import Status
 from fuzzcompile.reporting.facts import IssueFacts
 from fuzzcompile.reporting.filing import Refusal, refusal_of
+from fuzzcompile.reporting.machines import seen_on
 from fuzzcompile.reporting.verdict import name_of
 from fuzzcompile.reporting.versions import versions
 from fuzzcompile.reporting.wording import title
@@ -129,6 +130,11 @@ class Entry:
         return (self.status != "open", self.is_fixed, self.finding.place)
 
     @property
+    def seen_on(self) -> str:
+        """On how many machines it was seen."""
+        return seen_on(self.finding.machines)
+
+    @property
     def versions(self) -> list[tuple[str, str]]:
         """Where its report was made."""
         return versions({**self.facts.environment, **self.facts.where})
@@ -175,6 +181,7 @@ def _entry(read: Overview, finding: Finding, group: Umbrella | None, campaign: M
         mark=mark,
         subject=Named(finding.public_id, published=True),
         umbrella=group,
+        machines=finding.machines,
     )
     names = {finding.signature, *read.former.get(finding.id, ())} & set(campaign or ())
     new = campaign is not None and any(campaign[name] for name in names)

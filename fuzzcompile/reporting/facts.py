@@ -14,6 +14,7 @@ from fuzzcompile.reporting.program import expression_of, short
 from fuzzcompile.severity import Severity, severity
 
 if TYPE_CHECKING:
+    from fuzzcompile.corpus.machines import Machines
     from fuzzcompile.corpus.marking import Mark
     from fuzzcompile.corpus.records import Related, Umbrella
     from fuzzcompile.replaying.history import History
@@ -40,6 +41,7 @@ class IssueFacts:
         queries: what it asked for.
         mark: what a person said of the finding; None if nothing.
         umbrella: the group that it belongs to, and what a person said of that.
+        machines: where it was seen and judged; None for a case that is in no corpus.
         subject: how it is named on a command line.
     """
 
@@ -56,6 +58,7 @@ class IssueFacts:
     queries: Sequence[str] = ()
     mark: Mark | None = None
     umbrella: Umbrella | None = None
+    machines: Machines | None = None
     subject: Named = field(default_factory=lambda: Named("FINDING"))
 
     @property

@@ -10,6 +10,7 @@ from fuzzcompile.privacy import one_line, scrub
 from fuzzcompile.reporting import place, wording
 from fuzzcompile.reporting.facts import IssueFacts
 from fuzzcompile.reporting.filing import Refusal
+from fuzzcompile.reporting.machines import seen_on
 from fuzzcompile.reporting.program import case_part
 from fuzzcompile.reporting.proof import diff_of, has_errors, role_of_contributor, shown_of, workaround_with_cost
 from fuzzcompile.reporting.rules import rules
@@ -102,12 +103,18 @@ def _rendered(facts: IssueFacts, refusal: Refusal | None, shape: Shape) -> str:
             kernel=_kernel(facts),
             log=log,
             notes=[scrub(note) for note in facts.report.get("evidence", {}).get("notes") or ()],
-            versions=versions({**facts.environment, **facts.where}),
+            versions=[*versions({**facts.environment, **facts.where}), *_machines(facts)],
             rules=rules(facts),
             labels=", ".join(f"`{label}`" for label in place.labels(facts)),
             todo=list(_todo(facts)),
         )
     )
+
+
+def _machines(facts: IssueFacts) -> Iterator[tuple[str, str]]:
+    """On how many machines it was seen, in one line beside the versions."""
+    if facts.machines is not None:
+        yield "Machines", scrub(seen_on(facts.machines))
 
 
 def _script(facts: IssueFacts) -> tuple[str, str]:

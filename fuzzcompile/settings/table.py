@@ -40,6 +40,7 @@ SETTINGS = (
     Setting("workers", Number(1, 256, whole=True), "worker processes"),
     Setting("timeout", Number(1), "seconds for one case", 180.0),
     Setting("max-memory", Number(0.5), "GiB of host memory for one worker", 8.0),
+    Setting("patience", Number(0), "seconds to wait for a corpus whose database server is gone", 600.0),
     Setting("baseline", FilePath(), "known bugs, which do not make the exit status 1"),
     Setting("fail-on", Choice(tuple(map(str, Severity))), "the least severity that makes the exit status 1"),
     Setting("ignore", Patterns(), "bugs that count as known, and files of a folder that are not judged", ()),

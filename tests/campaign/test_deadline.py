@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from fuzzcompile.campaign.engine import Engine
 from fuzzcompile.campaign.events import Finished
 from fuzzcompile.campaign.settings import CampaignSettings
 from fuzzcompile.campaign.terminal import print_summary
-from fuzzcompile.corpus import Campaign, Store
+from fuzzcompile.corpus import Campaign, CaseRecord, Store
 from fuzzcompile.errors import EnvironmentUnfit
 from fuzzcompile.generation import Profile
 from fuzzcompile.reduction.outcome import Outcome, Tally
@@ -154,6 +155,22 @@ def test_a_run_minimizes_what_an_earlier_one_left_and_half_of_the_workers_go_on_
     with campaign(tmp_path, slow, Budget(seconds=60), workers=4) as (summary, _):
         assert slow.most_minimized == 2 and len(slow.judged) > 10
         assert summary.behind.waiting == names + summary.tally.new_findings
+
+
+def test_what_was_imported_is_not_run_before_it_is_trusted(tmp_path):
+    source = "# imported\n"
+    case = CaseRecord(hashlib.sha256(source.encode()).hexdigest(), source, "generated")
+    with Store.open(tmp_path / "theirs.db") as theirs, Store.open(tmp_path / "corpus.db") as store:
+        theirs.record(None, case, ENVIRONMENT, _bug("# imported"))
+        list(store.copy(theirs, lambda *_: None))
+    with campaign(tmp_path, careful := Workers(), Budget(seconds=200), judges=False) as (summary, store):
+        assert not careful.tasks and (summary.behind.waiting, summary.behind.foreign) == (0, 1)
+        assert summary.to_json()["left_over"] == {"cases": 0, "bugs": 0, "to_minimize": 0, "to_trust": 1}
+        assert "not run until they are read and trusted: 1 finding. Then: " in said(summary, judges=False)
+        store.trust(["F1"])
+    with campaign(tmp_path, trusting := Workers(), Budget(seconds=200), judges=False) as (summary, _):
+        assert trusting.minimized == [source] and summary.behind.foreign == 0
+        assert "trusted" not in said(summary, judges=False)
 
 
 def test_a_budget_in_which_no_worker_starts_is_said_to_be_too_short(monkeypatch):

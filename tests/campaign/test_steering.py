@@ -190,3 +190,47 @@ def test_a_signature_counts_as_something_new():
     steering.learn(0, replace(outcome(drawn, True), items=items_of((), "one")))
     steering.at(2 * BLOCK)
     assert ("finding", "one", "fired") in steering.seen
+
+
+def campaign_of(workers: int, places: int, seed: int = 3) -> list[tuple[Drawn, bool, list[str]]]:
+    """What a campaign draws, and what each case reached, where results come back late and out of order.
+
+    A case takes between one and ten units of time, a full compile four times as long. Features bring something new with
+    different probabilities, and less and less of it.
+    """
+    steering, clock = Steering(Letters(), seed), random.Random(f"clock {workers}")
+    running: list[tuple[float, int, Drawn, bool]] = []
+    drawn: list[tuple[Drawn, bool, list[str]]] = []
+    now = 0.0
+    for index in range(places):
+        if len(running) == workers:
+            running.sort(key=lambda task: task[0])
+            now, place, case, screen = running.pop(0)
+            steering.learn(place, outcome(case, screen, *drawn[place][2]))
+        case, screen = steering.at(index)
+        luck = random.Random(f"{case.source} {case.choices!r}")
+        reached = [f"{name} {luck.randrange(40)}" for name in case.features if luck.random() < 0.3]
+        drawn.append((case, screen, reached))
+        running.append((now + clock.uniform(1, 10) * (1 if screen else 4), index, case, screen))
+    return drawn
+
+
+def spread(drawn: list[tuple[Drawn, bool, list[str]]]) -> Counter[str]:
+    """How often each kind, feature and speed was drawn."""
+    counted = Counter(name for case, _, _ in drawn for name in {case.kind, *case.features})
+    counted["screened"] = sum(screen for _, screen, _ in drawn)
+    return counted
+
+
+def test_one_worker_and_sixty_four_draw_comparable_programs():
+    places = 960
+    one, many, other_seed = campaign_of(1, places), campaign_of(64, places), campaign_of(1, places, seed=4)
+    reached = [len({item for _, _, items in drawn for item in items}) for drawn in (one, many)]
+    assert min(reached) > 0.85 * max(reached) > 0
+    apart, by_seed = (
+        sum(abs(spread(one)[name] - spread(drawn)[name]) for name in spread(one) | spread(drawn))
+        for drawn in (many, other_seed)
+    )
+    assert apart < 1.5 * by_seed, "late results move the choice no more than another seed does"
+    early = sum(left[0].source == right[0].source for left, right in zip(one[:16], many[:16], strict=True))
+    assert early == 16, "before anything was learned, the seed alone decides"

@@ -1,10 +1,16 @@
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from fuzzcompile.corpus import Store
+from fuzzcompile.corpus.models import Base
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
+
+from postgres_server import PostgresServer, lacking
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +27,61 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def server() -> Iterator[PostgresServer]:
+    """A PostgreSQL server, for all tests that do not harm it."""
+    if why := lacking():
+        pytest.skip(why)
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def template(server: PostgresServer) -> str:
+    """A database that holds an empty corpus."""
+    name = server.create()
+    Store.open(server.url(name)).close()
+    return name
+
+
 @pytest.fixture
-def store(tmp_path: Path, empty: Path) -> Iterator[Store]:
+def database(server: PostgresServer, template: str) -> Iterator[str]:
+    """The URL of a PostgreSQL database with an empty corpus."""
+    name = server.create(template)
+    yield server.url(name)
+    server.drop(name)
+
+
+@pytest.fixture(scope="session")
+def shared(server: PostgresServer, template: str) -> Iterator[Store]:
+    """A corpus in PostgreSQL that is emptied after each test: that is faster than making a database."""
+    with Store.open(server.url(server.create(template))) as opened:
+        yield opened
+
+
+@pytest.fixture
+def server_store(shared: Store) -> Iterator[Store]:
+    """An empty corpus in PostgreSQL."""
+    yield shared
+    keyed = [name for name, table in Base.metadata.tables.items() if "id" in table.columns]
+    statements = [
+        "SET LOCAL session_replication_role = replica",  # without foreign keys, in any order
+        *(f"DELETE FROM {name}" for name in Base.metadata.tables),
+        *(f"SELECT setval(pg_get_serial_sequence('{name}', 'id'), 1, false)" for name in keyed),
+    ]
+    with shared._engine.begin() as connection:
+        connection.exec_driver_sql("; ".join(statements))
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def store(request: pytest.FixtureRequest) -> Store:
+    """An empty corpus, in each of the databases."""
+    kept: Store = request.getfixturevalue("file_store" if request.param == "sqlite" else "server_store")
+    return kept
+
+
+@pytest.fixture
+def file_store(tmp_path: Path, empty: Path) -> Iterator[Store]:
+    """An empty corpus in the file ``corpus.db``."""
     with Store.open(shutil.copy(empty, tmp_path / "corpus.db")) as opened:
         yield opened

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from corpus_examples import ENVIRONMENT, FIRED, STREAM, bug, case, report
 
-from fuzzcompile.corpus import CorpusError, Store, connection
+from fuzzcompile.corpus import CorpusError, Store, sqlite
 
 ROOT = Path(__file__).parents[2]
 WRITER = Path(__file__).with_name("writer_process.py")
 
 
-def start_writer(corpus: Path, prefix: str, *count: int) -> subprocess.Popen[str]:
+def start_writer(corpus: Path | str, prefix: str, *count: int) -> subprocess.Popen[str]:
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     return subprocess.Popen(
         [sys.executable, str(WRITER), str(corpus), prefix, *map(str, count)],
@@ -32,9 +32,17 @@ def lines(writer: subprocess.Popen[str], count: int) -> list[str]:
     return [writer.stdout.readline().strip() for _ in range(count)]
 
 
+@pytest.fixture(params=["sqlite", "postgres"])
+def corpus(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where a corpus can be made."""
+    if request.param == "sqlite":
+        return str(tmp_path / "c.db")
+    server = request.getfixturevalue("server")
+    return str(server.url(server.create()))
+
+
 @pytest.mark.parametrize("after", [3, 40])
-def test_kill_9_loses_nothing_that_was_recorded(tmp_path: Path, after: int) -> None:
-    corpus = tmp_path / "c.db"
+def test_kill_9_loses_nothing_that_was_recorded(corpus: str, after: int) -> None:
     with start_writer(corpus, "w") as writer:
         lines(writer, after)
         # Between two reads of ours it is anywhere inside a transaction.
@@ -76,8 +84,7 @@ def test_kill_9_while_the_schema_is_made(tmp_path: Path) -> None:
         assert store.integrity() == "ok"
 
 
-def test_processes_create_and_write_one_corpus_together(tmp_path: Path) -> None:
-    corpus = tmp_path / "c.db"
+def test_processes_create_and_write_one_corpus_together(corpus: str) -> None:
     writers = [start_writer(corpus, str(number), 30) for number in range(3)]
     for writer in writers:
         writer.communicate()
@@ -116,8 +123,10 @@ def test_threads_share_a_store(store: Store) -> None:
     assert store.finding(1).hits == store.counters().cases == 40
 
 
-def test_a_lock_that_is_not_released_is_reported(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "BUSY_SECONDS", 0.1)
+def test_a_lock_that_is_not_released_is_reported(
+    tmp_path: Path, file_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "BUSY_SECONDS", 0.1)
     holder = sqlite3.connect(tmp_path / "corpus.db")
     holder.execute("BEGIN IMMEDIATE")
     with (
@@ -169,8 +178,8 @@ def test_a_file_cut_short_is_found(tmp_path: Path) -> None:
         assert "is damaged" in str(error)
 
 
-def test_a_dangling_reference_is_found(tmp_path: Path, store: Store) -> None:
-    store.record(None, case(), ENVIRONMENT, bug())
+def test_a_dangling_reference_is_found(tmp_path: Path, file_store: Store) -> None:
+    file_store.record(None, case(), ENVIRONMENT, bug())
     with sqlite3.connect(tmp_path / "corpus.db") as meddler:
         meddler.execute("delete from cases")
-    assert "row 1 of runs refers to a missing row of cases" in store.integrity()
+    assert "row 1 of runs refers to a missing row of cases" in file_store.integrity()

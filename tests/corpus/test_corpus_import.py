@@ -33,11 +33,12 @@ def take(store: Store, source: str | Path) -> list[Arrived]:
 
 
 def told(store: Store) -> list[dict[str, Any]]:
-    """All that a corpus says of its findings, by signature, without the ids that are its own."""
+    """All that a corpus says of its findings, by signature, without the ids and the trust that are its own."""
     rows = []
     for finding in sorted(store.findings(), key=lambda finding: finding.signature):
         said = vars(finding) | {
             "id": 0,
+            "trusted": None,
             "original": finding.duplicate_of and store.finding(finding.duplicate_of).signature,
         }
         said |= {"duplicate_of": None, "group": store.umbrella(finding.umbrella)}
@@ -213,8 +214,11 @@ def test_what_cannot_be_imported(store: Store, tmp_path: Path, source: str, why:
     (tmp_path / "corpus.db").touch()
     with pytest.raises(UsageError, match=why):
         take(store, source)
+
+
+def test_a_corpus_is_not_imported_into_itself(file_store: Store) -> None:
     with pytest.raises(UsageError, match="is the corpus itself"):
-        take(store, store.location)
+        take(file_store, file_store.location)
 
 
 def test_a_zip_behind_a_url(filled: Store, exports: Path, store: Store, tmp_path: Path) -> None:

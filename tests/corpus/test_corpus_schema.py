@@ -11,6 +11,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from corpus_examples import ENVIRONMENT, bug, case
+from postgres_server import PostgresServer
 from sqlalchemy import create_engine, make_url
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateTable
@@ -54,7 +55,7 @@ def test_the_migrations_make_what_the_models_describe(tmp_path: Path) -> None:
     assert set(Base.metadata.tables) == TABLES
 
 
-def test_the_names_of_a_new_corpus_are_those_of_a_migrated_one(tmp_path: Path, store: Store) -> None:
+def test_the_names_of_a_new_corpus_are_those_of_a_migrated_one(tmp_path: Path, file_store: Store) -> None:
     made = names_in(tmp_path / "corpus.db")
     assert made == names_in(migrated(tmp_path / "older.db"))
     assert made and all(len(name) <= 63 for name in made), "PostgreSQL cuts longer names"
@@ -136,8 +137,8 @@ def test_opening_is_quiet(tmp_path: Path, capfd: pytest.CaptureFixture[str], cap
     assert caplog.records == []
 
 
-def test_pragmas(store: Store) -> None:
-    with store._engine.connect() as connection:
+def test_pragmas(file_store: Store) -> None:
+    with file_store._engine.connect() as connection:
         pragmas = {
             name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()
             for name in ("journal_mode", "foreign_keys", "busy_timeout", "synchronous")
@@ -153,5 +154,51 @@ def test_the_package_is_light() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     loaded = done.stdout.split()
-    light = ("contract", "corpus", "errors", "hints", "settings", "severity", "signatures", "stage_names", "targets")
+    light = (
+        "contract",
+        "corpus",
+        "errors",
+        "hints",
+        "privacy",
+        "settings",
+        "severity",
+        "signatures",
+        "stage_names",
+        "targets",
+    )
     assert all(name.startswith("fuzzcompile.") and name.split(".")[1] in light for name in loaded)
+
+
+def test_the_migrations_make_what_the_models_describe_in_postgresql(database: str) -> None:
+    """Down to the first released schema with a finding, and up again."""
+    from alembic import command
+
+    url = make_url(database)
+    with Store.open(database) as store:
+        store.record(None, case(), ENVIRONMENT, bug())
+    with connect(url, migrating=True).begin() as connection:
+        command.downgrade(configuration(connection), "0002")
+    with Store.open(database) as store:
+        assert store.finding("F1").hits == 1 and store.finding("F1").severity == "silent"
+    options = {"version_table": VERSION_TABLE, "compare_type": True}
+    with connect(url).connect() as connection:
+        context = MigrationContext.configure(connection, opts=options)
+        assert compare_metadata(context, Base.metadata) == []
+
+
+def test_a_server_without_a_corpus_is_said(server: PostgresServer) -> None:
+    url = server.url(server.create())
+    with pytest.raises(CorpusError, match="holds no corpus yet"):
+        Store.open(url, create=False)
+    with pytest.raises(CorpusError, match="There is no database"):
+        Store.open(server.url("nowhere"))
+    with pytest.raises(CorpusError, match=r"PGPASSWORD"):
+        Store.open(url.replace(server.password, "wrong"))
+    with pytest.raises(CorpusError, match=r"cannot be reached"):
+        Store.open(url.replace(str(server.port), "1"))
+
+
+def test_the_files_of_a_process_that_also_knows_a_server_keep_their_constraints(database: str, tmp_path: Path) -> None:
+    Store.open(database).close()
+    Store.open(tmp_path / "corpus.db").close()
+    assert "fk_findings_best_run_id_runs" in names_in(tmp_path / "corpus.db")

@@ -8,6 +8,7 @@ import pytest
 from findings import CASE, CAUSE, CHECK, COMMIT, CULPRIT, ENVIRONMENT, LADDER, PLAIN, SHOWN, WRONG, facts
 from triage_reports import output
 
+from fuzzcompile.corpus.machines import machines_of
 from fuzzcompile.corpus.records import Related
 from fuzzcompile.privacy import scrub
 from fuzzcompile.replaying.history import History
@@ -417,3 +418,14 @@ def test_no_path_of_the_machine_is_in_any_part_of_a_draft():
         detail=path,
     )
     assert "someone" not in text
+
+
+def test_one_quiet_line_says_on_how_many_machines_it_was_seen():
+    here, there = ({"torch": "2.13.0", "device": "cpu", "cpu": cpu, "machine": cpu} for cpu in ("Xeon", "EPYC"))
+    of_one = draft(machines=machines_of([here], [])).splitlines()
+    assert "- Machines: seen on one machine (Xeon)" in of_one
+    assert [line for line in of_one if "achine" in line] == ["- Machines: seen on one machine (Xeon)"]
+    text = draft(machines=machines_of([here], [(there, "equal")]))
+    assert "- Machines: seen on one machine; shows on one type of processor only (Xeon), not on EPYC\n" in text
+    assert "- Machines: confirmed on 2 machines (Xeon, EPYC)\n" in draft(machines=machines_of([here, there], []))
+    assert "Machines" not in draft()

@@ -2,7 +2,7 @@
 
 from alembic import op
 
-from fuzzcompile.corpus.models import Base
+from fuzzcompile.corpus.models import fresh_tables
 
 revision = "0002"
 down_revision = None
@@ -16,4 +16,4 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     """Drop every table."""
-    Base.metadata.drop_all(op.get_bind())
+    fresh_tables().drop_all(op.get_bind())

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from alembic import op
 
 from fuzzcompile.corpus.merging import in_short
-from fuzzcompile.corpus.models import UtcDateTime
+from fuzzcompile.corpus.models import AnyText, UtcDateTime
 from fuzzcompile.corpus.speaking import speaks_for
 from fuzzcompile.corpus.umbrellas import umbrella_of
 from fuzzcompile.severity import rank, severity
@@ -25,20 +25,20 @@ def upgrade() -> None:
         "umbrellas",
         sa.Column("name", sa.String(length=64), nullable=False),
         sa.Column("status", sa.String(length=32), nullable=False),
-        sa.Column("issue", sa.Text(), nullable=True),
-        sa.Column("note", sa.Text(), nullable=True),
+        sa.Column("issue", AnyText(), nullable=True),
+        sa.Column("note", AnyText(), nullable=True),
         sa.PrimaryKeyConstraint("name", name=op.f("pk_umbrellas")),
     )
     op.create_table(
         "related",
         sa.Column("id", sa.Integer(), nullable=False),
         sa.Column("finding_id", sa.Integer(), nullable=False),
-        sa.Column("url", sa.Text(), nullable=False),
+        sa.Column("url", AnyText(), nullable=False),
         sa.Column("kind", sa.String(length=16), nullable=False),
-        sa.Column("title", sa.Text(), nullable=False),
+        sa.Column("title", AnyText(), nullable=False),
         sa.Column("state", sa.String(length=16), nullable=False),
         sa.Column("score", sa.Float(), nullable=False),
-        sa.Column("why", sa.Text(), nullable=False),
+        sa.Column("why", AnyText(), nullable=False),
         sa.ForeignKeyConstraint(["finding_id"], ["findings.id"], name=op.f("fk_related_finding_id_findings")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_related")),
         sa.UniqueConstraint("finding_id", "url", name=op.f("uq_related_finding_id_url")),
@@ -48,11 +48,11 @@ def upgrade() -> None:
         sa.Column("id", sa.Integer(), nullable=False),
         sa.Column("finding_id", sa.Integer(), nullable=False),
         sa.Column("reproducer_sha256", sa.String(length=64), nullable=False),
-        sa.Column("torch", sa.Text(), nullable=False),
-        sa.Column("torch_git", sa.Text(), nullable=True),
+        sa.Column("torch", AnyText(), nullable=False),
+        sa.Column("torch_git", AnyText(), nullable=True),
         sa.Column("status", sa.String(length=32), nullable=False),
         sa.Column("runs", sa.JSON(none_as_null=True), nullable=False),
-        sa.Column("output", sa.Text(), nullable=False),
+        sa.Column("output", AnyText(), nullable=False),
         sa.Column("seconds", sa.Float(), nullable=False),
         sa.Column("created", UtcDateTime(), nullable=False),
         sa.ForeignKeyConstraint(["finding_id"], ["findings.id"], name=op.f("fk_replays_finding_id_findings")),
@@ -64,8 +64,8 @@ def upgrade() -> None:
     with op.batch_alter_table("findings", schema=None) as batch_op:
         batch_op.add_column(sa.Column("severity", sa.String(length=32), nullable=True))
         batch_op.add_column(sa.Column("umbrella", sa.String(length=64), nullable=True))
-        batch_op.add_column(sa.Column("issue", sa.Text(), nullable=True))
-        batch_op.add_column(sa.Column("note", sa.Text(), nullable=True))
+        batch_op.add_column(sa.Column("issue", AnyText(), nullable=True))
+        batch_op.add_column(sa.Column("note", AnyText(), nullable=True))
         batch_op.add_column(sa.Column("duplicate_of_id", sa.Integer(), nullable=True))
         batch_op.add_column(sa.Column("searched", UtcDateTime(), nullable=True))
         batch_op.add_column(sa.Column("best_reproducer_id", sa.Integer(), nullable=True))
@@ -102,7 +102,7 @@ def upgrade() -> None:
         "former_names",
         sa.Column("id", sa.Integer(), nullable=False),
         sa.Column("finding_id", sa.Integer(), nullable=False),
-        sa.Column("signature", sa.Text(), nullable=False),
+        sa.Column("signature", AnyText(), nullable=False),
         sa.Column("merged_id", sa.Integer(), nullable=True),
         sa.ForeignKeyConstraint(["finding_id"], ["findings.id"], name=op.f("fk_former_names_finding_id_findings")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_former_names")),
