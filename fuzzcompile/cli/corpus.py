@@ -15,6 +15,7 @@ from fuzzcompile.cli import completing, options
 from fuzzcompile.cli.findings import finding_as_json, print_finding, print_findings, reproducer_as_json
 from fuzzcompile.cli.subjects import may_run
 from fuzzcompile.errors import UsageError
+from fuzzcompile.privacy import without_passwords
 
 if TYPE_CHECKING:
     from fuzzcompile.commands.refresh import Refreshed
@@ -149,7 +150,7 @@ def _became(refreshed: Refreshed) -> str:
 
 
 @corpus.command("import")
-@click.argument("source", metavar="DIR|FILE|URL")
+@click.argument("source", metavar="DIR|FILE|URL", callback=options.warn_of_password)
 @click.option("--trust", "trusted", is_flag=True, help="Let commands run what comes, as if it were from here.")
 @options.corpus
 @options.json_output
@@ -176,7 +177,7 @@ def import_findings(source: str, trusted: bool, location: str | None, as_json: b
             trusting = hints.command("corpus", "trust", all=True, corpus=place)
             click.echo(f"Not trusted yet, and therefore not run: {foreign}. Once they are read: {trusting}")
     if not sum(counts.values()) and not as_json:
-        click.echo(f"{source} holds no finding.")
+        click.echo(f"{without_passwords(source)} holds no finding.")
     if counts["refused"] and not counts["new"] + counts["known"]:
         raise UsageError(f"Nothing of {source} could be imported; the reasons are above.")
     return 0

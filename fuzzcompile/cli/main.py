@@ -32,6 +32,7 @@ from fuzzcompile.cli.run import run
 from fuzzcompile.cli.triage import triage
 from fuzzcompile.cli.watch import watch
 from fuzzcompile.errors import FuzzcompileError
+from fuzzcompile.privacy import without_passwords
 
 _INTERRUPTED = 130
 
@@ -129,6 +130,5 @@ def _of_the_machine(error: OSError) -> str:
 
 
 def _explain(message: str, debug: bool) -> None:
-    if debug:
-        traceback.print_exc()
-    click.echo(f"fuzzcompile: {message}", err=True)
+    trace = traceback.format_exc() if debug else ""
+    click.echo(without_passwords(f"{trace}fuzzcompile: {message}"), err=True)
