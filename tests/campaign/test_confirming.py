@@ -139,7 +139,7 @@ def test_a_reproducer_that_is_a_case_is_what_is_judged(store: Store) -> None:
 
 def test_new_findings_are_looked_for_every_few_minutes(store: Store) -> None:
     now = [0.0]
-    confirming = Confirming(store, HERE, lambda: now[0])
+    confirming = Confirming(store, lambda: [HERE], lambda: now[0])
     assert confirming.next(0) is None
     found(store, 1)
     assert confirming.next(0) is None, "it has looked"
