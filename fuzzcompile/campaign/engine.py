@@ -94,7 +94,7 @@ class Engine:
         self._clock = clock or Clock(settings.budget)
         self._books = Bookkeeping(settings, store, campaign, environment, self._clock)
         self._jobs = Jobs(settings, executor)
-        confirming = None if any(settings.conditions.values()) else Confirming(store, environment)
+        confirming = None if any(settings.conditions.values()) else Confirming(store, lambda: [environment])
         self._work = Work(settings, store, self._jobs, self._steered(), self._clock, confirming)
         self._work.known |= {
             (f.signature, Verdict(f.verdict).kind) for f in store.findings() if self._needs_no_proof(f)
