@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Generator as Yielding
 from concurrent.futures import Executor, Future
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from fuzzcompile.campaign.bookkeeping import Bookkeeping, stored_coverage
 from fuzzcompile.campaign.budget import Clock
+from fuzzcompile.campaign.confirming import Confirming
 from fuzzcompile.campaign.drawing import Drawn, Generator
 from fuzzcompile.campaign.events import (
     CaseJudged,
@@ -50,6 +51,9 @@ from fuzzcompile.worker.lost import report_of, unlooked, unstartable, verdict_of
 from fuzzcompile.worker.reductions import Minimized
 from fuzzcompile.worker.tasks import Judged
 
+if TYPE_CHECKING:
+    from fuzzcompile.cluster.pool import ClusterPool
+
 _TICK = 0.5
 # Secondary candidates of one reduction that are judged, beside those that have a recipe.
 _MOST_OTHERS = 2
@@ -68,6 +72,7 @@ class Engine:
         campaign: the campaign's row in the corpus.
         clock: runs from the start of the command; from now on by default.
         describe_workers: what the executor's workers do, for display only.
+        cluster: the executor again, if it is a cluster, whose workers come and go.
     """
 
     def __init__(
@@ -80,14 +85,17 @@ class Engine:
         campaign: int,
         clock: Clock | None = None,
         describe_workers: Callable[[], Sequence[WorkerActivity]] = lambda: (),
+        cluster: ClusterPool | None = None,
     ) -> None:
         self.settings = settings
         self.store = store
         self.describe_workers = describe_workers
+        self._cluster = cluster
         self._clock = clock or Clock(settings.budget)
         self._books = Bookkeeping(settings, store, campaign, environment, self._clock)
         self._jobs = Jobs(settings, executor)
-        self._work = Work(settings, store, self._jobs, self._steered(), self._clock)
+        confirming = None if any(settings.conditions.values()) else Confirming(store, lambda: [environment])
+        self._work = Work(settings, store, self._jobs, self._steered(), self._clock, confirming)
         self._work.known |= {
             (f.signature, Verdict(f.verdict).kind) for f in store.findings() if self._needs_no_proof(f)
         }
@@ -120,6 +128,7 @@ class Engine:
             self.store.location,
             len(self._work.judged),
             judges=self.settings.judges,
+            cluster=self._cluster.state.scheduler if self._cluster is not None else None,
         )
         try:
             while self._clock.remaining > 0.0:
@@ -129,7 +138,9 @@ class Engine:
                 for future, job in self._jobs.ended(min(_TICK, self._clock.remaining)):
                     yield from self._settle(future, job)
                 self._books.heartbeat(self._left_now)
-                yield Tick(self._books.tally(), self.describe_workers())
+                yield from self._cluster.changes() if self._cluster is not None else ()
+                state = self._cluster.state if self._cluster is not None else None
+                yield Tick(self._books.tally(), self.describe_workers(), state)
         finally:
             self._left = self._left_now()
 
@@ -197,6 +208,7 @@ class Engine:
         self._work.shares.judged(job.seconds, new_finding=stored.is_new_finding, is_bug=is_bug, proved=proved)
         yield CaseJudged(
             job.index if job.index is not None else -1,
+            job.name,
             result.report["verdict"],
             job.seconds,
             public_id(stored.finding_id) if stored.finding_id is not None else None,
@@ -231,7 +243,7 @@ class Engine:
 
     def _minimized(self, result: Minimized, job: Job) -> Iterator[Event]:
         self._work.shares.minimized(job.seconds, reproducer=result.confirmed)
-        kept = keep_reproducer(self.store, job.minimizes or "", result, self._books.environment)
+        kept = keep_reproducer(self.store, job.minimizes or "", result, job.environment or self._books.environment)
         yield FindingReduced(job.minimizes or "", result)
         yield from self._follow(kept, result.report)
         try:
@@ -277,7 +289,7 @@ class Engine:
             seen = "; interpreted kernels are slow" if slow else "; seen once"
             report["detail"] += seen if compiling else "; before eager had finished"
         stored = self._record(job, report)
-        yield CaseJudged(job.index if job.index is not None else -1, str(verdict_of(error)), job.seconds)
+        yield CaseJudged(job.index if job.index is not None else -1, job.name, str(verdict_of(error)), job.seconds)
         yield from self._announce(stored, report, job)
         if compiling and not (slow or job.retry):
             self._work.judge(job.case, job.index, retry=True, screen=job.screen)

@@ -1,13 +1,16 @@
-"""A campaign on this machine: corpus, workers, engine, handler, and a clean end."""
+"""A campaign from its first case to its end: corpus, workers, engine, handler, and a clean end."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import replace
 
 from fuzzcompile import __version__
+from fuzzcompile.campaign.ahead import drawing_ahead
 from fuzzcompile.campaign.budget import Clock
 from fuzzcompile.campaign.crew import Crew
+from fuzzcompile.campaign.drawing import Source
 from fuzzcompile.campaign.engine import Engine
 from fuzzcompile.campaign.events import Event, Finished
 from fuzzcompile.campaign.interrupts import sigterm_interrupts
@@ -35,7 +38,8 @@ def run_campaign(
         CorpusError: the corpus cannot be opened or written.
     """
     environment = crew.surroundings.environment
-    with Store.open(location) as store:
+    with Store.open(location) as store, _drawing_ahead(settings, crew) as source:
+        settings = replace(settings, source=source)
         kept = {**_settings(settings), "numerics": dict(crew.surroundings.numerics)}
         campaign = store.start_campaign(Campaign(settings.seed, kept, command, __version__, environment))
         engine = Engine(
@@ -46,6 +50,7 @@ def run_campaign(
             campaign=campaign,
             clock=clock,
             describe_workers=crew.activity,
+            cluster=crew.cluster,
         )
         interrupted, why = False, None
         try:
@@ -64,6 +69,13 @@ def run_campaign(
         finally:
             crew.pool.kill_workers()
         return engine.finish(interrupted=interrupted, why=why)
+
+
+def _drawing_ahead(settings: CampaignSettings, crew: Crew) -> AbstractContextManager[Source | None]:
+    """The settings' source, with its cases drawn ahead where there are many workers; a focus draws by what it met."""
+    if settings.focus is not None:
+        return nullcontext(settings.source)
+    return drawing_ahead(settings.drawn_from, settings.strategy.candidates, lambda: crew.pool.capacity)
 
 
 def _settings(settings: CampaignSettings) -> dict[str, object]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from fuzzcompile.campaign.budget import Clock
+from fuzzcompile.campaign.confirming import Confirming
 from fuzzcompile.campaign.drawing import Drawn
 from fuzzcompile.campaign.jobs import Job, Jobs
 from fuzzcompile.campaign.leftovers import LeftCase, LeftOver, drawn_of, left_cases, left_findings, pending
@@ -62,10 +63,20 @@ class Work:
         jobs: what runs.
         steering: draws cases.
         clock: the budget.
+        confirming: hands out findings of other machines to be judged here; None for none.
     """
 
-    def __init__(self, settings: CampaignSettings, store: Store, jobs: Jobs, steering: Steers, clock: Clock) -> None:
+    def __init__(
+        self,
+        settings: CampaignSettings,
+        store: Store,
+        jobs: Jobs,
+        steering: Steers,
+        clock: Clock,
+        confirming: Confirming | None = None,
+    ) -> None:
         self.settings, self.store, self.jobs, self.steering, self.clock = settings, store, jobs, steering, clock
+        self._confirming = confirming
         self.ended: Ended = "budget"
         self.known: set[tuple[str, str]] = set()
         self.shares = Shares()
@@ -80,9 +91,10 @@ class Work:
 
     def fill(self, *, enough: bool) -> None:
         """Give every idle worker something to do, if there is anything; with ``enough`` findings, no further case."""
-        while len(self.jobs) < self.settings.workers:
+        while len(self.jobs) < self.jobs.capacity:
             judging = self._wants_more(enough=enough)
-            if not (self._begin_reduction(judging=judging) or self._begin_secondary() or (judging and self._begin())):
+            begun = self._begin_reduction(judging=judging) or self._begin_secondary()
+            if not (begun or (judging and (self._begin_confirmation() or self._begin()))):
                 return
 
     # -- cases ------------------------------------------------------------------------------------
@@ -142,6 +154,14 @@ class Work:
         self.judge(self._secondary.popleft(), None)
         return True
 
+    def _begin_confirmation(self) -> bool:
+        """Have a finding of another machine judged here, if one waits and it is time for it."""
+        waiting = self._confirming.next(self._submitted) if self._confirming is not None else None
+        if waiting is None:
+            return False
+        self.judge(waiting.case, None)
+        return True
+
     # -- findings to minimize ---------------------------------------------------------------------
 
     def minimize_later(
@@ -168,7 +188,7 @@ class Work:
     def _may_minimize(self, running: int) -> bool:
         """Whether a minimization may begin while cases are judged."""
         judging = sum(job.seconds for job in self.jobs if job.minimizes is None)
-        return not self.steering.seeking and self.shares.may_minimize(running, self.settings.workers, judging)
+        return not self.steering.seeking and self.shares.may_minimize(running, self.jobs.capacity, judging)
 
     def rename(self, vanished: list[str], finding: str) -> None:
         """Take over that findings were merged into another."""

@@ -11,6 +11,7 @@ import click
 
 from fuzzcompile import __version__, hints
 from fuzzcompile.casefiles import looks_like_path
+from fuzzcompile.cli import case as _case  # noqa: F401 (a command of `corpus`)
 from fuzzcompile.cli.bisect import bisect
 from fuzzcompile.cli.completion import completion
 from fuzzcompile.cli.config import config
@@ -18,6 +19,7 @@ from fuzzcompile.cli.configured import check_settings
 from fuzzcompile.cli.corpus import corpus
 from fuzzcompile.cli.coverage import coverage
 from fuzzcompile.cli.doctor import doctor
+from fuzzcompile.cli.fleet import fleet
 from fuzzcompile.cli.generate import generate
 from fuzzcompile.cli.issue import issue
 from fuzzcompile.cli.mark import mark
@@ -79,7 +81,7 @@ def cli(context: click.Context, debug: bool) -> None:
 
 
 _INVESTIGATING = (triage, bisect, profile, watch, minimize)
-_FINDINGS = (replay, issue, mark, report, corpus)
+_FINDINGS = (replay, issue, mark, report, corpus, fleet)
 for command in (run, generate, *_INVESTIGATING, *_FINDINGS, coverage, passes, doctor, config, completion):
     cli.add_command(command)
 

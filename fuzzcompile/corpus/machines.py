@@ -14,12 +14,14 @@ from typing import Literal, TypeAlias
 from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session, aliased
 
-from fuzzcompile.corpus.models import CaseRow, EnvironmentRow, FindingRow, ReproducerRow, RunRow
+from fuzzcompile.corpus.models import CampaignRow, CaseRow, EnvironmentRow, FindingRow, ReproducerRow, RunRow
 
 Environment: TypeAlias = Mapping[str, object]
+# What two machines must share for their verdicts to be compared: torch, the kind of device, and the target.
+Alike: TypeAlias = tuple[str, str, str]
 SecondMachine = Literal["confirmed", "pending", "not reproduced"]
 # Verdicts that say that the program is right where it was judged. Others say nothing: it could not be judged, say.
-_CLEAN = ("equal", "rounding")
+CLEAN = ("equal", "rounding")
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class Machines:
         seen: the machines that showed it, as far as they are known.
         judged: those that judged its case or its best reproducer in full, whatever came of it.
         clean: those of them that found it right and never showed it, under the same torch, device and target.
+        under: the torches, devices and targets under which it was seen.
         processors: the types of CPU that showed it, or of GPU where one ran.
         clean_processors: the types that found it right and never showed it.
     """
@@ -37,6 +40,7 @@ class Machines:
     seen: frozenset[str] = frozenset()
     judged: frozenset[str] = frozenset()
     clean: frozenset[str] = frozenset()
+    under: frozenset[Alike] = frozenset()
     processors: tuple[str, ...] = ()
     clean_processors: tuple[str, ...] = ()
 
@@ -57,15 +61,26 @@ class Machines:
         """Whether processors of another type found its program right, and only one type showed it."""
         return len(self.processors) == 1 and bool(self.clean_processors)
 
-    def waits_for(self, machine: str) -> bool:
-        """Whether a judgement by ``machine`` would tell whether a second machine shows it."""
-        return self.count == 1 and bool(self.seen) and machine not in self.seen | self.judged
+    @property
+    def tried(self) -> frozenset[str]:
+        """The machines whose judgement is known: another one of its program would tell nothing new."""
+        return self.seen | self.judged
+
+    def waits_for(self, environment: Environment) -> bool:
+        """Whether judging its program in an environment would tell whether a second machine shows it."""
+        another = bool(self.seen) and self.count == 1 and environment.get("machine") not in self.tried
+        return another and bool(environment.get("machine")) and conditions(environment) in self.under
 
 
-def conditions(environment: Environment) -> tuple[str, str, str]:
-    """What two machines must share for their verdicts to be compared: torch, the kind of device, and the target."""
+def conditions(environment: Environment) -> Alike:
+    """The torch, the kind of device and the target of an environment; no target is an empty one."""
     device = str(environment.get("device") or "").partition(":")[0]
     return str(environment.get("torch")), device, str(environment.get("target") or "")
+
+
+def changes_of(settings: Mapping[str, object] | None) -> tuple[object, ...]:
+    """How a campaign changed the compiler: vetoes, plants, and the user's own passes and backend; each empty if not."""
+    return tuple((settings or {}).get(name) or None for name in ("vetoes", "plants", "custom"))
 
 
 def processor(environment: Environment) -> str | None:
@@ -74,16 +89,22 @@ def processor(environment: Environment) -> str | None:
     return None if name is None else str(name)
 
 
+def machine_of(environment: Environment) -> str:
+    """The machine's eight digits, ``unknown`` in corpora of earlier versions."""
+    return str(environment.get("machine") or "unknown")
+
+
 def machines_of(seen: Iterable[Environment], judged: Iterable[tuple[Environment, str]]) -> Machines:
     """Where a finding was seen, by the environments of its hits, and how its program was judged in which others."""
     hits, tries = list(seen), list(judged)
-    alike = {conditions(environment) for environment in hits}
-    right = [each for each, verdict in tries if verdict in _CLEAN and conditions(each) in alike]
+    alike = frozenset(conditions(environment) for environment in hits)
+    right = [each for each, verdict in tries if verdict in CLEAN and conditions(each) in alike]
     shown, types = _machines(hits), _processors(hits)
     return Machines(
         shown,
         _machines(each for each, _ in tries),
         _machines(right) - shown,
+        alike,
         types,
         tuple(name for name in _processors(right) if name not in types),
     )
@@ -125,7 +146,8 @@ def _reproduced(session: Session, chosen: Sequence[ColumnElement[bool]]) -> dict
 def _judged(session: Session, chosen: Sequence[ColumnElement[bool]]) -> dict[int, list[tuple[int, str]]]:
     """The environments in which the program of a finding was judged in full and did not show it, with the verdicts.
 
-    A finding's program is its case, and its best reproducer where that was judged as a case.
+    A finding's program is its case, and its best reproducer where that was judged as a case. What a campaign judged
+    with another compiler (its vetoes, plants, passes or backend) says nothing.
     """
     program = aliased(CaseRow)
     queries = (
@@ -138,9 +160,12 @@ def _judged(session: Session, chosen: Sequence[ColumnElement[bool]]) -> dict[int
     elsewhere = RunRow.finding_id.is_distinct_from(FindingRow.id)
     by_finding: dict[int, list[tuple[int, str]]] = defaultdict(list)
     for query in queries:
-        rows = session.execute(query.where(elsewhere, RunRow.screened.is_(False), *chosen).distinct())
-        for finding, environment, verdict in rows:
-            by_finding[finding].append((environment, verdict))
+        rows = query.outerjoin(CampaignRow, RunRow.campaign_id == CampaignRow.id).add_columns(CampaignRow.settings)
+        for finding, environment, verdict, settings in session.execute(
+            rows.where(elsewhere, RunRow.screened.is_(False), *chosen)
+        ):
+            if not any(changes_of(settings)):
+                by_finding[finding].append((environment, verdict))
     return by_finding
 
 

@@ -12,6 +12,8 @@ from sqlalchemy.orm import Session
 
 from fuzzcompile.corpus import keeping
 from fuzzcompile.corpus.connection import explained_errors, integrity, reading
+from fuzzcompile.corpus.fleet import Fleet, fleet
+from fuzzcompile.corpus.judged import JudgedCase, judged_case
 from fuzzcompile.corpus.keeping import Stats
 from fuzzcompile.corpus.location import describe
 from fuzzcompile.corpus.matching import finding_of
@@ -113,6 +115,15 @@ class Reader:
                 return None
             tuples = {name: tuple(getattr(row, name)) for name in ("idioms", "near_misses", "features")}
             return record_of(CaseRecord, row, stream=None, index=None, **tuples)
+
+    def judged(self, name: str) -> JudgedCase:
+        """The case whose hash begins with ``name``, and every time that it was judged.
+
+        Raises:
+            UnknownFindingError: there is none, or more than one.
+        """
+        with self._read() as session:
+            return judged_case(session, name)
 
     def stream_runs(self, stream: str, compiler: str) -> list[StreamRun]:
         """The judged cases of a stream in its order, each once, and what each was the first to reach."""
@@ -291,6 +302,11 @@ class Reader:
         """All that a report on the corpus shows of findings and cases."""
         with self._read() as session:
             return overview(session)
+
+    def fleet(self, at: datetime) -> Fleet:
+        """What all who write to the corpus do, at a moment."""
+        with self._read() as session:
+            return fleet(session, at)
 
     def integrity(self) -> str:
         """``ok``, or what is wrong with the database."""

@@ -11,8 +11,8 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, Future
-from typing import ParamSpec, TypeVar
+from concurrent.futures import Future
+from typing import TypeVar
 
 from fuzzcompile.execution.failures import (
     RemoteError,
@@ -25,6 +25,7 @@ from fuzzcompile.execution.failures import (
 )
 from fuzzcompile.execution.reaper import Reaper
 from fuzzcompile.execution.slot import Slot, Terms, WorkerState
+from fuzzcompile.execution.task_pool import TaskPool
 from fuzzcompile.execution.tasks import Task, TaskQueue
 from fuzzcompile.execution.worker import current_device, importing_main
 
@@ -41,13 +42,12 @@ __all__ = [
     "current_device",
 ]
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 _WATCH_INTERVAL = 0.05
 
 
-class WorkerPool(Executor):
+class WorkerPool(TaskPool):
     """Runs tasks in worker processes, which start at once and are replaced when they are lost.
 
     A lost worker fails its task's future with a WorkerFailed. Workers print to a log of their own, never to this
@@ -105,10 +105,6 @@ class WorkerPool(Executor):
         for thread in [*self._threads, self._watchdog]:
             thread.start()
 
-    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Run ``fn(*args, **kwargs)`` under the pool's time limit."""
-        return self.schedule(fn, args, kwargs)
-
     def schedule(
         self,
         fn: Callable[..., T],
@@ -121,23 +117,7 @@ class WorkerPool(Executor):
         counts: bool = True,
         on_left: Callable[[str, str], object] | None = None,
     ) -> Future[T]:
-        """Run ``fn(*args, **kwargs)``; a call that cannot be pickled fails its future.
-
-        Args:
-            fn: a function that can be pickled.
-            args: its positional arguments.
-            kwargs: its keyword arguments.
-            label: the name of the task in ``workers()``; that of the function by default.
-            time_limit: seconds (None: the pool's limit, ``math.inf``: none).
-            spends: replace the worker after the task, so that the task's effects on its process end with it.
-            counts: whether it is one of the ``max_tasks`` of its worker: a light task that leaves nothing is not.
-            on_left: called with the name and the text of what the worker leaves of the task
-                (:func:`fuzzcompile.execution.worker.leave`), by a thread of the pool; must not raise.
-
-        Raises:
-            RuntimeError: the pool is shut down.
-            WorkerStartFailed: no worker can be started any more.
-        """
+        """Run ``fn(*args, **kwargs)`` (`TaskPool.schedule`)."""
         future: Future[T] = Future()
         try:
             call = pickle.dumps((fn, tuple(args), dict(kwargs or {})), pickle.HIGHEST_PROTOCOL)
@@ -148,6 +128,11 @@ class WorkerPool(Executor):
         name = label or str(getattr(fn, "__qualname__", fn))
         self._queue.put(Task(future, call, name, limit, spends, counts, on_left=on_left))
         return future
+
+    @property
+    def capacity(self) -> int:
+        """How many workers there are."""
+        return len(self._slots)
 
     def workers(self) -> list[WorkerState]:
         """What each slot is doing now."""

@@ -202,7 +202,7 @@ def _set_up(connection: Connection) -> bool:
             function, args = pickle.loads(setup.initializer)
             function(*args)
     except BaseException as error:  # user code: whatever it raises goes to the pool, which reports it
-        _reply(connection, Reply.START_FAILED, (_portable(error), traceback.format_exc()))
+        _reply(connection, Reply.START_FAILED, (portable(error), traceback.format_exc()))
         return False
     _reply(connection, Reply.READY, _device)
     return True
@@ -217,7 +217,7 @@ def _serve(connection: Connection, call: Call) -> None:
         function, args, kwargs = pickle.loads(call.call)
         payload = _run(function, args, kwargs)
     except BaseException as error:  # user code: whatever it raises goes to the pool, which raises it there
-        _reply(connection, Reply.RAISED, (_portable(error), traceback.format_exc()))
+        _reply(connection, Reply.RAISED, (portable(error), traceback.format_exc()))
     else:
         _reply(connection, Reply.RESULT, payload)
 
@@ -235,7 +235,7 @@ def _run(function: Callable[..., object], args: tuple[object, ...], kwargs: dict
     return pickle.dumps(function(*args, **kwargs), pickle.HIGHEST_PROTOCOL)
 
 
-def _portable(error: BaseException) -> bytes:
+def portable(error: BaseException) -> bytes:
     """The exception pickled, or a RemoteError for one that cannot be rebuilt or would end the parent."""
     if isinstance(error, Exception):
         with contextlib.suppress(Exception):  # pickling runs the exception's own code, which may raise anything

@@ -52,6 +52,7 @@ def open_pool(
     workers: int,
     *,
     least_threads: int = 1,
+    share: float = 1.0,
     listener: Callable[[WorkerState], object] | None = None,
 ) -> WorkerPool:
     """Start workers that judge cases. Each finds its device by itself, so that this process needs no torch.
@@ -61,9 +62,10 @@ def open_pool(
             passes and backend, and the limits of a task.
         workers: how many processes; the processors are divided among them as threads.
         least_threads: the fewest threads of a worker, if the machine has as many processors.
+        share: the part of the machine's processors that is for these workers.
         listener: called with what a worker says that it does.
     """
-    processors = available_cpus()
+    processors = max(1, int(share * available_cpus()))
     threads = max(1, min(least_threads, processors), processors // workers)
     plants = tuple(str(path.resolve()) for path in conditions.plants)
     setup = WorkerSetup(plants, threads, conditions.target, conditions.custom)

@@ -144,9 +144,9 @@ def test_a_machine_that_can_compile_no_more_ends_the_campaign_and_costs_no_verdi
 
 def test_the_summary_of_a_campaign_that_the_machine_ends_says_why(tmp_path):
     executor = Full()
-    executor.kill_workers = lambda: None
+    executor.kill_workers, executor.capacity = lambda: None, 1
     around = SimpleNamespace(environment={"torch": TORCH, "device": "cpu"}, numerics={})
-    crew = SimpleNamespace(pool=executor, surroundings=around, activity=list)
+    crew = SimpleNamespace(pool=executor, surroundings=around, activity=list, cluster=None)
     settings = CampaignSettings(
         Budget(cases=40), 0, Profile(), "cpu", 1, TORCH, drafts=tmp_path, source=Numbers(), mix="full"
     )

@@ -27,7 +27,8 @@ def test_a_finding_of_one_machine_waits_for_a_second(store: Store) -> None:
     store.record(None, case("b\n"), XEON | {"threads": 1}, bug())
     machines = finding(store).machines
     assert (machines.count, machines.second_machine, machines.processors) == (1, "pending", ("Xeon",))
-    assert machines.waits_for("bbbbbbbb") and not machines.waits_for("aaaaaaaa")
+    assert machines.waits_for(EPYC) and machines.waits_for(SAME_TYPE) and not machines.waits_for(XEON)
+    assert not machines.waits_for(EPYC | {"torch": "2.15.0"}) and not machines.waits_for(ENVIRONMENT)
     assert seen_on(machines) == "seen on one machine (Xeon)"
     said = seen_on_and_next(machines, Named("F1"))
     assert said.startswith("Seen on one machine (Xeon); ") and said.endswith("fleet confirm F1`.")
@@ -43,7 +44,7 @@ def test_a_hit_or_a_confirmed_reproducer_of_another_machine_confirms_it(by: str,
     machines = finding(store).machines
     assert (machines.count, machines.second_machine) == (2, "confirmed")
     assert seen_on(machines) == "confirmed on 2 machines (Xeon, EPYC)"
-    assert not machines.waits_for("dddddddd")
+    assert not machines.waits_for(EPYC | {"machine": "dddddddd"})
 
 
 def test_a_reproducer_that_was_not_confirmed_confirms_nothing(store: Store) -> None:
@@ -101,7 +102,7 @@ def test_what_says_nothing_of_the_finding_is_not_held_against_it(
 def test_machines_that_are_not_known_count_as_one(store: Store) -> None:
     for number in range(3):
         store.record(None, case(f"{number}\n"), ENVIRONMENT | {"cores": number}, bug())
-    assert finding(store).machines.count == 1 and not finding(store).machines.waits_for("aaaaaaaa")
+    assert finding(store).machines.count == 1 and not finding(store).machines.waits_for(XEON)
     store.record(None, case("a\n"), XEON, bug())
     assert finding(store).machines.count == 1, "the unknown one may be this"
     store.record(None, case("b\n"), EPYC, bug())

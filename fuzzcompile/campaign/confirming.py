@@ -1,0 +1,85 @@
+"""Findings that were seen on one machine wait for a second one: which these are here, and the program to judge.
+
+A campaign judges them beside its own cases, at a small share. The unit is a `Confirmation`: a program, and the machines
+on which it would tell nothing new. Where all workers are on one machine, it is handed out if that is another machine;
+where a campaign reaches several, its executor takes ``not_on`` as where not to place the task.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from fuzzcompile.campaign.drawing import Drawn
+from fuzzcompile.campaign.leftovers import drawn_of
+from fuzzcompile.casefiles import defines_make
+from fuzzcompile.corpus import Finding, FindingSummary, Store
+
+ORIGIN = "confirmation"
+# Seconds between two looks at which findings wait: other machines find and confirm some meanwhile.
+_LOOK_EVERY = 300.0
+# One of so many cases that a campaign judges is a confirmation.
+_SHARE = 50
+
+
+@dataclass(frozen=True)
+class Confirmation:
+    """A program to be judged on a machine that has not tried it; ``finding`` is the public id of what it shows."""
+
+    finding: str
+    case: Drawn
+    not_on: frozenset[str]
+
+
+class Confirming:
+    """Hands out the confirmations that wait in a corpus, one now and then.
+
+    Args:
+        store: the open corpus.
+        reach: the environments in which the campaign's cases are judged now, one of each machine.
+        now: a clock, in seconds.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        reach: Callable[[], Sequence[Mapping[str, object]]],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store, self._reach, self._now = store, reach, now
+        self._waiting: deque[FindingSummary] = deque()
+        self._begun: set[str] = set()
+        self._looked: float | None = None
+
+    def next(self, judged: int) -> Confirmation | None:
+        """The next confirmation if it is time for one, after so many cases of the campaign's own."""
+        if judged < len(self._begun) * _SHARE:
+            return None
+        if self._looked is None or (not self._waiting and self._now() - self._looked > _LOOK_EVERY):
+            self._looked = self._now()
+            self._waiting.extend(f for f in waiting(self._store, self._reach()) if f.signature not in self._begun)
+        if not self._waiting:
+            return None
+        summary = self._waiting.popleft()
+        self._begun.add(summary.signature)
+        return confirmation_of(self._store, self._store.finding(summary.id))
+
+
+def waiting(store: Store, reach: Sequence[Mapping[str, object]]) -> list[FindingSummary]:
+    """The open findings, the worst first, of which judging in one of these environments would tell something new.
+
+    Those of another corpus that no one here trusts are left out.
+    """
+    return [f for f in store.summaries("open") if f.trusted and any(map(f.machines.waits_for, reach))]
+
+
+def confirmation_of(store: Store, finding: Finding) -> Confirmation:
+    """The best reproducer of a finding as a case, or its case where there is none, or none that is a case."""
+    best = store.best_reproducer(finding.id)
+    if best is not None and best.confirmed and defines_make(best.source):
+        case = Drawn(best.source, ORIGIN)
+    else:
+        case = drawn_of(store, finding)
+    return Confirmation(finding.public_id, case, finding.machines.tried)

@@ -1,0 +1,91 @@
+"""The connection to a scheduler, and the scheduler and workers of ``local:N``."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import distributed
+
+from fuzzcompile.cluster.address import ClusterAddress
+from fuzzcompile.errors import EnvironmentUnfit, message_of
+
+ANSWERS_WITHIN = 8.0
+"""Seconds that a scheduler has to answer."""
+_ENDS_WITHIN = 10.0
+
+
+@dataclass
+class Connection:
+    """A client of a scheduler, and with ``local:N`` the scheduler and the Dask workers, which end with it."""
+
+    client: distributed.Client
+    scheduler: str
+    cluster: distributed.LocalCluster | None = None
+
+    @classmethod
+    async def open(cls, address: ClusterAddress, within: float = ANSWERS_WITHIN) -> Connection:
+        """Connect, for ``local:N`` to a scheduler and workers that are started for it.
+
+        Dask's own configuration decides on certificates, time limits and the like.
+
+        Raises:
+            EnvironmentUnfit: nobody answers within so many seconds, or the connection is refused.
+        """
+        # What happens to workers and the scheduler is told as events.
+        logging.getLogger("distributed").setLevel(logging.CRITICAL)
+        cluster: Any = None
+        try:
+            if address.local is not None:
+                cluster = await distributed.LocalCluster(
+                    n_workers=address.local,
+                    threads_per_worker=1,
+                    host="127.0.0.1",
+                    dashboard_address="127.0.0.1:0",
+                    silence_logs=logging.CRITICAL,
+                    asynchronous=True,
+                )
+            scheduler = cluster.scheduler_address if cluster is not None else address.scheduler()
+            client = distributed.Client(
+                scheduler, name="fuzzcompile", asynchronous=True, set_as_default=False, timeout=within
+            )
+            try:
+                with warnings.catch_warnings(action="ignore"):  # versions are compared by what matters (`fitness`)
+                    await asyncio.wait_for(client, within)
+            except BaseException:
+                with contextlib.suppress(Exception):
+                    await client._close(fast=True)
+                raise
+        except (OSError, TimeoutError) as error:
+            raise EnvironmentUnfit(
+                f"No Dask scheduler answers at {address}{_why(error)}: start one (`dask scheduler`) and workers (`dask "
+                "worker ADDRESS`), or try --cluster local:2, which starts both on this machine."
+            ) from error
+        except (ImportError, RuntimeError, TypeError, ValueError) as error:
+            raise EnvironmentUnfit(
+                f"Dask cannot connect to {address}: {message_of(error)}. For tls:// its configuration names the "
+                "certificates (distributed.comm.tls)."
+            ) from error
+        return cls(client, scheduler, cluster)
+
+    @property
+    def dashboard(self) -> str:
+        """Where Dask's dashboard is; empty if the scheduler has none."""
+        with contextlib.suppress(Exception):
+            return str(self.client.dashboard_link or "")
+        return ""
+
+    async def close(self) -> None:
+        """Disconnect, and end the workers of ``local:N``."""
+        for part in filter(None, (self.client, self.cluster)):
+            with contextlib.suppress(Exception):  # what is gone already need not be closed
+                await asyncio.wait_for(part.close(), _ENDS_WITHIN)
+
+
+def _why(error: BaseException) -> str:
+    said = message_of(error, 200)
+    return f" ({said})" if said else ""

@@ -1,0 +1,226 @@
+"""Which task runs on which Dask worker: each on one that has a slot free, and anew on another if that one is lost.
+
+Everything here runs on one thread, in the event loop of the connection. Dask could choose the workers itself, by
+resources that they get when they are admitted, but a task that has no such worker for a moment is never scheduled
+again when one that is there already gets the resource, and a lost worker counts against the tasks that wait on it as
+against those that ran (distributed 2026.8). Tasks wait here, therefore, and go to Dask when a slot is free for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import pickle
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError, Future, InvalidStateError
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from fuzzcompile.cluster.messages import Call, Reply
+from fuzzcompile.execution.failures import WorkerCrashed, WorkerStartFailed
+from fuzzcompile.execution.worker import portable
+from fuzzcompile.worker.tasks import Surroundings
+
+if TYPE_CHECKING:
+    from distributed import Client
+    from distributed.client import Future as DaskFuture
+
+MOST_LOST = 3
+"""A task that has run on so many lost Dask workers may be what ends them: it is not run again."""
+
+
+class ClusterFuture(Future[Any]):
+    """The future of a task; ``environment`` is that of the worker that ran it, once it has ended."""
+
+    environment: dict[str, object] | None = None
+
+
+@dataclass(eq=False)
+class Errand:
+    """A task on its way. ``attempt`` counts how often it was sent; ``lost`` are the workers that it was lost with."""
+
+    call: Call
+    label: str
+    future: ClusterFuture
+    on_left: Callable[[str, str], object] | None = None
+    attempt: int = 0
+    lost: list[str] = field(default_factory=list)
+    since: float = 0.0
+    sent: DaskFuture | None = None
+
+    @property
+    def key(self) -> str:
+        """The name of the task in Dask: what it does comes first, by which the dashboard groups them."""
+        return f"{_slug(self.label)}-{self.call.campaign}-{self.call.number:x}.{self.attempt}"
+
+    def begin(self) -> bool:
+        """Whether it is still wanted, and now running."""
+        return self.future.running() or self.future.set_running_or_notify_cancel()
+
+    def settle(self, settle: Callable[[ClusterFuture], object]) -> None:
+        """Set the future's result or exception, unless it was settled already."""
+        with contextlib.suppress(InvalidStateError):
+            settle(self.future)
+
+
+@dataclass(eq=False)
+class Member:
+    """A Dask worker that was admitted; ``asked`` is when it was last asked how its tasks are (``time.monotonic()``)."""
+
+    address: str
+    slots: int
+    surroundings: Surroundings
+    running: dict[int, Errand] = field(default_factory=dict)
+    asked: float = field(default_factory=time.monotonic)
+
+    @property
+    def free(self) -> int:
+        """How many tasks it takes now."""
+        return self.slots - len(self.running)
+
+    def tell(self, left: Mapping[int, Mapping[str, str]]) -> None:
+        """Pass on what its processes have left of the tasks that run, by their numbers."""
+        for number, texts in left.items():
+            errand = self.running.get(number)
+            if errand is not None and errand.on_left is not None:
+                for name, text in texts.items():
+                    errand.on_left(name, text)
+
+    @property
+    def machine(self) -> str:
+        """The digits that tell its machine from others."""
+        return str(self.surroundings.environment.get("machine", "unknown"))
+
+
+class Dispatcher:
+    """Sends tasks to members and settles their futures.
+
+    Args:
+        doubt: called with a member that could not run a task, with the error of its start, if that is why, and with
+            whether the worker is gone. It drops the member.
+    """
+
+    def __init__(self, doubt: Callable[[Member, Exception | None, bool], None]) -> None:
+        self._doubt = doubt
+        self._waiting: deque[Errand] = deque()
+        self._client: Client | None = None
+        self.members: dict[str, Member] = {}
+
+    def connect(self, client: Client) -> None:
+        """Send tasks by this client from now on."""
+        self._client = client
+        self.place()
+
+    def disconnect(self) -> int:
+        """Send no tasks for now, and forget the members; how many tasks that ran will begin anew."""
+        self._client = None
+        return sum(self.drop(member, blame=False) for member in list(self.members.values()))
+
+    def put(self, errand: Errand) -> None:
+        """Send a task when a slot is free."""
+        self._waiting.append(errand)
+        self.place()
+
+    def add(self, member: Member) -> None:
+        """Send tasks to this worker too."""
+        self.members[member.address] = member
+        self.place()
+
+    def drop(self, member: Member, *, blame: bool) -> int:
+        """Send no more tasks to a worker; how many of its tasks begin anew. With ``blame``, one may have ended it."""
+        if self.members.get(member.address) is member:
+            del self.members[member.address]
+        running, member.running = list(member.running.values()), {}
+        again = [errand for errand in running if self._again(errand, member.address if blame else None)]
+        self._waiting.extendleft(reversed(again))
+        self.place()
+        return len(again)
+
+    def fail_all(self, error: Callable[[], Exception]) -> None:
+        """Settle every task with an error: none will be run any more. Those that had not begun are cancelled."""
+        running = [errand for member in self.members.values() for errand in member.running.values()]
+        for member in self.members.values():
+            member.running = {}
+        for errand in (*running, *self._waiting):
+            if not errand.future.cancel():
+                errand.settle(lambda future: future.set_exception(error()))
+        self._waiting.clear()
+
+    def place(self) -> None:
+        """Send what waits to workers that have slots free."""
+        while self._client is not None and self._waiting:
+            member = max(self.members.values(), key=lambda member: member.free, default=None)
+            if member is None or member.free <= 0:
+                return
+            errand = self._waiting.popleft()
+            if errand.begin():
+                errand.attempt += 1
+                errand.since = time.monotonic()
+                member.running[errand.call.number] = errand
+                errand.sent = self._client.submit(
+                    pickle.loads,
+                    errand.call.payload(),
+                    key=errand.key,
+                    workers=[member.address],
+                    allow_other_workers=False,
+                    pure=False,
+                )
+                _keep(asyncio.create_task(self._follow(errand, member, errand.sent)))
+
+    async def _follow(self, errand: Errand, member: Member, sent: DaskFuture) -> None:
+        """Wait for the answer to a task, unless its worker is dropped meanwhile."""
+        reply, gone = Reply(unhosted=True), False
+        try:
+            reply = pickle.loads(await sent)
+        except (CancelledError, OSError, TimeoutError):  # the scheduler is lost, or has forgotten the task
+            pass
+        except Exception as error:
+            gone = type(error).__name__ == "KilledWorker"  # which the scheduler says of its own accord if so configured
+            reply = Reply(error=portable(error))
+        finally:
+            sent.release()
+        if errand.sent is not sent:
+            return  # it was sent elsewhere
+        raised = None if reply.error is None else pickle.loads(reply.error)
+        if gone or reply.unhosted or isinstance(raised, WorkerStartFailed):
+            self._doubt(member, raised, gone)
+            return
+        del member.running[errand.call.number]
+        errand.future.environment = dict(member.surroundings.environment)
+        if raised is None:
+            errand.settle(lambda future: future.set_result(reply.value))
+        else:
+            raised.__cause__ = None if reply.cause is None else pickle.loads(reply.cause)
+            errand.settle(lambda future: future.set_exception(raised))
+        self.place()
+
+    def _again(self, errand: Errand, lost_with: str | None) -> bool:
+        """Whether a task whose worker is lost is to be sent anew; if not, it has failed."""
+        if errand.sent is not None:
+            errand.sent.release()
+        errand.sent = None
+        if lost_with is not None:
+            errand.lost.append(lost_with)
+        if len(errand.lost) < MOST_LOST:
+            return True
+        crash = WorkerCrashed(None, f"Dask workers were lost while they ran it: {', '.join(errand.lost)}")
+        errand.settle(lambda future: future.set_exception(crash))
+        return False
+
+
+def _slug(label: str) -> str:
+    """A label as the beginning of a task's name: its first word, by which Dask groups tasks, and the rest."""
+    first, _, rest = label.partition(" ")
+    return "-".join(filter(None, (re.sub(r"\W+", "_", part).strip("_") for part in (first, rest)))) or "task"
+
+
+_following: set[asyncio.Task[None]] = set()
+
+
+def _keep(task: asyncio.Task[None]) -> None:
+    """Hold a task of the event loop until it is done, which keeps only weak references."""
+    _following.add(task)
+    task.add_done_callback(_following.discard)

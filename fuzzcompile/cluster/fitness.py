@@ -1,0 +1,76 @@
+"""Which Dask workers fit a campaign, and in one sentence why another does not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import fuzzcompile
+from fuzzcompile.cluster.messages import Offer, code_digest
+from fuzzcompile.worker.tasks import Surroundings
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a campaign asks of its workers.
+
+    Attributes:
+        torch: the version, with or without a build (``2.15.0``, ``2.15.0+cpu``); None for any.
+        gpu: whether there must be a GPU; None for either.
+    """
+
+    torch: str | None = None
+    gpu: bool | None = None
+
+    def refusal(self, offer: Offer) -> str | None:
+        """Why a Dask worker does not fit; None if it does."""
+        if (offer.version, offer.code) != (fuzzcompile.__version__, code_digest()):
+            return (
+                f"it has fuzzcompile {offer.version} ({offer.code}), and the campaign runs fuzzcompile "
+                f"{fuzzcompile.__version__} ({code_digest()}); install the same there"
+            )
+        if not offer.torch:
+            return "no torch is installed there"
+        if self.torch is not None and self.torch not in (offer.torch, offer.torch.partition("+")[0]):
+            return f"it has torch {offer.torch}, and the campaign is for torch {self.torch}"
+        if self.gpu is not None and self.gpu != offer.gpu:
+            return (
+                "it has no GPU, and the campaign runs on GPUs"
+                if self.gpu
+                else "it has a GPU, and the campaign runs on CPUs; --device cpu takes such workers too"
+            )
+        if offer.slots < 1:
+            return "its Dask resource fuzzcompile=0 keeps campaigns off it"
+        return None
+
+    def narrowed(self, offers: Iterable[Offer], *, any_device: bool) -> Wanted:
+        """The same for the kind of worker that has most slots: a campaign runs under one torch, on one kind of device.
+
+        Args:
+            offers: those that there are; without a fitting one, nothing is narrowed.
+            any_device: whether it does not matter on which device cases run.
+        """
+        slots = Counter[tuple[str, bool]]()
+        for offer in offers:
+            if self.refusal(offer) is None:
+                slots[offer.torch, offer.gpu] += offer.slots
+        if not slots:
+            return self
+        torch, gpu = max(slots, key=lambda kind: (slots[kind], kind))
+        return replace(self, torch=torch, gpu=self.gpu if any_device else gpu)
+
+
+def unlike(first: Surroundings, here: Surroundings) -> str | None:
+    """Why results from ``here`` could not be counted with those from the campaign's ``first`` worker; None if they can.
+
+    Both fit what was asked, and have said what they found when they started.
+    """
+    if first.environment["torch"] != here.environment["torch"]:
+        return f"it runs torch {here.environment['torch']}, and the campaign torch {first.environment['torch']}"
+    if first.device != here.device:
+        return f"its cases would run on {here.device}, and the campaign's run on {first.device}"
+    if first.custom != here.custom:
+        return "it has another version of the passes or the backend of your own"
+    missing = sorted(set(here.lacks) - set(first.lacks))
+    return f"its torch lacks what the campaign draws: {', '.join(missing[:5])}" if missing else None

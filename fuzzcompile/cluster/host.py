@@ -1,0 +1,196 @@
+"""What runs on a Dask worker: for each campaign, a pool of worker processes that its tasks run in.
+
+A crash, a hang, too much memory or ``os._exit`` costs such a process, and the Dask worker itself goes on. The processes
+end when the campaign says so, when it has not been heard of for a while, and with the Dask worker, however that ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import pickle
+import platform
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from concurrent.futures import Future
+from pathlib import Path
+
+from distributed import Worker, WorkerPlugin, get_worker
+
+import fuzzcompile
+from fuzzcompile.cluster.messages import Call, Charter, Offer, Pulse, Reply, code_digest
+from fuzzcompile.errors import EnvironmentUnfit, FuzzcompileError, message_of
+from fuzzcompile.execution.failures import WorkerFailed, WorkerStartFailed, WorkerStopped
+from fuzzcompile.execution.named import installed_torch
+from fuzzcompile.execution.task_pool import TaskPool
+from fuzzcompile.execution.worker import portable
+from fuzzcompile.worker.lost import unstartable
+from fuzzcompile.worker.pool import may_have_gpu, open_pool
+from fuzzcompile.worker.tasks import DESCRIBE, Surroundings
+
+SILENCE = 45.0
+"""Seconds without a word of its campaign after which a host closes: whoever started it is gone, or cut off."""
+
+# A Dask worker may be started with `--resources "fuzzcompile=N"`, to take fewer cases than it has threads.
+_RESOURCE = "fuzzcompile"
+
+_hosts: dict[tuple[str, str], asyncio.Future[Host]] = {}  # by campaign and address: threads may share a process
+
+
+class Host:
+    """The pool of one campaign on one Dask worker."""
+
+    def __init__(self, charter: Charter) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="fuzzcompile-host-", ignore_cleanup_errors=True)
+        self._closing = threading.Event()
+        self._closed = threading.Lock()
+        self._heard = time.monotonic()
+        self._left: defaultdict[int, dict[str, str]] = defaultdict(dict)
+        opened: tuple[TaskPool, Surroundings]
+        try:
+            opened = charter.opens(charter, Path(self._folder.name))
+        except BaseException:
+            self._folder.cleanup()
+            raise
+        self._pool, self.surroundings = opened
+        threading.Thread(target=self._watch, name="fuzzcompile-host", daemon=True).start()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes tasks."""
+        return not self._closing.is_set()
+
+    def run(self, call: Call) -> Reply:
+        """Run a task in the pool, and say how it ended."""
+        self._heard = time.monotonic()
+        try:
+            function, args, kwargs = pickle.loads(call.call)
+            task: Future[object] = self._pool.schedule(
+                function, args, kwargs, on_left=lambda name, text: self._keep(call.number, name, text), **call.options
+            )
+            return Reply(task.result())
+        except WorkerStopped:
+            return Reply(unhosted=True)
+        except Exception as error:  # whatever a task raises is the campaign's to judge
+            if not self.is_open:
+                return Reply(unhosted=True)
+            cause = error.__cause__
+            return Reply(error=portable(error), cause=None if cause is None else portable(cause))
+        finally:
+            self._left.pop(call.number, None)
+
+    def pulse(self) -> Pulse:
+        """What its processes left of their tasks; the campaign that asks is alive."""
+        self._heard = time.monotonic()
+        left, self._left = self._left, defaultdict(dict)
+        return Pulse(dict(left))
+
+    def _keep(self, number: int, name: str, text: str) -> None:
+        self._left[number][name] = text
+
+    def close(self) -> None:
+        """End the processes, and what they run."""
+        with self._closed:
+            if self.is_open:
+                self._closing.set()
+                self._pool.kill_workers()
+                self._folder.cleanup()
+
+    def _watch(self) -> None:
+        while not self._closing.wait(1.0):
+            if time.monotonic() - self._heard > SILENCE:
+                self.close()
+
+
+def open_local(charter: Charter, folder: Path) -> tuple[TaskPool, Surroundings]:
+    """Open worker processes for a charter, and hear from the first where they run.
+
+    Raises:
+        FuzzcompileError: no process can be started under its conditions; the message says why.
+    """
+    conditions = charter.packed.unpacked(folder)
+    pool = open_pool(conditions, charter.slots, share=charter.share)
+    try:
+        return pool, pool.schedule(DESCRIBE, (conditions.target,), label="describe the machine").result()
+    except WorkerStartFailed as error:
+        pool.kill_workers()
+        raise unstartable(error) from error
+    except BaseException as error:
+        pool.kill_workers()
+        if isinstance(error, WorkerFailed):
+            raise EnvironmentUnfit(f"its first worker process {error}") from error
+        raise
+
+
+# -- what a campaign has a Dask worker do; each is pickled by its name ------------------------------------------------
+
+
+def offer(dask_worker: Worker) -> bytes:
+    """The pickled `Offer` of this Dask worker."""
+    threads = dask_worker.state.nthreads
+    slots = int(dask_worker.state.total_resources.get(_RESOURCE, threads))
+    here = (fuzzcompile.__version__, code_digest(), installed_torch(), platform.python_version())
+    return pickle.dumps(Offer(*here, gpu=may_have_gpu(), slots=min(slots, threads)))
+
+
+async def open_host(charter: bytes, dask_worker: Worker) -> bytes:
+    """Open the host of a pickled `Charter`, unless it is open; the pickled `Surroundings` or error."""
+    asked: Charter = pickle.loads(charter)
+    key = (asked.campaign, dask_worker.address)
+    opening = _hosts.get(key)
+    if opening is not None and opening.done() and not (opening.exception() is None and opening.result().is_open):
+        opening = None
+    if opening is None:
+        opening = _hosts[key] = asyncio.ensure_future(asyncio.to_thread(Host, asked))
+        await dask_worker.plugin_add(_Ending(key, opening), name=_plugin(asked.campaign))
+    try:
+        return pickle.dumps((await asyncio.shield(opening)).surroundings)
+    except FuzzcompileError as error:
+        return portable(error)
+    except Exception as error:  # the campaign goes on without this worker, and says why
+        return portable(EnvironmentUnfit(f"{type(error).__name__}: {message_of(error)}"))
+
+
+def pulse(campaign: str, dask_worker: Worker) -> bytes:
+    """The pickled `Pulse` of a campaign's host here; of None if there is none."""
+    host = _host(campaign, dask_worker.address)
+    return pickle.dumps(host.pulse() if host is not None else None)
+
+
+async def close_host(campaign: str, dask_worker: Worker) -> None:
+    """Close a campaign's host here, if there is one."""
+    if (name := _plugin(campaign)) in dask_worker.plugins:
+        await dask_worker.plugin_remove(name)
+
+
+def answer(call: Call) -> bytes:
+    """Run a task on the Dask worker that this is called on: the pickled `Reply`."""
+    host = _host(call.campaign, get_worker().address)
+    return pickle.dumps(host.run(call) if host is not None else Reply(unhosted=True), pickle.HIGHEST_PROTOCOL)
+
+
+def _host(campaign: str, address: str) -> Host | None:
+    opening = _hosts.get((campaign, address))
+    if opening is None or not opening.done() or opening.exception() is not None:
+        return None
+    return opening.result() if opening.result().is_open else None
+
+
+def _plugin(campaign: str) -> str:
+    return f"fuzzcompile campaign {campaign}"
+
+
+class _Ending(WorkerPlugin):  # type: ignore[misc]
+    """Closes a host when its campaign ends, and when its Dask worker closes."""
+
+    def __init__(self, key: tuple[str, str], opening: asyncio.Future[Host]) -> None:
+        self._key, self._opening = key, opening
+
+    async def teardown(self, worker: Worker) -> None:
+        """Close the host, once it is open."""
+        if _hosts.get(self._key) is self._opening:
+            del _hosts[self._key]
+        with contextlib.suppress(Exception):  # it could not be opened, which its campaign was told
+            await asyncio.to_thread((await self._opening).close)

@@ -1,0 +1,120 @@
+"""What a campaign and a Dask worker say to each other: plain data, pickled.
+
+The scheduler between them need not have fuzzcompile: it unpickles the function and the arguments of each task, which
+are ``pickle.loads`` and bytes.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import pickle
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import fuzzcompile
+from fuzzcompile.cluster.travelling import Packed
+from fuzzcompile.execution.named import Named
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a Dask worker says of itself before anything of torch is imported.
+
+    Attributes:
+        version: its fuzzcompile's.
+        code: a hash of that fuzzcompile's files.
+        torch: the installed version; empty where there is none.
+        python: the interpreter's version.
+        gpu: whether torch might find a GPU.
+        slots: how many cases it takes at once.
+    """
+
+    version: str
+    code: str
+    torch: str
+    python: str
+    gpu: bool
+    slots: int
+
+
+@dataclass(frozen=True)
+class Charter:
+    """What a Dask worker needs for the cases of one campaign.
+
+    Attributes:
+        campaign: the campaign's own name, which no other has.
+        packed: the conditions under which cases run.
+        slots: how many cases it is to take at once.
+        share: the part of its machine's processors that is for it: several Dask workers may share a machine.
+        opens: opens the pool that cases run in (:func:`fuzzcompile.cluster.host.open_local`).
+    """
+
+    campaign: str
+    packed: Packed
+    slots: int
+    share: float = 1.0
+    opens: Callable[..., Any] = field(default=Named("fuzzcompile.cluster.host:open_local"))
+
+
+@dataclass(frozen=True)
+class Call:
+    """A task for a Dask worker: pickled (function, args, kwargs), and the options of `TaskPool.schedule`.
+
+    ``number`` tells the tasks of ``campaign`` apart.
+    """
+
+    campaign: str
+    number: int
+    call: bytes
+    options: Mapping[str, Any]
+
+    def payload(self) -> bytes:
+        """What ``pickle.loads`` turns into the answer, where it is called: the bytes of a `Reply`."""
+        return pickle.dumps(_Answering(self), pickle.HIGHEST_PROTOCOL)
+
+
+@dataclass(frozen=True)
+class _Answering:
+    """Unpickled on a Dask worker, this is the answer to the call."""
+
+    call: Call
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Named("fuzzcompile.cluster.host:answer"), (self.call,)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """How a task ended: with a ``value``, or with a pickled ``error`` and its ``cause``.
+
+    ``unhosted`` says that the Dask worker does not serve the campaign, or no longer: the task is to run elsewhere.
+    """
+
+    value: object = None
+    error: bytes | None = None
+    cause: bytes | None = None
+    unhosted: bool = False
+
+
+@dataclass(frozen=True)
+class Pulse:
+    """What a Dask worker says when it is asked whether it is well.
+
+    ``left`` is what the processes that run a task have left of it since the last time, by its number (`Call.number`).
+    """
+
+    left: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+
+
+@functools.cache
+def code_digest() -> str:
+    """A short hash of the files of the installed fuzzcompile: version numbers do not tell two checkouts apart."""
+    package = Path(fuzzcompile.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*")):
+        if path.suffix in (".py", ".toml", ".json") and path.is_file():
+            digest.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:12]

@@ -1,0 +1,243 @@
+"""A Dask cluster as a pool of workers: what campaigns schedule runs on the Dask workers that fit.
+
+Everything of Dask happens on a thread of its own, in one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import pickle
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar, cast
+
+from fuzzcompile.cluster.address import ClusterAddress
+from fuzzcompile.cluster.changes import Change, ClusterState, WorkerJoined
+from fuzzcompile.cluster.dispatching import ClusterFuture, Errand
+from fuzzcompile.cluster.fitness import Wanted
+from fuzzcompile.cluster.messages import Call, Charter
+from fuzzcompile.cluster.roster import Roster
+from fuzzcompile.cluster.travelling import Packed
+from fuzzcompile.errors import EnvironmentUnfit, FuzzcompileError
+from fuzzcompile.execution.failures import WorkerStartFailed, WorkerStopped
+from fuzzcompile.execution.slot import WorkerState
+from fuzzcompile.execution.task_pool import TaskPool
+from fuzzcompile.worker.conditions import Conditions
+from fuzzcompile.worker.tasks import Surroundings
+
+T = TypeVar("T")
+
+_GATHERING = 60.0  # seconds for a first worker that fits
+_ENDS_WITHIN = 40.0
+_REST_WITHIN = 3.0
+# Beside one task a slot, so many wait here for the slot that is free next: drawing a case takes the engine a while.
+_SURPLUS = 0.25
+
+
+class ClusterPool(TaskPool):
+    """Runs tasks on the Dask workers of a cluster that fit a campaign, and on those that join later.
+
+    A task of a lost Dask worker runs again on another one, unnoticed, up to three times; then its future fails with
+    WorkerCrashed. Otherwise futures fail as those of a local pool do.
+
+    Args:
+        address: the scheduler, or workers that are started here.
+        conditions: how cases run.
+        torch: the version that workers must have; None for the one that most of them have.
+        most: how many tasks to have submitted at once; None for what the workers take.
+        opens: opens the pool of a Dask worker (`Charter.opens`).
+
+    Raises:
+        UsageError: a file that the conditions name cannot be sent.
+    """
+
+    def __init__(
+        self,
+        address: ClusterAddress,
+        conditions: Conditions,
+        *,
+        torch: str | None = None,
+        most: int | None = None,
+        opens: Callable[..., Any] | None = None,
+    ) -> None:
+        self._most = most
+        self._changes: deque[Change] = deque()
+        self._first: Future[Surroundings] = Future()
+        self._broken: FuzzcompileError | None = None
+        self._numbers = itertools.count()
+        self._campaign = uuid.uuid4().hex[:8]
+        charter = Charter(self._campaign, Packed.of(conditions), slots=0)
+        if opens is not None:
+            charter = Charter(self._campaign, charter.packed, slots=0, opens=opens)
+        self._roster = Roster(
+            address,
+            charter,
+            Wanted(torch, True if conditions.device.startswith("cuda") else None),
+            any_device=conditions.device != "auto" or conditions.target is not None,
+            say=self._heard,
+            fail=self._fail,
+        )
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="cluster", daemon=True)
+        self._thread.start()
+        self._keeping = asyncio.run_coroutine_threadsafe(self._roster.keep(), self._loop)
+        self._keeping.add_done_callback(self._ended)
+
+    def gathered(self, timeout: float | None = None) -> Surroundings:
+        """Wait for a first worker, and return where it runs.
+
+        Args:
+            timeout: seconds; by default one minute, and more while a worker starts its processes.
+
+        Raises:
+            EnvironmentUnfit: nobody answers, or no worker fits; the message says what the workers lack.
+            UsageError: a plant, pass or backend of the user's own fails.
+        """
+        begun = time.monotonic()
+        while True:
+            try:
+                return self._first.result(0.2)
+            except TimeoutError:
+                over = time.monotonic() - begun
+                patient = over < _GATHERING or self._roster.opening or self._roster.connection is None
+                if (timeout is None or over < timeout) and patient:
+                    continue
+                raise EnvironmentUnfit(self._nobody_fits(over)) from None
+
+    def schedule(
+        self,
+        fn: Callable[..., T],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+        *,
+        label: str | None = None,
+        time_limit: float | None = None,
+        spends: bool = False,
+        counts: bool = True,
+        on_left: Callable[[str, str], object] | None = None,
+    ) -> Future[T]:
+        """Run ``fn(*args, **kwargs)`` on a Dask worker (`TaskPool.schedule`)."""
+        if self._broken is not None:
+            raise self._failure()
+        future = ClusterFuture()
+        name = label or str(getattr(fn, "__qualname__", fn))
+        options = {"label": name, "time_limit": time_limit, "spends": spends, "counts": counts}
+        try:
+            call = pickle.dumps((fn, tuple(args), dict(kwargs or {})), pickle.HIGHEST_PROTOCOL)
+        except Exception as error:  # pickling runs the arguments' own code, which may raise anything
+            future.set_exception(error)
+            return cast(Future[T], future)
+        errand = Errand(Call(self._campaign, next(self._numbers), call, options), name, future, on_left)
+        self._loop.call_soon_threadsafe(self._put, errand)
+        return cast(Future[T], future)
+
+    @property
+    def capacity(self) -> int:
+        """How many tasks to have submitted at once: a few more than the workers run; it follows them."""
+        slots = self._roster.state.slots
+        taken = slots + max(2, int(_SURPLUS * slots)) if slots else 0
+        return taken if self._most is None else min(taken, self._most)
+
+    def workers(self) -> list[WorkerState]:
+        """What each slot of the Dask workers is doing now."""
+        states: list[WorkerState] = []
+        for member in list(self._roster.dispatcher.members.values()):
+            running: list[Errand | None] = list(member.running.values())
+            for errand in running + [None] * (member.slots - len(running)):
+                states.append(
+                    WorkerState(
+                        slot=len(states),
+                        pid=None,
+                        device=member.surroundings.device,
+                        ready=True,
+                        task=errand.label if errand is not None else None,
+                        busy_since=errand.since if errand is not None else None,
+                    )
+                )
+        return states
+
+    def environment_of(self, future: Future[Any]) -> Mapping[str, object] | None:
+        """What the result of a task that has ended depends on: that of the worker that ran it."""
+        return future.environment if isinstance(future, ClusterFuture) else None
+
+    @property
+    def state(self) -> ClusterState:
+        """The cluster as it is now."""
+        return self._roster.state
+
+    def changes(self) -> list[Change]:
+        """What has happened to the cluster since this was last asked."""
+        return [self._changes.popleft() for _ in range(len(self._changes))]
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """End the campaign on the cluster; there is no waiting for tasks."""
+        del wait, cancel_futures
+        self.kill_workers()
+
+    def kill_workers(self) -> None:
+        """Stop now: waiting tasks are cancelled, running ones fail with WorkerStopped; workers end their processes."""
+        if self._loop.is_closed():
+            return
+        self._broken = self._broken or EnvironmentUnfit("The cluster was left.")
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(_ENDS_WITHIN)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    # -- on the thread of the loop --------------------------------------------------------------------------------
+
+    def _put(self, errand: Errand) -> None:
+        if self._broken is not None:
+            errand.settle(lambda future: future.set_exception(self._failure()))
+        else:
+            self._roster.dispatcher.put(errand)
+
+    async def _stop(self) -> None:
+        self._keeping.cancel()
+        self._roster.dispatcher.fail_all(WorkerStopped)
+        await self._roster.close()
+        rest = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in rest:
+            task.cancel()
+        if rest:
+            await asyncio.wait(rest, timeout=_REST_WITHIN)
+
+    def _heard(self, change: Change) -> None:
+        self._changes.append(change)
+        if isinstance(change, WorkerJoined) and not self._first.done() and self._roster.first is not None:
+            self._first.set_result(self._roster.first)
+
+    def _fail(self, error: FuzzcompileError) -> None:
+        self._broken = error
+        self._roster.dispatcher.fail_all(self._failure)
+        if not self._first.done():
+            self._first.set_exception(error)
+
+    def _ended(self, keeping: Future[None]) -> None:
+        """An error of our own in the event loop must not leave the campaign waiting for ever."""
+        if not keeping.cancelled() and (error := keeping.exception()) is not None:
+            unexpected = EnvironmentUnfit(f"The cluster cannot be used: {type(error).__name__}: {error}.")
+            unexpected.__cause__ = error
+            self._loop.call_soon_threadsafe(self._fail, unexpected)
+
+    def _failure(self) -> WorkerStartFailed:
+        failure = WorkerStartFailed("the cluster is lost", str(self._broken), final=True)
+        failure.__cause__ = self._broken
+        return failure
+
+    def _nobody_fits(self, seconds: float) -> str:
+        address = self._roster.address
+        refused = [f"{worker}: {why}" for worker, why in sorted(self._roster.refused.items())]
+        if refused:
+            more = f"; and {len(refused) - 3} more" if len(refused) > 3 else ""
+            return f"No Dask worker of {address} fits this campaign: {'; '.join(refused[:3])}{more}."
+        if self._roster.connection is None:
+            return f"The Dask scheduler at {address} had not answered after {seconds:.0f} s. Give more budget."
+        if self._roster.opening:
+            return f"No Dask worker of {address} had started its processes after {seconds:.0f} s. Give more budget."
+        return f"The scheduler at {address} has no workers: start some with `dask worker {address}`."

@@ -1,0 +1,221 @@
+"""What all who write to a corpus do: campaigns, machines and how fast they judge, and where they disagree.
+
+Everything is read from the corpus. A campaign's runs are stored in their order, so that those of the last hour are the
+end of its rows, which is found by bisection over an index.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Literal, NamedTuple
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from fuzzcompile.corpus.disagreements import Disagreement, disagreements
+from fuzzcompile.corpus.machines import Alike, conditions, machine_of, processor
+from fuzzcompile.corpus.models import CampaignRow, EnvironmentRow, FindingRow, RunRow
+
+HOUR, DAY = timedelta(hours=1), timedelta(days=1)
+# A campaign says that it lives every five seconds.
+SILENT = timedelta(minutes=3)
+# Cases that a machine has judged before its speed is compared.
+_LEAST_CASES = 10
+State = Literal["runs", "silent", "ended"]
+
+
+@dataclass(frozen=True)
+class FleetCampaign:
+    """A campaign that was heard of in the last day.
+
+    ``state`` is "silent" for one that neither ended nor said anything for three minutes. ``cases`` are those that it
+    judged in all, ``per_minute`` those a minute and worker in the last hour in which it lived. ``machine`` is that of
+    its own process.
+    """
+
+    id: int
+    state: State
+    ended: str | None
+    torch: str
+    device: str
+    target: str
+    machine: str
+    workers: int
+    started: datetime
+    last_heard: datetime
+    cases: int
+    per_minute: float
+    new_findings: int
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How fast one worker of a machine judges: cases a minute of judging, None for a kind with too few of them."""
+
+    screened: float | None
+    full: float | None
+
+
+@dataclass(frozen=True)
+class FleetMachine:
+    """A machine that judged in the last hour under one torch, device and target; ``cases`` are those of that hour.
+
+    ``median`` is that of all machines under the same. ``behind`` says in which kinds of cases it judges less than half
+    as many as they do.
+    """
+
+    machine: str
+    processor: str
+    torch: str
+    device: str
+    target: str
+    cases: int
+    speed: Speed
+    median: Speed
+    of: int
+
+    @property
+    def behind(self) -> list[tuple[str, float, float]]:
+        """The kinds of cases, "screened" or "full", in which it falls behind, with its speed and the median."""
+        screens, full = (self.speed.screened, self.median.screened), (self.speed.full, self.median.full)
+        return [
+            (kind, own, usual)
+            for kind, (own, usual) in {"screened": screens, "full": full}.items()
+            if own is not None and usual is not None and own < usual / 2
+        ]
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """All of it, at a moment."""
+
+    at: datetime
+    campaigns: Sequence[FleetCampaign]
+    machines: Sequence[FleetMachine]
+    disagreements: Sequence[Disagreement]
+    new_in_hour: int
+    new_in_day: int
+
+
+class _Judged(NamedTuple):
+    """The cases that a machine judged of one kind, and the seconds that they took."""
+
+    cases: int = 0
+    seconds: float = 0.0
+
+    @property
+    def per_minute(self) -> float | None:
+        return 60.0 * self.cases / self.seconds if self.cases >= _LEAST_CASES and self.seconds > 0.0 else None
+
+
+def fleet(session: Session, at: datetime) -> Fleet:
+    """Read what there is to say at a moment."""
+    environments = dict(session.execute(select(EnvironmentRow.id, EnvironmentRow.details)).all())
+    opened = list(session.scalars(select(FindingRow.first_seen).where(FindingRow.first_seen > at - DAY)))
+    campaigns: list[FleetCampaign] = []
+    judged: dict[tuple[int, bool], _Judged] = defaultdict(_Judged)
+    for row in session.scalars(select(CampaignRow).where(CampaignRow.last_heard > at - DAY).order_by(CampaignRow.id)):
+        number = 0
+        for environment, screened, cases, seconds in _since(session, row.id, at - HOUR):
+            have = judged[environment, screened]
+            judged[environment, screened] = _Judged(have.cases + cases, have.seconds + seconds)
+            number += cases
+        campaigns.append(_campaign(row, environments[row.environment_id], number, at))
+    return Fleet(
+        at,
+        campaigns,
+        _compared(judged, environments),
+        list(disagreements(session, environments)),
+        sum(moment > at - HOUR for moment in opened),
+        len(opened),
+    )
+
+
+def _since(session: Session, campaign: int, moment: datetime) -> Iterator[tuple[int, bool, int, float]]:
+    """The environments in which a campaign judged since then, with the numbers of screened and of other cases."""
+    own = RunRow.campaign_id == campaign
+    low, last = (session.scalar(select(end(RunRow.id)).where(own)) for end in (func.min, func.max))
+    if low is None or last is None:
+        return
+    high = last + 1
+    while low < high:  # the first of its rows that is not older, by the time of the next one after each middle
+        middle = (low + high) // 2
+        after = select(RunRow.created).where(own, RunRow.id >= middle).order_by(RunRow.id).limit(1)
+        created = session.scalar(after)
+        if created is not None and created < moment:
+            low = middle + 1
+        else:
+            high = middle
+    kinds = (RunRow.environment_id, RunRow.screened)
+    counted = select(*kinds, func.count(), func.sum(RunRow.seconds)).where(own, RunRow.id >= low).group_by(*kinds)
+    for environment, screened, cases, seconds in session.execute(counted):
+        yield environment, screened, cases, seconds or 0.0
+
+
+def _campaign(row: CampaignRow, environment: Mapping[str, object], cases: int, at: datetime) -> FleetCampaign:
+    state: State = "ended" if row.ended is not None else "silent" if row.last_heard < at - SILENT else "runs"
+    workers = row.settings.get("workers")
+    workers = workers if isinstance(workers, int) else 1
+    minutes = (row.last_heard - max(row.started, at - HOUR)).total_seconds() / 60.0
+    torch, device, target = conditions(environment)
+    return FleetCampaign(
+        id=row.id,
+        state=state,
+        ended=row.ended,
+        torch=torch,
+        device=device,
+        target=target,
+        machine=machine_of(environment),
+        workers=workers,
+        started=row.started,
+        last_heard=row.last_heard,
+        cases=_number(row.counters, "cases"),
+        per_minute=cases / minutes / max(1, workers) if minutes > 0.0 else 0.0,
+        new_findings=_number(row.counters, "new_findings"),
+    )
+
+
+def _compared(
+    judged: Mapping[tuple[int, bool], _Judged], environments: Mapping[int, Mapping[str, object]]
+) -> list[FleetMachine]:
+    """The machines with their speeds, beside those under the same torch, device and target."""
+    by_machine: dict[tuple[Alike, str], dict[bool, _Judged]] = defaultdict(dict)
+    types: dict[str, str] = {}
+    for (key, screened), count in judged.items():
+        environment = environments[key]
+        machine = machine_of(environment)
+        types[machine] = processor(environment) or "unknown"
+        kinds = by_machine[conditions(environment), machine]
+        have = kinds.get(screened, _Judged())
+        kinds[screened] = _Judged(have.cases + count.cases, have.seconds + count.seconds)
+    alike: dict[Alike, list[Speed]] = defaultdict(list)
+    speeds = {place: Speed(*(kinds.get(kind, _Judged()).per_minute for kind in (True, False)))
+              for place, kinds in by_machine.items()}  # fmt: skip
+    for (shared, _), speed in speeds.items():
+        alike[shared].append(speed)
+    return [
+        FleetMachine(
+            machine,
+            types[machine],
+            *shared,
+            cases=sum(kind.cases for kind in by_machine[shared, machine].values()),
+            speed=speed,
+            median=Speed(_median(s.screened for s in alike[shared]), _median(s.full for s in alike[shared])),
+            of=len(alike[shared]),
+        )
+        for (shared, machine), speed in sorted(speeds.items(), key=lambda item: item[0])
+    ]
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+def _number(counters: Mapping[str, object], name: str) -> int:
+    value = counters.get(name)
+    return value if isinstance(value, int) else 0

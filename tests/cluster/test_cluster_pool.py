@@ -1,0 +1,256 @@
+"""The pool on Dask workers, from outside: what arrives on the futures, and what is said of the workers."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import pickle
+import signal
+import socket
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+
+pytest.importorskip("distributed", reason="Dask is an extra: pip install 'fuzzcompile[cluster]'")
+
+from clustered import EVAL, PATIENCE, PLAIN, threads, until
+
+from fuzzcompile.cluster import host, messages, pool, roster
+from fuzzcompile.cluster.address import ClusterAddress
+from fuzzcompile.cluster.changes import WorkerJoined, WorkerLost, WorkerRefused
+from fuzzcompile.cluster.joining import join
+from fuzzcompile.cluster.pool import ClusterPool
+from fuzzcompile.errors import EnvironmentUnfit, UsageError
+from fuzzcompile.execution.named import Named
+from fuzzcompile.execution.pool import WorkerCrashed, WorkerStartFailed, WorkerStopped, WorkerTimeout
+from fuzzcompile.worker.conditions import Conditions
+
+
+def joined(cluster, **arguments) -> ClusterPool:
+    address = ClusterAddress.parse(cluster if isinstance(cluster, str) else cluster.scheduler_address)
+    return join(address, Conditions(device="cpu"), **{"opens": PLAIN, **arguments})
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    """Everything that only takes time, shorter."""
+    for module, name, seconds in [
+        (roster, "_TICK", 0.1),
+        (roster, "ANSWERS_WITHIN", 2.0),
+        (pool, "_GATHERING", 0.6),
+    ]:
+        monkeypatch.setattr(module, name, seconds)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with threads() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def workers(cluster):
+    with joined(cluster) as workers:
+        workers.gathered(PATIENCE)
+        until(lambda: workers.state.slots == 2)
+        yield workers
+
+
+def test_results_and_errors_come_back_with_the_environment_of_their_worker(workers):
+    numbers = [workers.schedule(EVAL, (f"{number} * 2",), label=f"judge #{number}") for number in range(20)]
+    raises = workers.schedule(EVAL, ("1 / 0",))
+    assert [number.result(PATIENCE) for number in numbers] == [number * 2 for number in range(20)]
+    assert isinstance(raises.exception(PATIENCE), ZeroDivisionError)
+    assert "1 / 0" not in str(raises.exception()) and "Traceback" in str(raises.exception().__cause__)
+    assert workers.environment_of(raises)["machine"] == f"{os.getpid():08x}"
+
+
+def test_what_takes_its_process_down_costs_the_task_and_not_the_dask_worker(workers):
+    exits = workers.schedule(EVAL, ("__import__('os')._exit(7)",))
+    crashes = workers.schedule(EVAL, ("print('last words', flush=True) or __import__('os').abort()",))
+    hangs = workers.schedule(Named("time:sleep"), (1000,), time_limit=0.5)
+    exited, crashed, hung = (task.exception(PATIENCE) for task in (exits, crashes, hangs))
+    assert isinstance(exited, WorkerCrashed) and exited.exit_code == 7
+    assert isinstance(crashed, WorkerCrashed) and crashed.exit_code == -signal.SIGABRT
+    assert "last words" in crashed.output
+    assert isinstance(hung, WorkerTimeout) and hung.seconds == 0.5
+    assert workers.schedule(EVAL, ("1 + 1",)).result(PATIENCE) == 2
+    assert workers.state.workers == 2 and not [each for each in workers.changes() if isinstance(each, WorkerLost)]
+
+
+def test_what_a_process_leaves_of_its_task_comes_back_while_it_runs_and_when_it_is_lost(workers, monkeypatch):
+    monkeypatch.setattr(roster, "_PULSE", 0.2)
+    leaves = "__import__('fuzzcompile.execution.worker', fromlist=['leave']).leave('how far', 'half')"
+    heard: dict[str, str] = {}
+    lost = workers.schedule(
+        EVAL, (f"{leaves} or __import__('time').sleep(1.5) or __import__('os')._exit(1)",), on_left=heard.__setitem__
+    )
+    until(lambda: heard == {"how far": "half"})
+    assert not lost.done()
+    assert lost.exception(PATIENCE).left == {"how far": "half"}
+
+
+def test_a_call_that_cannot_be_pickled_fails_its_future(workers):
+    assert workers.schedule(EVAL, (threading.Lock(),)).exception(PATIENCE) is not None
+
+
+def test_no_more_runs_than_there_are_slots_and_the_next_begins_at_once(workers):
+    sleeps = [workers.schedule(Named("time:sleep"), (0.3,), label=f"judge #{number}") for number in range(4)]
+    until(lambda: workers.state.busy == 2)
+    assert sum(sleep.running() for sleep in sleeps) == 2
+    assert sorted(state.task for state in workers.workers()) == ["judge #0", "judge #1"]
+    assert sleeps[3].cancel()
+    concurrent.futures.wait(sleeps, PATIENCE)
+    assert workers.state.busy == 0 and workers.capacity == 4
+
+
+def test_the_most_that_the_user_asks_for_is_kept(cluster):
+    with joined(cluster, most=1) as workers:
+        workers.gathered(PATIENCE)
+        until(lambda: workers.state.slots == 2)
+        assert workers.capacity == 1
+
+
+def test_killing_it_settles_every_task_and_ends_every_process(cluster):
+    before = {child.pid for child in psutil.Process().children()}
+    workers = joined(cluster)
+    workers.gathered(PATIENCE)
+    until(lambda: workers.state.slots == 2)
+    sleeps = [workers.schedule(Named("time:sleep"), (1000,)) for _ in range(3)]
+    until(lambda: workers.state.busy == 2)
+    workers.kill_workers()
+    assert [type(sleep.exception()) for sleep in sleeps[:2]] == [WorkerStopped] * 2
+    assert sleeps[2].cancelled()
+    until(lambda: {child.pid for child in psutil.Process().children()} <= before)
+    with pytest.raises(WorkerStartFailed):
+        workers.schedule(EVAL, ("1",))
+
+
+def test_a_worker_that_joins_later_gets_work_and_one_that_leaves_costs_nothing():
+    with threads(1) as cluster, joined(cluster) as workers:
+        workers.gathered(PATIENCE)
+        cluster.scale(2)
+        until(lambda: workers.state.slots == 2)
+        sleeps = [workers.schedule(EVAL, (f"__import__('time').sleep(0.7) or {number}",)) for number in range(3)]
+        until(lambda: workers.state.busy == 2)
+        cluster.scale(1)
+        assert [sleep.result(PATIENCE) for sleep in sleeps] == [0, 1, 2]
+        told = workers.changes()
+        assert [type(each) for each in told].count(WorkerJoined) == 2
+        until(lambda: workers.state.slots == 1)
+
+
+def test_a_task_that_loses_three_dask_workers_is_taken_to_end_them(workers, monkeypatch):
+    monkeypatch.setattr(roster, "_SETTLING", 0.0)
+    killing = workers.schedule(Named("time:sleep"), (1000,))
+    other = workers.schedule(Named("time:sleep"), (0.1,))
+
+    def lose_its_worker() -> bool:
+        def lose() -> None:
+            for member in list(workers._roster.dispatcher.members.values()):
+                if any(errand.future is killing for errand in member.running.values()):
+                    workers._roster._lose(member, "it is gone")
+
+        workers._loop.call_soon_threadsafe(lose)
+        return killing.done()
+
+    until(lambda: lose_its_worker() or time.sleep(0.3))
+    assert isinstance(killing.exception(), WorkerCrashed) and killing.exception().output.count("tcp://") == 3
+    assert other.exception(PATIENCE) is None
+
+
+def test_a_host_that_hears_nothing_of_its_campaign_closes_and_is_opened_again(cluster, monkeypatch):
+    monkeypatch.setattr(host, "SILENCE", 1.0)
+    with joined(cluster) as workers:
+        workers.gathered(PATIENCE)
+        until(lambda: workers.state.slots == 2)
+        until(lambda: not any(each.result().is_open for each in host._hosts.values() if each.done()))
+        opened = [opening.result() for opening in host._hosts.values() if opening.done()]
+        assert opened
+        assert workers.schedule(EVAL, ("1 + 1",)).result(PATIENCE) == 2
+
+
+def test_a_task_that_runs_long_keeps_its_host_open(cluster, monkeypatch):
+    monkeypatch.setattr(host, "SILENCE", 1.2)
+    monkeypatch.setattr(roster, "_PULSE", 0.3)
+    with joined(cluster) as workers:
+        workers.gathered(PATIENCE)
+        assert workers.schedule(EVAL, ("__import__('time').sleep(2.5) or 'done'",)).result(PATIENCE) == "done"
+
+
+# -- who is refused
+
+
+def test_a_worker_of_another_fuzzcompile_is_refused_with_a_sentence(cluster, monkeypatch):
+    monkeypatch.setattr(messages, "code_digest", lambda: "0" * 12)
+    monkeypatch.setattr(host, "code_digest", lambda: "1" * 12)
+    with joined(cluster) as workers, pytest.raises(EnvironmentUnfit, match="install the same there") as refused:
+        workers.gathered()
+    assert "tcp://127.0.0.1" in str(refused.value) and "\n" not in str(refused.value)
+    assert {type(each) for each in workers.changes()} == {WorkerRefused}
+
+
+def test_a_worker_of_another_torch_is_refused(cluster):
+    with (
+        joined(cluster, torch="1.0.0") as workers,
+        pytest.raises(EnvironmentUnfit, match=r"and the campaign is for torch 1\.0\.0"),
+    ):
+        workers.gathered()
+
+
+def open_never(charter, folder):
+    raise EnvironmentUnfit("torch.compile needs a C++ compiler on the CPU: there is none.")
+
+
+def open_with_plant(charter, folder):
+    raise UsageError("The plant raises.")
+
+
+def test_a_worker_whose_processes_cannot_start_is_refused_with_the_reason(cluster):
+    opens = Named(f"{__name__}:open_never")
+    with joined(cluster, opens=opens) as workers, pytest.raises(EnvironmentUnfit, match="needs a C"):
+        workers.gathered()
+
+
+def test_what_is_wrong_with_the_users_own_files_ends_the_campaign_at_once(cluster):
+    opens = Named(f"{__name__}:open_with_plant")
+    with joined(cluster, opens=opens) as workers, pytest.raises(UsageError, match="plant raises"):
+        workers.gathered(PATIENCE)
+
+
+def test_a_cluster_without_workers_is_told_how_to_get_some():
+    with (
+        threads(0) as cluster,
+        joined(cluster) as workers,
+        pytest.raises(EnvironmentUnfit, match="has no workers: start some with `dask worker"),
+    ):
+        workers.gathered()
+
+
+# -- who does not answer
+
+
+def test_nobody_answers():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    begun = time.monotonic()
+    with joined(address) as workers, pytest.raises(EnvironmentUnfit, match="No Dask scheduler answers at") as nobody:
+        workers.gathered()
+    assert time.monotonic() - begun < 6 and address in str(nobody.value) and "\n" not in str(nobody.value)
+
+
+def test_without_dask_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(EnvironmentUnfit, match=r"pip install 'fuzzcompile\[cluster\]'"):
+        joined("tcp://127.0.0.1:1")
+
+
+def test_a_task_needs_no_fuzzcompile_where_the_scheduler_unpickles_it():
+    payload = messages.Call("c", 1, b"", {}).payload()
+    assert isinstance(payload, bytes)
+    assert pickle.loads is not None
