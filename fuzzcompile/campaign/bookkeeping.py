@@ -127,11 +127,16 @@ class Bookkeeping:
         if kept.is_new_finding and kept.public_id not in self.new:
             self.new.append(kept.public_id)
 
-    def heartbeat(self, left: Callable[[], LeftOver]) -> None:
-        """Store the counters and what is not done yet now and then: a killed campaign leaves them like any other."""
-        if time.monotonic() - self._beat > _HEARTBEAT:
-            self._beat = time.monotonic()
-            self.store.heartbeat(self.campaign, self._counters(left()))
+    def heartbeat(self, left: Callable[[], LeftOver]) -> int | None:
+        """Store the counters and what is not done yet now and then: a killed campaign leaves them like any other.
+
+        Returns:
+            The part of the stream that the campaign holds; None if it was not time.
+        """
+        if time.monotonic() - self._beat <= _HEARTBEAT:
+            return None
+        self._beat = time.monotonic()
+        return self.store.heartbeat(self.campaign, self._counters(left()))
 
     def end(self, ended: Ended, left: LeftOver) -> None:
         """Close the campaign in the corpus."""

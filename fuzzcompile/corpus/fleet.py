@@ -16,13 +16,12 @@ from typing import Literal, NamedTuple
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from fuzzcompile.corpus.claiming import SILENT
 from fuzzcompile.corpus.disagreements import Disagreement, disagreements
 from fuzzcompile.corpus.machines import Alike, conditions, machine_of, processor
 from fuzzcompile.corpus.models import CampaignRow, EnvironmentRow, FindingRow, RunRow
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
-# A campaign says that it lives every five seconds.
-SILENT = timedelta(minutes=3)
 # Cases that a machine has judged before its speed is compared.
 _LEAST_CASES = 10
 State = Literal["runs", "silent", "ended"]

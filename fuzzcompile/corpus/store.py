@@ -14,7 +14,7 @@ from uuid import uuid4
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
-from fuzzcompile.corpus import copying, exporting, keeping, recording, trusting
+from fuzzcompile.corpus import claiming, copying, exporting, keeping, recording, trusting
 from fuzzcompile.corpus.connection import connect, explained_errors, shrink, writing
 from fuzzcompile.corpus.copying import Copied
 from fuzzcompile.corpus.importing import Arrived, Export, original_in, put_export, settle_duplicates
@@ -98,20 +98,23 @@ class Store(Reader):
 
     def start_campaign(self, campaign: Campaign) -> int:
         """Store that a campaign begins; return its row's id."""
-        return self._stored(recording.put_campaign, campaign, uuid4().hex)
+        return self._stored(claiming.put_campaign, campaign, uuid4().hex)
 
-    def heartbeat(self, campaign_id: int, counters: Mapping[str, object]) -> None:
-        """Keep the counters of a running campaign, so that a killed one still shows them."""
+    def heartbeat(self, campaign_id: int, counters: Mapping[str, object]) -> int:
+        """Keep the counters of a running campaign, so that a killed one still shows them.
+
+        Returns:
+            The part of its stream that it judges from now on (`fuzzcompile.corpus.claiming`).
+        """
         with self._write() as session:
-            row = _campaign(session, campaign_id)
-            row.counters, row.last_heard = recording.plain(counters), recording.now()
+            return claiming.hear(session, _campaign(session, campaign_id), counters)
 
     def finish_campaign(self, campaign_id: int, counters: Mapping[str, object], ended: Ended) -> None:
         """Store how a campaign ended."""
         with self._write() as session:
             row = _campaign(session, campaign_id)
             row.counters, row.ended = recording.plain(counters), ended
-            row.last_heard = row.finished = recording.now()
+            row.last_heard = row.finished = claiming.present(session)
 
     def record(
         self,
