@@ -39,10 +39,11 @@ _PEACE = 45.0
 
 @dataclass
 class Ended:
-    """How one start of the campaign ended: its exit status, and the last line that it said."""
+    """How one start of the campaign ended: its exit status, the last line that it said, and any traceback before."""
 
     status: int
     said: str
+    traceback: str = ""
 
 
 @dataclass
@@ -102,7 +103,7 @@ class Driver:
             said.seek(0)
             text = said.read().strip()
         (log.parent / f"{log.stem}.said").write_text(text)
-        return Ended(status, text.rpartition("\n")[2])
+        return Ended(status, text.rpartition("\n")[2], text.partition("Traceback")[2][-500:])
 
     def stop(self) -> None:
         """End the campaign as Ctrl-C does, and wait for it."""
@@ -230,11 +231,9 @@ def _look(outcome: Outcome, driver: Driver, url: str) -> None:
         if not store.recorded_indices(stream):
             outcome.wrong.append("no case of the stream is stored")
     for ended in outcome.ends:
-        if (
-            ended.status not in (0, 3)
-            or "Traceback" in ended.said
-            or (ended.status == 3 and not ended.said.endswith("."))
-        ):
+        if ended.traceback:
+            outcome.wrong.append(f"the campaign printed a traceback: {ended.traceback}")
+        if ended.status not in (0, 3) or (ended.status == 3 and not ended.said.endswith(".")):
             outcome.wrong.append(f"the campaign ended with status {ended.status}: {ended.said[:300]}")
 
 
