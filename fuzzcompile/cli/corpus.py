@@ -204,6 +204,32 @@ def trust(findings: tuple[str, ...], every: bool, location: str | None) -> int:
 
 
 @corpus.command()
+@click.argument("source", metavar="FROM", callback=options.warn_of_password)
+@click.argument("target", metavar="TO", callback=options.warn_of_password)
+@options.json_output
+def copy(source: str, target: str, as_json: bool) -> int:
+    """Copy a corpus whole, ids and all, to an empty place: files and PostgreSQL databases, in either direction.
+
+    A copy that was cut off is resumed by the same command, and until it is complete no other command takes TO. To add
+    one corpus to another, import it.
+    """
+    from rich.console import Console
+
+    from fuzzcompile.corpus.transfer import transfer
+
+    with Console(stderr=True).status("Reading ...") as status:
+        done = transfer(source, target, lambda table, there, of: status.update(f"Copied {there} of {of} {table} ..."))
+    if done.restarted:
+        click.echo(f"{done.source} had changed since the copy was begun: it was copied anew.", err=True)
+    if as_json:
+        click.echo(json.dumps(done.to_json()))
+        return 0
+    before = " (the others by an earlier call)" if done.resumed else ""
+    click.echo(f"{sum(done.rows.values())} rows, {done.copied} of them now{before}: {done.target} is complete.")
+    return 0
+
+
+@corpus.command()
 @options.corpus
 @options.json_output
 def stats(location: str | None, as_json: bool) -> int:
