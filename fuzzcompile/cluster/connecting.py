@@ -36,8 +36,7 @@ class Connection:
         Raises:
             EnvironmentUnfit: nobody answers within so many seconds, or the connection is refused.
         """
-        # What happens to workers and the scheduler is told as events.
-        logging.getLogger("distributed").setLevel(logging.CRITICAL)
+        _silence()
         cluster: Any = None
         try:
             if address.local is not None:
@@ -84,6 +83,16 @@ class Connection:
         for part in filter(None, (self.client, self.cluster)):
             with contextlib.suppress(Exception):  # what is gone already need not be closed
                 await asyncio.wait_for(part.close(), _ENDS_WITHIN)
+
+
+def _silence() -> None:
+    """Let Dask log nothing: what happens to workers and the scheduler is told as events.
+
+    Its configuration gives some of its loggers levels of their own, ``distributed.client`` for one.
+    """
+    for name in ("distributed", *logging.root.manager.loggerDict):
+        if name.partition(".")[0] == "distributed":
+            logging.getLogger(name).setLevel(logging.CRITICAL + 1)
 
 
 def _why(error: BaseException) -> str:
