@@ -193,6 +193,7 @@ class Engine:
         try:
             result = future.result()
         except WorkerStartFailed as error:
+            self._jobs.remember(future, job)
             raise unstartable(error) from error
         except WorkerStopped:
             return

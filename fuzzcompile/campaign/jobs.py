@@ -124,13 +124,18 @@ class Jobs:
         minimizing = Job(case, None, self._token(f"minimize {finding}"), minimizes=finding, report=report)
         self._submit(MINIMIZE, task, f"minimize {finding}", minimizing, limit=seconds + _CONFIRMING_SECONDS)
 
-    def ended(self, timeout: float) -> list[tuple[Future[Result], Job]]:
-        """Wait for ``timeout`` seconds at most; return what has ended, and forget it."""
+    def ended(self, timeout: float) -> Iterator[tuple[Future[Result], Job]]:
+        """Wait for ``timeout`` seconds at most; what has ended, each forgotten when it is taken."""
         done, _ = wait(self._running, timeout=timeout, return_when=FIRST_COMPLETED)
         for future in done:
+            job = self._running.pop(future)
             if isinstance(self.executor, TaskPool):
-                self._running[future].environment = self.executor.environment_of(future)
-        return [(future, self._running.pop(future)) for future in done]
+                job.environment = self.executor.environment_of(future)
+            yield future, job
+
+    def remember(self, future: Future[Result], job: Job) -> None:
+        """Take back a job that no worker could do: it is left over."""
+        self._running[future] = job
 
     def _token(self, job: str) -> str:
         return hashlib.sha256(f"{self.settings.stream} {job}".encode()).hexdigest()
