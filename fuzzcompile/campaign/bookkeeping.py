@@ -101,7 +101,7 @@ class Bookkeeping:
         made_of = (drawn.spec, drawn.choices or None, drawn.idioms, drawn.near_misses, drawn.features)
         case = CaseRecord(drawn.sha256, drawn.source, drawn.origin, stream, job.index, *made_of)
         return self.store.record(
-            self.campaign, case, self.environment, report, kept, screened=screened, token=job.token
+            self.campaign, case, job.environment or self.environment, report, kept, screened=screened, token=job.token
         )
 
     def certify(

@@ -9,7 +9,7 @@ from concurrent.futures import TimeoutError as NotInTime
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fuzzcompile import hints
 from fuzzcompile.campaign.budget import Clock, clock
@@ -19,9 +19,13 @@ from fuzzcompile.campaign.focused import Focused
 from fuzzcompile.campaign.operators import reading_tables
 from fuzzcompile.campaign.profiles import fitted
 from fuzzcompile.campaign.settings import CampaignSettings
+from fuzzcompile.cluster.address import ClusterAddress
+from fuzzcompile.cluster.joining import join
 from fuzzcompile.custom import Custom
 from fuzzcompile.errors import CaseError, EnvironmentUnfit, UsageError, message_of
-from fuzzcompile.execution.pool import WorkerFailed, WorkerPool, WorkerStartFailed
+from fuzzcompile.execution.named import installed_torch
+from fuzzcompile.execution.pool import WorkerFailed, WorkerStartFailed
+from fuzzcompile.execution.task_pool import TaskPool
 from fuzzcompile.focusing.plan import FocusQuestion, Plan
 from fuzzcompile.generation import Profile
 from fuzzcompile.generation.patterned import PatternProgram
@@ -32,18 +36,38 @@ from fuzzcompile.worker.lost import unstartable
 from fuzzcompile.worker.pool import open_pool
 from fuzzcompile.worker.tasks import DESCRIBE, FOCUS, PATTERNS, SURVEY, PatternTask, Surroundings
 
+if TYPE_CHECKING:
+    from fuzzcompile.cluster.pool import ClusterPool
+
 # The most seconds that making programs for a focus takes before the first case.
 _PREPARING = 120.0
 
 
 @dataclass(frozen=True)
 class Crew:
-    """Workers that have started under ``conditions``, how many, and where they run."""
+    """Workers that have started under ``conditions``, how many, and where they run.
 
-    pool: WorkerPool
+    ``cluster`` is the pool again, if it is a cluster; ``surroundings`` are those of its first worker then.
+    """
+
+    pool: TaskPool
     conditions: Conditions
     workers: int
     surroundings: Surroundings
+    cluster: ClusterPool | None = None
+
+    def check_torch_here(self, what: str) -> None:
+        """Refuse ``what``, which reads the torch that is installed here, where workers run another one.
+
+        Raises:
+            UsageError: they do.
+        """
+        here, there = installed_torch(), str(self.surroundings.environment["torch"])
+        if here != there:
+            raise UsageError(
+                f"{what} reads the torch of this machine, which is {here or 'not installed'}, and the cluster runs "
+                f"torch {there}: install that here."
+            )
 
     def settings(self, profile: Profile, clock: Clock, **asked: Any) -> CampaignSettings:
         """The settings of a campaign with these workers; ``asked`` are further fields of them."""
@@ -160,6 +184,32 @@ def started(conditions: Conditions, workers: int, budget: Clock) -> Iterator[Cre
         except WorkerFailed as error:
             raise EnvironmentUnfit(f"The first worker {error}; run `{hints.command('doctor')}`.") from error
         yield Crew(pool, conditions, workers, around)
+    finally:
+        pool.kill_workers()
+
+
+@contextmanager
+def gathered(
+    address: ClusterAddress, conditions: Conditions, most: int | None, budget: Clock, *, torch: str | None = None
+) -> Iterator[Crew]:
+    """Join a cluster, and wait for a first worker that fits; at the end of the block, leave it.
+
+    Args:
+        address: the cluster.
+        conditions: how cases run.
+        most: how many cases to have there at once; None for as many as its workers take.
+        budget: the campaign's.
+        torch: the version that workers must have; None for the one that most of them have.
+
+    Raises:
+        EnvironmentUnfit: Dask is not installed, nobody answers, or no worker fits within a minute or the budget.
+        UsageError: a plant raises, or something of the user's own cannot be sent or used.
+    """
+    check_plants(conditions.plants)
+    pool = join(address, conditions, torch=torch, most=most)
+    try:
+        around = pool.gathered(budget.timeout)
+        yield Crew(pool, conditions, pool.capacity, around, pool)
     finally:
         pool.kill_workers()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Generator as Yielding
 from concurrent.futures import Executor, Future
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from fuzzcompile.campaign.bookkeeping import Bookkeeping, stored_coverage
 from fuzzcompile.campaign.budget import Clock
@@ -51,6 +51,9 @@ from fuzzcompile.worker.lost import report_of, unlooked, unstartable, verdict_of
 from fuzzcompile.worker.reductions import Minimized
 from fuzzcompile.worker.tasks import Judged
 
+if TYPE_CHECKING:
+    from fuzzcompile.cluster.pool import ClusterPool
+
 _TICK = 0.5
 # Secondary candidates of one reduction that are judged, beside those that have a recipe.
 _MOST_OTHERS = 2
@@ -69,6 +72,7 @@ class Engine:
         campaign: the campaign's row in the corpus.
         clock: runs from the start of the command; from now on by default.
         describe_workers: what the executor's workers do, for display only.
+        cluster: the executor again, if it is a cluster, whose workers come and go.
     """
 
     def __init__(
@@ -81,10 +85,12 @@ class Engine:
         campaign: int,
         clock: Clock | None = None,
         describe_workers: Callable[[], Sequence[WorkerActivity]] = lambda: (),
+        cluster: ClusterPool | None = None,
     ) -> None:
         self.settings = settings
         self.store = store
         self.describe_workers = describe_workers
+        self._cluster = cluster
         self._clock = clock or Clock(settings.budget)
         self._books = Bookkeeping(settings, store, campaign, environment, self._clock)
         self._jobs = Jobs(settings, executor)
@@ -122,6 +128,7 @@ class Engine:
             self.store.location,
             len(self._work.judged),
             judges=self.settings.judges,
+            cluster=self._cluster.state.scheduler if self._cluster is not None else None,
         )
         try:
             while self._clock.remaining > 0.0:
@@ -131,7 +138,9 @@ class Engine:
                 for future, job in self._jobs.ended(min(_TICK, self._clock.remaining)):
                     yield from self._settle(future, job)
                 self._books.heartbeat(self._left_now)
-                yield Tick(self._books.tally(), self.describe_workers())
+                yield from self._cluster.changes() if self._cluster is not None else ()
+                state = self._cluster.state if self._cluster is not None else None
+                yield Tick(self._books.tally(), self.describe_workers(), state)
         finally:
             self._left = self._left_now()
 
@@ -234,7 +243,7 @@ class Engine:
 
     def _minimized(self, result: Minimized, job: Job) -> Iterator[Event]:
         self._work.shares.minimized(job.seconds, reproducer=result.confirmed)
-        kept = keep_reproducer(self.store, job.minimizes or "", result, self._books.environment)
+        kept = keep_reproducer(self.store, job.minimizes or "", result, job.environment or self._books.environment)
         yield FindingReduced(job.minimizes or "", result)
         yield from self._follow(kept, result.report)
         try:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from fuzzcompile.campaign.budget import Budget
 from fuzzcompile.campaign.certificate import Certified
+from fuzzcompile.cluster.changes import Change, ClusterState
 from fuzzcompile.focusing.tally import FocusTally
 from fuzzcompile.severity import Severity
 from fuzzcompile.worker.reductions import Minimized
@@ -48,7 +49,8 @@ class Tally:
 class Started:
     """The campaign starts; earlier campaigns judged ``known`` cases of its stream.
 
-    One that does not judge (``judges``) minimizes findings of the corpus.
+    One that does not judge (``judges``) minimizes findings of the corpus. ``cluster`` is the address of the
+    scheduler of the Dask cluster on which it runs.
     """
 
     campaign: int
@@ -59,6 +61,7 @@ class Started:
     corpus: str
     known: int
     judges: bool = True
+    cluster: str | None = None
 
 
 @dataclass(frozen=True)
@@ -106,10 +109,11 @@ class Trouble:
 
 @dataclass(frozen=True)
 class Tick:
-    """Time passed: counters and workers as they are now."""
+    """Time passed: counters, workers and the cluster, if they are on one, as they are now."""
 
     tally: Tally
     workers: Sequence[WorkerActivity]
+    cluster: ClusterState | None = None
 
 
 @dataclass(frozen=True)
@@ -205,4 +209,4 @@ class Finished:
         }
 
 
-Event = Started | CaseJudged | FindingFound | FindingReduced | FindingsMerged | Trouble | Tick | Finished
+Event = Started | CaseJudged | FindingFound | FindingReduced | FindingsMerged | Trouble | Tick | Finished | Change

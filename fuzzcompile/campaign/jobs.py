@@ -12,7 +12,7 @@ from typing import TypeVar
 from fuzzcompile.campaign.drawing import Drawn, recipe_of
 from fuzzcompile.campaign.settings import CampaignSettings
 from fuzzcompile.contract import ReportJson
-from fuzzcompile.execution.pool import WorkerPool
+from fuzzcompile.execution.task_pool import TaskPool
 from fuzzcompile.focusing.plan import Watch
 from fuzzcompile.worker.pool import ATTRIBUTION_SHARE
 from fuzzcompile.worker.reductions import MINIMIZE, Minimized, MinimizeTask
@@ -31,7 +31,8 @@ class Job:
 
     ``index`` is the place in the stream (None for a secondary candidate). ``token`` is the same whenever and wherever
     the job is done, so that it is stored once. ``left`` is what its worker has left of it so far, where that is told
-    (:func:`fuzzcompile.execution.worker.leave`).
+    (:func:`fuzzcompile.execution.worker.leave`). ``environment`` is what the result depends on, where that is not
+    the same for the whole campaign.
     """
 
     case: Drawn
@@ -43,6 +44,7 @@ class Job:
     minimizes: str | None = None
     report: ReportJson | None = None
     screen: bool = False
+    environment: Mapping[str, object] | None = None
 
     @property
     def name(self) -> str:
@@ -65,6 +67,11 @@ class Jobs:
 
     def __len__(self) -> int:
         return len(self._running)
+
+    @property
+    def capacity(self) -> int:
+        """How many jobs keep all workers busy; a cluster's workers come and go."""
+        return self.executor.capacity if isinstance(self.executor, TaskPool) else self.settings.workers
 
     def __iter__(self) -> Iterator[Job]:
         return iter(self._running.values())
@@ -120,6 +127,9 @@ class Jobs:
     def ended(self, timeout: float) -> list[tuple[Future[Result], Job]]:
         """Wait for ``timeout`` seconds at most; return what has ended, and forget it."""
         done, _ = wait(self._running, timeout=timeout, return_when=FIRST_COMPLETED)
+        for future in done:
+            if isinstance(self.executor, TaskPool):
+                self._running[future].environment = self.executor.environment_of(future)
         return [(future, self._running.pop(future)) for future in done]
 
     def _token(self, job: str) -> str:
@@ -128,7 +138,7 @@ class Jobs:
     def _submit(
         self, function: Callable[[Task], Result], task: Task, label: str, job: Job, *, limit: float | None = None
     ) -> None:
-        if isinstance(self.executor, WorkerPool):
+        if isinstance(self.executor, TaskPool):
             future = self.executor.schedule(
                 function, (task,), label=label, time_limit=limit, on_left=job.left.__setitem__
             )

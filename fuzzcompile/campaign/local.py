@@ -1,4 +1,4 @@
-"""A campaign on this machine: corpus, workers, engine, handler, and a clean end."""
+"""A campaign from its first case to its end: corpus, workers, engine, handler, and a clean end."""
 
 from __future__ import annotations
 
@@ -50,6 +50,7 @@ def run_campaign(
             campaign=campaign,
             clock=clock,
             describe_workers=crew.activity,
+            cluster=crew.cluster,
         )
         interrupted, why = False, None
         try:

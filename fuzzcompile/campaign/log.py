@@ -17,6 +17,7 @@ from fuzzcompile.campaign.events import (
     Tick,
     Trouble,
 )
+from fuzzcompile.cluster.changes import SchedulerBack, SchedulerLost, WorkerJoined, WorkerLost, WorkerRefused
 from fuzzcompile.reporting.event_log import EventLog
 
 # Counters change with every case, which has a line of its own.
@@ -57,8 +58,19 @@ def entry_of(event: Event) -> tuple[str, Mapping[str, object]]:
             return "findings_merged", {"finding": event.finding, "merged": list(event.merged)}
         case Trouble():
             return "trouble", vars(event)
+        case WorkerJoined():
+            return "worker_joined", vars(event)
+        case WorkerLost():
+            return "worker_lost", vars(event)
+        case WorkerRefused():
+            return "worker_refused", vars(event)
+        case SchedulerLost():
+            return "scheduler_lost", vars(event)
+        case SchedulerBack():
+            return "scheduler_back", vars(event)
         case Tick():
-            return "progress", _counters(event.tally)
+            cluster = {} if event.cluster is None else {"cluster": vars(event.cluster)}
+            return "progress", {**_counters(event.tally), **cluster}
         case Finished():
             return "campaign_finished", event.to_json()
 

@@ -23,10 +23,12 @@ from fuzzcompile.campaign.events import (
     Tick,
     Trouble,
 )
+from fuzzcompile.cluster.changes import Change
 from fuzzcompile.hints import Named, command
 from fuzzcompile.reporting.lists import counted_line, divided
 
 _PLAIN_INTERVAL = 10.0
+_MOST_WORKERS = 24  # lines of the panel
 
 
 class Progress:
@@ -80,6 +82,11 @@ class LiveProgress(Progress):
 def progress_handler(console: Console) -> Progress:
     """A live panel if the console is a terminal, else a line every ten seconds."""
     return LiveProgress(console) if console.is_terminal else Progress(console)
+
+
+def joining(address: object) -> str:
+    """What is waited for before the first event on a cluster."""
+    return f"Joining the cluster at {address}: its workers import torch and register the compiler's patterns ..."
 
 
 def starting(workers: int) -> str:
@@ -240,9 +247,10 @@ def _sentence(event: Event) -> str | None:
         if not event.judges:
             return f"Minimizing the findings of {event.corpus} that have no reproducer, budget {event.budget}."
         known = f", resuming after {event.known} cases" if event.known else ""
+        workers = _counted(event.workers, "worker") if event.cluster is None else f"the cluster at {event.cluster}"
         return (
-            f"Campaign {event.campaign}: seed {event.seed}, budget {event.budget}, {event.workers} "
-            f"worker{'s' if event.workers > 1 else ''} on {event.device}, corpus {event.corpus}{known}."
+            f"Campaign {event.campaign}: seed {event.seed}, budget {event.budget}, {workers} on {event.device}, corpus "
+            f"{event.corpus}{known}."
         )
     if isinstance(event, FindingFound):
         return f"Found {event.finding}: {event.verdict}, {event.culprit}."
@@ -257,7 +265,7 @@ def _sentence(event: Event) -> str | None:
         return f"Merged {', '.join(event.merged)} into {event.finding}: the same bug."
     if isinstance(event, Trouble):
         return f"Trouble: {event.what}"
-    return None
+    return f"{event}." if isinstance(event, Change) else None
 
 
 def _status(event: Tick, budget: Budget | None) -> str:
@@ -266,7 +274,7 @@ def _status(event: Tick, budget: Budget | None) -> str:
     return (
         f"{progress(tally.seconds, budget)}: {tally.cases} cases, {tally.cases_per_minute:.1f}/min, "
         f"{tally.screened} screened; {counts or 'no verdict yet'}; {tally.findings} findings; "
-        f"{tally.rewrites} rewrites covered"
+        f"{tally.rewrites} rewrites covered" + (f"; {event.cluster}" if event.cluster is not None else "")
     )
 
 
@@ -278,8 +286,11 @@ def _panel(event: Tick, budget: Budget | None) -> RenderableType:
     facts.add_row("verdicts", "  ".join(f"{name} {count}" for name, count in sorted(tally.verdicts.items())))
     facts.add_row("findings", f"{tally.findings} distinct, {tally.new_findings} new")
     facts.add_row("rewrites covered", str(tally.rewrites))
+    if event.cluster is not None:
+        facts.add_row("cluster", str(event.cluster))
+        facts.add_row("dashboard", event.cluster.dashboard or "none")
     workers = Table.grid(padding=(0, 2))
-    for worker in event.workers:
+    for worker in event.workers[:_MOST_WORKERS]:
         doing = f"{worker.task} ({worker.seconds:.0f} s)" if worker.task else "idle"
         workers.add_row(f"worker {worker.slot}", worker.device, doing)
     return Group(facts, workers)

@@ -91,7 +91,7 @@ class Work:
 
     def fill(self, *, enough: bool) -> None:
         """Give every idle worker something to do, if there is anything; with ``enough`` findings, no further case."""
-        while len(self.jobs) < self.settings.workers:
+        while len(self.jobs) < self.jobs.capacity:
             judging = self._wants_more(enough=enough)
             begun = self._begin_reduction(judging=judging) or self._begin_secondary()
             if not (begun or (judging and (self._begin_confirmation() or self._begin()))):
@@ -188,7 +188,7 @@ class Work:
     def _may_minimize(self, running: int) -> bool:
         """Whether a minimization may begin while cases are judged."""
         judging = sum(job.seconds for job in self.jobs if job.minimizes is None)
-        return not self.steering.seeking and self.shares.may_minimize(running, self.settings.workers, judging)
+        return not self.steering.seeking and self.shares.may_minimize(running, self.jobs.capacity, judging)
 
     def rename(self, vanished: list[str], finding: str) -> None:
         """Take over that findings were merged into another."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
-import sys
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +23,25 @@ if TYPE_CHECKING:
 @click.option("--budget", default="10m", show_default=True, metavar="90s|10m|1h|200c", help="Time or number of cases.")
 @options.conditions
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**63 - 1), help="Which cases are drawn.")
-@configured("workers", type=click.IntRange(1, 256), help="Worker processes; default: by processors.")
+@configured(
+    "workers",
+    type=click.IntRange(1, 256),
+    help="Worker processes; default: by processors. With --cluster, how many cases are there at once; default: as many "
+    "as its workers take.",
+)
+@click.option(
+    "--cluster",
+    default=None,
+    metavar="ADDRESS",
+    help="Run cases on a Dask cluster instead: tcp://HOST:PORT, tls://HOST:PORT, a scheduler file, or local:N for N "
+    "Dask workers on this machine. Needs the extra `cluster`.",
+)
+@click.option(
+    "--torch",
+    default=None,
+    metavar="VERSION",
+    help="With --cluster: only workers with this torch (2.15.0 or 2.15.0+cpu); default: what most of them have.",
+)
 @options.corpus
 @click.option("--max-findings", default=None, type=click.IntRange(1), help="Stop after this many new findings.")
 @click.option("--no-near-misses", is_flag=True, help="Draw only plain idioms, no near misses.")
@@ -92,6 +108,8 @@ def run(
     conditions: Conditions,
     seed: int,
     workers: int | None,
+    cluster: str | None,
+    torch: str | None,
     location: str | None,
     max_findings: int | None,
     no_near_misses: bool,
@@ -128,6 +146,9 @@ def run(
     With --focus or --changed, the summary says for each rule how often it fired, how often a check refused a match and
     which, and what was missing where it never matched. What is off by default is switched on.
 
+    With --cluster, cases run on the Dask workers that have this fuzzcompile and the right torch and device; others are
+    refused with a sentence. Workers may come and go, and what ran on a lost one is judged again.
+
     --source opinfo sweeps operator by dtype, layout, gradient and samples, and needs the extra `opinfo`. A seed
     permutes the places; when all were judged, the campaign ends.
     """
@@ -142,6 +163,8 @@ def run(
 
     parsed = Budget.parse(budget)
     clock = Clock(parsed)  # runs from here: starting workers is part of the budget
+    if torch is not None and cluster is None:
+        raise UsageError("--torch picks among the workers of a --cluster; without one, the installed torch runs.")
     if screen_only and full_only:
         raise UsageError("A campaign is --screen-only or --full-only, not both.")
     if origin is not None and no_near_misses:
@@ -156,26 +179,35 @@ def run(
     check_vetoes(conditions, [] if origin is None else [read_case_file(origin)])
     from rich.console import Console
 
-    from fuzzcompile.campaign.crew import started, survey_case
+    from fuzzcompile.campaign.crew import gathered, started, survey_case
     from fuzzcompile.campaign.local import run_campaign
     from fuzzcompile.campaign.operators import reading_tables
     from fuzzcompile.campaign.steering import UNIFORM, Strategy
-    from fuzzcompile.campaign.terminal import print_summary, progress_handler, starting
+    from fuzzcompile.campaign.terminal import joining, print_summary, progress_handler, starting
+    from fuzzcompile.cluster.address import ClusterAddress
     from fuzzcompile.generation import Profile
     from fuzzcompile.severity import Severity
     from fuzzcompile.worker.pool import default_workers
 
     source: Source | None = survey_case(origin, conditions, clock) if origin is not None else None
-    workers = workers or default_workers(conditions.device)
-    click.echo(starting(workers), err=True)
+    if cluster is not None:
+        address = ClusterAddress.parse(cluster)
+        click.echo(joining(address), err=True)
+        crewed = gathered(address, conditions, workers, clock, torch=torch)
+    else:
+        workers = workers or default_workers(conditions.device)
+        click.echo(starting(workers), err=True)
+        crewed = started(conditions, workers, clock)
     with (
         outputs,
         reading_tables() if sweeps and asked is None else nullcontext() as tables,
-        started(conditions, workers, clock) as crew,
+        crewed as crew,
         progress_handler(Console(stderr=True)) as handler,
         ExitStack() as stack,
     ):
         profile = Profile(near_misses=not no_near_misses)
+        if sweeps or asked is not None:
+            crew.check_torch_here("--source opinfo" if sweeps else "--focus")
         if tables is not None:
             source = tables(seed, clock)
         if asked is None and source is None:
@@ -198,7 +230,7 @@ def run(
             settings,
             crew,
             location=location,
-            command=shlex.join(["fuzzcompile", *sys.argv[1:]]),
+            command=hints.typed(),
             on_event=outputs.before(handler.handle),
             clock=clock,
         )

@@ -4,40 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 import logging
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import distributed
 
 from fuzzcompile.cluster.address import ClusterAddress
 from fuzzcompile.errors import EnvironmentUnfit, message_of
-
-if TYPE_CHECKING:
-    from distributed import Client, LocalCluster
 
 ANSWERS_WITHIN = 8.0
 """Seconds that a scheduler has to answer."""
 _ENDS_WITHIN = 10.0
 
 
-def check_installed() -> None:
-    """Refuse to go on without Dask, which is an extra.
-
-    Raises:
-        EnvironmentUnfit: it is not installed.
-    """
-    if importlib.util.find_spec("distributed") is None:
-        raise EnvironmentUnfit("--cluster needs Dask: pip install 'fuzzcompile[cluster]'.")
-
-
 @dataclass
 class Connection:
     """A client of a scheduler, and with ``local:N`` the scheduler and the Dask workers, which end with it."""
 
-    client: Client
+    client: distributed.Client
     scheduler: str
-    cluster: LocalCluster | None = None
+    cluster: distributed.LocalCluster | None = None
 
     @classmethod
     async def open(cls, address: ClusterAddress, within: float = ANSWERS_WITHIN) -> Connection:
@@ -48,10 +36,7 @@ class Connection:
         Raises:
             EnvironmentUnfit: nobody answers within so many seconds, or the connection is refused.
         """
-        import distributed
-
-        # What happens to workers and the scheduler is told as events.
-        logging.getLogger("distributed").setLevel(logging.CRITICAL)
+        _silence()
         cluster: Any = None
         try:
             if address.local is not None:
@@ -98,6 +83,16 @@ class Connection:
         for part in filter(None, (self.client, self.cluster)):
             with contextlib.suppress(Exception):  # what is gone already need not be closed
                 await asyncio.wait_for(part.close(), _ENDS_WITHIN)
+
+
+def _silence() -> None:
+    """Let Dask log nothing: what happens to workers and the scheduler is told as events.
+
+    Its configuration gives some of its loggers levels of their own, ``distributed.client`` for one.
+    """
+    for name in ("distributed", *logging.root.manager.loggerDict):
+        if name.partition(".")[0] == "distributed":
+            logging.getLogger(name).setLevel(logging.CRITICAL + 1)
 
 
 def _why(error: BaseException) -> str:

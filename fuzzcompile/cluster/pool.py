@@ -18,7 +18,6 @@ from typing import Any, TypeVar, cast
 
 from fuzzcompile.cluster.address import ClusterAddress
 from fuzzcompile.cluster.changes import Change, ClusterState, WorkerJoined
-from fuzzcompile.cluster.connecting import check_installed
 from fuzzcompile.cluster.dispatching import ClusterFuture, Errand
 from fuzzcompile.cluster.fitness import Wanted
 from fuzzcompile.cluster.messages import Call, Charter
@@ -54,7 +53,6 @@ class ClusterPool(TaskPool):
         opens: opens the pool of a Dask worker (`Charter.opens`).
 
     Raises:
-        EnvironmentUnfit: Dask is not installed.
         UsageError: a file that the conditions name cannot be sent.
     """
 
@@ -67,7 +65,6 @@ class ClusterPool(TaskPool):
         most: int | None = None,
         opens: Callable[..., Any] | None = None,
     ) -> None:
-        check_installed()
         self._most = most
         self._changes: deque[Change] = deque()
         self._first: Future[Surroundings] = Future()

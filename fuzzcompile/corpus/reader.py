@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 from fuzzcompile.corpus import keeping
 from fuzzcompile.corpus.connection import explained_errors, integrity, reading
 from fuzzcompile.corpus.fleet import Fleet, fleet
+from fuzzcompile.corpus.judged import JudgedCase, judged_case
 from fuzzcompile.corpus.keeping import Stats
 from fuzzcompile.corpus.location import describe
 from fuzzcompile.corpus.matching import finding_of
@@ -114,6 +115,15 @@ class Reader:
                 return None
             tuples = {name: tuple(getattr(row, name)) for name in ("idioms", "near_misses", "features")}
             return record_of(CaseRecord, row, stream=None, index=None, **tuples)
+
+    def judged(self, name: str) -> JudgedCase:
+        """The case whose hash begins with ``name``, and every time that it was judged.
+
+        Raises:
+            UnknownFindingError: there is none, or more than one.
+        """
+        with self._read() as session:
+            return judged_case(session, name)
 
     def stream_runs(self, stream: str, compiler: str) -> list[StreamRun]:
         """The judged cases of a stream in its order, each once, and what each was the first to reach."""

@@ -38,6 +38,7 @@ from fuzzcompile.corpus.records import (
     public_id,
 )
 from fuzzcompile.corpus.schema import bring_up_to_date
+from fuzzcompile.errors import UsageError
 from fuzzcompile.settings import in_force
 
 if TYPE_CHECKING:
@@ -226,6 +227,8 @@ class Store(Reader):
             on_progress: called after each chunk of runs with what has come, and how many runs there are.
             trusted: its programs may be run here; otherwise they are marked (`fuzzcompile.corpus.trusting`).
         """
+        if other.location == self.location:
+            raise UsageError(f"{other.location} is the corpus itself: name another to import from.")
         before = {finding.id for finding in self.summaries()}
         with other._read() as source:
             copied, total = Copied(trusted), copying.number_of_runs(source)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from fuzzcompile.execution.slot import WorkerState
 
@@ -60,7 +60,7 @@ class TaskPool(Executor):
     def kill_workers(self) -> None:
         """Stop now: waiting tasks are cancelled, running ones fail with WorkerStopped."""
 
-    def environment_of(self, future: Future[object]) -> Mapping[str, object] | None:
+    def environment_of(self, future: Future[Any]) -> Mapping[str, object] | None:
         """What the result of a task that has ended depends on, where workers run in several environments."""
         del future
         return None

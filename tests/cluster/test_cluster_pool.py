@@ -21,6 +21,7 @@ from clustered import EVAL, PATIENCE, PLAIN, threads, until
 from fuzzcompile.cluster import host, messages, pool, roster
 from fuzzcompile.cluster.address import ClusterAddress
 from fuzzcompile.cluster.changes import WorkerJoined, WorkerLost, WorkerRefused
+from fuzzcompile.cluster.joining import join
 from fuzzcompile.cluster.pool import ClusterPool
 from fuzzcompile.errors import EnvironmentUnfit, UsageError
 from fuzzcompile.execution.named import Named
@@ -30,7 +31,7 @@ from fuzzcompile.worker.conditions import Conditions
 
 def joined(cluster, **arguments) -> ClusterPool:
     address = ClusterAddress.parse(cluster if isinstance(cluster, str) else cluster.scheduler_address)
-    return ClusterPool(address, Conditions(device="cpu"), **{"opens": PLAIN, **arguments})
+    return join(address, Conditions(device="cpu"), **{"opens": PLAIN, **arguments})
 
 
 @pytest.fixture(autouse=True)
