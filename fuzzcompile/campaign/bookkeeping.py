@@ -48,7 +48,8 @@ def stored_coverage(coverage: Sequence[CoverageCount]) -> list[Coverage]:
 class Bookkeeping:
     """Counts what a campaign judges and stores it; ``campaign`` is its row in the corpus.
 
-    ``workers`` is how many cases run at once; a cluster's workers come and go. ``hit`` are the public ids of the findings that its cases hit, ``new`` those that the corpus lacked.
+    ``workers`` is how many cases run at once; a cluster's workers come and go. ``hit`` are the public ids of the
+    findings that its cases hit, ``new`` those that the corpus lacked.
     """
 
     settings: CampaignSettings
