@@ -26,9 +26,10 @@ PLAIN = Named("clustered:open_plain")
 """Opens worker processes that import no torch, which takes seconds."""
 
 
-def open_plain(charter: Any, folder: Path) -> tuple[TaskPool, Surroundings]:
+def open_plain(charter: Any, stack: Any) -> tuple[TaskPool, Surroundings]:
     """A pool of empty processes, in an environment that says which Dask worker process it belongs to."""
-    return WorkerPool(charter.slots), Surroundings({"torch": installed_torch(), "machine": f"{os.getpid():08x}"}, "cpu")
+    pool = WorkerPool(charter.slots, memory_limit=400 * 2**20)
+    return pool, Surroundings({"torch": installed_torch(), "machine": f"{os.getpid():08x}"}, "cpu")
 
 
 def until(true: Callable[[], Any], seconds: float = PATIENCE) -> Any:
@@ -66,7 +67,7 @@ class Processes:
         """Start a scheduler, and wait for its file."""
         self.file.unlink(missing_ok=True)
         where = ("--host", "127.0.0.1", "--port", str(port), "--no-dashboard", "--scheduler-file", str(self.file))
-        process = self._start("scheduler", *where, *options, **environment)
+        process = self._start("-m", "dask", "scheduler", *where, *options, **environment)
         until(lambda: self.file.exists() and self.file.read_text().strip().endswith("}"))
         return process
 
@@ -74,16 +75,20 @@ class Processes:
         """Start a Dask worker without a nanny; with ``--nanny`` its process is the nanny."""
         alone = () if "--nanny" in options else ("--no-nanny",)
         where = ("--scheduler-file", str(self.file), "--host", "127.0.0.1", "--no-dashboard", "--nthreads", "1")
-        return self._start("worker", *where, *alone, *options, **environment)
+        return self._start("-m", "dask", "worker", *where, *alone, *options, **environment)
+
+    def run(self, script: Path, *arguments: str) -> subprocess.Popen[bytes]:
+        """Run a script."""
+        return self._start(str(script), *arguments)
 
     @property
     def address(self) -> str:
         """The scheduler's."""
         return str(json.loads(self.file.read_text())["address"])
 
-    def _start(self, command: str, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
+    def _start(self, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
-            [sys.executable, "-m", "dask", command, *arguments],
+            [sys.executable, *arguments],
             env=self._environment | environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

@@ -96,7 +96,8 @@ class Engine:
         self._clock = clock or Clock(settings.budget)
         self._books = Bookkeeping(settings, store, campaign, environment, self._clock)
         self._jobs = Jobs(settings, executor)
-        confirming = None if any(settings.conditions.values()) else Confirming(store, lambda: [environment])
+        reach = cluster.environments if cluster is not None else lambda: [environment]
+        confirming = None if any(settings.conditions.values()) else Confirming(store, reach)
         part, self._hearsay = store.part(campaign), Hearsay(store, self._books.compiler, self._needs_no_proof)
         self._work = Work(settings, store, self._jobs, self._steered(part), self._clock, confirming, part)
         self._work.known |= {
@@ -136,15 +137,18 @@ class Engine:
         try:
             while self._clock.remaining > 0.0:
                 self._work.fill(enough=self._has_enough)
-                if not self._jobs:
+                if not self._jobs and self._jobs.capacity:
                     break
                 for future, job in self._jobs.ended(min(_TICK, self._clock.remaining)):
                     yield from self._settle(future, job)
                 if (part := self._books.heartbeat(self._left_now)) is not None:
                     self._work.take_part(part)
                     self._hearsay.take_over(self._work.steering.hear, self._work.known)
-                yield from self._cluster.changes() if self._cluster is not None else ()
-                state = self._cluster.state if self._cluster is not None else None
+                state = None
+                if self._cluster is not None:
+                    yield from self._cluster.changes()
+                    state = self._cluster.state
+                    self._books.workers = state.slots
                 yield Tick(self._books.tally(), self.describe_workers(), state)
         finally:
             self._left = self._left_now()
@@ -193,6 +197,7 @@ class Engine:
         try:
             result = future.result()
         except WorkerStartFailed as error:
+            self._jobs.remember(future, job)
             raise unstartable(error) from error
         except WorkerStopped:
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -158,9 +158,18 @@ class Work:
         """Places to look for a case at: to the end of the stream, or until it has repeated itself long enough."""
         return itertools.islice(self._indices, _REPEATED if self.settings.drawn_from.size is None else None)
 
-    def judge(self, case: Drawn, index: int | None, *, retry: bool = False, screen: bool = False) -> None:
-        """Have a case judged; the bugs in ``known`` need no further proof."""
-        self.jobs.judge(case, index, self.known, retry=retry, screen=screen, proof=self.shares.proof)
+    def judge(
+        self,
+        case: Drawn,
+        index: int | None,
+        *,
+        retry: bool = False,
+        screen: bool = False,
+        not_on: Collection[str] = (),
+    ) -> None:
+        """Have a case judged; the bugs in ``known`` need no further proof. ``not_on`` as for `Jobs.judge`."""
+        proof = self.shares.proof
+        self.jobs.judge(case, index, self.known, retry=retry, screen=screen, proof=proof, not_on=not_on)
 
     def judge_later(self, case: Drawn) -> None:
         """Have a secondary candidate judged as soon as a worker is idle, unless the corpus knows its source."""
@@ -178,7 +187,7 @@ class Work:
         waiting = self._confirming.next(self._submitted) if self._confirming is not None else None
         if waiting is None:
             return False
-        self.judge(waiting.case, None)
+        self.judge(waiting.case, None, not_on=waiting.not_on)
         return True
 
     # -- findings to minimize ---------------------------------------------------------------------

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import defaultdict
 from concurrent.futures import Future
+from contextlib import ExitStack
 from pathlib import Path
 
 from distributed import Worker, WorkerPlugin, get_worker
@@ -43,18 +44,16 @@ class Host:
     """The pool of one campaign on one Dask worker."""
 
     def __init__(self, charter: Charter) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="fuzzcompile-host-", ignore_cleanup_errors=True)
+        self._stack = ExitStack()  # what ends with the host
         self._closing = threading.Event()
         self._closed = threading.Lock()
         self._heard = time.monotonic()
         self._left: defaultdict[int, dict[str, str]] = defaultdict(dict)
         opened: tuple[TaskPool, Surroundings]
-        try:
-            opened = charter.opens(charter, Path(self._folder.name))
-        except BaseException:
-            self._folder.cleanup()
-            raise
-        self._pool, self.surroundings = opened
+        with self._stack:
+            opened = charter.opens(charter, self._stack)
+            self._pool, self.surroundings = opened
+            self._stack = self._stack.pop_all()
         threading.Thread(target=self._watch, name="fuzzcompile-host", daemon=True).start()
 
     @property
@@ -96,7 +95,7 @@ class Host:
             if self.is_open:
                 self._closing.set()
                 self._pool.kill_workers()
-                self._folder.cleanup()
+                self._stack.close()
 
     def _watch(self) -> None:
         while not self._closing.wait(1.0):
@@ -104,13 +103,18 @@ class Host:
                 self.close()
 
 
-def open_local(charter: Charter, folder: Path) -> tuple[TaskPool, Surroundings]:
+def open_local(charter: Charter, stack: ExitStack) -> tuple[TaskPool, Surroundings]:
     """Open worker processes for a charter, and hear from the first where they run.
+
+    What has to go when the processes are gone is left to ``stack``.
 
     Raises:
         FuzzcompileError: no process can be started under its conditions; the message says why.
     """
-    conditions = charter.packed.unpacked(folder)
+    conditions = charter.packed.conditions
+    if charter.packed.texts:
+        folder = tempfile.TemporaryDirectory(prefix="fuzzcompile-host-", ignore_cleanup_errors=True)
+        conditions = charter.packed.unpacked(Path(stack.enter_context(folder)))
     pool = open_pool(conditions, charter.slots, share=charter.share)
     try:
         return pool, pool.schedule(DESCRIBE, (conditions.target,), label="describe the machine").result()

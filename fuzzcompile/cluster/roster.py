@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import pickle
+import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -311,7 +312,7 @@ def _machine_of(address: str) -> str:
 
 def _without_host(error: Exception) -> str:
     """Why a Dask worker that cannot be asked has no fuzzcompile that could be."""
-    text = message_of(error, 200)
-    if isinstance(error, ModuleNotFoundError) and (error.name or "").startswith("fuzzcompile"):
-        return "no fuzzcompile is installed there" if error.name == "fuzzcompile" else "its fuzzcompile is older"
-    return f"it cannot be asked for its fuzzcompile ({type(error).__name__}: {text})"
+    text = message_of(error, 200)  # Dask may wrap the error in another that says it
+    if match := re.search(r"No module named \W*(fuzzcompile[\w.]*)", text):
+        return "no fuzzcompile is installed there" if match[1] == "fuzzcompile" else "its fuzzcompile is older"
+    return f"it cannot be asked for its fuzzcompile ({text})"

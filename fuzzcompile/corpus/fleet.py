@@ -157,7 +157,7 @@ def _since(session: Session, campaign: int, moment: datetime) -> Iterator[tuple[
 
 def _campaign(row: CampaignRow, environment: Mapping[str, object], cases: int, at: datetime) -> FleetCampaign:
     state: State = "ended" if row.ended is not None else "silent" if row.last_heard < at - SILENT else "runs"
-    workers = row.settings.get("workers")
+    workers = row.counters.get("workers", row.settings.get("workers"))
     workers = workers if isinstance(workers, int) else 1
     minutes = (row.last_heard - max(row.started, at - HOUR)).total_seconds() / 60.0
     torch, device, target = conditions(environment)

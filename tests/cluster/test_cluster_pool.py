@@ -25,7 +25,7 @@ from fuzzcompile.cluster.joining import join
 from fuzzcompile.cluster.pool import ClusterPool
 from fuzzcompile.errors import EnvironmentUnfit, UsageError
 from fuzzcompile.execution.named import Named
-from fuzzcompile.execution.pool import WorkerCrashed, WorkerStartFailed, WorkerStopped, WorkerTimeout
+from fuzzcompile.execution.pool import WorkerCrashed, WorkerOutOfMemory, WorkerStartFailed, WorkerStopped, WorkerTimeout
 from fuzzcompile.worker.conditions import Conditions
 
 
@@ -72,11 +72,13 @@ def test_what_takes_its_process_down_costs_the_task_and_not_the_dask_worker(work
     exits = workers.schedule(EVAL, ("__import__('os')._exit(7)",))
     crashes = workers.schedule(EVAL, ("print('last words', flush=True) or __import__('os').abort()",))
     hangs = workers.schedule(Named("time:sleep"), (1000,), time_limit=0.5)
-    exited, crashed, hung = (task.exception(PATIENCE) for task in (exits, crashes, hangs))
+    grows = workers.schedule(EVAL, ("[bytes(2**20) or b'x' * 2**20 for _ in range(10**6)]",))
+    exited, crashed, hung, grown = (task.exception(PATIENCE) for task in (exits, crashes, hangs, grows))
     assert isinstance(exited, WorkerCrashed) and exited.exit_code == 7
     assert isinstance(crashed, WorkerCrashed) and crashed.exit_code == -signal.SIGABRT
     assert "last words" in crashed.output
     assert isinstance(hung, WorkerTimeout) and hung.seconds == 0.5
+    assert isinstance(grown, WorkerOutOfMemory) and grown.seen > grown.limit
     assert workers.schedule(EVAL, ("1 + 1",)).result(PATIENCE) == 2
     assert workers.state.workers == 2 and not [each for each in workers.changes() if isinstance(each, WorkerLost)]
 
@@ -201,11 +203,11 @@ def test_a_worker_of_another_torch_is_refused(cluster):
         workers.gathered()
 
 
-def open_never(charter, folder):
+def open_never(charter, stack):
     raise EnvironmentUnfit("torch.compile needs a C++ compiler on the CPU: there is none.")
 
 
-def open_with_plant(charter, folder):
+def open_with_plant(charter, stack):
     raise UsageError("The plant raises.")
 
 
