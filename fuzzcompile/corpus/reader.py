@@ -225,6 +225,14 @@ class Reader:
         with self._read() as session:
             return finding_records(session, *conditions_of(status, campaign_id))
 
+    def unreduced(self) -> dict[str, str]:
+        """The public ids and signatures of the open findings without a reproducer; no case is looked at."""
+        query = select(FindingRow.id, FindingRow.signature).where(
+            FindingRow.status == "open", FindingRow.best_reproducer_id.is_(None)
+        )
+        with self._read() as session:
+            return {public_id(key): signature for key, signature in session.execute(query.order_by(FindingRow.id))}
+
     def findings_named(self, signatures: Collection[str]) -> list[Finding]:
         """The findings of these signatures, oldest first."""
         with self._read() as session:
