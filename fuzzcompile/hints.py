@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fuzzcompile.errors import UsageError
+from fuzzcompile.privacy import without_passwords
 from fuzzcompile.settings import KEYS, InForce, in_force, place_of_corpus
 
 _CASES = ("device", "target", "veto", "plant", "pass", "backend", "timeout", "max_memory")
@@ -100,6 +101,11 @@ class Named:
         return replace(self, options={**self.options, **options})
 
 
+def typed() -> str:
+    """The command line of this process as it was typed, without passwords: to be kept, and typed again."""
+    return shlex.join(["fuzzcompile", *map(without_passwords, sys.argv[1:])])
+
+
 def script(path: Path) -> str:
     """The command line that runs a Python file with the interpreter of this process."""
     return shlex.join([_python(), _argument(path)])
@@ -164,9 +170,11 @@ def _argument(word: str | Path) -> str:
 
 
 def _text(value: object) -> str:
-    """A value as it is typed: a path inside the working directory is made relative to it."""
+    """A value as it is typed: a path inside the working directory is made relative to it, a URL loses its password."""
     if isinstance(value, float):
         return f"{value:g}"
+    if "://" in str(value):
+        return without_passwords(str(value))
     path, folder = Path(str(value)), Path.cwd()
     inside = path.is_absolute() and path.is_relative_to(folder)
     return str(path.relative_to(folder)) if inside else str(value)

@@ -67,8 +67,8 @@ ALLOWED = {
                  "replaying", "reporting", "searching", "settings", "severity", "signatures", "stage_names",
                  "targets", "templating", "trials", "watching", "worker"},
     "privacy": set(),
-    "hints": {"errors", "settings"},
-    "settings": {"errors", "severity", "targets"},
+    "hints": {"errors", "privacy", "settings"},
+    "settings": {"errors", "privacy", "severity", "targets"},
     "casefiles": {"errors"},
     "pages": {"contract", "corpus", "errors", "hints", "oracle", "privacy", "replaying", "reporting", "severity",
               "signatures", "stage_names", "templating"},
@@ -82,8 +82,9 @@ ALLOWED = {
     "span": set(),
     "stage_files": {"stage_names"},
     "cli": {"campaign", "casefiles", "cluster", "commands", "contract", "corpus", "custom", "errors", "execution",
-           "focusing", "generation", "hints", "models", "pages", "profiling", "reduction", "replaying", "reporting",
-           "settings", "severity", "stage_names", "targets", "tolerances", "trials", "watching", "worker"},
+            "focusing", "generation", "hints", "models", "pages", "privacy", "profiling", "reduction", "replaying",
+            "reporting", "settings", "severity", "stage_names", "targets", "tolerances", "trials", "watching",
+            "worker"},
     "__main__": {"cli"},
 }  # fmt: skip
 

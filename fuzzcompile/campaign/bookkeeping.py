@@ -48,7 +48,8 @@ def stored_coverage(coverage: Sequence[CoverageCount]) -> list[Coverage]:
 class Bookkeeping:
     """Counts what a campaign judges and stores it; ``campaign`` is its row in the corpus.
 
-    ``hit`` are the public ids of the findings that its cases hit, ``new`` those that the corpus lacked.
+    ``workers`` is how many cases run at once; a cluster's workers come and go. ``hit`` are the public ids of the
+    findings that its cases hit, ``new`` those that the corpus lacked.
     """
 
     settings: CampaignSettings
@@ -59,6 +60,7 @@ class Bookkeeping:
     verdicts: Counter[str] = field(default_factory=Counter)
     cases: int = 0
     screened: int = 0
+    workers: int = 0
     new: list[str] = field(default_factory=list)
     hit: set[str] = field(default_factory=set)
     certificates: list[Certificate] = field(default_factory=list)
@@ -67,6 +69,7 @@ class Bookkeeping:
     _focus: FocusTally | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
+        self.workers = self.workers or self.settings.workers
         self.certificates = [Certificate(loaded) for loaded in self.settings.custom]
         if self.settings.focus is not None:
             self._focus = FocusTally(self.settings.focus)
@@ -127,11 +130,16 @@ class Bookkeeping:
         if kept.is_new_finding and kept.public_id not in self.new:
             self.new.append(kept.public_id)
 
-    def heartbeat(self, left: Callable[[], LeftOver]) -> None:
-        """Store the counters and what is not done yet now and then: a killed campaign leaves them like any other."""
-        if time.monotonic() - self._beat > _HEARTBEAT:
-            self._beat = time.monotonic()
-            self.store.heartbeat(self.campaign, self._counters(left()))
+    def heartbeat(self, left: Callable[[], LeftOver]) -> int | None:
+        """Store the counters and what is not done yet now and then: a killed campaign leaves them like any other.
+
+        Returns:
+            The part of the stream that the campaign holds; None if it was not time.
+        """
+        if time.monotonic() - self._beat <= _HEARTBEAT:
+            return None
+        self._beat = time.monotonic()
+        return self.store.heartbeat(self.campaign, self._counters(left()))
 
     def end(self, ended: Ended, left: LeftOver) -> None:
         """Close the campaign in the corpus."""
@@ -157,6 +165,7 @@ class Bookkeeping:
         return {
             "cases": tally.cases,
             "screened": tally.screened,
+            "workers": self.workers,
             "verdicts": dict(tally.verdicts),
             "findings": tally.findings,
             "new_findings": tally.new_findings,

@@ -1,15 +1,15 @@
 """Findings that were seen on one machine wait for a second one: which these are here, and the program to judge.
 
 A campaign judges them beside its own cases, at a small share. The unit is a `Confirmation`: a program, and the machines
-on which it would tell nothing new. Where workers are on one machine, that is the campaign's own; an executor over
-several machines may take ``not_on`` as where not to place the task.
+on which it would tell nothing new. Where all workers are on one machine, it is handed out if that is another machine;
+where a campaign reaches several, its executor takes ``not_on`` as where not to place the task.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fuzzcompile.campaign.drawing import Drawn
@@ -38,14 +38,17 @@ class Confirming:
 
     Args:
         store: the open corpus.
-        environment: in which the campaign's cases are judged.
+        reach: the environments in which the campaign's cases are judged now, one of each machine.
         now: a clock, in seconds.
     """
 
     def __init__(
-        self, store: Store, environment: Mapping[str, object], now: Callable[[], float] = time.monotonic
+        self,
+        store: Store,
+        reach: Callable[[], Sequence[Mapping[str, object]]],
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._store, self._environment, self._now = store, environment, now
+        self._store, self._reach, self._now = store, reach, now
         self._waiting: deque[FindingSummary] = deque()
         self._begun: set[str] = set()
         self._looked: float | None = None
@@ -56,9 +59,7 @@ class Confirming:
             return None
         if self._looked is None or (not self._waiting and self._now() - self._looked > _LOOK_EVERY):
             self._looked = self._now()
-            self._waiting.extend(
-                f for f in waiting_here(self._store, self._environment) if f.signature not in self._begun
-            )
+            self._waiting.extend(f for f in waiting(self._store, self._reach()) if f.signature not in self._begun)
         if not self._waiting:
             return None
         summary = self._waiting.popleft()
@@ -66,12 +67,12 @@ class Confirming:
         return confirmation_of(self._store, self._store.finding(summary.id))
 
 
-def waiting_here(store: Store, environment: Mapping[str, object]) -> list[FindingSummary]:
-    """The open findings, the worst first, of which this machine can tell whether a second one shows them.
+def waiting(store: Store, reach: Sequence[Mapping[str, object]]) -> list[FindingSummary]:
+    """The open findings, the worst first, of which judging in one of these environments would tell something new.
 
     Those of another corpus that no one here trusts are left out.
     """
-    return [f for f in store.summaries("open") if f.trusted and f.machines.waits_for(environment)]
+    return [f for f in store.summaries("open") if f.trusted and any(map(f.machines.waits_for, reach))]
 
 
 def confirmation_of(store: Store, finding: Finding) -> Confirmation:

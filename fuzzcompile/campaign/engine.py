@@ -29,8 +29,10 @@ from fuzzcompile.campaign.events import (
 )
 from fuzzcompile.campaign.findings import keep_reproducer, write_draft
 from fuzzcompile.campaign.focused import Focused, FocusedSteering
+from fuzzcompile.campaign.hearsay import Hearsay
 from fuzzcompile.campaign.jobs import Job, Jobs, Result
 from fuzzcompile.campaign.leftovers import LeftOver
+from fuzzcompile.campaign.places import own_last
 from fuzzcompile.campaign.settings import CampaignSettings
 from fuzzcompile.campaign.steering import Outcome, Steering, items_of
 from fuzzcompile.campaign.work import Work, pending_first
@@ -94,8 +96,10 @@ class Engine:
         self._clock = clock or Clock(settings.budget)
         self._books = Bookkeeping(settings, store, campaign, environment, self._clock)
         self._jobs = Jobs(settings, executor)
-        confirming = None if any(settings.conditions.values()) else Confirming(store, environment)
-        self._work = Work(settings, store, self._jobs, self._steered(), self._clock, confirming)
+        reach = cluster.environments if cluster is not None else lambda: [environment]
+        confirming = None if any(settings.conditions.values()) else Confirming(store, reach)
+        part, self._hearsay = store.part(campaign), Hearsay(store, self._books.compiler, self._needs_no_proof)
+        self._work = Work(settings, store, self._jobs, self._steered(part), self._clock, confirming, part)
         self._work.known |= {
             (f.signature, Verdict(f.verdict).kind) for f in store.findings() if self._needs_no_proof(f)
         }
@@ -133,13 +137,18 @@ class Engine:
         try:
             while self._clock.remaining > 0.0:
                 self._work.fill(enough=self._has_enough)
-                if not self._jobs:
+                if not self._jobs and self._jobs.capacity:
                     break
                 for future, job in self._jobs.ended(min(_TICK, self._clock.remaining)):
                     yield from self._settle(future, job)
-                self._books.heartbeat(self._left_now)
-                yield from self._cluster.changes() if self._cluster is not None else ()
-                state = self._cluster.state if self._cluster is not None else None
+                if (part := self._books.heartbeat(self._left_now)) is not None:
+                    self._work.take_part(part)
+                    self._hearsay.take_over(self._work.steering.hear, self._work.known)
+                state = None
+                if self._cluster is not None:
+                    yield from self._cluster.changes()
+                    state = self._cluster.state
+                    self._books.workers = state.slots
                 yield Tick(self._books.tally(), self.describe_workers(), state)
         finally:
             self._left = self._left_now()
@@ -162,7 +171,7 @@ class Engine:
         limit = self.settings.max_findings
         return limit is not None and len(self._books.new) >= limit
 
-    def _steered(self) -> Steering | FocusedSteering:
+    def _steered(self, part: int) -> Steering | FocusedSteering:
         """The stream's steering, in the state in which earlier campaigns on this corpus left it."""
         settings, compiler = self.settings, self._books.compiler
         steering: Steering | FocusedSteering = (
@@ -174,7 +183,8 @@ class Engine:
         signatures = [("finding", finding.signature, "fired") for finding in self.store.summaries()]
         profile = settings.drawn_from.profile
         seeds = self.store.seeds(compiler, profile) if profile is not None else []
-        steering.resume([*seen, *signatures], self.store.stream_runs(settings.stream, compiler), seeds)
+        past = own_last(self.store.stream_runs(settings.stream, compiler), part)
+        steering.resume([*seen, *signatures], past, seeds)
         return steering
 
     def _needs_no_proof(self, finding: Finding) -> bool:

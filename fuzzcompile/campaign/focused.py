@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Literal
 
 from fuzzcompile.campaign.drawing import Drawn, Endless, Generator, Source
-from fuzzcompile.campaign.steering import Mix, Outcome, mutate
-from fuzzcompile.corpus import Seed, StreamRun
+from fuzzcompile.campaign.steering import Item, Mix, Outcome, mutate
+from fuzzcompile.corpus import PLACES, Seed, StreamRun, part_of
 from fuzzcompile.focusing.plan import Aim, Plan
 from fuzzcompile.focusing.sources import with_settings
 from fuzzcompile.focusing.tally import FOCUS
@@ -181,7 +181,7 @@ class FocusedSteering:
             if aim in self._progress and arm is not None:
                 self._progress[aim].tried += 1
                 self._progress[aim].fired += bool(run.firsts)
-            self._block = max(self._block, run.index // BLOCK)
+            self._block = run.index // BLOCK
 
     @property
     def seeking(self) -> bool:
@@ -200,14 +200,17 @@ class FocusedSteering:
         share = aim.full_share if self.mix == "mixed" else float(self.mix == "full")
         return case, full >= share
 
+    def hear(self, items: Set[Item]) -> None:
+        """Nothing: what others reached says little of an aim."""
+
     def learn(self, index: int, outcome: Outcome) -> None:
         """Take the result of the case at a place, to be learned with its block."""
         self._waiting[index] = outcome
 
     def _aim(self, index: int, rng: random.Random) -> Aim:
         aims = self.source.plan.reachable
-        if index < len(aims):
-            return aims[index]
+        if index % PLACES < len(aims):
+            return aims[index % PLACES]
         return rng.choices(aims, [self._progress[aim.label].need for aim in aims])[0]
 
     def _case(self, aim: Aim, index: int, rng: random.Random) -> Drawn:
@@ -245,11 +248,11 @@ class FocusedSteering:
         return rng.betavariate(_PRIOR[arm] + known.hits, 1.0 + known.tried - known.hits)
 
     def _learn_blocks(self, index: int) -> None:
-        block = index // BLOCK
-        if block <= self._block:
+        block, part = index // BLOCK, part_of(index)
+        if block <= self._block and part == part_of(self._block * BLOCK):
             return
         self._block = block
-        for place in sorted(place for place in self._waiting if place < (block - 1) * BLOCK):
+        for place in sorted(place for place in self._waiting if place < (block - 1) * BLOCK or part_of(place) != part):
             self._apply(self._waiting.pop(place))
 
     def _apply(self, outcome: Outcome) -> None:

@@ -85,6 +85,7 @@ class Jobs:
         retry: bool = False,
         screen: bool = False,
         proof: float = 1.0,
+        not_on: Collection[str] = (),
     ) -> None:
         """Have a case judged.
 
@@ -95,6 +96,7 @@ class Jobs:
             retry: it has cost a worker before.
             screen: as in `JudgeTask`.
             proof: the share of the usual time that a proof may take.
+            not_on: machines on which it would tell nothing new (`TaskPool.schedule`).
         """
         place = f"#{index}" if index is not None else case.sha256
         job = Job(case, index, self._token(f"{place} {'again' if retry else 'first'}"), retry=retry, screen=screen)
@@ -108,7 +110,7 @@ class Jobs:
             watch=self.settings.focus.watch if self.settings.focus is not None else Watch(),
         )
         label = f"judge #{index}" if index is not None else "judge a secondary candidate"
-        self._submit(JUDGE, task, label, job)
+        self._submit(JUDGE, task, label, job, not_on=not_on)
 
     def minimize(
         self, finding: str, case: Drawn, report: ReportJson, seconds: float, left: Mapping[str, str] | None = None
@@ -126,6 +128,8 @@ class Jobs:
 
     def ended(self, timeout: float) -> Iterator[tuple[Future[Result], Job]]:
         """Wait for ``timeout`` seconds at most; what has ended, each forgotten when it is taken."""
+        if not self._running:  # a cluster has lost its workers, and others may come
+            time.sleep(timeout)
         done, _ = wait(self._running, timeout=timeout, return_when=FIRST_COMPLETED)
         for future in done:
             job = self._running.pop(future)
@@ -141,11 +145,18 @@ class Jobs:
         return hashlib.sha256(f"{self.settings.stream} {job}".encode()).hexdigest()
 
     def _submit(
-        self, function: Callable[[Task], Result], task: Task, label: str, job: Job, *, limit: float | None = None
+        self,
+        function: Callable[[Task], Result],
+        task: Task,
+        label: str,
+        job: Job,
+        *,
+        limit: float | None = None,
+        not_on: Collection[str] = (),
     ) -> None:
         if isinstance(self.executor, TaskPool):
             future = self.executor.schedule(
-                function, (task,), label=label, time_limit=limit, on_left=job.left.__setitem__
+                function, (task,), label=label, time_limit=limit, on_left=job.left.__setitem__, not_on=not_on
             )
         else:
             future = self.executor.submit(function, task)

@@ -77,11 +77,12 @@ class LeftOver:
 
 
 def left_cases(store: Store, stream: str) -> list[LeftCase]:
-    """The cases that earlier campaigns of this stream left over, and that none has judged since."""
+    """The cases that earlier campaigns of this stream left over, and that none has judged since or is judging."""
+    living = store.living()
     kept = [
         LeftCase.from_json(entry)
         for campaign in store.campaigns()
-        if campaign.settings.get("stream") == stream
+        if campaign.settings.get("stream") == stream and campaign.id not in living
         for entry in _left_by(campaign).get("cases", ())
     ]
     judged = store.recorded_indices(stream)
@@ -102,10 +103,12 @@ def left_findings(store: Store, settings: Mapping[str, object], environment: Map
             user's own passes and backend count.
         environment: in which it runs.
     """
+    living = store.living()
     alike = [
         _left_by(campaign)
         for campaign in store.campaigns()
-        if all(campaign.settings.get(name) == settings.get(name) for name in ("vetoes", "plants", "custom"))
+        if campaign.id not in living
+        and all(campaign.settings.get(name) == settings.get(name) for name in ("vetoes", "plants", "custom"))
     ]
     left, given_up = (
         {store.finding_of(signature) for entry in alike for signature in entry.get(name, ())}

@@ -14,12 +14,12 @@ import itertools
 import math
 import random
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Literal
 
 from fuzzcompile.campaign.drawing import Drawn, Source, kind_of
-from fuzzcompile.corpus import Seed, StreamRun
+from fuzzcompile.corpus import Seed, StreamRun, part_of
 from fuzzcompile.stage_names import LOWERING, SCHEDULER
 
 Mix = Literal["mixed", "screen", "full"]
@@ -157,6 +157,10 @@ class Steering:
         drawn = (self._mutated(rng) if mutated else None) or self._chosen(index, rng)
         return None if drawn is None else (drawn, full >= self.full_share(drawn.kind))
 
+    def hear(self, items: Set[Item]) -> None:
+        """Take over what other campaigns reached: it is no longer new."""
+        self.seen |= items
+
     def learn(self, index: int, outcome: Outcome) -> None:
         """Take the result of the case at a place, to be learned with its block."""
         self._waiting[index] = outcome
@@ -229,13 +233,15 @@ class Steering:
 
     def _learn_blocks(self, index: int) -> None:
         """Learn from the places before the last whole block."""
-        block = index // BLOCK
+        block, part = index // BLOCK, part_of(index)
+        if part != part_of(self._block * BLOCK):  # its blocks are counted from here
+            self._block = block - 1
         if block <= self._block:
             return
         for _ in range(min(block - self._block, 100)):
             self._forget()
         self._block = block
-        for place in sorted(place for place in self._waiting if place < (block - 1) * BLOCK):
+        for place in sorted(place for place in self._waiting if place < (block - 1) * BLOCK or part_of(place) != part):
             self._apply(self._waiting.pop(place))
 
     def _apply(self, outcome: Outcome) -> None:

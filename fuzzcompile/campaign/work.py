@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -13,9 +13,10 @@ from fuzzcompile.campaign.confirming import Confirming
 from fuzzcompile.campaign.drawing import Drawn
 from fuzzcompile.campaign.jobs import Job, Jobs
 from fuzzcompile.campaign.leftovers import LeftCase, LeftOver, drawn_of, left_cases, left_findings, pending
+from fuzzcompile.campaign.places import places
 from fuzzcompile.campaign.settings import CampaignSettings
 from fuzzcompile.campaign.shares import Shares
-from fuzzcompile.campaign.steering import Outcome
+from fuzzcompile.campaign.steering import Item, Outcome
 from fuzzcompile.contract import ReportJson
 from fuzzcompile.corpus import Ended, Finding, Store
 from fuzzcompile.severity import rank
@@ -37,6 +38,9 @@ class Steers(Protocol):
 
     def at(self, index: int) -> tuple[Drawn, bool] | None:
         """The case for a place in the stream, and whether it is to be screened first; None for a place without one."""
+
+    def hear(self, items: Set[Item]) -> None:
+        """Take over what other campaigns reached."""
 
     def learn(self, index: int, outcome: Outcome) -> None:
         """Take the result of the case at a place."""
@@ -64,6 +68,7 @@ class Work:
         steering: draws cases.
         clock: the budget.
         confirming: hands out findings of other machines to be judged here; None for none.
+        part: that of the stream which is judged here (`fuzzcompile.corpus.claiming`).
     """
 
     def __init__(
@@ -74,6 +79,7 @@ class Work:
         steering: Steers,
         clock: Clock,
         confirming: Confirming | None = None,
+        part: int = 0,
     ) -> None:
         self.settings, self.store, self.jobs, self.steering, self.clock = settings, store, jobs, steering, clock
         self._confirming = confirming
@@ -83,11 +89,19 @@ class Work:
         self._secondary: deque[Drawn] = deque()
         self._reductions: dict[str, Reduction] = {}
         self._left = deque(left_cases(store, settings.stream) if settings.judges else ())
-        placed = {left.index for left in self._left}
+        self._placed = {left.index for left in self._left}
         self.judged = store.recorded_indices(settings.stream)
-        self._indices = (index for index in itertools.count() if index not in self.judged and index not in placed)
+        self._part = -1
+        self.take_part(part)
         self._submitted = 0
         self._exhausted = False
+
+    def take_part(self, part: int) -> None:
+        """Go on with this part of the stream."""
+        if part != self._part:
+            self._part = part
+            every = places(part, self.settings.drawn_from.size)
+            self._indices = (index for index in every if index not in self.judged and index not in self._placed)
 
     def fill(self, *, enough: bool) -> None:
         """Give every idle worker something to do, if there is anything; with ``enough`` findings, no further case."""
@@ -111,13 +125,21 @@ class Work:
 
     def _begin(self) -> bool:
         """Have the next case judged: one that was left over, or one that is drawn; False if there is none."""
-        left = self._left.popleft() if self._left else self._drawn()
+        left = self._left_by_others() or self._drawn()
         if left is None:
             self._exhausted, self.ended = True, "exhausted"
             return False
         self._submitted += 1
         self.judge(left.case, left.index, screen=left.screen)
         return True
+
+    def _left_by_others(self) -> LeftCase | None:
+        """The next case that an earlier campaign left, and that none has judged meanwhile."""
+        while self._left:
+            left = self._left.popleft()
+            if not self.store.has_source(left.case.sha256, self.settings.stream if left.index is not None else None):
+                return left
+        return None
 
     def _drawn(self) -> LeftCase | None:
         """The next program of the stream that was not judged yet; None if there seems to be no other."""
@@ -134,14 +156,20 @@ class Work:
 
     def _places(self) -> Iterable[int]:
         """Places to look for a case at: to the end of the stream, or until it has repeated itself long enough."""
-        size = self.settings.drawn_from.size
-        if size is None:
-            return itertools.islice(self._indices, _REPEATED)
-        return itertools.takewhile(lambda index: index < size, self._indices)
+        return itertools.islice(self._indices, _REPEATED if self.settings.drawn_from.size is None else None)
 
-    def judge(self, case: Drawn, index: int | None, *, retry: bool = False, screen: bool = False) -> None:
-        """Have a case judged; the bugs in ``known`` need no further proof."""
-        self.jobs.judge(case, index, self.known, retry=retry, screen=screen, proof=self.shares.proof)
+    def judge(
+        self,
+        case: Drawn,
+        index: int | None,
+        *,
+        retry: bool = False,
+        screen: bool = False,
+        not_on: Collection[str] = (),
+    ) -> None:
+        """Have a case judged; the bugs in ``known`` need no further proof. ``not_on`` as for `Jobs.judge`."""
+        proof = self.shares.proof
+        self.jobs.judge(case, index, self.known, retry=retry, screen=screen, proof=proof, not_on=not_on)
 
     def judge_later(self, case: Drawn) -> None:
         """Have a secondary candidate judged as soon as a worker is idle, unless the corpus knows its source."""
@@ -159,7 +187,7 @@ class Work:
         waiting = self._confirming.next(self._submitted) if self._confirming is not None else None
         if waiting is None:
             return False
-        self.judge(waiting.case, None)
+        self.judge(waiting.case, None, not_on=waiting.not_on)
         return True
 
     # -- findings to minimize ---------------------------------------------------------------------

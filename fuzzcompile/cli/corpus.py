@@ -15,6 +15,7 @@ from fuzzcompile.cli import completing, options
 from fuzzcompile.cli.findings import finding_as_json, print_finding, print_findings, reproducer_as_json
 from fuzzcompile.cli.subjects import may_run
 from fuzzcompile.errors import UsageError
+from fuzzcompile.privacy import without_passwords
 
 if TYPE_CHECKING:
     from fuzzcompile.commands.refresh import Refreshed
@@ -149,7 +150,7 @@ def _became(refreshed: Refreshed) -> str:
 
 
 @corpus.command("import")
-@click.argument("source", metavar="DIR|FILE|URL")
+@click.argument("source", metavar="DIR|FILE|URL", callback=options.warn_of_password)
 @click.option("--trust", "trusted", is_flag=True, help="Let commands run what comes, as if it were from here.")
 @options.corpus
 @options.json_output
@@ -176,7 +177,7 @@ def import_findings(source: str, trusted: bool, location: str | None, as_json: b
             trusting = hints.command("corpus", "trust", all=True, corpus=place)
             click.echo(f"Not trusted yet, and therefore not run: {foreign}. Once they are read: {trusting}")
     if not sum(counts.values()) and not as_json:
-        click.echo(f"{source} holds no finding.")
+        click.echo(f"{without_passwords(source)} holds no finding.")
     if counts["refused"] and not counts["new"] + counts["known"]:
         raise UsageError(f"Nothing of {source} could be imported; the reasons are above.")
     return 0
@@ -199,6 +200,32 @@ def trust(findings: tuple[str, ...], every: bool, location: str | None) -> int:
         marked = store.trust(None if every else findings)
     sources = f"{marked} source{'' if marked == 1 else 's'}"
     click.echo(f"Trusted: {sources}." if marked else "Nothing to do: they are trusted already.")
+    return 0
+
+
+@corpus.command()
+@click.argument("source", metavar="FROM", callback=options.warn_of_password)
+@click.argument("target", metavar="TO", callback=options.warn_of_password)
+@options.json_output
+def copy(source: str, target: str, as_json: bool) -> int:
+    """Copy a corpus whole, ids and all, to an empty place: files and PostgreSQL databases, in either direction.
+
+    A copy that was cut off is resumed by the same command, and until it is complete no other command takes TO. To add
+    one corpus to another, import it.
+    """
+    from rich.console import Console
+
+    from fuzzcompile.corpus.transfer import transfer
+
+    with Console(stderr=True).status("Reading ...") as status:
+        done = transfer(source, target, lambda table, there, of: status.update(f"Copied {there} of {of} {table} ..."))
+    if done.restarted:
+        click.echo(f"{done.source} had changed since the copy was begun: it was copied anew.", err=True)
+    if as_json:
+        click.echo(json.dumps(done.to_json()))
+        return 0
+    before = " (the others by an earlier call)" if done.resumed else ""
+    click.echo(f"{sum(done.rows.values())} rows, {done.copied} of them now{before}: {done.target} is complete.")
     return 0
 
 

@@ -11,6 +11,7 @@ import click
 
 from fuzzcompile import __version__, hints
 from fuzzcompile.casefiles import looks_like_path
+from fuzzcompile.cli import case as _case  # noqa: F401 (a command of `corpus`)
 from fuzzcompile.cli.bisect import bisect
 from fuzzcompile.cli.completion import completion
 from fuzzcompile.cli.config import config
@@ -31,6 +32,7 @@ from fuzzcompile.cli.run import run
 from fuzzcompile.cli.triage import triage
 from fuzzcompile.cli.watch import watch
 from fuzzcompile.errors import FuzzcompileError
+from fuzzcompile.privacy import without_passwords
 
 _INTERRUPTED = 130
 
@@ -128,6 +130,5 @@ def _of_the_machine(error: OSError) -> str:
 
 
 def _explain(message: str, debug: bool) -> None:
-    if debug:
-        traceback.print_exc()
-    click.echo(f"fuzzcompile: {message}", err=True)
+    trace = traceback.format_exc() if debug else ""
+    click.echo(without_passwords(f"{trace}fuzzcompile: {message}"), err=True)

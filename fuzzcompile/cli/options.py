@@ -14,6 +14,7 @@ from fuzzcompile.cli import completing
 from fuzzcompile.cli.configured import configured
 from fuzzcompile.custom import PLACES, Custom
 from fuzzcompile.models import SIZES, Size, case_file
+from fuzzcompile.privacy import without_passwords
 from fuzzcompile.severity import Severity
 from fuzzcompile.targets import TARGETS
 from fuzzcompile.tolerances import Tolerances
@@ -53,10 +54,24 @@ target: Callable[[Command], Command] = configured(
     help="The device that the compiler is told, which need not be here, apart from --device, which runs. Graphs and "
     "kernels are made for the target and judged on the CPU.",
 )
+
+
+def warn_of_password(context: click.Context, parameter: click.Parameter, given: str | None) -> str | None:
+    """Say how a password is passed that nobody else on the machine sees, if one stands on the command line."""
+    if given is not None and without_passwords(given) != given:
+        click.echo(
+            "fuzzcompile: warning: everyone on this machine can see the password in your command line; give it in "
+            "PGPASSWORD, in the file that PGPASSFILE names, or with the URL in FUZZCOMPILE_CORPUS.",
+            err=True,
+        )
+    return given
+
+
 corpus: Callable[[Command], Command] = click.option(
     "--corpus",
     "location",
     default=None,
+    callback=warn_of_password,
     metavar="PATH|URL",
     help="The corpus; default: $FUZZCOMPILE_CORPUS, else that of pyproject.toml, else corpus/fuzzcompile.db in this "
     "folder. A database server that is lost is waited for, $FUZZCOMPILE_PATIENCE seconds at most (600).",

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
 
 import click
 
+from fuzzcompile import hints
 from fuzzcompile.cli.subjects import may_run
 from fuzzcompile.errors import EnvironmentUnfit
 from fuzzcompile.worker.conditions import Conditions
@@ -51,7 +50,7 @@ def minimize_pending(
             crew.settings(Profile(), clock, seed=0, judges=False),
             crew,
             location=location,
-            command=shlex.join(["fuzzcompile", *sys.argv[1:]]),
+            command=hints.typed(),
             on_event=outputs.before(handler.handle),
             clock=clock,
         )

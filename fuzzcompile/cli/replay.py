@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fuzzcompile import hints
 from fuzzcompile.cli import options
 from fuzzcompile.cli.completing import findings
 from fuzzcompile.cli.subjects import may_run
@@ -173,7 +173,7 @@ def _write(records: Records, junit: Path | None, markdown: Path | None) -> None:
     if junit is not None:
         write_whole(junit, junit_xml(records), "--junit")
     if markdown is not None:
-        command = shlex.join(["fuzzcompile", *sys.argv[1:]])
+        command = hints.typed()
         page = table(records, command, datetime.now(UTC).date())
         write_whole(markdown, page.encode(), "--markdown")
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
-import sys
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -232,7 +230,7 @@ def run(
             settings,
             crew,
             location=location,
-            command=shlex.join(["fuzzcompile", *sys.argv[1:]]),
+            command=hints.typed(),
             on_event=outputs.before(handler.handle),
             clock=clock,
         )

@@ -38,8 +38,7 @@ class Connection:
         Raises:
             EnvironmentUnfit: nobody answers within so many seconds, or the connection is refused.
         """
-        # What happens to workers and the scheduler is told as events.
-        logging.getLogger("distributed").setLevel(logging.CRITICAL)
+        _silence()
         cluster: Any = None
         try:
             if address.local is not None:
@@ -96,6 +95,16 @@ def _leave_interrupts_to_the_main_thread() -> None:
     """
     resource_tracker.ensure_running()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+
+def _silence() -> None:
+    """Let Dask log nothing: what happens to workers and the scheduler is told as events.
+
+    Its configuration gives some of its loggers levels of their own, ``distributed.client`` for one.
+    """
+    for name in ("distributed", *logging.root.manager.loggerDict):
+        if name.partition(".")[0] == "distributed":
+            logging.getLogger(name).setLevel(logging.CRITICAL + 1)
 
 
 def _why(error: BaseException) -> str:

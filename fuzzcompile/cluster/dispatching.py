@@ -40,12 +40,16 @@ class ClusterFuture(Future[Any]):
 
 @dataclass(eq=False)
 class Errand:
-    """A task on its way. ``attempt`` counts how often it was sent; ``lost`` are the workers that it was lost with."""
+    """A task on its way. ``attempt`` counts how often it was sent; ``lost`` are the workers that it was lost with.
+
+    It does not run on the machines ``not_on`` while there are others.
+    """
 
     call: Call
     label: str
     future: ClusterFuture
     on_left: Callable[[str, str], object] | None = None
+    not_on: frozenset[str] = frozenset()
     attempt: int = 0
     lost: list[str] = field(default_factory=list)
     since: float = 0.0
@@ -151,11 +155,9 @@ class Dispatcher:
 
     def place(self) -> None:
         """Send what waits to workers that have slots free."""
-        while self._client is not None and self._waiting:
-            member = max(self.members.values(), key=lambda member: member.free, default=None)
-            if member is None or member.free <= 0:
-                return
-            errand = self._waiting.popleft()
+        while self._client is not None and (placed := self._next()) is not None:
+            errand, member = placed
+            self._waiting.remove(errand)
             if errand.begin():
                 errand.attempt += 1
                 errand.since = time.monotonic()
@@ -169,6 +171,18 @@ class Dispatcher:
                     pure=False,
                 )
                 _keep(asyncio.create_task(self._follow(errand, member, errand.sent)))
+
+    def _next(self) -> tuple[Errand, Member] | None:
+        """The first task for which a worker has a slot free, and the one with most of them."""
+        free = [member for member in self.members.values() if member.free > 0]
+        if not free:
+            return None
+        for errand in self._waiting:
+            others = any(member.machine not in errand.not_on for member in self.members.values())
+            fits = [member for member in free if not (others and member.machine in errand.not_on)]
+            if fits:
+                return errand, max(fits, key=lambda member: member.free)
+        return None
 
     async def _follow(self, errand: Errand, member: Member, sent: DaskFuture) -> None:
         """Wait for the answer to a task, unless its worker is dropped meanwhile."""

@@ -12,7 +12,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar, cast
 
@@ -120,6 +120,7 @@ class ClusterPool(TaskPool):
         spends: bool = False,
         counts: bool = True,
         on_left: Callable[[str, str], object] | None = None,
+        not_on: Collection[str] = (),
     ) -> Future[T]:
         """Run ``fn(*args, **kwargs)`` on a Dask worker (`TaskPool.schedule`)."""
         if self._broken is not None:
@@ -132,7 +133,9 @@ class ClusterPool(TaskPool):
         except Exception as error:  # pickling runs the arguments' own code, which may raise anything
             future.set_exception(error)
             return cast(Future[T], future)
-        errand = Errand(Call(self._campaign, next(self._numbers), call, options), name, future, on_left)
+        errand = Errand(
+            Call(self._campaign, next(self._numbers), call, options), name, future, on_left, frozenset(not_on)
+        )
         self._loop.call_soon_threadsafe(self._put, errand)
         return cast(Future[T], future)
 
@@ -164,6 +167,11 @@ class ClusterPool(TaskPool):
     def environment_of(self, future: Future[Any]) -> Mapping[str, object] | None:
         """What the result of a task that has ended depends on: that of the worker that ran it."""
         return future.environment if isinstance(future, ClusterFuture) else None
+
+    def environments(self) -> list[Mapping[str, object]]:
+        """Those in which tasks run now, one of each machine."""
+        members = list(self._roster.dispatcher.members.values())
+        return list({member.machine: member.surroundings.environment for member in members}.values())
 
     @property
     def state(self) -> ClusterState:

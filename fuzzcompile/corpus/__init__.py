@@ -1,5 +1,6 @@
 """The store of campaigns, cases, findings, reproducers and coverage, in SQLite or another database."""
 
+from fuzzcompile.corpus.claiming import PLACES, part_of
 from fuzzcompile.corpus.clock import campaign_seconds, moment_at
 from fuzzcompile.corpus.failures import CorpusError, FolderTakenError, UnknownFindingError, UntrustedError
 from fuzzcompile.corpus.marking import Mark
@@ -29,6 +30,7 @@ from fuzzcompile.corpus.records import (
 from fuzzcompile.corpus.store import Store
 
 __all__ = [
+    "PLACES",
     "Campaign",
     "CaseRecord",
     "CorpusError",
@@ -57,5 +59,6 @@ __all__ = [
     "campaign_seconds",
     "compiler_of",
     "moment_at",
+    "part_of",
     "public_id",
 ]

@@ -16,13 +16,12 @@ from typing import Literal, NamedTuple
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from fuzzcompile.corpus.claiming import SILENT
 from fuzzcompile.corpus.disagreements import Disagreement, disagreements
 from fuzzcompile.corpus.machines import Alike, conditions, machine_of, processor
 from fuzzcompile.corpus.models import CampaignRow, EnvironmentRow, FindingRow, RunRow
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
-# A campaign says that it lives every five seconds.
-SILENT = timedelta(minutes=3)
 # Cases that a machine has judged before its speed is compared.
 _LEAST_CASES = 10
 State = Literal["runs", "silent", "ended"]
@@ -158,7 +157,7 @@ def _since(session: Session, campaign: int, moment: datetime) -> Iterator[tuple[
 
 def _campaign(row: CampaignRow, environment: Mapping[str, object], cases: int, at: datetime) -> FleetCampaign:
     state: State = "ended" if row.ended is not None else "silent" if row.last_heard < at - SILENT else "runs"
-    workers = row.settings.get("workers")
+    workers = row.counters.get("workers", row.settings.get("workers"))
     workers = workers if isinstance(workers, int) else 1
     minutes = (row.last_heard - max(row.started, at - HOUR)).total_seconds() / 60.0
     torch, device, target = conditions(environment)

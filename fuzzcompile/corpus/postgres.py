@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from sqlalchemy import URL, Connection, Engine, event, exc, text
 
@@ -79,6 +79,13 @@ def shrink(engine: Engine) -> None:
     """Let the space of what was deleted be used again."""
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.execute(text("VACUUM (ANALYZE)"))
+
+
+def set_sequences(connection: Connection, tables: Sequence[str]) -> None:
+    """Let the next rows get ids behind those that were given."""
+    for name in tables:
+        sequence = f"pg_get_serial_sequence('{name}', 'id')"
+        connection.exec_driver_sql(f"SELECT setval({sequence}, coalesce(max(id) + 1, 1), false) FROM {name}")
 
 
 def is_outage(error: exc.DBAPIError) -> bool:

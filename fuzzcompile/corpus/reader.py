@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, cast
@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, cast
 from sqlalchemy import Engine, func, select
 from sqlalchemy.orm import Session
 
-from fuzzcompile.corpus import keeping
+from fuzzcompile.corpus import claiming, keeping
 from fuzzcompile.corpus.connection import explained_errors, integrity, reading
 from fuzzcompile.corpus.fleet import Fleet, fleet
+from fuzzcompile.corpus.judged import JudgedCase, judged_case
 from fuzzcompile.corpus.keeping import Stats
 from fuzzcompile.corpus.location import describe
 from fuzzcompile.corpus.matching import finding_of
@@ -29,6 +30,7 @@ from fuzzcompile.corpus.models import (
     RunRow,
     UmbrellaRow,
 )
+from fuzzcompile.corpus.news import News, Since, news
 from fuzzcompile.corpus.outages import survives_outages
 from fuzzcompile.corpus.overview import Overview, overview
 from fuzzcompile.corpus.querying import (
@@ -90,7 +92,25 @@ class Reader:
             .order_by(CampaignRow.id)
         )
         with self._read() as session:
-            return [record_of(StoredCampaign, row, environment=details) for row, details in session.execute(query)]
+            return [
+                record_of(StoredCampaign, row, environment=details, settings=claiming.asked(row.settings))
+                for row, details in session.execute(query)
+            ]
+
+    def part(self, campaign_id: int) -> int:
+        """The part of its stream that a campaign judges (`fuzzcompile.corpus.claiming`)."""
+        with self._read() as session:
+            return session.scalar(select(CampaignRow.part).where(CampaignRow.id == campaign_id)) or 0
+
+    def living(self) -> set[int]:
+        """The ids of the campaigns that run, as far as the corpus can tell, but for this process's."""
+        with self._read() as session:
+            return {row.id for row in claiming.living(session, claiming.present(session))}
+
+    def news(self, compiler: str, since: Since | None) -> News:
+        """What was stored since (`fuzzcompile.corpus.news`)."""
+        with self._read() as session:
+            return news(session, compiler, since)
 
     def recorded_indices(self, stream: str) -> set[int]:
         """The places of a stream that were judged, by this campaign or an earlier one."""
@@ -114,6 +134,15 @@ class Reader:
                 return None
             tuples = {name: tuple(getattr(row, name)) for name in ("idioms", "near_misses", "features")}
             return record_of(CaseRecord, row, stream=None, index=None, **tuples)
+
+    def judged(self, name: str) -> JudgedCase:
+        """The case whose hash begins with ``name``, and every time that it was judged.
+
+        Raises:
+            UnknownFindingError: there is none, or more than one.
+        """
+        with self._read() as session:
+            return judged_case(session, name)
 
     def stream_runs(self, stream: str, compiler: str) -> list[StreamRun]:
         """The judged cases of a stream in its order, each once, and what each was the first to reach."""
@@ -191,6 +220,11 @@ class Reader:
         """All findings, or those of a status or hit by a campaign; oldest first."""
         with self._read() as session:
             return finding_records(session, *conditions_of(status, campaign_id))
+
+    def findings_named(self, signatures: Collection[str]) -> list[Finding]:
+        """The findings of these signatures, oldest first."""
+        with self._read() as session:
+            return finding_records(session, FindingRow.signature.in_(signatures))
 
     def summaries(self, status: str | None = None, *, campaign_id: int | None = None) -> list[FindingSummary]:
         """The same findings without reports and sources, which take long to read; the worst first."""

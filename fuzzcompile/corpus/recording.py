@@ -18,7 +18,6 @@ from sqlalchemy.orm import Session
 from fuzzcompile.corpus import merging
 from fuzzcompile.corpus.matching import finding_of, keep_name
 from fuzzcompile.corpus.models import (
-    CampaignRow,
     CaseRow,
     CoverageRow,
     EnvironmentRow,
@@ -29,7 +28,6 @@ from fuzzcompile.corpus.models import (
     RunRow,
 )
 from fuzzcompile.corpus.records import (
-    Campaign,
     CaseRecord,
     Coverage,
     Kept,
@@ -66,27 +64,6 @@ def check_report(report: ReportJson) -> None:
         raise ValueError("a report needs a verdict")
     if report.get("is_bug") and not report.get("signature"):
         raise ValueError("a bug needs a signature: supply one, of the error or of the stage")
-
-
-def put_campaign(session: Session, campaign: Campaign, token: str) -> int:
-    """Store that a campaign begins, unless that of this token is there; return its row's id."""
-    known = session.scalar(select(CampaignRow.id).where(CampaignRow.token == token))
-    if known is not None:
-        return known
-    row = CampaignRow(
-        token=token,
-        environment_id=put_environment(session, campaign.environment),
-        seed=campaign.seed,
-        settings=plain(campaign.settings),
-        command=campaign.command,
-        fuzzcompile_version=campaign.fuzzcompile_version,
-        counters={},
-        started=now(),
-    )
-    row.last_heard = row.started
-    session.add(row)
-    session.flush()
-    return row.id
 
 
 def put_environment(session: Session, environment: Mapping[str, object]) -> int:

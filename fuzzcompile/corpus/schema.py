@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sqlalchemy import URL, Connection, Engine, column, inspect, select, table
+from sqlalchemy import URL, Connection, Engine, column, inspect, select, table, update
 
 from fuzzcompile import __version__
 from fuzzcompile.corpus.connection import connect, writing
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 HEAD = "0004"
 # Not Alembic's default name, to distinguish a corpus from another program's database.
 VERSION_TABLE = "fuzzcompile_schema"
+
+
+# In place of the revision, with a word on the source: a copy that is not complete (`fuzzcompile.corpus.transfer`).
+COPYING = "copying:"
 
 
 def bring_up_to_date(engine: Engine, *, create: bool) -> None:
@@ -58,6 +62,41 @@ def upgrade(url: URL) -> None:
         engine.dispose()
 
 
+def state_of(bind: Engine | Connection) -> str | None:
+    """What the schema's table says, a revision or that it is being copied into; None for an empty database.
+
+    Raises:
+        CorpusError: it is another program's.
+    """
+    if isinstance(bind, Engine):
+        with bind.connect() as connection:
+            return state_of(connection)
+    revision = revision_of(bind)
+    if revision is None and set(inspect(bind).get_table_names()) - {VERSION_TABLE}:
+        raise _foreign(describe(bind.engine.url))
+    return revision
+
+
+def make_anew(url: URL, state: str) -> None:
+    """Make the tables of a corpus, without what may be in them, with ``state`` in place of a revision."""
+    from alembic import command
+
+    engine = connect(url, migrating=True)
+    try:
+        with writing(engine).begin() as connection:
+            fresh_tables().drop_all(connection)
+            fresh_tables().create_all(connection)
+            command.stamp(configuration(connection), "head", purge=True)
+            restamp(connection, state)
+    finally:
+        engine.dispose()
+
+
+def restamp(connection: Connection, state: str) -> None:
+    """Let the schema's table say this."""
+    connection.execute(update(table(VERSION_TABLE, column("version_num"))).values(version_num=state))
+
+
 def configuration(connection: Connection | None = None) -> Config:
     """Alembic's configuration, without a file: the migrations are found inside the package."""
     from alembic.config import Config
@@ -82,7 +121,12 @@ def _refuse_unusable(url: URL, revision: str | None, has_tables: bool, create: b
 
     corpus, scripts = describe(url), ScriptDirectory.from_config(configuration())
     if revision is None and has_tables:
-        raise CorpusError(f"{corpus} is another program's database: name another file with --corpus.")
+        raise _foreign(corpus)
+    if revision is not None and revision.startswith(COPYING):
+        raise CorpusError(
+            f"{corpus} is being copied into: finish it with `fuzzcompile corpus copy FROM {corpus}`, "
+            "or name another with --corpus."
+        )
     if revision is None and not create:
         fill = command("run", corpus=corpus)
         raise CorpusError(f"{corpus} holds no corpus yet: fill it with `{fill}`, or name yours with --corpus.")
@@ -96,3 +140,7 @@ def _refuse_unusable(url: URL, revision: str | None, has_tables: bool, create: b
             f"The corpus {corpus} was written by {age} fuzzcompile (schema {revision}, this is {__version__}): "
             f"{remedy}."
         )
+
+
+def _foreign(corpus: str) -> CorpusError:
+    return CorpusError(f"{corpus} is another program's database: name another with --corpus.")

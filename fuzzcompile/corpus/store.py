@@ -14,7 +14,7 @@ from uuid import uuid4
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
-from fuzzcompile.corpus import copying, exporting, keeping, recording, trusting
+from fuzzcompile.corpus import claiming, copying, exporting, keeping, recording, trusting
 from fuzzcompile.corpus.connection import connect, explained_errors, shrink, writing
 from fuzzcompile.corpus.copying import Copied
 from fuzzcompile.corpus.importing import Arrived, Export, original_in, put_export, settle_duplicates
@@ -38,6 +38,7 @@ from fuzzcompile.corpus.records import (
     public_id,
 )
 from fuzzcompile.corpus.schema import bring_up_to_date
+from fuzzcompile.errors import UsageError
 from fuzzcompile.settings import in_force
 
 if TYPE_CHECKING:
@@ -97,20 +98,23 @@ class Store(Reader):
 
     def start_campaign(self, campaign: Campaign) -> int:
         """Store that a campaign begins; return its row's id."""
-        return self._stored(recording.put_campaign, campaign, uuid4().hex)
+        return self._stored(claiming.put_campaign, campaign, uuid4().hex)
 
-    def heartbeat(self, campaign_id: int, counters: Mapping[str, object]) -> None:
-        """Keep the counters of a running campaign, so that a killed one still shows them."""
+    def heartbeat(self, campaign_id: int, counters: Mapping[str, object]) -> int:
+        """Keep the counters of a running campaign, so that a killed one still shows them.
+
+        Returns:
+            The part of its stream that it judges from now on (`fuzzcompile.corpus.claiming`).
+        """
         with self._write() as session:
-            row = _campaign(session, campaign_id)
-            row.counters, row.last_heard = recording.plain(counters), recording.now()
+            return claiming.hear(session, _campaign(session, campaign_id), counters)
 
     def finish_campaign(self, campaign_id: int, counters: Mapping[str, object], ended: Ended) -> None:
         """Store how a campaign ended."""
         with self._write() as session:
             row = _campaign(session, campaign_id)
             row.counters, row.ended = recording.plain(counters), ended
-            row.last_heard = row.finished = recording.now()
+            row.last_heard = row.finished = claiming.present(session)
 
     def record(
         self,
@@ -226,6 +230,8 @@ class Store(Reader):
             on_progress: called after each chunk of runs with what has come, and how many runs there are.
             trusted: its programs may be run here; otherwise they are marked (`fuzzcompile.corpus.trusting`).
         """
+        if other.location == self.location:
+            raise UsageError(f"{other.location} is the corpus itself: name another to import from.")
         before = {finding.id for finding in self.summaries()}
         with other._read() as source:
             copied, total = Copied(trusted), copying.number_of_runs(source)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import pickle
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
 
@@ -116,6 +116,7 @@ class WorkerPool(TaskPool):
         spends: bool = False,
         counts: bool = True,
         on_left: Callable[[str, str], object] | None = None,
+        not_on: Collection[str] = (),
     ) -> Future[T]:
         """Run ``fn(*args, **kwargs)`` (`TaskPool.schedule`)."""
         future: Future[T] = Future()

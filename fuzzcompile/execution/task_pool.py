@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from typing import Any, ParamSpec, TypeVar
 
@@ -28,6 +28,7 @@ class TaskPool(Executor):
         spends: bool = False,
         counts: bool = True,
         on_left: Callable[[str, str], object] | None = None,
+        not_on: Collection[str] = (),
     ) -> Future[T]:
         """Run ``fn(*args, **kwargs)``; a call that cannot be pickled fails its future.
 
@@ -41,6 +42,8 @@ class TaskPool(Executor):
             counts: whether it is one of the ``max_tasks`` of its worker: a light task that leaves nothing is not.
             on_left: called with the name and the text of what the worker leaves of the task
                 (:func:`fuzzcompile.execution.worker.leave`), by a thread of the pool; must not raise.
+            not_on: machines (:func:`fuzzcompile.execution.environment.machine`) on which not to run it while the pool
+                has others.
 
         Raises:
             RuntimeError: the pool is shut down.

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+
+from fuzzcompile.privacy import without_passwords
+
+# However its driver is spelt.
+_POSTGRES = re.compile(r"^postgres(?:ql)?(?:\+\w+)?://")
 
 FILE_NAME = "fuzzcompile.db"
 
 
 def place_of_corpus(named: object) -> str:
-    """The absolute path of the database, or the URL as it is; a folder stands for the database in it."""
+    """The absolute path of the database, or the URL without its password; a folder stands for the database in it.
+
+    Two names of one place give the same.
+    """
     text = str(named).removeprefix("sqlite:///")
     if "://" in text:
-        return text
+        return _POSTGRES.sub("postgresql://", without_passwords(text))
     path = Path(text).expanduser().absolute()
     return str(path / FILE_NAME if path.is_dir() else path)

@@ -22,6 +22,9 @@ from fuzzcompile.campaign.budget import Budget, clock
 from fuzzcompile.cli import main
 from fuzzcompile.corpus import CorpusError, Store
 from fuzzcompile.errors import UsageError
+from fuzzcompile.worker.conditions import Conditions
+from fuzzcompile.worker.pool import open_pool
+from fuzzcompile.worker.tasks import JUDGE, JudgeTask
 
 KNOWN = Path(__file__).parent.parent / "known_issues"
 # A known issue, and its signature: one that fails while it compiles, and a wrong result, whose search takes minutes.
@@ -136,7 +139,7 @@ CLEAN = ("--workers", "1", "--seed", "5", "--no-near-misses", "--veto", "_sfdp")
 def generated(tmp_path_factory) -> tuple[Path, dict]:
     """A short campaign of one worker without a finding, which would be minimized for a minute."""
     folder = tmp_path_factory.mktemp("generated")
-    return folder, run(folder, "--budget", "4c", *CLEAN)
+    return folder, run(folder, "--budget", "4c", *CLEAN, "--log", "log.jsonl")
 
 
 def test_a_campaign_finds_explains_shrinks_and_drafts_a_real_bug(campaign):
@@ -301,3 +304,45 @@ def test_a_killed_campaign_goes_on_and_ctrl_c_ends_it_with_the_summary(killed):
     assert (last["event"], last["ended"]) == ("campaign_finished", "interrupted")
     with Store.open(folder / "corpus" / "fuzzcompile.db") as store:
         assert store.campaigns()[-1].ended == "interrupted"
+
+
+def test_every_case_can_be_judged_again_from_its_record_alone(generated, capsys):
+    """In the opposite order, by another worker, with nothing of the campaign but what the corpus prints."""
+    folder, _ = generated
+    corpus = str(folder / "corpus" / "fuzzcompile.db")
+    with Store.open(corpus) as store:
+        stream = str(store.campaigns()[0].settings["stream"])
+        assert store.recorded_indices(stream) == {0, 1, 2, 3}
+    entries = [json.loads(line) for line in Path(folder, "log.jsonl").read_text().splitlines()]
+    names = [entry["case"] for entry in entries if entry["event"] == "case_judged"]
+    assert len(set(names)) == 4 and all(name.startswith("case_") for name in names)
+    with open_pool(Conditions("cpu"), 1) as pool:
+        for name in reversed(names):
+            assert here("corpus", "case", name, "--corpus", corpus, "--json") == 0
+            told = json.loads(capsys.readouterr().out)
+            (run,) = told["runs"]
+            assert (run["place"][0], run["conditions"]["vetoes"]) == (stream, ["_sfdp"]) and told["trusted"] is True
+            task = JudgeTask(
+                path=f"{name}.py", source=told["source"], screen=run["screened"],
+                vetoes=tuple(run["conditions"]["vetoes"]),
+            )  # fmt: skip
+            again = pool.submit(JUDGE, task).result()
+            assert (again.report["verdict"], again.screened) == (run["report"]["verdict"], run["screened"])
+            assert again.report["evidence"]["outputs"] == run["report"]["evidence"]["outputs"]
+
+
+def test_a_case_is_printed_as_it_was_judged(generated, capsys):
+    folder, _ = generated
+    corpus = str(folder / "corpus" / "fuzzcompile.db")
+    assert here("corpus", "case", _first_case(folder), "--corpus", corpus) == 0
+    told = capsys.readouterr()
+    assert "def make()" in told.out and "place " in told.err and "vetoes _sfdp" in told.err
+    assert "Judge it again:" in told.err and "--veto _sfdp" in told.err
+    for wrong in ("xyz", "12", "000000000000"):
+        assert here("corpus", "case", wrong, "--corpus", corpus) == 2
+        assert "case" in capsys.readouterr().err
+
+
+def _first_case(folder: Path) -> str:
+    entries = map(json.loads, Path(folder, "log.jsonl").read_text().splitlines())
+    return next(entry["case"] for entry in entries if entry["event"] == "case_judged")

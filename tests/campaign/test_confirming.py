@@ -48,7 +48,7 @@ class Worker(Executor):
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         (task,) = args
-        source = Path(task.path).read_text()
+        source = task.source
         self.judged.append(source)
         future: Future[Any] = Future()
         future.set_result(Judged(said(source, is_bug=source in self.shows)))
@@ -139,7 +139,7 @@ def test_a_reproducer_that_is_a_case_is_what_is_judged(store: Store) -> None:
 
 def test_new_findings_are_looked_for_every_few_minutes(store: Store) -> None:
     now = [0.0]
-    confirming = Confirming(store, HERE, lambda: now[0])
+    confirming = Confirming(store, lambda: [HERE], lambda: now[0])
     assert confirming.next(0) is None
     found(store, 1)
     assert confirming.next(0) is None, "it has looked"

@@ -1,0 +1,231 @@
+"""Copies a corpus exactly, ids and all, into an empty one: between SQLite and PostgreSQL, or within either.
+
+Tables are copied one after the other, in chunks by their keys, each chunk in a transaction of its own. Until the copy
+is complete, the target says in place of its schema's revision that it is being copied into, and from where: every other
+command refuses it, and the same copy resumes where it stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+
+from sqlalchemy import URL, Connection, Engine, Table, bindparam, func, insert, select, update
+
+from fuzzcompile.corpus.connection import connect, explained_errors, is_server, reading, writing
+from fuzzcompile.corpus.failures import CorpusError
+from fuzzcompile.corpus.location import describe, file_of, require_file, resolve
+from fuzzcompile.corpus.models import Base, CaseRow, RunRow
+from fuzzcompile.corpus.outages import once_it_is_up, waiting
+from fuzzcompile.corpus.postgres import set_sequences
+from fuzzcompile.corpus.schema import COPYING, HEAD, bring_up_to_date, make_anew, restamp, state_of
+from fuzzcompile.errors import UsageError
+from fuzzcompile.settings import in_force
+
+# Rows of one transaction: reports and sources take some ten kilobytes each.
+CHUNK = 500
+# References to rows of a later table, or of the same one: they are set when all rows are there.
+_LATER = {"findings": ("best_run_id", "best_reproducer_id", "duplicate_of_id")}
+_TABLES = [table for table in Base.metadata.sorted_tables if "id" in table.columns]
+_SMALL = [table for table in Base.metadata.sorted_tables if table.name not in ("cases", "runs")]
+# What changes of the large tables, whose rows it would take long to read.
+_CHANGES = (
+    select(func.count(), func.max(CaseRow.id), func.count(CaseRow.choices)),
+    select(func.count()).where(CaseRow.source == ""),
+    select(func.count()).where(CaseRow.imported),
+    select(func.count(), func.max(RunRow.id), func.sum(RunRow.finding_id), func.sum(RunRow.case_id)),
+)
+
+OnProgress = Callable[[str, int, int], object]
+
+
+@dataclass
+class Transferred:
+    """What a copy has done: ``rows`` of each table are there, of which this call copied ``copied``.
+
+    ``resumed`` tells that the rest came with an earlier call, ``restarted`` that what an earlier call copied was
+    dropped, because the source had changed since.
+    """
+
+    source: str
+    target: str
+    rows: dict[str, int] = field(default_factory=dict)
+    copied: int = 0
+    resumed: bool = False
+    restarted: bool = False
+
+    def to_json(self) -> dict[str, object]:
+        """For machines."""
+        return asdict(self)
+
+
+def transfer(source: str, target: str, on_progress: OnProgress) -> Transferred:
+    """Copy the corpus at ``source`` to ``target``, or go on with a copy of it.
+
+    Args:
+        source: a path or URL; what is there is only read, in one state.
+        target: a path or URL of an empty database, of none yet, or of a copy that was begun.
+        on_progress: called with a table, how many of its rows are there, and how many there will be.
+
+    Raises:
+        UsageError: both are the same corpus, or ``target`` holds something else.
+        CorpusError: one of them cannot be read or written.
+    """
+    given, wanted = resolve(source), resolve(target)
+    if describe(given) == describe(wanted):
+        raise UsageError(f"{describe(wanted)} is the corpus that is to be copied: name another place.")
+    for url, create in ((given, False), (wanted, True)):
+        if (path := file_of(url)) is not None:
+            require_file(path, create=create)
+    with ExitStack() as stack:
+        ours, theirs = (stack.enter_context(_opened(url)) for url in (given, wanted))
+        return _Transfer(ours, theirs, on_progress).run()
+
+
+class _Transfer:
+    """One copy; a server that is lost meanwhile, on either side, is waited for, and the copy resumed."""
+
+    def __init__(self, source: Engine, target: Engine, on_progress: OnProgress) -> None:
+        self._source, self._target, self._on_progress = source, target, on_progress
+        self._done = Transferred(describe(source.url), describe(target.url))
+        self.patience = float(str(in_force().value("patience")))
+
+    @property
+    def location(self) -> str:
+        """Both places, for messages."""
+        return f"{self._done.source} or {self._done.target}"
+
+    def run(self) -> Transferred:
+        """Copy what is missing."""
+        for engine, create in ((self._source, False), (self._target, True)):
+            once_it_is_up(lambda: self._open(engine, create=create), describe(engine.url), self.patience)  # noqa: B023
+        self._copy()
+        return self._done
+
+    def _open(self, engine: Engine, *, create: bool) -> None:
+        with explained_errors(engine.url):
+            if create:
+                state_of(engine)
+            else:
+                bring_up_to_date(engine, create=False)
+
+    @waiting
+    def _copy(self) -> None:
+        with explained_errors(self._source.url), reading(self._source).connect() as source:
+            if is_server(self._source):  # a slow target is no reason to lose the state that is read
+                source.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 0")
+            mark = f"{COPYING}{_digest(self._done.source)[:8]}{_fingerprint(source)[:16]}"
+            with explained_errors(self._target.url):
+                self._begin(mark)
+                for table in Base.metadata.sorted_tables:
+                    self._copy_table(source, table, mark)
+                self._finish(source, mark)
+
+    def _begin(self, mark: str) -> None:
+        """Claim an empty target, or go on where a copy of the same state stopped."""
+        state = state_of(self._target)
+        if state == mark:
+            self._done.resumed = True
+            return
+        if state is not None and state.startswith(COPYING):
+            if state[: len(COPYING) + 8] != mark[: len(COPYING) + 8]:
+                raise UsageError(f"{self._done.target} is being copied into from another corpus: name another place.")
+            self._done.restarted = True
+        elif state == HEAD:
+            self._refuse_unless_empty()
+        elif state is not None:
+            raise UsageError(f"{self._done.target} holds another version's corpus: name another place.")
+        make_anew(self._target.url, mark)
+
+    def _refuse_unless_empty(self) -> None:
+        with self._target.connect() as target:
+            filled = any(target.execute(select(table).limit(1)).first() for table in Base.metadata.sorted_tables)
+        if filled:
+            raise UsageError(
+                f"{self._done.target} holds a corpus: `fuzzcompile corpus import {self._done.source} --corpus "
+                f"{self._done.target}` adds one to another; a copy needs an empty place."
+            )
+
+    def _copy_table(self, source: Connection, table: Table, mark: str) -> None:
+        total = source.scalar(select(func.count()).select_from(table)) or 0
+        self._done.rows[table.name] = total
+        there = -1
+        while there != 0:
+            there = self._copy_chunk(source, table, mark)
+            self._done.copied += there
+            if there:
+                self._on_progress(table.name, self._number(table), total)
+
+    def _copy_chunk(self, source: Connection, table: Table, mark: str) -> int:
+        """Copy the next rows of a table in a transaction; return how many there were."""
+        with writing(self._target).begin() as target:
+            self._insist(target, mark)
+            chosen = select(table)
+            if table in _TABLES:
+                last = target.scalar(select(func.max(table.c.id))) or 0
+                chosen = chosen.where(table.c.id > last).order_by(table.c.id).limit(CHUNK)
+            elif target.execute(select(table).limit(1)).first() is not None:
+                return 0
+            later = dict.fromkeys(_LATER.get(table.name, ()))
+            rows = [{**row, **later} for row in source.execute(chosen).mappings()]
+            if rows:
+                target.execute(insert(table), rows)
+            return len(rows)
+
+    def _number(self, table: Table) -> int:
+        with self._target.connect() as target:
+            return target.scalar(select(func.count()).select_from(table)) or 0
+
+    def _finish(self, source: Connection, mark: str) -> None:
+        """Set the references that were left out, compare, and let the target be a corpus."""
+        with writing(self._target).begin() as target:
+            self._insist(target, mark)
+            for name, columns in _LATER.items():
+                table = Base.metadata.tables[name]
+                rows = source.execute(select(table.c.id, *(table.c[column] for column in columns)))
+                setting = update(table).where(table.c.id == bindparam("key"))
+                setting = setting.values({column: bindparam(f"to_{column}") for column in columns})
+                while chunk := rows.fetchmany(CHUNK):
+                    target.execute(setting, [dict(zip(("key", *(f"to_{c}" for c in columns)), row, strict=True))
+                                             for row in chunk])  # fmt: skip
+            for table in Base.metadata.sorted_tables:
+                if target.scalar(select(func.count()).select_from(table)) != self._done.rows[table.name]:
+                    raise CorpusError(
+                        f"{self._done.target} differs from {self._done.source} in {table.name}: another program wrote "
+                        "there meanwhile; remove that copy, and make another."
+                    )
+            if is_server(self._target):
+                set_sequences(target, [table.name for table in _TABLES])
+            restamp(target, HEAD)
+
+    def _insist(self, target: Connection, mark: str) -> None:
+        """Another process may be copying too: both go on as long as it is the same copy."""
+        if state_of(target) != mark:
+            raise CorpusError(f"Another process has changed {self._done.target} meanwhile: run the copy again.")
+
+
+@contextmanager
+def _opened(url: URL) -> Iterator[Engine]:
+    engine = connect(url)
+    try:
+        yield engine
+    finally:
+        engine.dispose()
+
+
+def _fingerprint(connection: Connection) -> str:
+    """What tells one state of a corpus from another."""
+    digest = hashlib.sha256()
+    for query in _CHANGES:
+        digest.update(repr([int(value or 0) for value in connection.execute(query).one()]).encode())
+    for table in _SMALL:
+        key = next(iter(table.primary_key.columns))
+        for row in connection.execute(select(table).order_by(key)).yield_per(CHUNK):
+            digest.update(repr(tuple(row)).encode(errors="surrogatepass"))
+    return digest.hexdigest()
+
+
+def _digest(value: str) -> str:
+    return hashlib.sha256(value.encode()).hexdigest()
