@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
 import warnings
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from typing import Any
 
 import distributed
@@ -40,6 +42,7 @@ class Connection:
         cluster: Any = None
         try:
             if address.local is not None:
+                _leave_interrupts_to_the_main_thread()
                 cluster = await distributed.LocalCluster(
                     n_workers=address.local,
                     threads_per_worker=1,
@@ -83,6 +86,15 @@ class Connection:
         for part in filter(None, (self.client, self.cluster)):
             with contextlib.suppress(Exception):  # what is gone already need not be closed
                 await asyncio.wait_for(part.close(), _ENDS_WITHIN)
+
+
+def _leave_interrupts_to_the_main_thread() -> None:
+    """Keep Ctrl-C from the processes that this thread starts, which the terminal sends it to as well.
+
+    They inherit what the thread blocks. The tracker of multiprocessing unblocks it when it starts, and goes first.
+    """
+    resource_tracker.ensure_running()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
 
 def _silence() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
@@ -23,7 +22,6 @@ from fuzzcompile.cluster.joining import join
 from fuzzcompile.cluster.pool import ClusterPool
 from fuzzcompile.errors import EnvironmentUnfit
 from fuzzcompile.execution.pool import WorkerStartFailed
-from fuzzcompile.execution.reaper import MARK_VARIABLE
 from fuzzcompile.worker.conditions import Conditions
 
 pytestmark = pytest.mark.slow
@@ -63,31 +61,24 @@ def below(process: subprocess.Popen) -> list[psutil.Process]:
     return psutil.Process(process.pid).children(recursive=True)
 
 
-def pool_processes() -> set[int]:
-    """The worker processes of pools that this machine has, in this test or beside it."""
-    found = set()
-    for process in psutil.process_iter():
-        try:
-            if MARK_VARIABLE in process.environ():
-                found.add(process.pid)
-        except psutil.Error:
-            continue
-    return found
+def living(started: list[psutil.Process]) -> list[psutil.Process]:
+    return [process for process in started if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
 
 
 def test_a_dask_worker_that_is_killed_costs_no_task(processes):
     processes.scheduler()
     workers = [processes.worker() for _ in range(3)]
-    before = pool_processes()
     with joined(processes, 3) as pool:
         futures = numbers(pool)
         until(lambda: sum(future.done() for future in futures) >= 2)
+        started = [child for worker in workers for child in below(worker)]
+        assert len(started) >= 3
         workers[0].kill()
         until(lambda: sum(future.done() for future in futures) >= 8)
         workers[1].kill()
         assert results(futures) == list(range(TASKS))
         assert kinds(pool)[WorkerLost] == 2
-    until(lambda: pool_processes() <= before)
+    until(lambda: not living(started))
 
 
 def test_a_nanny_starts_its_worker_anew_and_is_missed_by_nobody(processes):
@@ -236,12 +227,9 @@ def test_a_newcomer_gets_work_in_the_middle_of_a_campaign(processes):
 
 
 def test_workers_of_this_machine_end_with_their_driver(tmp_path):
-    before = pool_processes()
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "MARKED": str(tmp_path)}
     driver = subprocess.Popen(
         [sys.executable, "-m", "fuzzcompile", "run", "--cluster", "local:2", "--budget", "10m", "--device", "cpu"],
         cwd=tmp_path,
-        env=environment,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -251,5 +239,4 @@ def test_workers_of_this_machine_end_with_their_driver(tmp_path):
     children = below(driver)
     assert len(children) > 4
     driver.kill()
-    until(lambda: not [child for child in children if child.is_running() and child.status() != "zombie"])
-    until(lambda: pool_processes() <= before)
+    until(lambda: not living(children))
