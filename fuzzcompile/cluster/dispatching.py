@@ -178,11 +178,15 @@ class Dispatcher:
         if not free:
             return None
         for errand in self._waiting:
-            others = any(member.machine not in errand.not_on for member in self.members.values())
-            fits = [member for member in free if not (others and member.machine in errand.not_on)]
-            if fits:
+            if fits := self._fitting(errand, free):
                 return errand, max(fits, key=lambda member: member.free)
         return None
+
+    def _fitting(self, errand: Errand, free: list[Member]) -> list[Member]:
+        """Those of the ``free`` workers that a task may run on: one of another machine, if there are such."""
+        if not errand.not_on or all(member.machine in errand.not_on for member in self.members.values()):
+            return free
+        return [member for member in free if member.machine not in errand.not_on]
 
     async def _follow(self, errand: Errand, member: Member, sent: DaskFuture) -> None:
         """Wait for the answer to a task, unless its worker is dropped meanwhile."""

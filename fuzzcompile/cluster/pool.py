@@ -122,10 +122,11 @@ class ClusterPool(TaskPool):
         on_left: Callable[[str, str], object] | None = None,
         not_on: Collection[str] = (),
     ) -> Future[T]:
-        """Run ``fn(*args, **kwargs)`` on a Dask worker (`TaskPool.schedule`)."""
-        if self._broken is not None:
-            raise self._failure()
+        """Run ``fn(*args, **kwargs)`` on a Dask worker (`TaskPool.schedule`); on a lost cluster, its future fails."""
         future = ClusterFuture()
+        if self._broken is not None:
+            future.set_exception(self._failure())
+            return cast(Future[T], future)
         name = label or str(getattr(fn, "__qualname__", fn))
         options = {"label": name, "time_limit": time_limit, "spends": spends, "counts": counts}
         try:
@@ -141,7 +142,12 @@ class ClusterPool(TaskPool):
 
     @property
     def capacity(self) -> int:
-        """How many tasks to have submitted at once: a few more than the workers run; it follows them."""
+        """How many tasks to have submitted at once: a few more than the workers run; it follows them.
+
+        That is none while there are no workers, and one once the cluster is lost, which says so.
+        """
+        if self._broken is not None:
+            return 1
         slots = self._roster.state.slots
         taken = slots + max(2, int(_SURPLUS * slots)) if slots else 0
         return taken if self._most is None else min(taken, self._most)

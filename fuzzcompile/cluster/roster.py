@@ -86,7 +86,7 @@ class Roster:
     @property
     def state(self) -> ClusterState:
         """The cluster as it is now."""
-        members = self.dispatcher.members.values()
+        members = list(self.dispatcher.members.values())  # other threads ask
         connection = self.connection
         return ClusterState(
             connection.scheduler if connection is not None else str(self.address),

@@ -116,6 +116,17 @@ def test_the_most_that_the_user_asks_for_is_kept(cluster):
         assert workers.capacity == 1
 
 
+def test_several_campaigns_share_a_cluster(cluster):
+    with joined(cluster) as first, joined(cluster) as second:
+        for workers in (first, second):
+            workers.gathered(PATIENCE)
+        until(lambda: first.state.slots == second.state.slots == 2)
+        tasks = [workers.schedule(EVAL, (f"{number}",)) for workers in (first, second) for number in range(10)]
+        assert [task.result(PATIENCE) for task in tasks] == [*range(10), *range(10)]
+        first.kill_workers()
+        assert second.schedule(EVAL, ("1 + 1",)).result(PATIENCE) == 2
+
+
 def test_killing_it_settles_every_task_and_ends_every_process(cluster):
     before = {child.pid for child in psutil.Process().children()}
     workers = joined(cluster)
@@ -127,8 +138,7 @@ def test_killing_it_settles_every_task_and_ends_every_process(cluster):
     assert [type(sleep.exception()) for sleep in sleeps[:2]] == [WorkerStopped] * 2
     assert sleeps[2].cancelled()
     until(lambda: {child.pid for child in psutil.Process().children()} <= before)
-    with pytest.raises(WorkerStartFailed):
-        workers.schedule(EVAL, ("1",))
+    assert isinstance(workers.schedule(EVAL, ("1",)).exception(), WorkerStartFailed)
 
 
 def test_a_worker_that_joins_later_gets_work_and_one_that_leaves_costs_nothing():
