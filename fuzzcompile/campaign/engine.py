@@ -57,6 +57,8 @@ if TYPE_CHECKING:
     from fuzzcompile.cluster.pool import ClusterPool
 
 _TICK = 0.5
+# So many cases of a stream are read when it is resumed: steering has forgotten what earlier ones brought.
+_REMEMBERED = 20_000
 # Secondary candidates of one reduction that are judged, beside those that have a recipe.
 _MOST_OTHERS = 2
 # So many full compiles in a row that fail for want of a disk or a compiler: the rest would too.
@@ -183,7 +185,7 @@ class Engine:
         signatures = [("finding", finding.signature, "fired") for finding in self.store.summaries()]
         profile = settings.drawn_from.profile
         seeds = self.store.seeds(compiler, profile) if profile is not None else []
-        past = own_last(self.store.stream_runs(settings.stream, compiler), part)
+        past = own_last(self.store.stream_runs(settings.stream, compiler, _REMEMBERED), part)
         steering.resume([*seen, *signatures], past, seeds)
         return steering
 

@@ -232,8 +232,7 @@ class Work:
         """What is running or waiting now, and would be lost if the campaign ended without a word."""
         cases = [*(_cut_off(job) for job in self.jobs if job.minimizes is None and not job.retry), *self._left]
         cases += [LeftCase(case, None) for case in self._secondary]
-        without = {finding.public_id: finding.signature for finding in self.store.summaries("open")
-                   if finding.reproducer_lines is None}  # fmt: skip
+        without = self.store.unreduced()
         waiting = {*self._reductions, *(job.minimizes for job in self.jobs if job.minimizes is not None)}
         return LeftOver(
             cases,

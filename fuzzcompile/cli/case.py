@@ -41,6 +41,8 @@ def case(name: str, location: str | None, as_json: bool) -> int:
     if not found.source:
         raise UsageError(f"The source of {name} was dropped by `{hints.command('corpus', 'gc')}`: it was clean.")
     click.echo(found.source, nl=not found.source.endswith("\n"))
+    if found.imported:
+        click.echo("It comes from another corpus: judging it runs its code, so read it first.", err=True)
     if found.runs:
         click.echo(f"Judge it again: {_again(found.runs[-1])}", err=True)
     return 0

@@ -144,23 +144,27 @@ class Reader:
         with self._read() as session:
             return judged_case(session, name)
 
-    def stream_runs(self, stream: str, compiler: str) -> list[StreamRun]:
-        """The judged cases of a stream in its order, each once, and what each was the first to reach."""
+    def stream_runs(self, stream: str, compiler: str, latest: int | None = None) -> list[StreamRun]:
+        """The judged cases of a stream in its order, each once, and what each was the first to reach.
+
+        With ``latest``, only so many, those that were stored last.
+        """
+        own = (RunRow.stream == stream, RunRow.stream_index.is_not(None))
+        recent = select(RunRow.id).where(*own).order_by(RunRow.id.desc()).limit(latest)
         query = (
-            select(RunRow.stream_index, RunRow, CaseRow.features)
+            select(RunRow.stream_index, RunRow.id, RunRow.case_id, RunRow.screened, CaseRow.features)
             .join(CaseRow, RunRow.case_id == CaseRow.id)
-            .where(RunRow.stream == stream, RunRow.stream_index.is_not(None))
+            .where(*own if latest is None else (RunRow.id.in_(recent),))
             .order_by(RunRow.stream_index, RunRow.id)
         )
         opening = select(func.min(RunRow.id)).where(RunRow.is_bug).group_by(RunRow.finding_id)
         with self._read() as session:
             firsts, opened = first_reached(session, compiler), set(session.scalars(opening))
             runs: dict[int, StreamRun] = {}
-            for index, run, features in session.execute(query):
+            for index, run, case, screened, features in session.execute(query):
                 if index is None:  # for the type checker: the query leaves these out
                     continue
-                new = firsts.get(run.case_id, 0)
-                runs[index] = StreamRun(index, tuple(features), run.screened, new, run.id in opened)
+                runs[index] = StreamRun(index, tuple(features), screened, firsts.get(case, 0), run in opened)
             return list(runs.values())
 
     def seeds(self, compiler: str, profile: Mapping[str, object], *, limit: int = 64) -> list[Seed]:
@@ -220,6 +224,14 @@ class Reader:
         """All findings, or those of a status or hit by a campaign; oldest first."""
         with self._read() as session:
             return finding_records(session, *conditions_of(status, campaign_id))
+
+    def unreduced(self) -> dict[str, str]:
+        """The public ids and signatures of the open findings without a reproducer; no case is looked at."""
+        query = select(FindingRow.id, FindingRow.signature).where(
+            FindingRow.status == "open", FindingRow.best_reproducer_id.is_(None)
+        )
+        with self._read() as session:
+            return {public_id(key): signature for key, signature in session.execute(query.order_by(FindingRow.id))}
 
     def findings_named(self, signatures: Collection[str]) -> list[Finding]:
         """The findings of these signatures, oldest first."""

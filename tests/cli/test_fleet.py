@@ -126,3 +126,13 @@ def test_a_right_program_is_judged_by_a_worker_and_not_reproduced(capsys: pytest
     assert "F1: not reproduced; on this machine: " in capsys.readouterr().out
     with Store.open() as store:
         assert store.finding("F1").machines.clean == {machine()}
+
+
+def test_a_name_tells_containers_of_one_machine_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    digits: dict[str, set[str]] = {}
+    for name in ("", "node-a", "node-b", "node-a"):
+        monkeypatch.setenv("FUZZCOMPILE_MACHINE", name)
+        machine.cache_clear()
+        digits.setdefault(name, set()).add(machine())
+    machine.cache_clear()
+    assert all(len(each) == 1 for each in digits.values()) and len(set.union(*digits.values())) == 3

@@ -13,6 +13,13 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 from postgres_server import PostgresServer, lacking
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What is imported is stored by what other tests show on both databases: here, PostgreSQL is for the slow tests."""
+    for item in items:
+        if item.path.stem == "test_corpus_import" and "[postgres" in item.name:
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(autouse=True)
 def no_corpus_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("FUZZCOMPILE_CORPUS", raising=False)

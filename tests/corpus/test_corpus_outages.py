@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from corpus_examples import ENVIRONMENT, STREAM, TORCH, bug, campaign, case, report
+from corpus_examples import ENVIRONMENT, FIRED, STREAM, TORCH, bug, campaign, case, report
 from postgres_server import PostgresServer, lacking
 from sqlalchemy import event
 
@@ -112,6 +113,7 @@ def test_what_was_committed_before_the_loss_is_stored_once(
         assert sum(finding.hits for finding in store.findings()) == stats.runs
 
 
+@pytest.mark.slow
 def test_a_stopped_server_is_noticed_and_waited_for(
     url: str, harmed: PostgresServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -125,6 +127,55 @@ def test_a_stopped_server_is_noticed_and_waited_for(
         store.record(None, case(), ENVIRONMENT, report())
         assert store.counters().runs == 1
     assert "does not answer" in caplog.text
+
+
+class Line:
+    """A way to the server that can be cut: connections end, and none is taken, until it is mended."""
+
+    def __init__(self, port: int) -> None:
+        self._port, self._is_cut, self._ends = port, False, list[socket.socket]()
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listening.getsockname()[1]
+        threading.Thread(target=self._take, daemon=True).start()
+
+    def cut(self) -> None:
+        self._is_cut = True
+        for end in self._ends:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def mend(self) -> None:
+        self._is_cut = False
+
+    def _take(self) -> None:
+        while True:
+            near, _ = self._listening.accept()
+            if self._is_cut:
+                near.close()
+                continue
+            far = socket.create_connection(("127.0.0.1", self._port))
+            self._ends += [near, far]
+            for one, other in ((near, far), (far, near)):
+                threading.Thread(target=self._pass_on, args=(one, other), daemon=True).start()
+
+    def _pass_on(self, one: socket.socket, other: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := one.recv(65536):
+                other.sendall(data)
+            other.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.slow
+def test_a_cut_network_is_waited_for(url: str, harmed: PostgresServer) -> None:
+    line = Line(harmed.port)
+    with Store.open(url.replace(f":{harmed.port}/", f":{line.port}/"), patience=60) as store:
+        key = store.start_campaign(campaign())
+        for index in range(3):
+            line.cut()
+            threading.Timer(0.3, line.mend).start()
+            store.record(key, case(f"{index}\n"), ENVIRONMENT, bug(), [FIRED])
+            time.sleep(0.1)
+        assert store.counters().runs == store.finding("F1").hits == store.coverage()[0].count == 3
 
 
 def test_a_statement_that_takes_long_is_let_alone(

@@ -348,3 +348,11 @@ def test_a_case_of_one_job_is_stored_once(store: Store) -> None:
     other = store.record(None, case(), ENVIRONMENT, bug(), token="job 2")
     assert again == first, "the caller may never have heard the first answer"
     assert other.run_id != first.run_id and store.finding("F1").hits == 2
+
+
+def test_of_a_long_stream_the_latest_cases_are_read_in_its_order(store: Store) -> None:
+    for place in (5, 1, 3):
+        store.record(None, case(source=f"# {place}\n", stream="s", index=place), ENVIRONMENT, report())
+    compiler = compiler_of(ENVIRONMENT)
+    assert [run.index for run in store.stream_runs("s", compiler)] == [1, 3, 5]
+    assert [run.index for run in store.stream_runs("s", compiler, 2)] == [1, 3]

@@ -17,7 +17,6 @@ import click
 import pytest
 
 from fuzzcompile.cli.main import cli
-from fuzzcompile.cli.run import run
 
 yaml = pytest.importorskip("yaml")
 
@@ -63,14 +62,10 @@ def commands() -> Iterator[list[str]]:
 
 OURS = [words[1:] for words in commands() if words[:1] == ["fuzzcompile"]]
 DASKS = [words[1:] for words in commands() if words[:1] == ["dask"]]
-# `run --cluster` is an option of its own change.
-HAS_CLUSTER = any("--cluster" in parameter.opts for parameter in run.params)
 
 
 @pytest.mark.parametrize("words", OURS, ids=" ".join)
 def test_our_commands_and_options_exist(words: list[str]) -> None:
-    if "--cluster" in words and not HAS_CLUSTER:
-        pytest.skip("this version has no run --cluster")
     plain = [re.sub(r"\$\{\w+:-(.*)\}", r"\1", word) for word in words]
     command: click.Command = cli
     context = click.Context(cli)
