@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from urllib.parse import urlsplit
 
 import fuzzcompile
 from fuzzcompile.cluster.messages import Offer, code_digest
+from fuzzcompile.errors import message_of
 from fuzzcompile.worker.tasks import Surroundings
 
 
@@ -74,3 +77,16 @@ def unlike(first: Surroundings, here: Surroundings) -> str | None:
         return "it has another version of the passes or the backend of your own"
     missing = sorted(set(here.lacks) - set(first.lacks))
     return f"its torch lacks what the campaign draws: {', '.join(missing[:5])}" if missing else None
+
+
+def silent(error: Exception) -> str:
+    """Why a Dask worker that answers with an error cannot be asked for its fuzzcompile."""
+    text = message_of(error, 200)  # Dask may wrap the error in another that says it
+    if match := re.search(r"No module named \W*(fuzzcompile[\w.]*)", text):
+        return "no fuzzcompile is installed there" if match[1] == "fuzzcompile" else "its fuzzcompile is older"
+    return f"it cannot be asked for its fuzzcompile ({text})"
+
+
+def machine_of(address: str) -> str:
+    """The host in a Dask worker's address: workers with the same one share its processors."""
+    return urlsplit(address).hostname or address

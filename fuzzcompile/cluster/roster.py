@@ -8,12 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import pickle
-import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
-from urllib.parse import urlsplit
 
 from fuzzcompile.cluster import host
 from fuzzcompile.cluster.address import ClusterAddress
@@ -28,7 +26,7 @@ from fuzzcompile.cluster.changes import (
 )
 from fuzzcompile.cluster.connecting import ANSWERS_WITHIN, Connection
 from fuzzcompile.cluster.dispatching import Dispatcher, Member
-from fuzzcompile.cluster.fitness import Wanted, unlike
+from fuzzcompile.cluster.fitness import Wanted, machine_of, silent, unlike
 from fuzzcompile.cluster.messages import Charter, Offer, Pulse
 from fuzzcompile.errors import EnvironmentUnfit, FuzzcompileError, UsageError, message_of
 from fuzzcompile.worker.tasks import Surroundings
@@ -200,13 +198,13 @@ class Roster:
         if isinstance(answer, OSError | TimeoutError) or answer is None:
             return  # asked again, unless it is gone
         if isinstance(answer, Exception):
-            self._refuse(address, _without_host(answer))
+            self._refuse(address, silent(answer))
             return
         self._offers[address] = pickle.loads(answer)
         self._asked = self._asked or time.monotonic()
 
     async def _open(self, address: str, offer: Offer) -> None:
-        here = [each.slots for known, each in self._offers.items() if _machine_of(known) == _machine_of(address)]
+        here = [each.slots for known, each in self._offers.items() if machine_of(known) == machine_of(address)]
         charter = replace(self._charter, slots=offer.slots, share=offer.slots / sum(here))
         answer = await self._ask(address, host.open_host, pickle.dumps(charter), within=_OPENING)
         if isinstance(answer, bytes):
@@ -304,15 +302,3 @@ class Roster:
         assert self.connection is not None
         answers: dict[str, Any] = await self.connection.client.run(function, *args, workers=workers, on_error="return")
         return answers
-
-
-def _machine_of(address: str) -> str:
-    return urlsplit(address).hostname or address
-
-
-def _without_host(error: Exception) -> str:
-    """Why a Dask worker that cannot be asked has no fuzzcompile that could be."""
-    text = message_of(error, 200)  # Dask may wrap the error in another that says it
-    if match := re.search(r"No module named \W*(fuzzcompile[\w.]*)", text):
-        return "no fuzzcompile is installed there" if match[1] == "fuzzcompile" else "its fuzzcompile is older"
-    return f"it cannot be asked for its fuzzcompile ({text})"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import os
-import pickle
 import signal
 import socket
 import sys
@@ -260,9 +259,3 @@ def test_without_dask_the_extra_is_named(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(EnvironmentUnfit, match=r"pip install 'fuzzcompile\[cluster\]'"):
         joined("tcp://127.0.0.1:1")
-
-
-def test_a_task_needs_no_fuzzcompile_where_the_scheduler_unpickles_it():
-    payload = messages.Call("c", 1, b"", {}).payload()
-    assert isinstance(payload, bytes)
-    assert pickle.loads is not None
