@@ -18,6 +18,9 @@ from fuzzcompile.worker.conditions import Conditions
 if TYPE_CHECKING:
     from fuzzcompile.focusing.asked import Asked
 
+# Worker processes of one machine, each with a torch of its own.
+_MOST_HERE = 256
+
 
 @click.command()
 @click.option("--budget", default="10m", show_default=True, metavar="90s|10m|1h|200c", help="Time or number of cases.")
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**63 - 1), help="Which cases are drawn.")
 @configured(
     "workers",
-    type=click.IntRange(1, 256),
+    type=click.IntRange(1, 10_000),
     help="Worker processes; default: by processors. With --cluster, how many cases are there at once; default: as many "
     "as its workers take.",
 )
@@ -165,6 +168,8 @@ def run(
     clock = Clock(parsed)  # runs from here: starting workers is part of the budget
     if torch is not None and cluster is None:
         raise UsageError("--torch picks among the workers of a --cluster; without one, the installed torch runs.")
+    if cluster is None and (workers or 0) > _MOST_HERE:
+        raise UsageError(f"--workers is at most {_MOST_HERE} on one machine; --cluster takes more.")
     if screen_only and full_only:
         raise UsageError("A campaign is --screen-only or --full-only, not both.")
     if origin is not None and no_near_misses:
