@@ -131,7 +131,7 @@ def sin_far_off(match, x):
 # -- the compiler's own stream ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", [FORWARD, TRAINED], ids=["forward", "trained"])
+@pytest.mark.parametrize("make", [FORWARD, pytest.param(TRAINED, marks=pytest.mark.slow)], ids=["forward", "trained"])
 @pytest.mark.parametrize(
     "program",
     [

@@ -207,6 +207,7 @@ def test_lowering_and_vectors_of_one_operator_are_told_apart(attribution_of):
     assert first.signature != second.signature
 
 
+@pytest.mark.slow
 def test_code_that_is_wrong_only_beside_other_code_is_no_operators_fault(attribution_of):
     attribution, compiles = attribution_of(CONFUSED)
     culprit = attribution.culprit

@@ -84,6 +84,7 @@ def make():
 
 
 @pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="what this pattern does hangs on the torch")
+@pytest.mark.slow
 def test_a_rewrite_that_changes_the_dtype_of_a_trained_output_is_named(write_case: Callable[..., Path]):
     report = triage(load_case(write_case(CAST_DOWN)), torch.device("cpu")).to_json()
     assert report["verdict"] == "metadata"

@@ -149,6 +149,7 @@ def products(folder: Path, operand: str, *, dim: int = 0, dtype: str = "torch.fl
     return JudgeTask(path=str(path))
 
 
+@pytest.mark.slow
 def test_a_rule_that_forgets_two_things_makes_two_findings(tmp_path, no_workarounds):
     with forgetful():
         axis = judge_file(products(tmp_path, "x")).report

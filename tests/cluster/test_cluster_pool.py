@@ -140,6 +140,7 @@ def test_killing_it_settles_every_task_and_ends_every_process(cluster):
     assert isinstance(workers.schedule(EVAL, ("1",)).exception(), WorkerStartFailed)
 
 
+@pytest.mark.slow
 def test_a_worker_that_joins_later_gets_work_and_one_that_leaves_costs_nothing():
     with threads(1) as cluster, joined(cluster) as workers:
         workers.gathered(PATIENCE)
@@ -173,6 +174,7 @@ def test_a_task_that_loses_three_dask_workers_is_taken_to_end_them(workers, monk
     assert other.exception(PATIENCE) is None
 
 
+@pytest.mark.slow
 def test_a_host_that_hears_nothing_of_its_campaign_closes_and_is_opened_again(cluster, monkeypatch):
     monkeypatch.setattr(host, "SILENCE", 1.0)
     with joined(cluster) as workers:
@@ -184,6 +186,7 @@ def test_a_host_that_hears_nothing_of_its_campaign_closes_and_is_opened_again(cl
         assert workers.schedule(EVAL, ("1 + 1",)).result(PATIENCE) == 2
 
 
+@pytest.mark.slow
 def test_a_task_that_runs_long_keeps_its_host_open(cluster, monkeypatch):
     monkeypatch.setattr(host, "SILENCE", 1.2)
     monkeypatch.setattr(roster, "_PULSE", 0.3)

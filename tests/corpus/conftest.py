@@ -12,11 +12,19 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
 from postgres_server import PostgresServer, lacking
 
+_ON_POSTGRES_SLOWLY = {
+    "test_corpus_export",
+    "test_corpus_import",
+    "test_corpus_matching",
+    "test_corpus_trust",
+    "test_drawn_from",
+}
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is imported is stored by what other tests show on both databases: here, PostgreSQL is for the slow tests."""
+    """What these modules store is stored by what others show on both databases: here, PostgreSQL is for slow tests."""
     for item in items:
-        if item.path.stem == "test_corpus_import" and "[postgres" in item.name:
+        if item.path.stem in _ON_POSTGRES_SLOWLY and "[postgres" in item.name:
             item.add_marker(pytest.mark.slow)
 
 

@@ -172,6 +172,7 @@ def test_what_the_progress_handler_raises_is_no_finding() -> None:
         shrink_recipe(case.choices, EVERYTHING, other_axis, on_progress=broken)
 
 
+@pytest.mark.slow
 def test_progress_says_when_the_best_changed() -> None:
     (case,) = big_cases(other_axis, 1)
     progress: list[RecipeProgress] = []
@@ -182,6 +183,7 @@ def test_progress_says_when_the_best_changed() -> None:
     assert improvements == sorted(improvements, reverse=True)
 
 
+@pytest.mark.slow
 def test_it_is_silent_and_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -53,7 +53,14 @@ def quiet(*_: object) -> None:
     """No progress."""
 
 
-@pytest.fixture(params=["file to file", "file to server", "server to file", "server to server"])
+@pytest.fixture(
+    params=[
+        "file to file",
+        "file to server",
+        "server to file",
+        pytest.param("server to server", marks=pytest.mark.slow),
+    ]
+)
 def places(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, str]]:
     """Where to copy from, a corpus with something in it, and where to."""
     source, target = str(tmp_path / "from.db"), str(tmp_path / "to.db")
