@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import random
 import sqlite3
 import time
 
@@ -16,6 +17,7 @@ BUSY_SECONDS = 30.0
 PATIENT_SECONDS = 2.0
 WRITES = "fuzzcompile_writes"
 INTEGRITY_PROBLEMS_SHOWN = 5
+_LOOKS = (0.001, 0.003)  # seconds between two looks at a lock
 _log = logging.getLogger(__name__)
 
 
@@ -82,10 +84,12 @@ def _patiently(connection: sqlite3.Connection, statement: str) -> None:
     """Execute a statement that needs a lock; a wait of more than `PATIENT_SECONDS` is announced.
 
     SQLite's own wait is not enough: a change of the journal mode does not wait, so that two processes that create a
-    corpus together must retry.
+    corpus together must retry. And it looks less and less often: of ten writers that store a case every few
+    milliseconds, some would wait for seconds while the lock is free most of the time (measured: bench/corpus.py
+    --writers). Looking often, each gets it as likely as any other.
     """
     started, announced = time.monotonic(), False
-    connection.execute(f"PRAGMA busy_timeout = {int(min(PATIENT_SECONDS, BUSY_SECONDS) * 1000)}")
+    connection.execute("PRAGMA busy_timeout = 0")
     while True:
         try:
             connection.execute(statement)
@@ -97,7 +101,7 @@ def _patiently(connection: sqlite3.Connection, statement: str) -> None:
             if waited > PATIENT_SECONDS and not announced:
                 _log.warning("Another process has locked the corpus; waiting up to %.0f seconds ...", BUSY_SECONDS)
                 announced = True
-            time.sleep(0.05)
+            time.sleep(random.uniform(*_LOOKS))
     connection.execute(f"PRAGMA busy_timeout = {int(BUSY_SECONDS * 1000)}")
 
 
