@@ -21,7 +21,7 @@ from pathlib import Path
 from distributed import Worker, WorkerPlugin, get_worker
 
 import fuzzcompile
-from fuzzcompile.cluster.messages import Call, Charter, Offer, Pulse, Reply, code_digest
+from fuzzcompile.cluster.messages import Call, Charter, Offer, Pulse, Reply, code_digest, unpacked
 from fuzzcompile.errors import EnvironmentUnfit, FuzzcompileError, message_of
 from fuzzcompile.execution.failures import WorkerFailed, WorkerStartFailed, WorkerStopped
 from fuzzcompile.execution.named import installed_torch
@@ -65,7 +65,7 @@ class Host:
         """Run a task in the pool, and say how it ended."""
         self._heard = time.monotonic()
         try:
-            function, args, kwargs = pickle.loads(call.call)
+            function, args, kwargs = unpacked(call.call)
             task: Future[object] = self._pool.schedule(
                 function, args, kwargs, on_left=lambda name, text: self._keep(call.number, name, text), **call.options
             )

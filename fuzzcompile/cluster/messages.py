@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import pickle
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,9 +60,22 @@ class Charter:
     opens: Callable[..., Any] = field(default=Named("fuzzcompile.cluster.host:open_local"))
 
 
+def packed(value: object) -> bytes:
+    """A value pickled and compressed.
+
+    A task names every bug that needs no further proof: with 2,000 of them, 200 kB become a tenth in half a millisecond.
+    """
+    return zlib.compress(pickle.dumps(value, pickle.HIGHEST_PROTOCOL), 1)
+
+
+def unpacked(data: bytes) -> Any:
+    """The inverse of `packed`. It runs code: of data that a campaign sent, on its own workers."""
+    return pickle.loads(zlib.decompress(data))
+
+
 @dataclass(frozen=True)
 class Call:
-    """A task for a Dask worker: pickled (function, args, kwargs), and the options of `TaskPool.schedule`.
+    """A task for a Dask worker: (function, args, kwargs) as `packed`, and the options of `TaskPool.schedule`.
 
     ``number`` tells the tasks of ``campaign`` apart.
     """

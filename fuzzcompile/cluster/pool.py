@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import pickle
 import threading
 import time
 import uuid
@@ -20,7 +19,7 @@ from fuzzcompile.cluster.address import ClusterAddress
 from fuzzcompile.cluster.changes import Change, ClusterState, WorkerJoined
 from fuzzcompile.cluster.dispatching import ClusterFuture, Errand
 from fuzzcompile.cluster.fitness import Wanted
-from fuzzcompile.cluster.messages import Call, Charter
+from fuzzcompile.cluster.messages import Call, Charter, packed
 from fuzzcompile.cluster.roster import Roster
 from fuzzcompile.cluster.travelling import Packed
 from fuzzcompile.errors import EnvironmentUnfit, FuzzcompileError
@@ -130,7 +129,7 @@ class ClusterPool(TaskPool):
         name = label or str(getattr(fn, "__qualname__", fn))
         options = {"label": name, "time_limit": time_limit, "spends": spends, "counts": counts}
         try:
-            call = pickle.dumps((fn, tuple(args), dict(kwargs or {})), pickle.HIGHEST_PROTOCOL)
+            call = packed((fn, tuple(args), dict(kwargs or {})))
         except Exception as error:  # pickling runs the arguments' own code, which may raise anything
             future.set_exception(error)
             return cast(Future[T], future)
