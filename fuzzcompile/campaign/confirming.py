@@ -7,6 +7,7 @@ where a campaign reaches several, its executor takes ``not_on`` as where not to 
 
 from __future__ import annotations
 
+import random
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -59,12 +60,16 @@ class Confirming:
             return None
         if self._looked is None or (not self._waiting and self._now() - self._looked > _LOOK_EVERY):
             self._looked = self._now()
-            self._waiting.extend(f for f in waiting(self._store, self._reach()) if f.signature not in self._begun)
-        if not self._waiting:
-            return None
-        summary = self._waiting.popleft()
-        self._begun.add(summary.signature)
-        return confirmation_of(self._store, self._store.finding(summary.id))
+            found = [f for f in waiting(self._store, self._reach()) if f.signature not in self._begun]
+            random.shuffle(found)  # a hundred machines would otherwise all begin with the same one
+            self._waiting.extend(found)
+        while self._waiting:
+            finding = self._store.finding(self._waiting.popleft().id)
+            self._begun.add(finding.signature)
+            # Others may have confirmed it meanwhile, or an import may have brought it a program that no one trusts.
+            if waits(finding, self._reach()):
+                return confirmation_of(self._store, finding)
+        return None
 
 
 def waiting(store: Store, reach: Sequence[Mapping[str, object]]) -> list[FindingSummary]:
@@ -72,7 +77,12 @@ def waiting(store: Store, reach: Sequence[Mapping[str, object]]) -> list[Finding
 
     Those of another corpus that no one here trusts are left out.
     """
-    return [f for f in store.summaries("open") if f.trusted and any(map(f.machines.waits_for, reach))]
+    return [finding for finding in store.summaries("open") if waits(finding, reach)]
+
+
+def waits(finding: FindingSummary, reach: Sequence[Mapping[str, object]]) -> bool:
+    """Whether judging a finding's program in one of these environments would tell something new, and may be done."""
+    return finding.trusted and any(map(finding.machines.waits_for, reach))
 
 
 def confirmation_of(store: Store, finding: Finding) -> Confirmation:

@@ -97,7 +97,7 @@ class Engine:
         self._cluster = cluster
         self._clock = clock or Clock(settings.budget)
         self._books = Bookkeeping(settings, store, campaign, environment, self._clock)
-        self._jobs = Jobs(settings, executor)
+        self._jobs = Jobs(settings, executor, campaign)
         reach = cluster.environments if cluster is not None else lambda: [environment]
         confirming = None if any(settings.conditions.values()) else Confirming(store, reach)
         part, self._hearsay = store.part(campaign), Hearsay(store, self._books.compiler, self._needs_no_proof)
@@ -145,6 +145,7 @@ class Engine:
                     yield from self._settle(future, job)
                 if (part := self._books.heartbeat(self._left_now)) is not None:
                     self._work.take_part(part)
+                    self._work.look_for_left()
                     self._hearsay.take_over(self._work.steering.hear, self._work.known)
                 state = None
                 if self._cluster is not None:

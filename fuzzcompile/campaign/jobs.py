@@ -58,11 +58,12 @@ class Job:
 
 
 class Jobs:
-    """Submits work to an executor and returns what has ended."""
+    """Submits work to an executor and returns what has ended; ``campaign`` is its row in the corpus."""
 
-    def __init__(self, settings: CampaignSettings, executor: Executor) -> None:
+    def __init__(self, settings: CampaignSettings, executor: Executor, campaign: int) -> None:
         self.settings = settings
         self.executor = executor
+        self._campaign = campaign
         self._running: dict[Future[Result], Job] = {}
 
     def __len__(self) -> int:
@@ -98,8 +99,7 @@ class Jobs:
             proof: the share of the usual time that a proof may take.
             not_on: machines on which it would tell nothing new (`TaskPool.schedule`).
         """
-        place = f"#{index}" if index is not None else case.sha256
-        job = Job(case, index, self._token(f"{place} {'again' if retry else 'first'}"), retry=retry, screen=screen)
+        job = Job(case, index, self._token(case, index, retry=retry), retry=retry, screen=screen)
         task = JudgeTask(
             path=f"{job.name}.py",
             source=case.source,
@@ -123,7 +123,7 @@ class Jobs:
         task = MinimizeTask(
             case.source, report, choices, profile, seconds, vetoes=self.settings.vetoes, left=left or {}
         )
-        minimizing = Job(case, None, self._token(f"minimize {finding}"), minimizes=finding, report=report)
+        minimizing = Job(case, None, self._token(case, None), minimizes=finding, report=report)
         self._submit(MINIMIZE, task, f"minimize {finding}", minimizing, limit=seconds + _CONFIRMING_SECONDS)
 
     def ended(self, timeout: float) -> Iterator[tuple[Future[Result], Job]]:
@@ -141,8 +141,13 @@ class Jobs:
         """Take back a job that no worker could do: it is left over."""
         self._running[future] = job
 
-    def _token(self, job: str) -> str:
-        return hashlib.sha256(f"{self.settings.stream} {job}".encode()).hexdigest()
+    def _token(self, case: Drawn, index: int | None, *, retry: bool = False) -> str:
+        """The token of a job: a place is judged once whichever campaign does it, anything else once in a campaign.
+
+        Another campaign may draw another program at the same place, and judge the same program on another machine.
+        """
+        place = f"{self.settings.stream} #{index}" if index is not None else f"campaign {self._campaign}"
+        return hashlib.sha256(f"{place} {case.sha256} {'again' if retry else 'first'}".encode()).hexdigest()
 
     def _submit(
         self,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+import time
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, field
@@ -25,6 +27,8 @@ from fuzzcompile.worker.reductions import CONCLUDING, LEAST_SEARCH
 
 # Once less is left, no case is begun: even a screen takes half a second.
 _LEAST_CASE = 1.0
+# Seconds between two looks for what other campaigns left.
+_LOOK_EVERY = 120.0
 # A source that has drawn this many known programs in a row is taken to have no others.
 _REPEATED = 2000
 
@@ -88,9 +92,12 @@ class Work:
         self.shares = Shares()
         self._secondary: deque[Drawn] = deque()
         self._reductions: dict[str, Reduction] = {}
-        self._left = deque(left_cases(store, settings.stream) if settings.judges else ())
-        self._placed = {left.index for left in self._left}
-        self.judged = store.recorded_indices(settings.stream)
+        self._left: deque[LeftCase] = deque()
+        self._placed: set[int | None] = set()
+        self._looked = -math.inf
+        self._inherited: set[str] = set()  # hashes of the cases that were taken over
+        self.look_for_left()
+        self.judged: set[int] = set()
         self._part = -1
         self.take_part(part)
         self._submitted = 0
@@ -100,8 +107,21 @@ class Work:
         """Go on with this part of the stream."""
         if part != self._part:
             self._part = part
+            self.judged = self.store.recorded_indices(self.settings.stream)
             every = places(part, self.settings.drawn_from.size)
             self._indices = (index for index in every if index not in self.judged and index not in self._placed)
+
+    def look_for_left(self) -> None:
+        """Take over the cases that campaigns of this stream left; now and then, because one may be killed meanwhile."""
+        if not self.settings.judges or time.monotonic() - self._looked < _LOOK_EVERY:
+            return
+        self._looked = time.monotonic()
+        found = [
+            left for left in left_cases(self.store, self.settings.stream) if left.case.sha256 not in self._inherited
+        ]
+        self._left += found
+        self._placed |= {left.index for left in found}
+        self._inherited |= {left.case.sha256 for left in found}
 
     def fill(self, *, enough: bool) -> None:
         """Give every idle worker something to do, if there is anything; with ``enough`` findings, no further case."""
