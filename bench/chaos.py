@@ -69,6 +69,7 @@ class Driver:
         self.house, self.database, self.seed = house, database, seed
         self.ends: list[Ended] = []
         self._over = threading.Event()
+        self._starting = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -82,10 +83,10 @@ class Driver:
         number = 0
         while not self._over.is_set():
             number += 1
-            self.ends.append(self._campaign(self.house.folder / f"campaign{number:03}.jsonl"))
+            self._campaign(self.house.folder / f"campaign{number:03}.jsonl")
             self._over.wait(2.0)
 
-    def _campaign(self, log: Path) -> Ended:
+    def _campaign(self, log: Path) -> None:
         options = ["--cluster", self.house.address, "--corpus", self.house.corpus(self.database), "--device", "cpu"]
         options += [
             "--seed",
@@ -98,19 +99,23 @@ class Driver:
             str(log.parent / "drafts"),
         ]
         with tempfile.TemporaryFile("w+") as said:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "fuzzcompile", "run", *options], stdin=subprocess.DEVNULL,
-                stdout=said, stderr=said, text=True, cwd=self.house.folder, env=self.house.environment,
-            )  # fmt: skip
+            with self._starting:
+                if self._over.is_set():
+                    return
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "fuzzcompile", "run", *options], stdin=subprocess.DEVNULL,
+                    stdout=said, stderr=said, text=True, cwd=self.house.folder, env=self.house.environment,
+                )  # fmt: skip
             status = self._process.wait()
             said.seek(0)
             text = said.read().strip()
         (log.parent / f"{log.stem}.said").write_text(text)
-        return Ended(status, text.rpartition("\n")[2], text.partition("Traceback")[2][-500:])
+        self.ends.append(Ended(status, text.rpartition("\n")[2], text.partition("Traceback")[2][-500:]))
 
     def stop(self) -> None:
         """End the campaign as Ctrl-C does, and wait for it."""
-        self._over.set()
+        with self._starting:
+            self._over.set()
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
         self._thread.join(120.0)
@@ -134,9 +139,9 @@ def chaos(folder: Path, *, events: int, gap: float, workers: int = 4, seed: int 
     with PostgresServer() as server:
         database = server.create()
         house = House(folder, workers, server)
+        driver = Driver(house, database, seed)
         try:
             house.tend()
-            driver = Driver(house, database, seed)
             _wait_for_cases(driver, 1, 180.0)
             judged = 0
             for number, blow in enumerate(blows(seed, events, workers)):
@@ -152,8 +157,8 @@ def chaos(folder: Path, *, events: int, gap: float, workers: int = 4, seed: int 
             _pause(house, peace - time.monotonic())
             if len(_announced(driver)) == judged:
                 outcome.wrong.append(f"no case was judged in {_PEACE:.0f} s of peace")
-            driver.stop()
         finally:
+            driver.stop()
             left = house.close()
         outcome.ends = driver.ends
         if not server.is_running:
@@ -177,7 +182,6 @@ def _wait_for_cases(driver: Driver, number: int, seconds: float) -> None:
     while len(_announced(driver)) < number:
         if time.monotonic() > end or any(ended.status == 2 for ended in driver.ends):
             said = [ended.said for ended in driver.ends]
-            driver.stop()
             raise EnvironmentUnfit(f"The campaign judged no case within {seconds:.0f} s: {said or 'it is silent'}.")
         time.sleep(0.5)
 
@@ -264,7 +268,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = given.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        outcome = chaos(folder, events=given.events, gap=given.gap, workers=given.workers, seed=given.seed)
+        try:
+            outcome = chaos(folder, events=given.events, gap=given.gap, workers=given.workers, seed=given.seed)
+        except EnvironmentUnfit as error:
+            _say(str(error))
+            return 3
     print(f"{platform.platform()}, Python {platform.python_version()}, Dask {distributed.__version__}")
     print(f"{sum(outcome.blows.values())} blows in {outcome.seconds:.0f} s: " +
           ", ".join(f"{name} {number}" for name, number in sorted(outcome.blows.items())))  # fmt: skip

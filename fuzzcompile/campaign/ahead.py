@@ -74,10 +74,10 @@ class Ahead:
         if candidate >= self.number or not self._has_processes():
             return self.source.at(seed, index, candidate)
         chunk = index // _CHUNK
-        self._order(seed, chunk)
         try:
+            self._order(seed, chunk)
             return self._chunks[seed, chunk].result()[index % _CHUNK][candidate]
-        except WorkerFailed:  # a process was killed, say: nothing is lost but time
+        except WorkerFailed:  # a process was killed, or none can be started: nothing is lost but time
             return self.source.at(seed, index, candidate)
 
     def of(self, choices: bytes) -> Drawn | None:

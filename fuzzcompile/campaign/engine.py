@@ -138,8 +138,7 @@ class Engine:
         )
         try:
             while self._clock.remaining > 0.0:
-                self._work.fill(enough=self._has_enough)
-                if not self._jobs and self._jobs.capacity:
+                if not self._work.fill(enough=self._has_enough) and not self._jobs:
                     break
                 for future, job in self._jobs.ended(min(_TICK, self._clock.remaining)):
                     yield from self._settle(future, job)
@@ -306,7 +305,14 @@ class Engine:
         yield CaseJudged(job.index if job.index is not None else -1, job.name, str(verdict_of(error)), job.seconds)
         yield from self._announce(stored, report, job)
         if compiling and not (slow or job.retry):
-            self._work.judge(job.case, job.index, retry=True, screen=job.screen)
+            self._work.judge(job.case, job.index, retry=True, screen=job.screen, not_on=self._elsewhere(job))
+
+    def _elsewhere(self, job: Job) -> set[str]:
+        """The machines of a cluster on which the job did not run: what happened on one has to happen there again."""
+        here = (job.environment or {}).get("machine")
+        if self._cluster is None or here is None:
+            return set()
+        return {str(environment.get("machine")) for environment in self._cluster.environments()} - {str(here)}
 
     def _lost_minimizing(self, error: WorkerFailed, job: Job, finding: str) -> Trouble:
         """A candidate took its worker down: the search goes on without it, unless there are too many of them."""

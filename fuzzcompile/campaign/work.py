@@ -123,13 +123,18 @@ class Work:
         self._placed |= {left.index for left in found}
         self._inherited |= {left.case.sha256 for left in found}
 
-    def fill(self, *, enough: bool) -> None:
-        """Give every idle worker something to do, if there is anything; with ``enough`` findings, no further case."""
+    def fill(self, *, enough: bool) -> bool:
+        """Give every idle worker something to do, if there is anything; with ``enough`` findings, no further case.
+
+        Returns:
+            Whether there may be more to do, once a worker is idle.
+        """
         while len(self.jobs) < self.jobs.capacity:
             judging = self._wants_more(enough=enough)
             begun = self._begin_reduction(judging=judging) or self._begin_secondary()
             if not (begun or (judging and (self._begin_confirmation() or self._begin()))):
-                return
+                return False
+        return self._wants_more(enough=enough) or bool(self._secondary or self._reductions)
 
     # -- cases ------------------------------------------------------------------------------------
 

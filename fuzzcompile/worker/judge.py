@@ -131,13 +131,16 @@ def _judged(progress: Progress, device: torch.device) -> Judged:
     task = progress.task
     if task.source is None:
         return _judged_file(Path(task.path), progress, device)
-    with tempfile.TemporaryDirectory(prefix="fuzzcompile-") as folder:
-        path = Path(folder, Path(task.path).name)
+    with contextlib.ExitStack() as stack:
         try:
+            # The case may remove the folder, or what it may not touch any more.
+            made = tempfile.TemporaryDirectory(prefix="fuzzcompile-", ignore_cleanup_errors=True)
+            path = Path(stack.enter_context(made), Path(task.path).name)
             path.write_text(task.source, encoding="utf-8")
         except OSError as error:
             raise MachineUnfit(
-                f"A case cannot be written to {folder} ({error.strerror}): make room there, or set TMPDIR."
+                f"A case cannot be written to {tempfile.gettempdir()} ({error.strerror}): make room there, or set "
+                "TMPDIR."
             ) from error
         return _judged_file(path, progress, device)
 
