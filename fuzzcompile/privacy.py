@@ -13,7 +13,7 @@ _INSTALLED = re.compile(r"(?:site|dist)-packages[/\\](.+)")
 # In URLs of databases: of the user, and as a parameter. A user's name may hold an @ too, as that of some hosts does.
 _PASSWORD = re.compile(r"(?<=://)([^\s:/]*):[^\s@]*(?:@[^\s@/?'\"]*)*(?=@)")
 _PARAMETER = re.compile(r"([?&])(?:ssl)?password=[^\s&]*?(?:(&)|(?=['\"`)]*[.,:;]?(?:\s|\Z)))", re.IGNORECASE)
-# The same where the whole of an argument is one URL of a database: there, a password may hold spaces, quotes and more than one @.
+# The same where an argument is one URL of a database: a password may hold spaces, quotes and more than one @ there.
 _URL = re.compile(r"(?:-[-\w]*=)?(?!http|tcp:|tls:)\w[\w+.-]*://")
 _PASSWORD_OF_URL = re.compile(r"(?<=://)([^:/]*):[^@]*(?:@(?:(?!\?\w+=)[^@])*)*(?=@)")
 _PARAMETER_OF_URL = re.compile(r"([?&])(?:ssl)?password=[^&]*(&?)", re.IGNORECASE)
@@ -25,7 +25,7 @@ def without_passwords(text: str) -> str:
 
 
 def without_password(argument: str) -> str:
-    """An argument or a setting without the password, if it is a database's URL (after ``--option=``); else as any other text.
+    """An argument or setting without its password if it is a database's URL (after ``--option=``); else as other text.
 
     It cuts more surely than :func:`without_passwords`, which must guess where a URL ends.
     """

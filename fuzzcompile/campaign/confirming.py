@@ -64,7 +64,7 @@ class Confirming:
             return None
         summary = self._waiting.popleft()
         self._begun.add(summary.signature)
-        return confirmation_of(self._store, self._store.finding(summary.id))
+        return confirmation_of(self._store, self._store.finding(summary.id), self._reach())
 
 
 def waiting(store: Store, reach: Sequence[Mapping[str, object]]) -> list[FindingSummary]:
@@ -75,11 +75,14 @@ def waiting(store: Store, reach: Sequence[Mapping[str, object]]) -> list[Finding
     return [f for f in store.summaries("open") if f.trusted and any(map(f.machines.waits_for, reach))]
 
 
-def confirmation_of(store: Store, finding: Finding) -> Confirmation:
-    """The best reproducer of a finding as a case, or its case where there is none, or none that is a case."""
+def confirmation_of(store: Store, finding: Finding, reach: Sequence[Mapping[str, object]] = ()) -> Confirmation:
+    """The best reproducer of a finding as a case, or its case where there is none, or none that is a case.
+
+    It is not for machines that have tried it in the like of an environment of ``reach``.
+    """
     best = store.best_reproducer(finding.id)
     if best is not None and best.confirmed and defines_make(best.source):
         case = Drawn(best.source, ORIGIN)
     else:
         case = drawn_of(store, finding)
-    return Confirmation(finding.public_id, case, finding.machines.tried)
+    return Confirmation(finding.public_id, case, finding.machines.tried(reach))
