@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fuzzcompile.errors import UsageError
-from fuzzcompile.privacy import without_passwords
+from fuzzcompile.privacy import without_password
 from fuzzcompile.settings import KEYS, InForce, in_force, place_of_corpus
 
 _CASES = ("device", "target", "veto", "plant", "pass", "backend", "timeout", "max_memory")
@@ -103,7 +103,7 @@ class Named:
 
 def typed() -> str:
     """The command line of this process as it was typed, without passwords: to be kept, and typed again."""
-    return shlex.join(["fuzzcompile", *map(without_passwords, sys.argv[1:])])
+    return shlex.join(["fuzzcompile", *map(without_password, sys.argv[1:])])
 
 
 def script(path: Path) -> str:
@@ -174,7 +174,7 @@ def _text(value: object) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     if "://" in str(value):
-        return without_passwords(str(value))
+        return without_password(str(value))
     path, folder = Path(str(value)), Path.cwd()
     inside = path.is_absolute() and path.is_relative_to(folder)
     return str(path.relative_to(folder)) if inside else str(value)

@@ -10,14 +10,33 @@ _PATH = re.compile(
 )
 _INSTALLED = re.compile(r"(?:site|dist)-packages[/\\](.+)")
 
-# In URLs of databases: of the user, and as a parameter.
-_PASSWORD = re.compile(r"(?<=://)([^\s:/@]*):[^\s@]*(?=@)")
-_PARAMETER = re.compile(r"([?&])(?:ssl)?password=[^\s&'\"]*(&?)", re.IGNORECASE)
+# In URLs of databases: of the user, and as a parameter. A user's name may hold an @ too, as that of some hosts does.
+_PASSWORD = re.compile(r"(?<=://)([^\s:/]*):[^\s@]*(?:@[^\s@/?'\"]*)*(?=@)")
+_PARAMETER = re.compile(r"([?&])(?:ssl)?password=[^\s&]*?(?:(&)|(?=['\"`)]*[.,:;]?(?:\s|\Z)))", re.IGNORECASE)
+# The same where an argument is one URL of a database: a password may hold spaces, quotes and more than one @ there.
+_URL = re.compile(r"(?:-[-\w]*=)?(?!http|tcp:|tls:)\w[\w+.-]*://")
+_PASSWORD_OF_URL = re.compile(r"(?<=://)([^:/]*):[^@]*(?:@(?:(?!\?\w+=)[^@])*)*(?=@)")
+_PARAMETER_OF_URL = re.compile(r"([?&])(?:ssl)?password=[^&]*(&?)", re.IGNORECASE)
 
 
 def without_passwords(text: str) -> str:
     """A text in which no URL holds a password; each can still be given, with the password in the environment."""
-    return _PARAMETER.sub(lambda match: match[1] if match[2] else "", _PASSWORD.sub(r"\1", text))
+    return _PARAMETER.sub(_joint, _PASSWORD.sub(r"\1", text))
+
+
+def without_password(argument: str) -> str:
+    """An argument or setting without its password if it is a database's URL (after ``--option=``); else as other text.
+
+    It cuts more surely than :func:`without_passwords`, which must guess where a URL ends.
+    """
+    if _URL.match(argument) is None:
+        return without_passwords(argument)
+    return _PARAMETER_OF_URL.sub(_joint, _PASSWORD_OF_URL.sub(r"\1", argument, count=1))
+
+
+def _joint(parameter: re.Match[str]) -> str:
+    """What remains of a parameter: what led to it, where another one follows."""
+    return parameter[1] if parameter[2] else ""
 
 
 def scrub(text: str) -> str:

@@ -68,7 +68,7 @@ class Confirming:
             self._begun.add(finding.signature)
             # Others may have confirmed it meanwhile, or an import may have brought it a program that no one trusts.
             if waits(finding, self._reach()):
-                return confirmation_of(self._store, finding)
+                return confirmation_of(self._store, finding, self._reach())
         return None
 
 
@@ -85,11 +85,14 @@ def waits(finding: FindingSummary, reach: Sequence[Mapping[str, object]]) -> boo
     return finding.trusted and any(map(finding.machines.waits_for, reach))
 
 
-def confirmation_of(store: Store, finding: Finding) -> Confirmation:
-    """The best reproducer of a finding as a case, or its case where there is none, or none that is a case."""
+def confirmation_of(store: Store, finding: Finding, reach: Sequence[Mapping[str, object]] = ()) -> Confirmation:
+    """The best reproducer of a finding as a case, or its case where there is none, or none that is a case.
+
+    It is not for machines that have tried it in the like of an environment of ``reach``.
+    """
     best = store.best_reproducer(finding.id)
     if best is not None and best.confirmed and defines_make(best.source):
         case = Drawn(best.source, ORIGIN)
     else:
         case = drawn_of(store, finding)
-    return Confirmation(finding.public_id, case, finding.machines.tried)
+    return Confirmation(finding.public_id, case, finding.machines.tried(reach))

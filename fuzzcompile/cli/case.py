@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ import click
 from fuzzcompile import hints
 from fuzzcompile.cli import options
 from fuzzcompile.cli.corpus import corpus
+from fuzzcompile.cli.findings import readable
 from fuzzcompile.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,7 +26,8 @@ if TYPE_CHECKING:
 def case(name: str, location: str | None, as_json: bool) -> int:
     """Print the source of a judged case, and how it was judged, from its HASH or the beginning of it.
 
-    Logs and reports call it case_HASH. The source goes to standard output, so that it can be judged again:
+    Logs and reports call it case_HASH. The source goes to standard output, so that it can be judged again; a terminal
+    gets it without the characters that would change what it shows:
     `fuzzcompile corpus case HASH > case.py; fuzzcompile triage case.py`.
     """
     from fuzzcompile.corpus import Store
@@ -37,14 +40,15 @@ def case(name: str, location: str | None, as_json: bool) -> int:
         click.echo(json.dumps({**known, "runs": runs}, allow_nan=False))
         return 0
     for run in found.runs:
-        click.echo(_told(run), err=True)
+        click.echo(readable(" ".join(_told(run).split())), err=True)
     if not found.source:
         raise UsageError(f"The source of {name} was dropped by `{hints.command('corpus', 'gc')}`: it was clean.")
-    click.echo(found.source, nl=not found.source.endswith("\n"))
+    source = readable(found.source) if sys.stdout.isatty() else found.source
+    click.echo(source, nl=not source.endswith("\n"), color=True)  # to a file as it is, whatever it holds
     if found.imported:
         click.echo("It comes from another corpus: judging it runs its code, so read it first.", err=True)
     if found.runs:
-        click.echo(f"Judge it again: {_again(found.runs[-1])}", err=True)
+        click.echo(f"Judge it again: {readable(_again(found.runs[-1]))}", err=True)
     return 0
 
 

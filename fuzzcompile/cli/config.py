@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from fuzzcompile.cli import options
-from fuzzcompile.privacy import without_passwords
+from fuzzcompile.privacy import without_password
 from fuzzcompile.settings import SETTINGS, InForce, Setting, Source, in_force
 
 
@@ -34,7 +34,7 @@ def config(as_json: bool) -> int:
 def _as_json(known: Setting, settings: InForce) -> dict[str, object]:
     value = settings.value(known.key)
     return {
-        "value": without_passwords(str(value)) if isinstance(value, str | Path) else value,
+        "value": without_password(str(value)) if isinstance(value, str | Path) else value,
         "source": str(settings.source(known.key)),
         "variable": known.variable,
         "says": known.says,
@@ -66,7 +66,7 @@ def _shown(value: object) -> str:
         return ", ".join(value) or "-"
     if isinstance(value, float):
         return f"{value:g}"
-    return "-" if value is None else without_passwords(str(value))
+    return "-" if value is None else without_password(str(value))
 
 
 def _from(known: Setting, settings: InForce) -> str:

@@ -15,7 +15,7 @@ from fuzzcompile.cli import completing, options
 from fuzzcompile.cli.findings import finding_as_json, print_finding, print_findings, reproducer_as_json
 from fuzzcompile.cli.subjects import may_run
 from fuzzcompile.errors import UsageError
-from fuzzcompile.privacy import without_passwords
+from fuzzcompile.privacy import without_password
 
 if TYPE_CHECKING:
     from fuzzcompile.commands.refresh import Refreshed
@@ -177,9 +177,9 @@ def import_findings(source: str, trusted: bool, location: str | None, as_json: b
             trusting = hints.command("corpus", "trust", all=True, corpus=place)
             click.echo(f"Not trusted yet, and therefore not run: {foreign}. Once they are read: {trusting}")
     if not sum(counts.values()) and not as_json:
-        click.echo(f"{without_passwords(source)} holds no finding.")
+        click.echo(f"{without_password(source)} holds no finding.")
     if counts["refused"] and not counts["new"] + counts["known"]:
-        raise UsageError(f"Nothing of {source} could be imported; the reasons are above.")
+        raise UsageError(f"Nothing of {without_password(source)} could be imported; the reasons are above.")
     return 0
 
 

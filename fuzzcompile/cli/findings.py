@@ -131,19 +131,19 @@ def print_finding(
     click.echo("")
     if reproducer is None:
         click.echo(f"No reproducer yet; the case as found (next: {subject.command('minimize')}):\n")
-        click.echo(_readable(stored.source))
+        click.echo(readable(stored.source))
     else:
         state = "confirmed" if reproducer.confirmed else "not confirmed"
         target = told(reproducer.report) if reproducer.report is not None else None
         where = "" if target is None else f" for {target}, on no GPU"
         click.echo(f"Reproducer ({state} in a clean process{where}):\n")
-        click.echo(_readable(reproducer.source))
+        click.echo(readable(reproducer.source))
         if not stored.trusted and reproducer.source != stored.source:
             click.echo("The case, which `minimize` runs:\n")
-            click.echo(_readable(stored.source))
+            click.echo(readable(stored.source))
 
 
-def _readable(source: str) -> str:
+def readable(source: str) -> str:
     """A source as it is, but for what would change how a terminal shows it, and could hide code from its reader."""
     return "".join(
         character if character.isprintable() or character in "\n\t" else ascii(character)[1:-1] for character in source

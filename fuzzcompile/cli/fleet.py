@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import asdict
-from datetime import UTC, datetime
+from datetime import datetime
 
 import click
 
@@ -35,7 +35,7 @@ def status(location: str | None, as_json: bool) -> int:
     from fuzzcompile.reporting.fleet_text import fleet_text
 
     with Store.open(location, create=False) as store:
-        now, findings, place = store.fleet(datetime.now(UTC)), store.summaries(), store.location
+        now, findings, place = store.fleet(), store.summaries(), store.location
     if not as_json:
         for line in fleet_text(now, findings, place):
             click.echo(line)

@@ -14,7 +14,7 @@ from fuzzcompile.cli import completing
 from fuzzcompile.cli.configured import configured
 from fuzzcompile.custom import PLACES, Custom
 from fuzzcompile.models import SIZES, Size, case_file
-from fuzzcompile.privacy import without_passwords
+from fuzzcompile.privacy import without_password
 from fuzzcompile.severity import Severity
 from fuzzcompile.targets import TARGETS
 from fuzzcompile.tolerances import Tolerances
@@ -58,7 +58,7 @@ target: Callable[[Command], Command] = configured(
 
 def warn_of_password(context: click.Context, parameter: click.Parameter, given: str | None) -> str | None:
     """Say how a password is passed that nobody else on the machine sees, if one stands on the command line."""
-    if given is not None and without_passwords(given) != given:
+    if given is not None and without_password(given) != given:
         click.echo(
             "fuzzcompile: warning: everyone on this machine can see the password in your command line; give it in "
             "PGPASSWORD, in the file that PGPASSFILE names, or with the URL in FUZZCOMPILE_CORPUS.",

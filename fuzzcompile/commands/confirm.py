@@ -15,6 +15,7 @@ from fuzzcompile.commands.triage import Answer, triage_files
 from fuzzcompile.contract import told
 from fuzzcompile.corpus import CaseRecord, Finding, Store, compiler_of, public_id
 from fuzzcompile.corpus.machines import conditions as conditions_of
+from fuzzcompile.corpus.machines import place_of
 from fuzzcompile.execution.device import resolve
 from fuzzcompile.execution.environment import describe
 from fuzzcompile.worker.conditions import Conditions
@@ -68,9 +69,10 @@ def confirm(
 def _why_not(finding: Finding, environment: Mapping[str, object], *, named: bool) -> str | None:
     """Why judging a finding in an environment would tell nothing new; one that is ``named`` may be of any machine."""
     machines = finding.machines
-    if environment["machine"] in machines.seen:
+    place = place_of(environment)
+    if place in machines.shown:
         return "it was seen on this machine: confirm it on another one"
-    if environment["machine"] in machines.judged:
+    if place in machines.judged:
         return "this machine has judged its program already"
     if not (named or machines.waits_for(environment)):
         return "it does not wait for this machine"
@@ -108,7 +110,9 @@ def _stored(store: Store, asked: Confirmation, answer: Answer, environment: Mapp
     if stored.finding_id == finding.id:
         if finding.machines.second_machine == "confirmed":
             return Confirmed(asked.finding, "confirmed", f"{report['verdict']}, on {finding.machines.count} machines")
-        return Confirmed(asked.finding, "shows here", "the machine that first showed it is not recorded")
+        return Confirmed(
+            asked.finding, "shows here", "the machine that first showed it is not recorded, or not trusted"
+        )
     if stored.finding_id is not None:
         seen = f"{report['verdict']}, {report['signature']}"
         return Confirmed(asked.finding, "differs", f"it shows {public_id(stored.finding_id)} here: {seen}")

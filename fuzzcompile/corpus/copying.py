@@ -2,12 +2,13 @@
 
 What is there already is recognised by content, so that a second copy changes nothing: a case by its source, an
 environment by what it says, a run by case, environment and time, a campaign by start, seed and command. The sources of
-a corpus that is not trusted are marked, and the cases that its campaigns left over stay there: they would be run.
+a corpus that is not trusted are marked, and what its campaigns left over stays there: it would be run.
+No campaign keeps its token, by which it would be taken for one of here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from fuzzcompile.contract import ReportJson
 
 CHUNK = 200
+# How a campaign ended that had not when it came here.
+IMPORTED = "imported"
 
 
 @dataclass
@@ -60,10 +63,11 @@ def put_campaigns(session: Session, other: Session, copied: Copied) -> None:
         same = (CampaignRow.started == row.started, CampaignRow.seed == row.seed, CampaignRow.command == row.command)
         known = session.scalar(select(CampaignRow).where(*same))
         if known is None:
-            known = CampaignRow(**_columns(row, "id", "environment_id"))
+            known = CampaignRow(**_columns(row, "id", "environment_id", "token"))
             known.environment_id = copied.environments[row.environment_id]
+            known.ended = row.ended or IMPORTED  # it does not run here, and holds no part of a stream
             if not copied.trusted:
-                known.counters = _without_left_cases(row.counters)
+                known.counters = {name: value for name, value in row.counters.items() if name != "left_over"}
             session.add(known)
             session.flush()
         copied.campaigns[row.id] = known.id
@@ -82,10 +86,12 @@ def runs_after(other: Session, last: int) -> Sequence[tuple[RunRow, CaseRow, str
     return [(run, case, signature) for run, case, signature in other.execute(query)]
 
 
-def put_copies(session: Session, runs: Sequence[tuple[RunRow, CaseRow, str | None]], copied: Copied) -> None:
-    """Store runs of another corpus, as far as they are not there."""
+def put_copies(session: Session, runs: Sequence[tuple[RunRow, CaseRow, str | None]], copied: Copied) -> Copied:
+    """Store runs of another corpus, as far as they are not there; return what has come with them."""
+    now = replace(copied)  # what an outage undoes is done again, and counted once
     for run, case, signature in runs:
-        put_copy(session, run, case, signature, copied)
+        put_copy(session, run, case, signature, now)
+    return now
 
 
 def put_copy(session: Session, run: RunRow, case: CaseRow, signature: str | None, copied: Copied) -> None:
@@ -183,12 +189,6 @@ def _said(other: Session, row: FindingRow) -> Said:
         related=tuple(record_of(Related, link) for link in related),
         replays=tuple((record_of(Replay, replay), replay.created) for replay in replays),
     )
-
-
-def _without_left_cases(counters: Mapping[str, object]) -> dict[str, object]:
-    """The counters of a campaign without the programs of the cases that it left over."""
-    left = counters.get("left_over")
-    return {**counters, "left_over": {**left, "cases": []}} if isinstance(left, Mapping) else dict(counters)
 
 
 def _columns(row: EnvironmentRow | CampaignRow | CoverageRow | UmbrellaRow, *left_out: str) -> dict[str, object]:

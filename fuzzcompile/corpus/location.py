@@ -10,7 +10,7 @@ from sqlalchemy.exc import ArgumentError
 
 from fuzzcompile.corpus.failures import CorpusError, NotAFileError
 from fuzzcompile.hints import command
-from fuzzcompile.privacy import without_passwords
+from fuzzcompile.privacy import without_password
 from fuzzcompile.settings import in_force, place_of_corpus
 
 POSTGRES = "postgresql"
@@ -42,7 +42,7 @@ def describe(url: URL) -> str:
     """How messages name a corpus: its path, or its URL without passwords, as it may be given again."""
     if url.get_backend_name() == POSTGRES:
         url = url.set(drivername=POSTGRES)
-    return str(file_of(url) or without_passwords(url.render_as_string(hide_password=False)))
+    return str(file_of(url) or without_password(url.render_as_string(hide_password=False)))
 
 
 def require_file(path: Path, *, create: bool) -> None:

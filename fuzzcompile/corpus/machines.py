@@ -6,9 +6,9 @@ that is unknown counts as one machine, and as none beside a known one: never mor
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from sqlalchemy import ColumnElement, select
@@ -19,6 +19,7 @@ from fuzzcompile.corpus.models import CampaignRow, CaseRow, EnvironmentRow, Find
 Environment: TypeAlias = Mapping[str, object]
 # What two machines must share for their verdicts to be compared: torch, the kind of device, and the target.
 Alike: TypeAlias = tuple[str, str, str]
+Place: TypeAlias = tuple[Alike, str]
 SecondMachine = Literal["confirmed", "pending", "not reproduced"]
 # Verdicts that say that the program is right where it was judged. Others say nothing: it could not be judged, say.
 CLEAN = ("equal", "rounding")
@@ -28,17 +29,21 @@ CLEAN = ("equal", "rounding")
 class Machines:
     """Where a finding was seen, and where its program was judged.
 
+    Machines are compared with those that share torch, device and target: a place is all of these. What a campaign found
+    with another compiler (its vetoes, plants or passes) says nothing, nor does what a corpus that is not trusted tells
+    of further machines.
+
     Attributes:
-        seen: the machines that showed it, as far as they are known.
-        judged: those that judged its case or its best reproducer in full, whatever came of it.
-        clean: those of them that found it right and never showed it, under the same torch, device and target.
+        shown: the places that showed it, as far as they are known.
+        judged: those where its case or its best reproducer was judged in full, whatever came of it.
+        clean: the machines that found it right where another one shows it, and they do not.
         under: the torches, devices and targets under which it was seen.
         processors: the types of CPU that showed it, or of GPU where one ran.
         clean_processors: the types that found it right and never showed it.
     """
 
-    seen: frozenset[str] = frozenset()
-    judged: frozenset[str] = frozenset()
+    shown: frozenset[Place] = frozenset()
+    judged: frozenset[Place] = frozenset()
     clean: frozenset[str] = frozenset()
     under: frozenset[Alike] = frozenset()
     processors: tuple[str, ...] = ()
@@ -46,8 +51,8 @@ class Machines:
 
     @property
     def count(self) -> int:
-        """On how many machines it was seen."""
-        return max(1, len(self.seen))
+        """On how many machines it was seen, under the torch, device and target where they are most."""
+        return max([1, *Counter(alike for alike, _ in self.shown).values()])
 
     @property
     def second_machine(self) -> SecondMachine:
@@ -61,15 +66,16 @@ class Machines:
         """Whether processors of another type found its program right, and only one type showed it."""
         return len(self.processors) == 1 and bool(self.clean_processors)
 
-    @property
-    def tried(self) -> frozenset[str]:
-        """The machines whose judgement is known: another one of its program would tell nothing new."""
-        return self.seen | self.judged
+    def tried(self, environments: Iterable[Environment]) -> frozenset[str]:
+        """The machines whose judgement is known under what these share: another one there would tell nothing new."""
+        under = set(map(conditions, environments))
+        return frozenset(machine for alike, machine in self.shown | self.judged if alike in under)
 
     def waits_for(self, environment: Environment) -> bool:
         """Whether judging its program in an environment would tell whether a second machine shows it."""
-        another = bool(self.seen) and self.count == 1 and environment.get("machine") not in self.tried
-        return another and bool(environment.get("machine")) and conditions(environment) in self.under
+        alike, place = conditions(environment), place_of(environment)
+        alone = self.count == 1 and any(under == alike for under, _ in self.shown)
+        return alone and place is not None and place not in self.shown | self.judged
 
 
 def conditions(environment: Environment) -> Alike:
@@ -94,37 +100,66 @@ def machine_of(environment: Environment) -> str:
     return str(environment.get("machine") or "unknown")
 
 
+def place_of(environment: Environment) -> Place | None:
+    """The machine, beside what must be the same elsewhere; None for one that is not known."""
+    machine = environment.get("machine")
+    return (conditions(environment), str(machine)) if machine else None
+
+
 def machines_of(seen: Iterable[Environment], judged: Iterable[tuple[Environment, str]]) -> Machines:
     """Where a finding was seen, by the environments of its hits, and how its program was judged in which others."""
     hits, tries = list(seen), list(judged)
     alike = frozenset(conditions(environment) for environment in hits)
     right = [each for each, verdict in tries if verdict in CLEAN and conditions(each) in alike]
-    shown, types = _machines(hits), _processors(hits)
+    shown, types = _places(hits), _processors(hits)
     return Machines(
         shown,
-        _machines(each for each, _ in tries),
-        _machines(right) - shown,
+        _places(each for each, _ in tries),
+        frozenset(machine for _, machine in _places(right) - shown),
         alike,
         types,
         tuple(name for name in _processors(right) if name not in types),
     )
 
 
+@dataclass
+class Hits:
+    """The environments in which a finding was hit, each with the first of the runs: as far as they count, or claimed.
+
+    ``claimed`` is what a corpus that is not trusted tells.
+    """
+
+    own: dict[int, int] = field(default_factory=dict)
+    claimed: dict[int, int] = field(default_factory=dict)
+
+    def counted(self) -> list[int]:
+        """The environments that count, in the order of their runs; claims make up for one machine at most."""
+        ordered = [sorted(runs, key=lambda key: runs[key]) for runs in (self.own, self.claimed)]
+        return ordered[0] or ordered[1][:1]
+
+
+def changed_campaigns(session: Session) -> set[int]:
+    """The campaigns that judged with another compiler."""
+    settings = session.execute(select(CampaignRow.id, CampaignRow.settings))
+    return {key for key, each in settings if any(changes_of(each))}
+
+
 def machines_by_finding(
-    session: Session, chosen: Sequence[ColumnElement[bool]], hits: Mapping[int, Sequence[Environment]]
+    session: Session, chosen: Sequence[ColumnElement[bool]], hits: Mapping[int, Hits]
 ) -> defaultdict[int, Machines]:
     """Where each finding was seen and judged.
 
     Args:
         session: a transaction.
         chosen: what the findings fulfil; nothing for all of them.
-        hits: the environments of each finding's runs.
+        hits: where each finding was hit.
     """
     details = dict(session.execute(select(EnvironmentRow.id, EnvironmentRow.details)).all())
     reproduced, judged = _reproduced(session, chosen), _judged(session, chosen)
     found: defaultdict[int, Machines] = defaultdict(Machines)
     for key in hits.keys() | reproduced.keys():
-        seen = [*hits.get(key, ()), *(details[each] for each in reproduced.get(key, ()))]
+        own = hits[key].counted() if key in hits else []
+        seen = [details[each] for each in (*own, *reproduced.get(key, ()))]
         found[key] = machines_of(seen, [(details[each], verdict) for each, verdict in judged.get(key, ())])
     return found
 
@@ -132,7 +167,7 @@ def machines_by_finding(
 def _reproduced(session: Session, chosen: Sequence[ColumnElement[bool]]) -> dict[int, list[int]]:
     """The environments in which reproducers of findings were confirmed, by the finding's id."""
     query = select(ReproducerRow.finding_id, ReproducerRow.environment_id).where(
-        ReproducerRow.confirmed, ReproducerRow.environment_id.is_not(None)
+        ReproducerRow.confirmed, ReproducerRow.environment_id.is_not(None), ReproducerRow.imported.is_(False)
     )
     if chosen:
         query = query.join(FindingRow, ReproducerRow.finding_id == FindingRow.id).where(*chosen)
@@ -169,8 +204,8 @@ def _judged(session: Session, chosen: Sequence[ColumnElement[bool]]) -> dict[int
     return by_finding
 
 
-def _machines(environments: Iterable[Environment]) -> frozenset[str]:
-    return frozenset(str(each["machine"]) for each in environments if each.get("machine"))
+def _places(environments: Iterable[Environment]) -> frozenset[Place]:
+    return frozenset(place for each in environments if (place := place_of(each)) is not None)
 
 
 def _processors(environments: Iterable[Environment]) -> tuple[str, ...]:

@@ -43,7 +43,8 @@ _WAIT = f"SELECT pg_advisory_xact_lock({_LOCK}, hashtext(current_schema()))"
 _PASSING = ("08", "57P", "53300", "55P03", "40P01", "40001", "25P03")
 # What is wrong with a connection that no waiting mends, although the server tells it without a code.
 _LASTING = ("authentication failed", "no password supplied", "pg_hba.conf", "does not exist", "permission denied",
-            "certificate", "SSL", "invalid connection option")  # fmt: skip
+            "certificate", "private key", "server does not support SSL", "sslmode", "unknown ca",
+            "unsupported protocol", "handshake failure", "invalid connection option")  # fmt: skip
 _log = logging.getLogger(__name__)
 
 
@@ -93,8 +94,9 @@ def is_outage(error: exc.DBAPIError) -> bool:
     code, said = getattr(error.orig, "sqlstate", None), str(error.orig)
     if code is not None:
         return str(code).startswith(_PASSING)
-    is_lost = error.connection_invalidated or isinstance(error, exc.OperationalError)
-    return is_lost and not any(words in said for words in _LASTING)
+    if error.connection_invalidated:  # it was there, and with it all that a connection needs
+        return True
+    return isinstance(error, exc.OperationalError) and not any(words in said for words in _LASTING)
 
 
 def lacks_rights(error: exc.DBAPIError) -> bool:

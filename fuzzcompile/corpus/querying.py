@@ -13,7 +13,7 @@ from sqlalchemy.orm import QueryableAttribute, Session
 
 from fuzzcompile.corpus.failures import UnknownFindingError
 from fuzzcompile.corpus.forms import drawn_from
-from fuzzcompile.corpus.machines import machines_by_finding
+from fuzzcompile.corpus.machines import Hits, changed_campaigns, machines_by_finding
 from fuzzcompile.corpus.models import (
     Base,
     CaseRow,
@@ -37,7 +37,7 @@ from fuzzcompile.corpus.records import (
     Umbrella,
     public_id,
 )
-from fuzzcompile.corpus.trusting import is_trusted
+from fuzzcompile.corpus.trusting import is_claim, is_trusted
 
 _FINDINGS_NAMED = 10
 # With more findings than this, a list of their ids is slower than reading of all.
@@ -131,8 +131,8 @@ def summary_records(session: Session, *conditions: ColumnElement[bool]) -> list[
     )
     rows = session.execute(query).all()
     wanted = [row.id for row in rows] if conditions else None
-    seen, drawn = _environments_by_finding(session, wanted), _features_by_finding(session, wanted)
-    machines = machines_by_finding(session, conditions, seen)
+    seen, (drawn, hits) = _environments_by_finding(session, wanted), _hits_by_finding(session, wanted)
+    machines = machines_by_finding(session, conditions, hits)
     return [
         record_of(
             FindingSummary,
@@ -161,8 +161,8 @@ def finding_records(session: Session, *conditions: ColumnElement[bool]) -> list[
     )
     rows = session.execute(query).all()
     wanted = [row.id for row, *_ in rows] if conditions else None
-    seen, drawn = _environments_by_finding(session, wanted), _features_by_finding(session, wanted)
-    machines = machines_by_finding(session, conditions, seen)
+    seen, (drawn, hits) = _environments_by_finding(session, wanted), _hits_by_finding(session, wanted)
+    machines = machines_by_finding(session, conditions, hits)
     found = []
     for row, of_run, case, best in rows:
         report = (best.report if row.speaks_by_reproducer else of_run) or {}
@@ -242,16 +242,25 @@ def _environments_by_finding(
     return by_finding
 
 
-def _features_by_finding(session: Session, wanted: Sequence[int] | None = None) -> dict[int, list[list[str]]]:
-    """The features of the cases that showed each finding, or each of those wanted."""
-    by_finding: dict[int, list[list[str]]] = defaultdict(list)
+def _hits_by_finding(
+    session: Session, wanted: Sequence[int] | None = None
+) -> tuple[dict[int, list[list[str]]], dict[int, Hits]]:
+    """Of each finding, or of each of those wanted: the features of the cases that showed it, and where that counts."""
+    drawn: dict[int, list[list[str]]] = defaultdict(list)
+    hits: dict[int, Hits] = defaultdict(Hits)
+    changed = changed_campaigns(session)
     every = wanted is None or len(wanted) > _MOST_NAMED
     chosen = RunRow.finding_id.is_not(None) if every else RunRow.finding_id.in_(wanted or ())
-    query = select(RunRow.finding_id, CaseRow.features).join(CaseRow, RunRow.case_id == CaseRow.id).where(chosen)
-    for key, features in session.execute(query):
-        if key is not None:  # for the type checker: the query leaves these out
-            by_finding[key].append(features)
-    return by_finding
+    of_run = (RunRow.finding_id, RunRow.id, RunRow.environment_id, RunRow.campaign_id, RunRow.token)
+    query = select(*of_run, CaseRow.features, CaseRow.imported).join(CaseRow, RunRow.case_id == CaseRow.id)
+    for key, run, environment, campaign, token, features, imported in session.execute(query.where(chosen)):
+        if key is None:  # for the type checker: the query leaves these out
+            continue
+        drawn[key].append(features)
+        if campaign not in changed:
+            found = hits[key].claimed if imported or is_claim(token) else hits[key].own
+            found[environment] = min(run, found.get(environment, run))
+    return drawn, hits
 
 
 def _compiled_for(environment: Mapping[str, object]) -> str:

@@ -11,6 +11,7 @@ from sqlalchemy import Engine, func, select
 from sqlalchemy.orm import Session
 
 from fuzzcompile.corpus import claiming, keeping
+from fuzzcompile.corpus.claiming import present
 from fuzzcompile.corpus.connection import explained_errors, integrity, reading
 from fuzzcompile.corpus.fleet import Fleet, fleet
 from fuzzcompile.corpus.judged import JudgedCase, judged_case
@@ -339,10 +340,10 @@ class Reader:
         with self._read() as session:
             return overview(session)
 
-    def fleet(self, at: datetime) -> Fleet:
-        """What all who write to the corpus do, at a moment."""
+    def fleet(self, at: datetime | None = None) -> Fleet:
+        """What all who write to the corpus do, at a moment; by default at the present of the corpus's server."""
         with self._read() as session:
-            return fleet(session, at)
+            return fleet(session, at or present(session))
 
     def integrity(self) -> str:
         """``ok``, or what is wrong with the database."""

@@ -37,6 +37,7 @@ from fuzzcompile.corpus.records import (
     Reproducer,
     compiler_of,
 )
+from fuzzcompile.corpus.trusting import claim
 
 if TYPE_CHECKING:
     from fuzzcompile.contract import ReportJson
@@ -139,7 +140,7 @@ def put_run(
     case_row = put_case(session, case, imported=imported)
     cost = report.get("cost") or {}
     run = RunRow(
-        token=token,
+        token=claim() if imported and not case_row.imported else token,
         case_id=case_row.id,
         environment_id=put_environment(session, environment),
         campaign_id=campaign_id,

@@ -123,10 +123,8 @@ def _refuse_unusable(url: URL, revision: str | None, has_tables: bool, create: b
     if revision is None and has_tables:
         raise _foreign(corpus)
     if revision is not None and revision.startswith(COPYING):
-        raise CorpusError(
-            f"{corpus} is being copied into: finish it with `fuzzcompile corpus copy FROM {corpus}`, "
-            "or name another with --corpus."
-        )
+        finish = command("corpus", "copy", "FROM", corpus)
+        raise CorpusError(f"{corpus} is being copied into: finish it with `{finish}`, or name another with --corpus.")
     if revision is None and not create:
         fill = command("run", corpus=corpus)
         raise CorpusError(f"{corpus} holds no corpus yet: fill it with `{fill}`, or name yours with --corpus.")

@@ -238,7 +238,7 @@ class Store(Reader):
             self._stored(copying.put_campaigns, source, copied)
             last = 0
             while runs := copying.runs_after(source, last):
-                self._stored(copying.put_copies, runs, copied)
+                copied = self._stored(copying.put_copies, runs, copied)
                 last = runs[-1][0].id
                 source.expunge_all()
                 on_progress(copied, total)

@@ -8,11 +8,12 @@ command refuses it, and the same copy resumes where it stopped.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, Table, bindparam, func, insert, select, update
+from sqlalchemy import URL, Connection, Engine, Row, Select, Table, bindparam, func, insert, select, update
 
 from fuzzcompile.corpus.connection import connect, explained_errors, is_server, reading, writing
 from fuzzcompile.corpus.failures import CorpusError
@@ -22,6 +23,7 @@ from fuzzcompile.corpus.outages import once_it_is_up, waiting
 from fuzzcompile.corpus.postgres import set_sequences
 from fuzzcompile.corpus.schema import COPYING, HEAD, bring_up_to_date, make_anew, restamp, state_of
 from fuzzcompile.errors import UsageError
+from fuzzcompile.hints import command
 from fuzzcompile.settings import in_force
 
 # Rows of one transaction: reports and sources take some ten kilobytes each.
@@ -90,6 +92,7 @@ class _Transfer:
     def __init__(self, source: Engine, target: Engine, on_progress: OnProgress) -> None:
         self._source, self._target, self._on_progress = source, target, on_progress
         self._done = Transferred(describe(source.url), describe(target.url))
+        self._begun = False  # by this call, which may begin again after an outage
         self.patience = float(str(in_force().value("patience")))
 
     @property
@@ -127,29 +130,31 @@ class _Transfer:
         """Claim an empty target, or go on where a copy of the same state stopped."""
         state = state_of(self._target)
         if state == mark:
-            self._done.resumed = True
+            self._done.resumed = self._done.resumed or not self._begun
+            self._begun = True
             return
         if state is not None and state.startswith(COPYING):
             if state[: len(COPYING) + 8] != mark[: len(COPYING) + 8]:
                 raise UsageError(f"{self._done.target} is being copied into from another corpus: name another place.")
-            self._done.restarted = True
+            self._done.restarted, self._done.resumed, self._done.copied = True, False, 0
         elif state == HEAD:
             self._refuse_unless_empty()
         elif state is not None:
             raise UsageError(f"{self._done.target} holds another version's corpus: name another place.")
+        self._begun = True
         make_anew(self._target.url, mark)
 
     def _refuse_unless_empty(self) -> None:
         with self._target.connect() as target:
             filled = any(target.execute(select(table).limit(1)).first() for table in Base.metadata.sorted_tables)
         if filled:
+            importing = command("corpus", "import", self._done.source, corpus=self._done.target)
             raise UsageError(
-                f"{self._done.target} holds a corpus: `fuzzcompile corpus import {self._done.source} --corpus "
-                f"{self._done.target}` adds one to another; a copy needs an empty place."
+                f"{self._done.target} holds a corpus: `{importing}` adds one to another; a copy needs an empty place."
             )
 
     def _copy_table(self, source: Connection, table: Table, mark: str) -> None:
-        total = source.scalar(select(func.count()).select_from(table)) or 0
+        total = self._read(source, select(func.count()).select_from(table))[0][0]
         self._done.rows[table.name] = total
         there = -1
         while there != 0:
@@ -169,10 +174,15 @@ class _Transfer:
             elif target.execute(select(table).limit(1)).first() is not None:
                 return 0
             later = dict.fromkeys(_LATER.get(table.name, ()))
-            rows = [{**row, **later} for row in source.execute(chosen).mappings()]
+            rows = [{**row._mapping, **later} for row in self._read(source, chosen)]
             if rows:
                 target.execute(insert(table), rows)
             return len(rows)
+
+    def _read(self, source: Connection, query: Select[Any]) -> Sequence[Row[Any]]:
+        """Rows of the source: when it is lost while the target is written to, it is the one to wait for."""
+        with explained_errors(self._source.url):
+            return source.execute(query).all()
 
     def _number(self, table: Table) -> int:
         with self._target.connect() as target:
@@ -184,12 +194,12 @@ class _Transfer:
             self._insist(target, mark)
             for name, columns in _LATER.items():
                 table = Base.metadata.tables[name]
-                rows = source.execute(select(table.c.id, *(table.c[column] for column in columns)))
+                rows = self._read(source, select(table.c.id, *(table.c[column] for column in columns)))
                 setting = update(table).where(table.c.id == bindparam("key"))
                 setting = setting.values({column: bindparam(f"to_{column}") for column in columns})
-                while chunk := rows.fetchmany(CHUNK):
-                    target.execute(setting, [dict(zip(("key", *(f"to_{c}" for c in columns)), row, strict=True))
-                                             for row in chunk])  # fmt: skip
+                if rows:
+                    keys = ("key", *(f"to_{column}" for column in columns))
+                    target.execute(setting, [dict(zip(keys, row, strict=True)) for row in rows])
             for table in Base.metadata.sorted_tables:
                 if target.scalar(select(func.count()).select_from(table)) != self._done.rows[table.name]:
                     raise CorpusError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, cast
+from uuid import uuid4
 
 from sqlalchemy import CursorResult, update
 from sqlalchemy.orm import Session
@@ -19,6 +20,17 @@ from fuzzcompile.corpus.records import FindingSummary
 from fuzzcompile.hints import command
 
 _MOST_NAMED = 5
+_CLAIM = "claimed:"
+
+
+def claim() -> str:
+    """The token of a run that a corpus which is not trusted tells of a case that is trusted here."""
+    return f"{_CLAIM}{uuid4().hex}"
+
+
+def is_claim(token: str | None) -> bool:
+    """Whether a run's token is such a one."""
+    return token is not None and token.startswith(_CLAIM)
 
 
 def is_trusted(case_imported: bool | None, reproducer_imported: bool | None) -> bool:

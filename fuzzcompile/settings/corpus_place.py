@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from fuzzcompile.privacy import without_passwords
+from fuzzcompile.privacy import without_password
 
 # However its driver is spelt.
 _POSTGRES = re.compile(r"^postgres(?:ql)?(?:\+\w+)?://")
@@ -20,6 +20,6 @@ def place_of_corpus(named: object) -> str:
     """
     text = str(named).removeprefix("sqlite:///")
     if "://" in text:
-        return _POSTGRES.sub("postgresql://", without_passwords(text))
+        return _POSTGRES.sub("postgresql://", without_password(text))
     path = Path(text).expanduser().absolute()
     return str(path / FILE_NAME if path.is_dir() else path)

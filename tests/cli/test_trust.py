@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from calling import call, sentence
 
 from fuzzcompile.campaign import crew
+from fuzzcompile.cli import main
+from fuzzcompile.corpus import CaseRecord, Store
 from fuzzcompile.replaying import engine
 
 EXPORT = Path(__file__).parents[2] / "corpus" / "torch-2.13.0-cpu" / "addmm-drops-alpha"
@@ -85,3 +90,22 @@ def test_code_cannot_be_hidden_from_its_reader(capsys: pytest.CaptureFixture[str
     assert call("corpus", "show", "F2") == 0
     shown = capsys.readouterr().out
     assert "import os  \\x1b[2K\\rimport torch \\u202e\n" in shown
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_case_cannot_change_what_a_terminal_shows(
+    terminal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = "evil() # \x1b[2K\u202e\n"
+    environment = {"torch": "2.13.0+cpu", "device": "cpu", "cpu": "\x1b[2Ka\nb", "machine": "aaaaaaaa"}
+    told: Any = {"schema": 1, "torch": "2.13.0+cpu", "device": "cpu", "verdict": "equal", "is_bug": False}
+    record = CaseRecord(hashlib.sha256(source.encode()).hexdigest(), source, "generated")
+    with Store.open(tmp_path / "odd.db") as store:
+        store.record(None, record, environment, told)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    with pytest.raises(SystemExit) as ending:
+        main(["corpus", "case", record.sha256[:12], "--corpus", str(tmp_path / "odd.db")])
+    out, err = capsys.readouterr()
+    assert ending.value.code == 0, err
+    assert out == ("evil() # \\x1b[2K\\u202e\n" if terminal else source)
+    assert "\\x1b[2Ka b" in err and "\x1b" not in err

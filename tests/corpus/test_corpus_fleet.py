@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from corpus_examples import ENVIRONMENT, bug, campaign, case, report
 
-from fuzzcompile.corpus import Store
+from fuzzcompile.corpus import Store, recording
 from fuzzcompile.corpus.fleet import Fleet
 from fuzzcompile.reporting.fleet_text import fleet_text
 
@@ -119,3 +119,11 @@ def test_new_and_confirmed_findings_are_counted(store: Store) -> None:
     fleet = after(store)
     assert (fleet.new_in_hour, fleet.new_in_day, after(store, hours=2).new_in_hour) == (3, 3, 0)
     assert "1 confirmed on a second machine, 1 waiting for one, 1 that did not show on one; `" in said(store, fleet)
+
+
+def test_the_present_is_that_of_the_server(server_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    server_store.start_campaign(campaign())
+    monkeypatch.setattr(recording, "now", lambda: datetime(2000, 1, 1, tzinfo=UTC))
+    now = server_store.fleet()
+    assert abs(now.at - datetime.now(UTC)) < timedelta(minutes=2)
+    assert [each.state for each in now.campaigns] == ["runs"]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from corpus_examples import ENVIRONMENT, bug, case, report, reproducer
+from corpus_examples import ENVIRONMENT, bug, campaign, case, report, reproducer
 
 from fuzzcompile.corpus import Finding, Store
+from fuzzcompile.corpus.sources import opened
 from fuzzcompile.hints import Named
 from fuzzcompile.reporting.machines import seen_on, seen_on_and_next
 
@@ -112,3 +115,52 @@ def test_machines_that_are_not_known_count_as_one(store: Store) -> None:
 def test_a_gpu_is_the_processor_that_counts_where_one_ran(store: Store) -> None:
     store.record(None, case("a\n"), XEON | {"device": "cuda:0", "device_name": "H100"}, bug())
     assert finding(store).machines.processors == ("H100",)
+
+
+@pytest.mark.parametrize("changed", [{"plants": {"p": "0"}}, {"vetoes": ["v"]}, {"custom": ["pass"]}])
+def test_another_compiler_confirms_nothing(changed: dict[str, object], store: Store) -> None:
+    store.record(None, case("a\n"), XEON, bug())
+    store.record(store.start_campaign(campaign(settings=changed)), case("b\n"), EPYC, bug())
+    machines = finding(store).machines
+    assert (machines.count, machines.second_machine, machines.processors) == (1, "pending", ("Xeon",))
+    assert machines.waits_for(EPYC)
+    store.record(store.start_campaign(campaign()), case("c\n"), EPYC, bug())
+    assert finding(store).machines.second_machine == "confirmed"
+
+
+@pytest.mark.parametrize("other", [{"torch": "2.15.0"}, {"device": "cuda:0"}, {"target": "cuda:sm_90"}])
+def test_machines_under_other_conditions_do_not_confirm_each_other(other: dict[str, object], store: Store) -> None:
+    store.record(None, case("a\n"), XEON, bug())
+    store.record(None, case("b\n"), EPYC | other, bug())
+    machines = finding(store).machines
+    assert (machines.count, machines.second_machine) == (1, "pending")
+    assert machines.waits_for(EPYC) and machines.waits_for(XEON | other) and not machines.waits_for(EPYC | other)
+    store.record(None, case("c\n"), SAME_TYPE | other, bug())
+    assert finding(store).machines.count == 2
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["a case of ours", "another case"])
+@pytest.mark.parametrize("trusted", [True, False])
+def test_a_corpus_that_is_not_trusted_adds_no_machine(
+    known: bool, trusted: bool, file_store: Store, tmp_path: Path
+) -> None:
+    file_store.record(None, case("a\n"), XEON, bug())
+    with Store.open(tmp_path / "theirs.db") as theirs:
+        theirs.record(None, case("a\n" if known else "b\n"), EPYC, bug())
+        theirs.add_reproducer("F1", reproducer("r\n", environment=SAME_TYPE, report=bug()))
+    with opened(str(tmp_path / "theirs.db"), None) as source:
+        assert isinstance(source, Store)
+        list(file_store.copy(source, lambda *_: None, trusted=trusted))
+    assert finding(file_store).machines.count == (3 if trusted else 1)
+
+
+def test_a_finding_of_a_corpus_that_is_not_trusted_was_seen_on_one_machine(file_store: Store, tmp_path: Path) -> None:
+    with Store.open(tmp_path / "theirs.db") as theirs:
+        for name, where in (("a\n", XEON), ("b\n", EPYC)):
+            theirs.record(None, case(name), where, bug())
+    with opened(str(tmp_path / "theirs.db"), None) as source:
+        assert isinstance(source, Store)
+        list(file_store.copy(source, lambda *_: None, trusted=False))
+    assert seen_on(finding(file_store).machines) == "seen on one machine (Xeon)"
+    file_store.trust(None)
+    assert finding(file_store).machines.count == 2

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from corpus_examples import ENVIRONMENT, FIRED, STREAM, TORCH, bug, campaign, case, report
 from postgres_server import PostgresServer, lacking
-from sqlalchemy import event
+from sqlalchemy import event, exc
 
 from fuzzcompile.corpus import CorpusError, Replay, Store, liveness, outages
 
@@ -203,7 +203,6 @@ def test_a_writer_that_stops_inside_a_transaction_locks_nobody_out(
 
 def test_a_full_disk_is_no_outage(url: str) -> None:
     import psycopg
-    from sqlalchemy import exc
 
     full = exc.OperationalError("INSERT", {}, psycopg.errors.DiskFull("could not extend file: No space left on device"))
     assert not liveness.postgres.is_outage(full)
@@ -244,3 +243,20 @@ def test_writers_outlast_a_server_that_is_killed_restarted_and_stopped(url: str,
         assert (stats.runs, stats.cases, stats.campaigns) == (450, 450, 3)
         assert [finding.hits for finding in store.findings()] == [75, 75, 75]
         assert store.coverage()[0].count == 450
+
+
+@pytest.mark.parametrize(
+    ("said", "lost", "passes"),
+    [
+        ("SSL connection has been closed unexpectedly", False, True),
+        ("SSL SYSCALL error: EOF detected", False, True),
+        ("SSL error: unexpected eof while reading", False, True),
+        ("certificate verify failed", True, True),
+        ("SSL error: certificate verify failed", False, False),
+        ("server does not support SSL, but SSL was required", False, False),
+        ('connection failed: invalid sslmode value: "requires"', False, False),
+    ],
+)
+def test_a_server_lost_behind_tls_passes_and_a_wrong_certificate_lasts(said: str, lost: bool, passes: bool) -> None:
+    error = exc.OperationalError("SELECT 1", {}, Exception(said), connection_invalidated=lost)
+    assert liveness.postgres.is_outage(error) is passes

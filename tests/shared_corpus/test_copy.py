@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from corpus_examples import ENVIRONMENT, FIRED, STREAM, TORCH, bug, campaign, case, report, reproducer
-from postgres_server import PostgresServer
+from postgres_server import PostgresServer, lacking
 from sqlalchemy import select
 
 from fuzzcompile.cli import main
@@ -98,7 +98,9 @@ def test_a_copy_that_was_cut_off_is_refused_elsewhere_and_resumed(
 
     with pytest.raises(KeyboardInterrupt):
         transfer.transfer(source, target, cut_off)
-    with pytest.raises(CorpusError, match=r"is being copied into: finish it with `fuzzcompile corpus copy FROM"):
+    with pytest.raises(
+        CorpusError, match=r"is being copied into: finish it with `.*fuzzcompile corpus copy FROM [^ ]+`"
+    ):
         Store.open(target)
     done = transfer.transfer(source, target, quiet)
     assert done.resumed and not done.restarted and 0 < done.copied < sum(done.rows.values())
@@ -124,7 +126,7 @@ def test_what_holds_something_is_refused(tmp_path: Path) -> None:
     for name in ("from.db", "to.db"):
         fill(str(tmp_path / name), 12)
     before = (tmp_path / "to.db").read_bytes()
-    with pytest.raises(UsageError, match=r"holds a corpus: `fuzzcompile corpus import"):
+    with pytest.raises(UsageError, match=r"holds a corpus: `.*fuzzcompile corpus import from.db --corpus to.db`"):
         transfer.transfer(str(tmp_path / "from.db"), str(tmp_path / "to.db"), quiet)
     with pytest.raises(UsageError, match="is the corpus that is to be copied"):
         transfer.transfer(str(tmp_path / "from.db"), str(tmp_path / "from.db"), quiet)
@@ -145,3 +147,27 @@ def test_an_empty_corpus_may_be_copied_into(tmp_path: Path, capsys: pytest.Captu
     assert ending.value.code == 0
     said = json.loads(capsys.readouterr().out)
     assert said["rows"]["cases"] == 13 and said["target"] == str(tmp_path / "to.db") and not said["resumed"]
+
+
+@pytest.mark.parametrize("lost", ["kill", pytest.param("stop", marks=pytest.mark.slow)])
+def test_a_source_that_is_lost_meanwhile_is_waited_for(
+    lost: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if why := lacking():
+        pytest.skip(why)
+    monkeypatch.setattr(transfer, "CHUNK", 7)
+    with PostgresServer() as fragile:
+        source, target = fragile.url(fragile.create()), str(tmp_path / "to.db")
+        fill(source)
+        harmed = []
+
+        def restart(table: str, there: int, _: int) -> None:
+            if table == "cases" and there > 10 and not harmed:
+                harmed.append(lost)
+                getattr(fragile, lost)()
+                fragile.start()
+
+        done = transfer.transfer(source, target, restart)
+        assert harmed and not done.resumed and not done.restarted
+        assert done.copied == sum(done.rows.values())
+        assert whole(target) == whole(source)

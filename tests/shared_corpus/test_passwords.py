@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from fuzzcompile import hints
 from fuzzcompile.cli import main
 from fuzzcompile.corpus import Store
 from fuzzcompile.corpus.models import Base
-from fuzzcompile.privacy import without_passwords
+from fuzzcompile.privacy import without_password, without_passwords
 
 
 def call(*arguments: str) -> int:
@@ -95,11 +96,34 @@ def test_a_hint_leaves_out_the_corpus_in_force(filled: str, monkeypatch: pytest.
         ("--corpus=postgres://u:p/w:x@h/db?password=a&sslmode=require", "--corpus=postgres://u@h/db?sslmode=require"),
         ("postgresql:///db?host=/run&PASSWORD=a b", "postgresql:///db?host=/run b"),
         ("postgresql://u@h/db?user=u&sslpassword=a", "postgresql://u@h/db?user=u"),
+        ("said 'postgresql://u:p@ss@h/d?user=a@b'", "said 'postgresql://u@h/d?user=a@b'"),
+        ("said 'postgresql://u@h/d?password=a'b': gone", "said 'postgresql://u@h/d': gone"),
+        ("postgresql://u@firm:p@h/d", "postgresql://u@firm@h/d"),
         ("tcp://host:8786 and https://host:80/path", "tcp://host:8786 and https://host:80/path"),
     ],
 )
 def test_passwords_are_cut_out_of_any_text(text: str, left: str) -> None:
     assert without_passwords(text) == left
+
+
+@pytest.mark.parametrize(
+    ("argument", "left"),
+    [
+        ("postgresql://u:my pass@h/d", "postgresql://u@h/d"),
+        ("--corpus=postgresql+psycopg://u:p@ss/w'o@h/d?user=a@b", "--corpus=postgresql+psycopg://u@h/d?user=a@b"),
+        ("postgresql://h/d?password=a'b c&sslmode=require", "postgresql://h/d?sslmode=require"),
+        ("postgresql://h/d?sslmode=require&password=a'b", "postgresql://h/d?sslmode=require"),
+        ("https://host:80/path?at=a", "https://host:80/path?at=a"),
+        ("see postgresql://u:p@h/d and this", "see postgresql://u@h/d and this"),
+        ("F1", "F1"),
+    ],
+)
+def test_a_password_is_cut_out_of_an_argument_whatever_it_holds(
+    argument: str, left: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert without_password(argument) == left
+    monkeypatch.setattr(sys, "argv", ["fuzzcompile", "run", argument])
+    assert shlex.split(hints.typed()) == ["fuzzcompile", "run", left]
 
 
 @pytest.mark.slow
