@@ -47,13 +47,13 @@ class Host:
         self._stack = ExitStack()  # what ends with the host
         self._closing = threading.Event()
         self._closed = threading.Lock()
-        self._heard = time.monotonic()
         self._left: defaultdict[int, dict[str, str]] = defaultdict(dict)
         opened: tuple[TaskPool, Surroundings]
         with self._stack:
             opened = charter.opens(charter, self._stack)
             self._pool, self.surroundings = opened
             self._stack = self._stack.pop_all()
+        self._heard = time.monotonic()  # from now on: opening may take minutes, in which it is asked nothing
         threading.Thread(target=self._watch, name="fuzzcompile-host", daemon=True).start()
 
     @property
@@ -75,8 +75,7 @@ class Host:
         except Exception as error:  # whatever a task raises is the campaign's to judge
             if not self.is_open:
                 return Reply(unhosted=True)
-            cause = error.__cause__
-            return Reply(error=portable(error), cause=None if cause is None else portable(cause))
+            return Reply.of(error)
         finally:
             self._left.pop(call.number, None)
 

@@ -17,7 +17,9 @@ from typing import Any
 
 import fuzzcompile
 from fuzzcompile.cluster.travelling import Packed
+from fuzzcompile.execution.failures import RemoteError
 from fuzzcompile.execution.named import Named
+from fuzzcompile.execution.worker import portable, told
 
 
 @dataclass(frozen=True)
@@ -104,13 +106,38 @@ class _Answering:
 class Reply:
     """How a task ended: with a ``value``, or with a pickled ``error`` and its ``cause``.
 
+    ``told`` stands for an error that cannot be unpickled where it arrives, as one of torch's where there is no torch.
     ``unhosted`` says that the Dask worker does not serve the campaign, or no longer: the task is to run elsewhere.
     """
 
     value: object = None
     error: bytes | None = None
     cause: bytes | None = None
+    told: RemoteError | None = None
     unhosted: bool = False
+
+    @classmethod
+    def of(cls, error: Exception) -> Reply:
+        """The reply of a task that raised."""
+        cause = error.__cause__
+        return cls(error=portable(error), cause=None if cause is None else portable(cause), told=told(error))
+
+    def raised(self) -> Exception | None:
+        """What the task raised, with its cause; None if it has a value."""
+        if self.error is None:
+            return None
+        error = _loaded(self.error) or self.told or RemoteError("Exception", "it cannot be unpickled")
+        error.__cause__ = None if self.cause is None else _loaded(self.cause)
+        return error
+
+
+def _loaded(pickled: bytes) -> Exception | None:
+    """A pickled exception; None if it cannot be unpickled here."""
+    try:
+        error = pickle.loads(pickled)
+    except Exception:  # unpickling imports the exception's module, and runs its own code, which may raise anything
+        return None
+    return error if isinstance(error, Exception) else None
 
 
 @dataclass(frozen=True)

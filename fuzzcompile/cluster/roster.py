@@ -159,8 +159,7 @@ class Roster:
         present = await asyncio.wait_for(self.connection.client.nthreads(), ANSWERS_WITHIN)
         for address in [known for known in (*self._offers, *self.refused) if known not in present]:
             self._forget(address)
-        for member in [each for each in self.dispatcher.members.values() if each.address not in present]:
-            self._lose(member, "it is gone")
+        self._lose("it is gone", *(each for each in self.dispatcher.members.values() if each.address not in present))
         for address in present:
             if address not in self._offers and address not in self.refused:
                 self._begin(address, self._ask_offer(address))
@@ -224,8 +223,8 @@ class Roster:
             return
         environment = member.surroundings.environment
         torch, device = str(environment["torch"]), member.surroundings.device
-        self._say(WorkerJoined(member.address, member.machine, member.slots, torch, device))
         self.dispatcher.add(member)
+        self._say(WorkerJoined(member.address, member.machine, member.slots, torch, device))
 
     def _refuse(self, address: str, why: str) -> None:
         if address not in self.refused:
@@ -234,20 +233,22 @@ class Roster:
 
     # -- who is lost ----------------------------------------------------------------------------------------------
 
-    def _lose(self, member: Member, why: str) -> None:
-        self._forget(member.address)
-        tasks = self.dispatcher.drop(member, blame=True)
-        self._say(WorkerLost(member.address, member.machine, tasks, why))
+    def _lose(self, why: str, *members: Member, blame: bool = True) -> None:
+        for member in members:
+            self._forget(member.address)
+        for member, tasks in zip(members, self.dispatcher.drop(*members, blame=blame), strict=True):
+            self._say(WorkerLost(member.address, member.machine, tasks, why))
 
     def _doubt(self, member: Member, error: Exception | None, gone: bool) -> None:
         """A member could not run a task: it is asked again, or refused if its processes cannot be started."""
         if gone:
-            self._lose(member, "it is gone")
-            return
-        self._offers.pop(member.address, None)
-        self.dispatcher.drop(member, blame=False)
-        if error is not None:
-            self._refuse(member.address, message_of(error).rstrip("."))
+            self._lose("it is gone", member)
+        elif error is None:
+            self._lose("it serves the campaign no longer", member, blame=False)
+        else:
+            why = message_of(error).rstrip(".")
+            self._lose(why, member, blame=False)
+            self._refuse(member.address, why)
 
     def _forget(self, address: str) -> None:
         self._offers.pop(address, None)
@@ -264,8 +265,10 @@ class Roster:
 
     async def _feel_pulse(self, member: Member) -> None:
         answer = await self._ask(member.address, host.pulse, self._charter.campaign, within=_DEAF)
-        if isinstance(answer, TimeoutError) and self.dispatcher.members.get(member.address) is member:
-            self._lose(member, f"it has not answered for {_DEAF:.0f} s")
+        if self.dispatcher.members.get(member.address) is not member:
+            return  # it was lost meanwhile
+        if isinstance(answer, TimeoutError):
+            self._lose(f"it has not answered for {_DEAF:.0f} s", member)
         pulse: Pulse | None = pickle.loads(answer) if isinstance(answer, bytes) else None
         if pulse is not None:
             member.tell(pulse.left)
