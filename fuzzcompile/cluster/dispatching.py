@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from fuzzcompile.cluster.messages import Call, Reply
 from fuzzcompile.execution.failures import WorkerCrashed, WorkerStartFailed
+from fuzzcompile.worker.lost import unblamed
 from fuzzcompile.worker.tasks import Surroundings
 
 if TYPE_CHECKING:
@@ -39,9 +40,10 @@ class ClusterFuture(Future[Any]):
 
 @dataclass(eq=False)
 class Errand:
-    """A task on its way. ``attempt`` counts how often it was sent; ``lost`` are the workers that it was lost with.
+    """A task on its way.
 
-    It does not run on the machines ``not_on`` while there are others.
+    ``attempt`` counts how often it was sent; ``lost`` are the workers that it was lost with, and ``left`` is what
+    their processes left of it. It does not run on the machines ``not_on`` while there are others.
     """
 
     call: Call
@@ -50,6 +52,7 @@ class Errand:
     on_left: Callable[[str, str], object] | None = None
     not_on: frozenset[str] = frozenset()
     attempt: int = 0
+    left: dict[str, str] = field(default_factory=dict)
     lost: list[str] = field(default_factory=list)
     since: float = 0.0
     sent: DaskFuture | None = None
@@ -101,9 +104,11 @@ class Member:
         """Pass on what its processes have left of the tasks that run, by their numbers."""
         for number, texts in left.items():
             errand = self.running.get(number)
-            if errand is not None and errand.on_left is not None:
-                for name, text in texts.items():
-                    errand.on_left(name, text)
+            if errand is not None:
+                errand.left.update(texts)
+                if errand.on_left is not None:
+                    for name, text in texts.items():
+                        errand.on_left(name, text)
 
     @property
     def machine(self) -> str:
@@ -247,10 +252,15 @@ class Dispatcher:
         errand.recall()
         if blame:
             errand.lost.append(member.address)
+        left = unblamed(errand.left)
         if len(errand.lost) < MOST_LOST:
+            if left:
+                errand.call = errand.call.resumed(left)
             return True
+        errand.future.environment = dict(member.surroundings.environment)
         crash = WorkerCrashed(None, f"Dask workers were lost while they ran it: {', '.join(errand.lost)}")
-        errand.settle(lambda future: future.set_exception(crash))
+        crash.left = left
+        errand.fail(crash)
         return False
 
 

@@ -11,9 +11,9 @@ import hashlib
 import pickle
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, Self, runtime_checkable
 
 import fuzzcompile
 from fuzzcompile.cluster.travelling import Packed
@@ -90,6 +90,20 @@ class Call:
     def payload(self) -> bytes:
         """What ``pickle.loads`` turns into the answer, where it is called: the bytes of a `Reply`."""
         return pickle.dumps(_Answering(self), pickle.HIGHEST_PROTOCOL)
+
+    def resumed(self, left: Mapping[str, str]) -> Call:
+        """The same call after a loss: what it can go on with is ``left``, for those of its arguments that know how."""
+        function, args, kwargs = unpacked(self.call)
+        args = tuple(each.resumed(left) if isinstance(each, Resumable) else each for each in args)
+        return replace(self, call=packed((function, args, kwargs)))
+
+
+@runtime_checkable
+class Resumable(Protocol):
+    """A task that can go on where another worker stopped."""
+
+    def resumed(self, left: Mapping[str, str]) -> Self:
+        """The same task with what a lost worker has left of it (`WorkerFailed.left`)."""
 
 
 @dataclass(frozen=True)

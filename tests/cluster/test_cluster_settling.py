@@ -6,15 +6,17 @@ import asyncio
 import concurrent.futures
 import pickle
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 pytest.importorskip("distributed", reason="needs the extra `cluster`")
 
 from fuzzcompile.cluster.dispatching import ClusterFuture, Dispatcher, Errand, Member
-from fuzzcompile.cluster.messages import Call, Reply, packed
+from fuzzcompile.cluster.messages import Call, Reply, packed, unpacked
 from fuzzcompile.execution.failures import RemoteError, WorkerCrashed, WorkerStartFailed, WorkerStopped
+from fuzzcompile.worker.asking import can_resume
+from fuzzcompile.worker.reductions import MinimizeTask
 from fuzzcompile.worker.tasks import Surroundings
 
 NOT_HERE = b"cno_such_module\nError\n."
@@ -124,4 +126,27 @@ def test_a_task_that_was_lost_with_three_workers_fails():
 
     dispatched([member(name) for name in "abc"], [task], lose)
     failed = task.future.exception(0)
+    assert task.future.environment is not None and task.future.environment["machine"] == failed.output[-1]
     assert isinstance(failed, WorkerCrashed) and "a, b, c" in failed.output
+
+
+def test_a_minimization_goes_on_elsewhere_without_blame_for_its_last_question():
+    profile: Any = None
+    task = errand(7, MinimizeTask("source", cast(Any, {}), None, profile, 1.0))
+    heard: dict[str, str] = {}
+    goes_on: list[dict[str, str]] = []
+    task.on_left = heard.__setitem__
+    members = [member(name) for name in "abc"]
+    left = {"state": '{"tally": {}, "fatal": []}', "asking": "compile 1", "eager": ""}
+
+    def lose(dispatcher: Dispatcher, _: Client) -> None:
+        members[0].tell({7: left, 8: {"state": "of another"}})
+        for name in "abc":
+            goes_on.append(unpacked(task.call.call)[1][0].left)
+            dispatcher.drop(dispatcher.members[name], blame=True)
+
+    dispatched(members, [task], lose)
+    assert goes_on == [{}, {"state": left["state"]}, {"state": left["state"]}]
+    crash = task.future.exception(0)
+    assert isinstance(crash, WorkerCrashed) and crash.left == {"state": left["state"]} and can_resume(crash.left)
+    assert heard == left
