@@ -30,7 +30,6 @@ class Offer:
         version: its fuzzcompile's.
         code: a hash of that fuzzcompile's files.
         torch: the installed version; empty where there is none.
-        python: the interpreter's version.
         gpu: whether torch might find a GPU.
         slots: how many cases it takes at once.
     """
@@ -38,7 +37,6 @@ class Offer:
     version: str
     code: str
     torch: str
-    python: str
     gpu: bool
     slots: int
 

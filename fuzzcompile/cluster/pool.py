@@ -211,7 +211,6 @@ class ClusterPool(TaskPool):
             self._roster.dispatcher.put(errand)
 
     async def _stop(self) -> None:
-        self._keeping.cancel()
         self._roster.dispatcher.fail_all(WorkerStopped, cancel=True)
         await self._roster.close()
         rest = asyncio.all_tasks() - {asyncio.current_task()}
