@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import signal
 import warnings
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from typing import Any
@@ -18,7 +20,8 @@ from fuzzcompile.errors import EnvironmentUnfit, message_of
 
 ANSWERS_WITHIN = 8.0
 """Seconds that a scheduler has to answer."""
-_ENDS_WITHIN = 10.0
+ENDS_WITHIN = 10.0
+"""Seconds that a client or the workers of ``local:N`` have to end."""
 
 
 @dataclass
@@ -41,27 +44,27 @@ class Connection:
         _silence()
         cluster: Any = None
         try:
-            if address.local is not None:
-                _leave_interrupts_to_the_main_thread()
-                cluster = await distributed.LocalCluster(
-                    n_workers=address.local,
-                    threads_per_worker=1,
-                    host="127.0.0.1",
-                    dashboard_address="127.0.0.1:0",
-                    silence_logs=logging.CRITICAL,
-                    asynchronous=True,
+            async with contextlib.AsyncExitStack() as undo:  # what has begun ends if the rest fails or is cancelled
+                if address.local is not None:
+                    _leave_interrupts_to_the_main_thread()
+                    cluster = distributed.LocalCluster(
+                        n_workers=address.local,
+                        threads_per_worker=1,
+                        host="127.0.0.1",
+                        dashboard_address="127.0.0.1:0",
+                        silence_logs=logging.CRITICAL,
+                        asynchronous=True,
+                    )
+                    undo.push_async_callback(_end, cluster.close)
+                    await cluster
+                scheduler = cluster.scheduler_address if cluster is not None else address.scheduler()
+                client = distributed.Client(
+                    scheduler, name="fuzzcompile", asynchronous=True, set_as_default=False, timeout=within
                 )
-            scheduler = cluster.scheduler_address if cluster is not None else address.scheduler()
-            client = distributed.Client(
-                scheduler, name="fuzzcompile", asynchronous=True, set_as_default=False, timeout=within
-            )
-            try:
+                undo.push_async_callback(_end, functools.partial(client._close, fast=True))
                 with warnings.catch_warnings(action="ignore"):  # versions are compared by what matters (`fitness`)
                     await asyncio.wait_for(client, within)
-            except BaseException:
-                with contextlib.suppress(Exception):
-                    await client._close(fast=True)
-                raise
+                undo.pop_all()
         except (OSError, TimeoutError) as error:
             raise EnvironmentUnfit(
                 f"No Dask scheduler answers at {address}{_why(error)}: start one (`dask scheduler`) and workers (`dask "
@@ -84,8 +87,12 @@ class Connection:
     async def close(self) -> None:
         """Disconnect, and end the workers of ``local:N``."""
         for part in filter(None, (self.client, self.cluster)):
-            with contextlib.suppress(Exception):  # what is gone already need not be closed
-                await asyncio.wait_for(part.close(), _ENDS_WITHIN)
+            await _end(part.close)
+
+
+async def _end(close: Callable[[], Awaitable[object]]) -> None:
+    with contextlib.suppress(Exception):  # what is gone already need not be closed
+        await asyncio.wait_for(close(), ENDS_WITHIN)
 
 
 def _leave_interrupts_to_the_main_thread() -> None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from fuzzcompile.cluster.messages import Call, Reply
 from fuzzcompile.execution.failures import WorkerCrashed, WorkerStartFailed
-from fuzzcompile.execution.worker import portable
+from fuzzcompile.worker.lost import unblamed
 from fuzzcompile.worker.tasks import Surroundings
 
 if TYPE_CHECKING:
@@ -40,9 +40,10 @@ class ClusterFuture(Future[Any]):
 
 @dataclass(eq=False)
 class Errand:
-    """A task on its way. ``attempt`` counts how often it was sent; ``lost`` are the workers that it was lost with.
+    """A task on its way.
 
-    It does not run on the machines ``not_on`` while there are others.
+    ``attempt`` counts how often it was sent; ``lost`` are the workers that it was lost with, and ``left`` is what
+    their processes left of it. It does not run on the machines ``not_on`` while there are others.
     """
 
     call: Call
@@ -51,6 +52,7 @@ class Errand:
     on_left: Callable[[str, str], object] | None = None
     not_on: frozenset[str] = frozenset()
     attempt: int = 0
+    left: dict[str, str] = field(default_factory=dict)
     lost: list[str] = field(default_factory=list)
     since: float = 0.0
     sent: DaskFuture | None = None
@@ -61,13 +63,26 @@ class Errand:
         return f"{_slug(self.label)}-{self.call.campaign}-{self.call.number:x}.{self.attempt}"
 
     def begin(self) -> bool:
-        """Whether it is still wanted, and now running."""
+        """Whether it is still wanted, and now running; one that was cancelled is told so to those who wait for it."""
+        if self.future.done() and not self.future.cancelled():
+            return False
         return self.future.running() or self.future.set_running_or_notify_cancel()
 
     def settle(self, settle: Callable[[ClusterFuture], object]) -> None:
         """Set the future's result or exception, unless it was settled already."""
         with contextlib.suppress(InvalidStateError):
             settle(self.future)
+
+    def fail(self, error: Exception) -> None:
+        """Set the future's exception, whether it had begun or not."""
+        if self.begin():
+            self.settle(lambda future: future.set_exception(error))
+
+    def recall(self) -> None:
+        """Listen no more to the answer of where it was sent."""
+        if self.sent is not None:
+            self.sent.release()
+        self.sent = None
 
 
 @dataclass(eq=False)
@@ -89,9 +104,11 @@ class Member:
         """Pass on what its processes have left of the tasks that run, by their numbers."""
         for number, texts in left.items():
             errand = self.running.get(number)
-            if errand is not None and errand.on_left is not None:
-                for name, text in texts.items():
-                    errand.on_left(name, text)
+            if errand is not None:
+                errand.left.update(texts)
+                if errand.on_left is not None:
+                    for name, text in texts.items():
+                        errand.on_left(name, text)
 
     @property
     def machine(self) -> str:
@@ -121,7 +138,7 @@ class Dispatcher:
     def disconnect(self) -> int:
         """Send no tasks for now, and forget the members; how many tasks that ran will begin anew."""
         self._client = None
-        return sum(self.drop(member, blame=False) for member in list(self.members.values()))
+        return sum(self.drop(*self.members.values(), blame=False))
 
     def put(self, errand: Errand) -> None:
         """Send a task when a slot is free."""
@@ -133,24 +150,31 @@ class Dispatcher:
         self.members[member.address] = member
         self.place()
 
-    def drop(self, member: Member, *, blame: bool) -> int:
-        """Send no more tasks to a worker; how many of its tasks begin anew. With ``blame``, one may have ended it."""
-        if self.members.get(member.address) is member:
-            del self.members[member.address]
-        running, member.running = list(member.running.values()), {}
-        again = [errand for errand in running if self._again(errand, member.address if blame else None)]
-        self._waiting.extendleft(reversed(again))
-        self.place()
-        return len(again)
+    def drop(self, *members: Member, blame: bool) -> list[int]:
+        """Send no more tasks to some workers; how many tasks of each begin anew. With ``blame``, one may have ended it.
 
-    def fail_all(self, error: Callable[[], Exception]) -> None:
-        """Settle every task with an error: none will be run any more. Those that had not begun are cancelled."""
+        Workers that are lost at once are dropped at once: none of them then gets what another one ran.
+        """
+        again: list[list[Errand]] = []
+        for member in members:
+            if self.members.get(member.address) is member:
+                del self.members[member.address]
+            running, member.running = list(member.running.values()), {}
+            again.append([errand for errand in running if self._again(errand, member, blame)])
+        self._waiting.extendleft(reversed([errand for errands in again for errand in errands]))
+        self.place()
+        return [len(errands) for errands in again]
+
+    def fail_all(self, error: Callable[[], Exception], *, cancel: bool = False) -> None:
+        """Settle every task with an error: none will be run any more. With ``cancel``, what waits is cancelled."""
         running = [errand for member in self.members.values() for errand in member.running.values()]
         for member in self.members.values():
             member.running = {}
         for errand in (*running, *self._waiting):
-            if not errand.future.cancel():
-                errand.settle(lambda future: future.set_exception(error()))
+            errand.recall()
+            if cancel:
+                errand.future.cancel()
+            errand.fail(error())
         self._waiting.clear()
 
     def place(self) -> None:
@@ -197,12 +221,21 @@ class Dispatcher:
             pass
         except Exception as error:
             gone = type(error).__name__ == "KilledWorker"  # which the scheduler says of its own accord if so configured
-            reply = Reply(error=portable(error))
+            reply = Reply.of(error)
         finally:
             sent.release()
         if errand.sent is not sent:
             return  # it was sent elsewhere
-        raised = None if reply.error is None else pickle.loads(reply.error)
+        try:
+            self._take(reply, errand, member, gone)
+        except Exception as error:  # an error of our own must not leave the campaign waiting for ever
+            member.running.pop(errand.call.number, None)
+            errand.fail(error)
+            self.place()
+
+    def _take(self, reply: Reply, errand: Errand, member: Member, gone: bool) -> None:
+        """Settle a task by the answer to it, or doubt the worker that has none."""
+        raised = reply.raised()
         if gone or reply.unhosted or isinstance(raised, WorkerStartFailed):
             self._doubt(member, raised, gone)
             return
@@ -211,21 +244,23 @@ class Dispatcher:
         if raised is None:
             errand.settle(lambda future: future.set_result(reply.value))
         else:
-            raised.__cause__ = None if reply.cause is None else pickle.loads(reply.cause)
             errand.settle(lambda future: future.set_exception(raised))
         self.place()
 
-    def _again(self, errand: Errand, lost_with: str | None) -> bool:
+    def _again(self, errand: Errand, member: Member, blame: bool) -> bool:
         """Whether a task whose worker is lost is to be sent anew; if not, it has failed."""
-        if errand.sent is not None:
-            errand.sent.release()
-        errand.sent = None
-        if lost_with is not None:
-            errand.lost.append(lost_with)
+        errand.recall()
+        if blame:
+            errand.lost.append(member.address)
+        left = unblamed(errand.left)
         if len(errand.lost) < MOST_LOST:
+            if left:
+                errand.call = errand.call.resumed(left)
             return True
+        errand.future.environment = dict(member.surroundings.environment)
         crash = WorkerCrashed(None, f"Dask workers were lost while they ran it: {', '.join(errand.lost)}")
-        errand.settle(lambda future: future.set_exception(crash))
+        crash.left = left
+        errand.fail(crash)
         return False
 
 

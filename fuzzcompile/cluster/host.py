@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import pickle
-import platform
 import tempfile
 import threading
 import time
@@ -47,13 +46,14 @@ class Host:
         self._stack = ExitStack()  # what ends with the host
         self._closing = threading.Event()
         self._closed = threading.Lock()
-        self._heard = time.monotonic()
+        self._running: set[int] = set()
         self._left: defaultdict[int, dict[str, str]] = defaultdict(dict)
         opened: tuple[TaskPool, Surroundings]
         with self._stack:
             opened = charter.opens(charter, self._stack)
             self._pool, self.surroundings = opened
             self._stack = self._stack.pop_all()
+        self._heard = time.monotonic()  # from now on: opening may take minutes, in which it is asked nothing
         threading.Thread(target=self._watch, name="fuzzcompile-host", daemon=True).start()
 
     @property
@@ -61,9 +61,15 @@ class Host:
         """Whether it takes tasks."""
         return not self._closing.is_set()
 
+    def is_fresh(self) -> bool:
+        """Whether it is open and runs nothing; the campaign that asks is alive."""
+        self._heard = time.monotonic()
+        return self.is_open and not self._running
+
     def run(self, call: Call) -> Reply:
         """Run a task in the pool, and say how it ended."""
         self._heard = time.monotonic()
+        self._running.add(call.number)
         try:
             function, args, kwargs = unpacked(call.call)
             task: Future[object] = self._pool.schedule(
@@ -75,9 +81,9 @@ class Host:
         except Exception as error:  # whatever a task raises is the campaign's to judge
             if not self.is_open:
                 return Reply(unhosted=True)
-            cause = error.__cause__
-            return Reply(error=portable(error), cause=None if cause is None else portable(cause))
+            return Reply.of(error)
         finally:
+            self._running.discard(call.number)
             self._left.pop(call.number, None)
 
     def pulse(self) -> Pulse:
@@ -135,16 +141,19 @@ def offer(dask_worker: Worker) -> bytes:
     """The pickled `Offer` of this Dask worker."""
     threads = dask_worker.state.nthreads
     slots = int(dask_worker.state.total_resources.get(_RESOURCE, threads))
-    here = (fuzzcompile.__version__, code_digest(), installed_torch(), platform.python_version())
+    here = (fuzzcompile.__version__, code_digest(), installed_torch())
     return pickle.dumps(Offer(*here, gpu=may_have_gpu(), slots=min(slots, threads)))
 
 
 async def open_host(charter: bytes, dask_worker: Worker) -> bytes:
-    """Open the host of a pickled `Charter`, unless it is open; the pickled `Surroundings` or error."""
+    """Open the host of a pickled `Charter`, unless it is open; the pickled `Surroundings` or error.
+
+    One that still runs something makes way for a new one: its campaign had lost this worker, and runs it elsewhere.
+    """
     asked: Charter = pickle.loads(charter)
     key = (asked.campaign, dask_worker.address)
     opening = _hosts.get(key)
-    if opening is not None and opening.done() and not (opening.exception() is None and opening.result().is_open):
+    if opening is not None and opening.done() and not (opening.exception() is None and opening.result().is_fresh()):
         opening = None
     if opening is None:
         opening = _hosts[key] = asyncio.ensure_future(asyncio.to_thread(Host, asked))

@@ -11,13 +11,15 @@ import hashlib
 import pickle
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, Self, runtime_checkable
 
 import fuzzcompile
 from fuzzcompile.cluster.travelling import Packed
+from fuzzcompile.execution.failures import RemoteError
 from fuzzcompile.execution.named import Named
+from fuzzcompile.execution.worker import portable, told
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,6 @@ class Offer:
         version: its fuzzcompile's.
         code: a hash of that fuzzcompile's files.
         torch: the installed version; empty where there is none.
-        python: the interpreter's version.
         gpu: whether torch might find a GPU.
         slots: how many cases it takes at once.
     """
@@ -36,7 +37,6 @@ class Offer:
     version: str
     code: str
     torch: str
-    python: str
     gpu: bool
     slots: int
 
@@ -89,6 +89,20 @@ class Call:
         """What ``pickle.loads`` turns into the answer, where it is called: the bytes of a `Reply`."""
         return pickle.dumps(_Answering(self), pickle.HIGHEST_PROTOCOL)
 
+    def resumed(self, left: Mapping[str, str]) -> Call:
+        """The same call after a loss: what it can go on with is ``left``, for those of its arguments that know how."""
+        function, args, kwargs = unpacked(self.call)
+        args = tuple(each.resumed(left) if isinstance(each, Resumable) else each for each in args)
+        return replace(self, call=packed((function, args, kwargs)))
+
+
+@runtime_checkable
+class Resumable(Protocol):
+    """A task that can go on where another worker stopped."""
+
+    def resumed(self, left: Mapping[str, str]) -> Self:
+        """The same task with what a lost worker has left of it (`WorkerFailed.left`)."""
+
 
 @dataclass(frozen=True)
 class _Answering:
@@ -104,13 +118,38 @@ class _Answering:
 class Reply:
     """How a task ended: with a ``value``, or with a pickled ``error`` and its ``cause``.
 
+    ``told`` stands for an error that cannot be unpickled where it arrives, as one of torch's where there is no torch.
     ``unhosted`` says that the Dask worker does not serve the campaign, or no longer: the task is to run elsewhere.
     """
 
     value: object = None
     error: bytes | None = None
     cause: bytes | None = None
+    told: RemoteError | None = None
     unhosted: bool = False
+
+    @classmethod
+    def of(cls, error: Exception) -> Reply:
+        """The reply of a task that raised."""
+        cause = error.__cause__
+        return cls(error=portable(error), cause=None if cause is None else portable(cause), told=told(error))
+
+    def raised(self) -> Exception | None:
+        """What the task raised, with its cause; None if it has a value."""
+        if self.error is None:
+            return None
+        error = _loaded(self.error) or self.told or RemoteError("Exception", "it cannot be unpickled")
+        error.__cause__ = None if self.cause is None else _loaded(self.cause)
+        return error
+
+
+def _loaded(pickled: bytes) -> Exception | None:
+    """A pickled exception; None if it cannot be unpickled here."""
+    try:
+        error = pickle.loads(pickled)
+    except Exception:  # unpickling imports the exception's module, and runs its own code, which may raise anything
+        return None
+    return error if isinstance(error, Exception) else None
 
 
 @dataclass(frozen=True)

@@ -206,13 +206,12 @@ class ClusterPool(TaskPool):
 
     def _put(self, errand: Errand) -> None:
         if self._broken is not None:
-            errand.settle(lambda future: future.set_exception(self._failure()))
+            errand.fail(self._failure())
         else:
             self._roster.dispatcher.put(errand)
 
     async def _stop(self) -> None:
-        self._keeping.cancel()
-        self._roster.dispatcher.fail_all(WorkerStopped)
+        self._roster.dispatcher.fail_all(WorkerStopped, cancel=True)
         await self._roster.close()
         rest = asyncio.all_tasks() - {asyncio.current_task()}
         for task in rest:

@@ -24,7 +24,7 @@ from fuzzcompile.cluster.changes import (
     WorkerLost,
     WorkerRefused,
 )
-from fuzzcompile.cluster.connecting import ANSWERS_WITHIN, Connection
+from fuzzcompile.cluster.connecting import ANSWERS_WITHIN, ENDS_WITHIN, Connection
 from fuzzcompile.cluster.dispatching import Dispatcher, Member
 from fuzzcompile.cluster.fitness import Wanted, machine_of, silent, unlike
 from fuzzcompile.cluster.messages import Charter, Offer, Pulse
@@ -71,15 +71,18 @@ class Roster:
         self.connection: Connection | None = None
         self._charter, self._any_device, self._say, self._fail = charter, any_device, say, fail
         self._offers: dict[str, Offer] = {}
+        self._keeping: asyncio.Task[None] | None = None
         self._errands: dict[str, asyncio.Task[None]] = {}  # what is being asked of each worker
+        self._begun: set[tuple[str, str]] = set()  # by address, what each worker that is there was asked already
+        self._firsts: set[asyncio.Task[None]] = set()  # what is being asked for the first time
         self._asked: float | None = None  # when the first worker made its offer
         self._narrowed = False
         self._alone = time.monotonic()
 
     @property
     def opening(self) -> bool:
-        """Whether a worker is being asked or starts its processes."""
-        return bool(self._errands)
+        """Whether a worker is being asked or starts its processes, for the first time: one that is deaf may stay so."""
+        return bool(self._firsts)
 
     @property
     def state(self) -> ClusterState:
@@ -97,7 +100,8 @@ class Roster:
         )
 
     async def keep(self) -> None:
-        """Keep the members until this is cancelled or fails."""
+        """Keep the members until `close` or until this fails."""
+        self._keeping = asyncio.current_task()
         try:
             await self._connect()
             while True:
@@ -110,7 +114,10 @@ class Roster:
             self._fail(error)
 
     async def close(self) -> None:
-        """End the campaign's processes on all workers, and disconnect."""
+        """Keep the members no longer, end the campaign's processes on all workers, and disconnect."""
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.wait([self._keeping], timeout=2 * ENDS_WITHIN)  # what it was starting ends with it
         for task in self._errands.values():
             task.cancel()
         if self.connection is None:
@@ -133,6 +140,7 @@ class Roster:
         for task in self._errands.values():
             task.cancel()
         self._errands.clear()
+        self._begun.clear()
         self._offers.clear()
         tasks = self.dispatcher.disconnect()
         self._say(SchedulerLost(lost.scheduler, _PATIENCE))
@@ -157,13 +165,13 @@ class Roster:
         if self.connection.client.status != "running":
             raise OSError("the client has lost the scheduler")
         present = await asyncio.wait_for(self.connection.client.nthreads(), ANSWERS_WITHIN)
+        self._begun = {(address, what) for address, what in self._begun if address in present}
         for address in [known for known in (*self._offers, *self.refused) if known not in present]:
             self._forget(address)
-        for member in [each for each in self.dispatcher.members.values() if each.address not in present]:
-            self._lose(member, "it is gone")
+        self._lose("it is gone", *(each for each in self.dispatcher.members.values() if each.address not in present))
         for address in present:
             if address not in self._offers and address not in self.refused:
-                self._begin(address, self._ask_offer(address))
+                self._begin(address, self._ask_offer(address), first="offer")
         self._choose()
         self._feel_pulses()
         if self.dispatcher.members or self.opening or self.first is None:
@@ -191,7 +199,7 @@ class Roster:
             if why is not None:
                 self._refuse(address, why)
             else:
-                self._begin(address, self._open(address, offer))
+                self._begin(address, self._open(address, offer), first="open")
 
     async def _ask_offer(self, address: str) -> None:
         answer = await self._ask(address, host.offer, within=_ASKING)
@@ -224,8 +232,8 @@ class Roster:
             return
         environment = member.surroundings.environment
         torch, device = str(environment["torch"]), member.surroundings.device
-        self._say(WorkerJoined(member.address, member.machine, member.slots, torch, device))
         self.dispatcher.add(member)
+        self._say(WorkerJoined(member.address, member.machine, member.slots, torch, device))
 
     def _refuse(self, address: str, why: str) -> None:
         if address not in self.refused:
@@ -234,20 +242,22 @@ class Roster:
 
     # -- who is lost ----------------------------------------------------------------------------------------------
 
-    def _lose(self, member: Member, why: str) -> None:
-        self._forget(member.address)
-        tasks = self.dispatcher.drop(member, blame=True)
-        self._say(WorkerLost(member.address, member.machine, tasks, why))
+    def _lose(self, why: str, *members: Member, blame: bool = True) -> None:
+        for member in members:
+            self._forget(member.address)
+        for member, tasks in zip(members, self.dispatcher.drop(*members, blame=blame), strict=True):
+            self._say(WorkerLost(member.address, member.machine, tasks, why))
 
     def _doubt(self, member: Member, error: Exception | None, gone: bool) -> None:
         """A member could not run a task: it is asked again, or refused if its processes cannot be started."""
         if gone:
-            self._lose(member, "it is gone")
-            return
-        self._offers.pop(member.address, None)
-        self.dispatcher.drop(member, blame=False)
-        if error is not None:
-            self._refuse(member.address, message_of(error).rstrip("."))
+            self._lose("it is gone", member)
+        elif error is None:
+            self._lose("it serves the campaign no longer", member, blame=False)
+        else:
+            why = message_of(error).rstrip(".")
+            self._lose(why, member, blame=False)
+            self._refuse(member.address, why)
 
     def _forget(self, address: str) -> None:
         self._offers.pop(address, None)
@@ -264,8 +274,10 @@ class Roster:
 
     async def _feel_pulse(self, member: Member) -> None:
         answer = await self._ask(member.address, host.pulse, self._charter.campaign, within=_DEAF)
-        if isinstance(answer, TimeoutError) and self.dispatcher.members.get(member.address) is member:
-            self._lose(member, f"it has not answered for {_DEAF:.0f} s")
+        if self.dispatcher.members.get(member.address) is not member:
+            return  # it was lost meanwhile
+        if isinstance(answer, TimeoutError):
+            self._lose(f"it has not answered for {_DEAF:.0f} s", member)
         pulse: Pulse | None = pickle.loads(answer) if isinstance(answer, bytes) else None
         if pulse is not None:
             member.tell(pulse.left)
@@ -274,15 +286,19 @@ class Roster:
 
     # -- asking ---------------------------------------------------------------------------------------------------
 
-    def _begin(self, address: str, asking: Any) -> None:
-        """Ask a worker something, one thing at a time."""
+    def _begin(self, address: str, asking: Any, *, first: str | None = None) -> None:
+        """Ask a worker something, one thing at a time; ``first`` names what counts as opening when it begins once."""
         if address in self._errands:
             asking.close()
             return
         task = self._errands[address] = asyncio.ensure_future(asking)
+        if first is not None and (address, first) not in self._begun:
+            self._begun.add((address, first))
+            self._firsts.add(task)
         task.add_done_callback(lambda done: self._end(address, done))
 
     def _end(self, address: str, task: asyncio.Task[None]) -> None:
+        self._firsts.discard(task)
         if self._errands.get(address) is task:
             del self._errands[address]
         if not task.cancelled() and (error := task.exception()) is not None:

@@ -242,8 +242,13 @@ def portable(error: BaseException) -> bytes:
             pickled = pickle.dumps(error)
             pickle.loads(pickled)  # many exceptions can be pickled and then not be rebuilt
             return pickled
+    return pickle.dumps(told(error))
+
+
+def told(error: BaseException) -> RemoteError:
+    """The kind and the text of an exception, which can be rebuilt anywhere."""
     kind = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
-    return pickle.dumps(RemoteError(kind, _text(error)))
+    return RemoteError(kind, _text(error))
 
 
 def _text(error: BaseException) -> str:

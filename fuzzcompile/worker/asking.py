@@ -15,7 +15,7 @@ from fuzzcompile.signatures import source_hash
 
 # So many workers may be lost to one minimization.
 _MOST_LOST = 3
-_STATE, _ASKING = "state", "asking"
+_STATE, ASKING = "state", "asking"
 
 
 @dataclass
@@ -66,7 +66,7 @@ class Asked:
 
     def _say(self, question: str) -> None:
         if self.keeps:
-            leave(_ASKING, question)
+            leave(ASKING, question)
 
 
 def can_resume(left: Mapping[str, str]) -> bool:
@@ -82,4 +82,4 @@ def _read(left: Mapping[str, str]) -> tuple[Tally, list[str]]:
     if _STATE not in left:  # no worker has begun
         return Tally(), []
     kept = json.loads(left[_STATE])
-    return Tally(**kept["tally"]), [*kept["fatal"], left.get(_ASKING, "")]
+    return Tally(**kept["tally"]), [*kept["fatal"], left.get(ASKING, "")]

@@ -9,12 +9,12 @@ from typing import cast
 from fuzzcompile.contract import ReportJson
 from fuzzcompile.execution.worker import leave
 
-_EAGER, _REPORT = "eager", "report"
+EAGER, _REPORT = "eager", "report"
 
 
 def leave_eager() -> None:
     """Eager mode has finished: what takes this worker down from now on is the compiler's."""
-    leave(_EAGER, "")
+    leave(EAGER, "")
 
 
 def leave_report(report: ReportJson) -> None:
@@ -29,4 +29,4 @@ def left_behind(left: Mapping[str, str]) -> tuple[bool, ReportJson | None]:
         Whether eager had finished, and the report if there was a verdict.
     """
     report = left.get(_REPORT)
-    return _EAGER in left or report is not None, None if report is None else cast(ReportJson, json.loads(report))
+    return EAGER in left or report is not None, None if report is None else cast(ReportJson, json.loads(report))

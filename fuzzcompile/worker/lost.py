@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from fuzzcompile import hints
 from fuzzcompile.contract import ReportJson, TargetJson
 from fuzzcompile.errors import EnvironmentUnfit, FuzzcompileError
 from fuzzcompile.execution.pool import WorkerFailed, WorkerStartFailed, WorkerTimeout
 from fuzzcompile.judging.cut_short import worker_failure
 from fuzzcompile.oracle.verdicts import Verdict
+from fuzzcompile.worker.asking import ASKING
+from fuzzcompile.worker.leaving import EAGER
 
 
 def verdict_of(loss: WorkerFailed) -> Verdict:
@@ -19,6 +23,14 @@ def report_of(loss: WorkerFailed, case: str, torch_version: str, device: str, ta
     """The report on the case called ``case``; it holds only if eager had finished (`left_behind`)."""
     report = worker_failure(case, torch_version, device, verdict_of(loss), str(loss), loss.output)
     return {**report, "target": unlooked(target)}
+
+
+def unblamed(left: Mapping[str, str]) -> dict[str, str]:
+    """What still holds of what a worker left (`WorkerFailed.left`) that was lost with its machine.
+
+    That says nothing against the compiler, which was running, nor against the question that was being asked.
+    """
+    return {name: text for name, text in left.items() if name not in (EAGER, ASKING)}
 
 
 def unlooked(target: str | None) -> TargetJson | None:

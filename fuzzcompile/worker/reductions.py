@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fuzzcompile.contract import ReportJson
 from fuzzcompile.execution.named import Named
@@ -40,6 +40,10 @@ class MinimizeTask:
     tests: int = 100
     vetoes: tuple[str, ...] = ()
     left: Mapping[str, str] = field(default_factory=dict)
+
+    def resumed(self, left: Mapping[str, str]) -> MinimizeTask:
+        """The same minimization with what another worker has left of it, which had taken over ``self.left``."""
+        return replace(self, left=left)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from fuzzcompile.cluster.messages import Offer, code_digest
 from fuzzcompile.custom import Loaded
 from fuzzcompile.worker.tasks import Surroundings
 
-HERE = Offer(fuzzcompile.__version__, code_digest(), "2.15.0+cpu", "3.12.1", gpu=False, slots=4)
+HERE = Offer(fuzzcompile.__version__, code_digest(), "2.15.0+cpu", gpu=False, slots=4)
 FIRST = Surroundings({"torch": "2.15.0+cpu"}, "cpu", lacks=("a",))
 
 

@@ -164,7 +164,7 @@ def test_a_task_that_loses_three_dask_workers_is_taken_to_end_them(workers, monk
         def lose() -> None:
             for member in list(workers._roster.dispatcher.members.values()):
                 if any(errand.future is killing for errand in member.running.values()):
-                    workers._roster._lose(member, "it is gone")
+                    workers._roster._lose("it is gone", member)
 
         workers._loop.call_soon_threadsafe(lose)
         return killing.done()

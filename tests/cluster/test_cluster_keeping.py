@@ -1,0 +1,184 @@
+"""Hosts, rosters and connections where something is slow, deaf or fails, without any Dask worker."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import pickle
+import time
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("distributed", reason="needs the extra `cluster`")
+
+import distributed
+
+from fuzzcompile.cluster import connecting, host, roster
+from fuzzcompile.cluster.address import ClusterAddress
+from fuzzcompile.cluster.changes import WorkerJoined, WorkerLost, WorkerRefused
+from fuzzcompile.cluster.connecting import Connection
+from fuzzcompile.cluster.dispatching import ClusterFuture, Errand, Member
+from fuzzcompile.cluster.fitness import Wanted
+from fuzzcompile.cluster.messages import Call, Charter, packed
+from fuzzcompile.cluster.roster import Roster
+from fuzzcompile.cluster.travelling import Packed
+from fuzzcompile.errors import EnvironmentUnfit
+from fuzzcompile.execution.failures import WorkerStartFailed, WorkerStopped
+from fuzzcompile.execution.named import Named
+from fuzzcompile.worker.conditions import Conditions
+from fuzzcompile.worker.tasks import Surroundings
+
+HERE = Surroundings({"torch": "2.15.0", "machine": "m"}, "cpu")
+CHARTER = Charter("campaign", Packed(Conditions(device="cpu")), slots=1)
+
+
+class Pool:
+    """Runs nothing, and lets what runs fail when it is stopped."""
+
+    def __init__(self) -> None:
+        self.tasks: list[Future[Any]] = []
+
+    def schedule(self, *_: Any, **__: Any) -> Future[Any]:
+        self.tasks.append(Future())
+        return self.tasks[-1]
+
+    def kill_workers(self) -> None:
+        for task in self.tasks:
+            task.set_exception(WorkerStopped())
+
+
+clock = SimpleNamespace(monotonic=lambda: clock.now, now=0.0)
+
+
+def open_slowly(charter: Any, stack: Any) -> Any:
+    clock.now += 100.0
+    return Pool(), HERE
+
+
+OPENING = dataclasses.replace(CHARTER, opens=Named(f"{__name__}:open_slowly"))
+
+
+def test_a_host_that_takes_long_to_open_does_not_close_itself(monkeypatch):
+    monkeypatch.setattr(host, "time", clock)
+    slow = host.Host(OPENING)
+    time.sleep(1.2)
+    assert slow.is_open
+    slow.close()
+
+
+def test_a_deaf_worker_that_is_admitted_again_gets_a_host_that_runs_nothing():
+    class Worker:
+        address, plugins = "tcp://a:1", {}
+
+        async def plugin_add(self, plugin: Any, name: str) -> None:
+            if name in self.plugins:
+                await self.plugins[name].teardown(self)
+            self.plugins[name] = plugin
+
+    async def admit_twice() -> None:
+        worker: Any = Worker()
+        await host.open_host(pickle.dumps(OPENING), worker)
+        first = host._host("campaign", worker.address)
+        await host.open_host(pickle.dumps(OPENING), worker)
+        assert first is not None and host._host("campaign", worker.address) is first, "it was free"
+        running = asyncio.create_task(asyncio.to_thread(first.run, Call("campaign", 1, packed((len, (), {})), {})))
+        while first.is_fresh():
+            await asyncio.sleep(0.01)
+        await host.open_host(pickle.dumps(OPENING), worker)
+        assert (await running).unhosted and not first.is_open
+        second = host._host("campaign", worker.address)
+        assert second is not None and second is not first
+        await worker.plugins.popitem()[1].teardown(worker)
+
+    asyncio.run(admit_twice())
+
+
+def a_roster() -> tuple[Roster, list[Any]]:
+    told: list[Any] = []
+    failed: Any = told.append
+    return Roster(
+        ClusterAddress(url="tcp://s:1"), CHARTER, Wanted(), any_device=True, say=told.append, fail=failed
+    ), told
+
+
+def test_a_worker_that_is_listed_and_never_answers_is_waited_for_once(monkeypatch):
+    class Deaf:
+        status, dashboard_link = "running", ""
+
+        async def nthreads(self) -> dict[str, int]:
+            return {"tcp://a:1": 1}
+
+        async def run(self, *_: Any, **__: Any) -> None:
+            await asyncio.sleep(1000)
+
+        async def close(self) -> None: ...
+
+        def submit(self, *_: Any, **__: Any) -> None: ...
+
+    async def connect(*_: Any) -> Connection:
+        return Connection(Deaf(), "tcp://s:1")  # type: ignore[arg-type]
+
+    async def keep() -> list[bool]:
+        kept, _ = a_roster()
+        keeping = asyncio.create_task(kept.keep())
+        seen = []
+        for seconds in (0.1, 0.3, 0.1):
+            await asyncio.sleep(seconds)
+            seen.append(kept.opening)
+        await kept.close()
+        assert keeping.cancelled()
+        return seen
+
+    monkeypatch.setattr(Connection, "open", connect)
+    for name, seconds in (("_TICK", 0.01), ("_ASKING", 0.2), ("ANSWERS_WITHIN", 0.1)):
+        monkeypatch.setattr(roster, name, seconds)
+    assert asyncio.run(keep()) == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("error", "kinds", "why"),
+    [
+        (None, [WorkerLost], "serves the campaign no longer"),
+        (WorkerStartFailed("no processes"), [WorkerLost, WorkerRefused], "no processes"),
+    ],
+)
+def test_a_worker_that_cannot_run_a_task_is_told_as_lost_with_what_it_ran(error, kinds, why):
+    kept, told = a_roster()
+    member = Member("tcp://a:1", 1, HERE)
+    kept._admit(member)
+    assert isinstance(told.pop(), WorkerJoined) and kept.state.slots == 1
+    member.running[0] = Errand(Call("c", 0, b"", {}), "judge", ClusterFuture())
+    kept._doubt(member, error, False)
+    assert [type(change) for change in told] == kinds
+    assert told[0].tasks == 1 and why in told[0].why and kept.state.slots == 0
+
+
+@pytest.mark.parametrize("fails", ["cluster", "client"])
+def test_what_was_started_for_a_connection_that_fails_is_closed(monkeypatch, fails):
+    closed: list[str] = []
+
+    class Fake:
+        scheduler_address = "tcp://s:1"
+
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def __await__(self) -> Any:
+            yield from asyncio.sleep(0).__await__()
+            if self.name == fails:
+                raise OSError("it fails")
+
+        async def close(self, fast: bool = False) -> None:
+            closed.append(self.name)
+
+        _close = close
+
+    monkeypatch.setattr(distributed, "LocalCluster", lambda **_: Fake("cluster"))
+    monkeypatch.setattr(distributed, "Client", lambda *_, **__: Fake("client"))
+    monkeypatch.setattr(connecting, "_leave_interrupts_to_the_main_thread", lambda: None)
+    with pytest.raises(EnvironmentUnfit, match="it fails"):
+        asyncio.run(Connection.open(ClusterAddress(local=2)))
+    assert closed == (["cluster"] if fails == "cluster" else ["client", "cluster"])

@@ -1,0 +1,152 @@
+"""What becomes of tasks whose Dask workers are lost or answer with errors, without any Dask."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import pickle
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+pytest.importorskip("distributed", reason="needs the extra `cluster`")
+
+from fuzzcompile.cluster.dispatching import ClusterFuture, Dispatcher, Errand, Member
+from fuzzcompile.cluster.messages import Call, Reply, packed, unpacked
+from fuzzcompile.execution.failures import RemoteError, WorkerCrashed, WorkerStartFailed, WorkerStopped
+from fuzzcompile.worker.asking import can_resume
+from fuzzcompile.worker.reductions import MinimizeTask
+from fuzzcompile.worker.tasks import Surroundings
+
+NOT_HERE = b"cno_such_module\nError\n."
+"""The pickle of an exception whose module is not installed here."""
+
+
+class Sent(asyncio.Future[bytes]):
+    """An answer that comes when the test says so."""
+
+    def release(self) -> None: ...
+
+
+class Client:
+    """Keeps what was sent where."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, bytes, Sent]] = []
+
+    def submit(self, _: object, payload: bytes, *, workers: list[str], **__: Any) -> Sent:
+        self.sent.append((workers[0], payload, Sent()))
+        return self.sent[-1][2]
+
+
+def member(address: str, slots: int = 1) -> Member:
+    return Member(address, slots, Surroundings({"machine": address}, "cpu"))
+
+
+def errand(number: int = 0, *args: object) -> Errand:
+    return Errand(Call("c", number, packed((len, args, {})), {}), "judge", ClusterFuture())
+
+
+def dispatched(members: list[Member], errands: list[Errand], then: Callable[[Dispatcher, Client], Any]) -> Client:
+    """Send errands to members, do something, and let what follows from it happen."""
+
+    async def run() -> Client:
+        dispatcher, client = Dispatcher(lambda member, *_: dispatcher.drop(member, blame=False) and None), Client()
+        dispatcher.connect(client)  # type: ignore[arg-type]
+        for each in members:
+            dispatcher.add(each)
+        for sent in errands:
+            dispatcher.put(sent)
+        await asyncio.sleep(0)
+        then(dispatcher, client)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        return client
+
+    return asyncio.run(run())
+
+
+def test_workers_that_are_lost_at_once_blame_a_task_once():
+    members, task = [member(name) for name in "abcd"], errand()
+    client = dispatched(members, [task], lambda dispatcher, _: dispatcher.drop(*members[:3], blame=True))
+    assert [where for where, _, _ in client.sent] == ["a", "d"]
+    assert task.lost == ["a"] and task.future.running()
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        (Reply(error=NOT_HERE, told=RemoteError("torch.Broken", "its text")), "torch.Broken: its text"),
+        (Reply(error=NOT_HERE), "cannot be unpickled"),
+        (Reply(error=pickle.dumps(KeyError("k")), cause=NOT_HERE), "'k'"),
+    ],
+)
+def test_an_error_that_the_driver_cannot_unpickle_is_told_and_its_slot_is_free_again(reply, said):
+    first, second = errand(1), errand(2)
+    client = dispatched(
+        [member("a")], [first, second], lambda _, client: client.sent[0][2].set_result(pickle.dumps(reply))
+    )
+    assert said in str(first.future.exception(0))
+    assert len(client.sent) == 2 and second.future.running()
+
+
+def test_the_error_of_a_reply_has_its_cause_and_its_text():
+    error = ValueError("bad")
+    error.__cause__ = KeyError("why")
+    reply = Reply.of(error)
+    assert reply.told is not None and str(reply.told) == "ValueError: bad"
+    raised = reply.raised()
+    assert isinstance(raised, ValueError) and isinstance(raised.__cause__, KeyError)
+
+
+def test_on_a_lost_cluster_what_waits_fails_like_what_runs():
+    tasks = [errand(number) for number in range(3)]
+    tasks[2].future.cancel()
+    dispatched([member("a")], tasks, lambda dispatcher, _: dispatcher.fail_all(lambda: WorkerStartFailed("lost")))
+    done, _ = concurrent.futures.wait([task.future for task in tasks], 0)
+    assert len(done) == 3 and tasks[2].future.cancelled()
+    assert [type(task.future.exception(0)) for task in tasks[:2]] == [WorkerStartFailed] * 2
+
+
+def test_when_the_pool_is_stopped_what_waits_is_cancelled_and_reported():
+    tasks = [errand(number) for number in range(2)]
+    dispatched([member("a")], tasks, lambda dispatcher, _: dispatcher.fail_all(WorkerStopped, cancel=True))
+    done, _ = concurrent.futures.wait([task.future for task in tasks], 0)
+    assert len(done) == 2 and tasks[1].future.cancelled()
+    assert isinstance(tasks[0].future.exception(0), WorkerStopped)
+
+
+def test_a_task_that_was_lost_with_three_workers_fails():
+    task = errand()
+
+    def lose(dispatcher: Dispatcher, _: Client) -> None:
+        for name in "abc":
+            dispatcher.drop(dispatcher.members[name], blame=True)
+
+    dispatched([member(name) for name in "abc"], [task], lose)
+    failed = task.future.exception(0)
+    assert task.future.environment is not None and task.future.environment["machine"] == failed.output[-1]
+    assert isinstance(failed, WorkerCrashed) and "a, b, c" in failed.output
+
+
+def test_a_minimization_goes_on_elsewhere_without_blame_for_its_last_question():
+    profile: Any = None
+    task = errand(7, MinimizeTask("source", cast(Any, {}), None, profile, 1.0))
+    heard: dict[str, str] = {}
+    goes_on: list[dict[str, str]] = []
+    task.on_left = heard.__setitem__
+    members = [member(name) for name in "abc"]
+    left = {"state": '{"tally": {}, "fatal": []}', "asking": "compile 1", "eager": ""}
+
+    def lose(dispatcher: Dispatcher, _: Client) -> None:
+        members[0].tell({7: left, 8: {"state": "of another"}})
+        for name in "abc":
+            goes_on.append(unpacked(task.call.call)[1][0].left)
+            dispatcher.drop(dispatcher.members[name], blame=True)
+
+    dispatched(members, [task], lose)
+    assert goes_on == [{}, {"state": left["state"]}, {"state": left["state"]}]
+    crash = task.future.exception(0)
+    assert isinstance(crash, WorkerCrashed) and crash.left == {"state": left["state"]} and can_resume(crash.left)
+    assert heard == left
