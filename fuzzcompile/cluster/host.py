@@ -15,13 +15,14 @@ import time
 from collections import defaultdict
 from concurrent.futures import Future
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from distributed import Worker, WorkerPlugin, get_worker
 
 import fuzzcompile
 from fuzzcompile.cluster.messages import Call, Charter, Offer, Pulse, Reply, code_digest, unpacked
-from fuzzcompile.errors import EnvironmentUnfit, FuzzcompileError, message_of
+from fuzzcompile.errors import EnvironmentUnfit, FuzzcompileError, MachineUnfit, message_of
 from fuzzcompile.execution.failures import WorkerFailed, WorkerStartFailed, WorkerStopped
 from fuzzcompile.execution.named import installed_torch
 from fuzzcompile.execution.task_pool import TaskPool
@@ -33,6 +34,8 @@ from fuzzcompile.worker.tasks import DESCRIBE, Surroundings
 SILENCE = 45.0
 """Seconds without a word of its campaign after which a host closes: whoever started it is gone, or cut off."""
 
+# So many full compiles in a row that this machine could not do: it is refused, and the case runs elsewhere.
+_MOST_UNFIT = 2
 # A Dask worker may be started with `--resources "fuzzcompile=N"`, to take fewer cases than it has threads.
 _RESOURCE = "fuzzcompile"
 
@@ -47,6 +50,7 @@ class Host:
         self._closing = threading.Event()
         self._closed = threading.Lock()
         self._running: set[int] = set()
+        self._unfit = 0  # full compiles in a row that failed for want of a disk or a compiler
         self._left: defaultdict[int, dict[str, str]] = defaultdict(dict)
         opened: tuple[TaskPool, Surroundings]
         with self._stack:
@@ -75,9 +79,15 @@ class Host:
             task: Future[object] = self._pool.schedule(
                 function, args, kwargs, on_left=lambda name, text: self._keep(call.number, name, text), **call.options
             )
-            return Reply(task.result())
+            value = task.result()
+            if not getattr(value, "screened", False):  # a screen needs neither a compiler nor much of a disk
+                self._unfit = 0
+            return Reply(value)
         except WorkerStopped:
             return Reply(unhosted=True)
+        except MachineUnfit as error:  # a full disk here must not swallow the campaign's cases, nor end it
+            self._unfit += 1
+            return replace(Reply.of(error), unhosted=self._unfit >= _MOST_UNFIT)
         except Exception as error:  # whatever a task raises is the campaign's to judge
             if not self.is_open:
                 return Reply(unhosted=True)

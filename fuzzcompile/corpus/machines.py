@@ -23,6 +23,8 @@ Place: TypeAlias = tuple[Alike, str]
 SecondMachine = Literal["confirmed", "pending", "not reproduced"]
 # Verdicts that say that the program is right where it was judged. Others say nothing: it could not be judged, say.
 CLEAN = ("equal", "rounding")
+# Those that say nothing of the program there: a machine that was busy or unfit for once may be asked again.
+_SAYS_NOTHING = ("unjudged", "timeout", "crash")
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Machines:
 
     Attributes:
         shown: the places that showed it, as far as they are known.
-        judged: those where its case or its best reproducer was judged in full, whatever came of it.
+        judged: those where its case or its best reproducer was judged in full, whatever verdict was reached.
         clean: the machines that found it right where another one shows it, and they do not.
         under: the torches, devices and targets under which it was seen.
         processors: the types of CPU that showed it, or of GPU where one ran.
@@ -114,7 +116,7 @@ def machines_of(seen: Iterable[Environment], judged: Iterable[tuple[Environment,
     shown, types = _places(hits), _processors(hits)
     return Machines(
         shown,
-        _places(each for each, _ in tries),
+        _places(each for each, verdict in tries if verdict not in _SAYS_NOTHING),
         frozenset(machine for _, machine in _places(right) - shown),
         alike,
         types,

@@ -1,0 +1,40 @@
+"""What a Dask worker answers where its machine is unfit."""
+
+from __future__ import annotations
+
+import pickle
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("distributed", reason="needs the extra `cluster`")
+
+from fuzzcompile.cluster.host import Host
+from fuzzcompile.cluster.messages import Call, packed
+from fuzzcompile.errors import MachineUnfit
+
+
+def test_a_machine_that_can_compile_no_more_gives_its_cases_back():
+    answers: list[object] = [
+        MachineUnfit("No space left on device."), SimpleNamespace(screened=True), SimpleNamespace(screened=False),
+        MachineUnfit("No space left on device."), SimpleNamespace(screened=True), MachineUnfit("No space left."),
+    ]  # fmt: skip
+
+    def schedule(*_: Any, **__: Any) -> Future[object]:
+        future: Future[object] = Future()
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            future.set_exception(answer)
+        else:
+            future.set_result(answer)
+        return future
+
+    pool = SimpleNamespace(schedule=schedule, kill_workers=lambda: None)
+    host = Host(SimpleNamespace(opens=lambda charter, stack: (pool, None)))  # type: ignore[arg-type]
+    call = Call("c", 1, packed((len, (), {})), {})
+    replies = [host.run(call) for _ in range(6)]
+    host.close()
+    assert [reply.unhosted for reply in replies] == [False, False, False, False, False, True]
+    assert isinstance(pickle.loads(replies[-1].error or b""), MachineUnfit), "the reason for which it is refused"
