@@ -67,6 +67,8 @@ def require_file(path: Path, *, create: bool) -> None:
 def _parse(given: str) -> URL:
     try:
         url = make_url(given)
+        if "@" in (url.host or ""):  # a part of the password, which the driver would tell
+            raise ValueError
     except (ArgumentError, ValueError):
         # Without what the parser says, which may be a part of the password.
         raise CorpusError(

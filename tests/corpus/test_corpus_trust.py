@@ -5,11 +5,14 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from corpus_examples import ENVIRONMENT, STREAM, bug, campaign, case, report, reproducer
+from sqlalchemy.orm import Session
 
-from fuzzcompile.corpus import Store, UnknownFindingError, UntrustedError
+from fuzzcompile.corpus import Store, UnknownFindingError, UntrustedError, copying
+from fuzzcompile.corpus.failures import CorpusGone
 from fuzzcompile.corpus.sources import opened
 from fuzzcompile.corpus.trusting import require_trust
 
@@ -144,3 +147,21 @@ def test_nothing_is_trusted_if_one_name_is_wrong(store: Store, theirs: Store, tm
     with pytest.raises(UnknownFindingError):
         store.trust(["F1", "F9"])
     assert trusted(store) == [False, False]
+
+
+def test_what_an_outage_undid_is_counted_once(
+    file_store: Store, theirs: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put, calls = copying.put_copies, list[int]()
+
+    def lost_once(session: Session, runs: Any, copied: copying.Copied) -> copying.Copied:
+        calls.append(len(runs))
+        now = put(session, runs, copied)
+        if len(calls) == 1:
+            raise CorpusGone("the server is gone")
+        return now
+
+    monkeypatch.setattr(copying, "put_copies", lost_once)
+    told = list[tuple[int, int]]()
+    list(file_store.copy(theirs, lambda copied, total: told.append((copied.runs, total))))
+    assert calls == [2, 2] and told == [(2, 2)]

@@ -126,6 +126,12 @@ def test_a_password_is_cut_out_of_an_argument_whatever_it_holds(
     assert shlex.split(hints.typed()) == ["fuzzcompile", "run", left]
 
 
+def test_an_at_sign_in_a_password_is_not_taken_for_the_host(capfd: pytest.CaptureFixture[str]) -> None:
+    assert call("corpus", "list", "--corpus", "postgresql://u:p@secret@127.0.0.1:1/d") == 3
+    said = "".join(capfd.readouterr())
+    assert "%40 for @" in said and "secret" not in said
+
+
 @pytest.mark.slow
 def test_a_campaign_writes_it_nowhere(database: str, server: PostgresServer, tmp_path: Path) -> None:
     """All bytes of a campaign: the corpus, what it prints, its log, summary, drafts and report."""
