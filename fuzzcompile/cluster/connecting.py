@@ -55,8 +55,9 @@ class Connection:
                         silence_logs=logging.CRITICAL,
                         asynchronous=True,
                     )
-                    undo.push_async_callback(_end, cluster.close)
-                    await cluster
+                    starting = asyncio.ensure_future(cluster)
+                    undo.push_async_callback(_end, functools.partial(_close_started, cluster, starting))
+                    await asyncio.shield(starting)
                 scheduler = cluster.scheduler_address if cluster is not None else address.scheduler()
                 client = distributed.Client(
                     scheduler, name="fuzzcompile", asynchronous=True, set_as_default=False, timeout=within
@@ -88,6 +89,12 @@ class Connection:
         """Disconnect, and end the workers of ``local:N``."""
         for part in filter(None, (self.client, self.cluster)):
             await _end(part.close)
+
+
+async def _close_started(cluster: Any, starting: asyncio.Future[Any]) -> None:
+    """Close a cluster once it has started: of one whose start was cancelled, Dask leaves the workers running."""
+    await asyncio.wait([starting])
+    await cluster.close()
 
 
 async def _end(close: Callable[[], Awaitable[object]]) -> None:
