@@ -39,7 +39,7 @@ from fuzzcompile.campaign.work import Work, pending_first
 from fuzzcompile.contract import CulpritJson, ReportJson, told
 from fuzzcompile.corpus import Coverage, Ended, Finding, Kept, Recorded, Store, public_id
 from fuzzcompile.errors import EnvironmentUnfit, FuzzcompileError, MachineUnfit
-from fuzzcompile.execution.pool import WorkerFailed, WorkerStartFailed, WorkerStopped, WorkerTimeout
+from fuzzcompile.execution.pool import WorkerCrashed, WorkerFailed, WorkerStartFailed, WorkerStopped, WorkerTimeout
 from fuzzcompile.focusing.plan import Seen
 from fuzzcompile.focusing.tally import FOCUS
 from fuzzcompile.hints import command
@@ -319,7 +319,8 @@ class Engine:
         self._work.shares.minimized(job.seconds, reproducer=False)
         if job.report is not None and not isinstance(error, WorkerTimeout) and can_resume(error.left):
             self._work.minimize_later(finding, job.case, job.report, error.left)
-            return Trouble(f"minimizing {finding}: {error} over a candidate; the search goes on without it")
+            over = "; the search goes on" if _is_cut_off(error) else " over a candidate; the search goes on without it"
+            return Trouble(f"minimizing {finding}: {error}{over}")
         self._given_up.add(finding)
         again = command("minimize", finding, corpus=self.store.location)
         return Trouble(f"minimizing {finding}: {error}; `{again}` tries again")
@@ -362,6 +363,11 @@ class Engine:
             job.case, items_of(reached, report["signature"] if is_bug else None), job.screen, step, is_bug
         )
         self._work.steering.learn(job.index, outcome)
+
+
+def _is_cut_off(error: WorkerFailed) -> bool:
+    """Whether the worker was lost with its machine or its line, and nobody knows what it was doing."""
+    return isinstance(error, WorkerCrashed) and error.exit_code is None
 
 
 def _is_proved(culprit: CulpritJson | None) -> bool:
