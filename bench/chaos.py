@@ -34,8 +34,8 @@ from fuzzcompile.corpus import Store
 from fuzzcompile.corpus.models import CaseRow, FindingRow, RunRow
 from fuzzcompile.errors import EnvironmentUnfit
 
-# Seconds that the campaign goes on in peace before it is stopped.
-_PEACE = 45.0
+# Seconds in peace within which a case has to be judged, on a machine where all workers may prove a bug at once.
+_PEACE = 240.0
 # After so many blows, one more case has to be judged before the next.
 _BREATH = 4
 
@@ -152,9 +152,8 @@ def chaos(folder: Path, *, events: int, gap: float, workers: int = 4, seed: int 
                 house.strike(blow)
                 outcome.blows[f"{blow.action} {blow.target}"] += 1
                 _pause(house, gap)
-            peace = time.monotonic() + _PEACE
             judged = len(_announced(driver))
-            _pause(house, peace - time.monotonic())
+            _pause(house, _PEACE, lambda: len(_announced(driver)) > judged)
             if len(_announced(driver)) == judged:
                 outcome.wrong.append(f"no case was judged in {_PEACE:.0f} s of peace")
         finally:

@@ -63,7 +63,7 @@ class Jobs:
     def __init__(self, settings: CampaignSettings, executor: Executor, campaign: int) -> None:
         self.settings = settings
         self.executor = executor
-        self._campaign = campaign
+        self.campaign = campaign
         self._running: dict[Future[Result], Job] = {}
 
     def __len__(self) -> int:
@@ -146,7 +146,7 @@ class Jobs:
 
         Another campaign may draw another program at the same place, and judge the same program on another machine.
         """
-        place = f"{self.settings.stream} #{index}" if index is not None else f"campaign {self._campaign}"
+        place = f"{self.settings.stream} #{index}" if index is not None else f"campaign {self.campaign}"
         return hashlib.sha256(f"{place} {case.sha256} {'again' if retry else 'first'}".encode()).hexdigest()
 
     def _submit(

@@ -76,14 +76,17 @@ class LeftOver:
         return {"cases": cases, "findings": list(self.findings), "given_up": list(self.given_up)}
 
 
-def left_cases(store: Store, stream: str) -> list[LeftCase]:
-    """The cases that earlier campaigns of this stream left over, and that none has judged since or is judging."""
-    living = store.living()
+def left_cases(store: Store, stream: str, campaign: int) -> list[LeftCase]:
+    """The cases that other campaigns of this stream left over, and that none has judged since or is judging.
+
+    ``campaign`` is the one that asks: what it has begun stands in its heartbeats as well.
+    """
+    living = store.living() | {campaign}
     kept = [
         LeftCase.from_json(entry)
-        for campaign in store.campaigns()
-        if campaign.settings.get("stream") == stream and campaign.id not in living
-        for entry in _left_by(campaign).get("cases", ())
+        for earlier in store.campaigns()
+        if earlier.settings.get("stream") == stream and earlier.id not in living
+        for entry in _left_by(earlier).get("cases", ())
     ]
     judged = store.recorded_indices(stream)
     waiting = {

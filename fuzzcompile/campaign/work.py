@@ -116,9 +116,8 @@ class Work:
         if not self.settings.judges or time.monotonic() - self._looked < _LOOK_EVERY:
             return
         self._looked = time.monotonic()
-        found = [
-            left for left in left_cases(self.store, self.settings.stream) if left.case.sha256 not in self._inherited
-        ]
+        others = left_cases(self.store, self.settings.stream, self.jobs.campaign)
+        found = [left for left in others if left.case.sha256 not in self._inherited]
         self._left += found
         self._placed |= {left.index for left in found}
         self._inherited |= {left.case.sha256 for left in found}

@@ -221,3 +221,23 @@ def test_a_run_ends_with_its_budget_on_a_busy_machine(tmp_path):
             process.kill()
     assert ended.returncode == 0, ended.stderr
     assert 30.0 <= took <= 50.0 and "ended with its budget after 0:" in ended.stdout
+
+
+def test_a_campaign_takes_over_what_others_left_and_not_what_it_has_begun_itself(tmp_path, monkeypatch):
+    """Its own cases stand in its heartbeats too, as left over if it were killed."""
+    monkeypatch.setattr("fuzzcompile.campaign.work._LOOK_EVERY", 0.0)
+    monkeypatch.setattr("fuzzcompile.campaign.bookkeeping._HEARTBEAT", 0.0)
+
+    class Late(Workers):
+        """Every third case never ends, so that some are always running."""
+
+        def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+            future = super().submit(function, *args, **kwargs)
+            return Future() if len(self.tasks) % 3 == 0 else future
+
+    late = Late()
+    with campaign(tmp_path, late, Budget(seconds=30), workers=8) as (summary, _):
+        assert len(late.judged) > 8 and summary.behind.cases > 2
+        assert len(set(late.judged)) == len(late.judged), "each case was begun once"
+    with campaign(tmp_path, heir := Workers(), Budget(cases=2), workers=2):
+        assert set(heir.judged) <= set(late.judged)
