@@ -59,7 +59,7 @@ class PostgresServer:
         self.password = secrets.token_hex(12)
         # Not in a folder of the caller's: the user who runs the server must be able to reach it.
         self.folder = Path(tempfile.mkdtemp(prefix="fuzzcompile-pg-"))
-        self.port = _free_port()
+        self.port = free_port()
         self._settings = {**_SETTINGS, "unix_socket_directories": str(self.folder), **settings}
         self._made = 0
 
@@ -199,7 +199,8 @@ def _unprivileged() -> pwd.struct_passwd | None:
     return None
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this machine that nothing listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
-from postgres_server import PostgresServer
+from postgres_server import PostgresServer, free_port
 
 from chaotic.proxy import Proxy
 
@@ -72,7 +72,7 @@ class House:
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def __post_init__(self) -> None:
-        self.scheduler_port = _free_port()
+        self.scheduler_port = free_port()
         self.to_scheduler = self._stack.enter_context(Proxy(self.scheduler_port))  # for the driver
         self.to_database = self._stack.enter_context(Proxy(self.server.port))
         self._lines = [self._stack.enter_context(Proxy(self.scheduler_port)) for _ in range(self.workers)]
@@ -188,11 +188,3 @@ class House:
                 if process.pid != os.getpid() and process.environ().get(MARK) == self.mark:
                     found.append(f"{process.pid} {process.status()} {' '.join(process.cmdline())[:200]}")
         return found
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -39,7 +39,7 @@ from fuzzcompile.campaign.work import Work, pending_first
 from fuzzcompile.contract import CulpritJson, ReportJson, told
 from fuzzcompile.corpus import Coverage, Ended, Finding, Kept, Recorded, Store, public_id
 from fuzzcompile.errors import EnvironmentUnfit, FuzzcompileError, MachineUnfit
-from fuzzcompile.execution.pool import WorkerCrashed, WorkerFailed, WorkerStartFailed, WorkerStopped, WorkerTimeout
+from fuzzcompile.execution.pool import WorkerFailed, WorkerStartFailed, WorkerStopped, WorkerTimeout
 from fuzzcompile.focusing.plan import Seen
 from fuzzcompile.focusing.tally import FOCUS
 from fuzzcompile.hints import command
@@ -49,7 +49,7 @@ from fuzzcompile.reporting.verdict import name_of
 from fuzzcompile.severity import rank
 from fuzzcompile.worker.asking import can_resume
 from fuzzcompile.worker.leaving import left_behind
-from fuzzcompile.worker.lost import report_of, unlooked, unstartable, verdict_of
+from fuzzcompile.worker.lost import is_cut_off, report_of, unlooked, unstartable, verdict_of
 from fuzzcompile.worker.reductions import Minimized
 from fuzzcompile.worker.tasks import Judged
 
@@ -220,7 +220,7 @@ class Engine:
         is_bug, proved = result.report["is_bug"], _is_proved(result.report["culprit"])
         self._work.shares.judged(job.seconds, new_finding=stored.is_new_finding, is_bug=is_bug, proved=proved)
         yield CaseJudged(
-            job.index if job.index is not None else -1,
+            job.place,
             job.name,
             result.report["verdict"],
             job.seconds,
@@ -302,7 +302,7 @@ class Engine:
             seen = "; interpreted kernels are slow" if slow else "; seen once"
             report["detail"] += seen if compiling else "; before eager had finished"
         stored = self._record(job, report)
-        yield CaseJudged(job.index if job.index is not None else -1, job.name, str(verdict_of(error)), job.seconds)
+        yield CaseJudged(job.place, job.name, str(verdict_of(error)), job.seconds)
         yield from self._announce(stored, report, job)
         if compiling and not (slow or job.retry):
             self._work.judge(job.case, job.index, retry=True, screen=job.screen, not_on=self._elsewhere(job))
@@ -319,7 +319,7 @@ class Engine:
         self._work.shares.minimized(job.seconds, reproducer=False)
         if job.report is not None and not isinstance(error, WorkerTimeout) and can_resume(error.left):
             self._work.minimize_later(finding, job.case, job.report, error.left)
-            over = "; the search goes on" if _is_cut_off(error) else " over a candidate; the search goes on without it"
+            over = "; the search goes on" if is_cut_off(error) else " over a candidate; the search goes on without it"
             return Trouble(f"minimizing {finding}: {error}{over}")
         self._given_up.add(finding)
         again = command("minimize", finding, corpus=self.store.location)
@@ -363,11 +363,6 @@ class Engine:
             job.case, items_of(reached, report["signature"] if is_bug else None), job.screen, step, is_bug
         )
         self._work.steering.learn(job.index, outcome)
-
-
-def _is_cut_off(error: WorkerFailed) -> bool:
-    """Whether the worker was lost with its machine or its line, and nobody knows what it was doing."""
-    return isinstance(error, WorkerCrashed) and error.exit_code is None
 
 
 def _is_proved(culprit: CulpritJson | None) -> bool:

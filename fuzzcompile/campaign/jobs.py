@@ -37,7 +37,7 @@ class Job:
 
     case: Drawn
     index: int | None
-    token: str
+    token: str | None = None
     left: dict[str, str] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
     retry: bool = False
@@ -50,6 +50,11 @@ class Job:
     def name(self) -> str:
         """What reports call the case."""
         return f"case_{self.case.sha256[:12]}"
+
+    @property
+    def place(self) -> int:
+        """The place in the stream as events tell it; -1 beside the stream."""
+        return self.index if self.index is not None else -1
 
     @property
     def seconds(self) -> float:
@@ -123,7 +128,7 @@ class Jobs:
         task = MinimizeTask(
             case.source, report, choices, profile, seconds, vetoes=self.settings.vetoes, left=left or {}
         )
-        minimizing = Job(case, None, self._token(case, None), minimizes=finding, report=report)
+        minimizing = Job(case, None, minimizes=finding, report=report)
         self._submit(MINIMIZE, task, f"minimize {finding}", minimizing, limit=seconds + _CONFIRMING_SECONDS)
 
     def ended(self, timeout: float) -> Iterator[tuple[Future[Result], Job]]:

@@ -88,7 +88,8 @@ def left_cases(store: Store, stream: str, campaign: int) -> list[LeftCase]:
         if earlier.settings.get("stream") == stream and earlier.id not in living
         for entry in _left_by(earlier).get("cases", ())
     ]
-    judged = store.recorded_indices(stream)
+    placed = any(left.index is not None for left in kept)
+    judged = store.recorded_indices(stream) if placed else set()  # a million places take a second to read
     waiting = {
         left.case.sha256: left
         for left in kept

@@ -29,7 +29,7 @@ from fuzzcompile.plants import check_plants
 from fuzzcompile.trials.against import check_against, modes_here
 from fuzzcompile.worker.conditions import Conditions, Question
 from fuzzcompile.worker.leaving import left_behind
-from fuzzcompile.worker.lost import report_of, unstartable
+from fuzzcompile.worker.lost import is_cut_off, report_of, unstartable
 from fuzzcompile.worker.pool import ATTRIBUTION_SHARE, LEAST_THREADS, open_pool
 from fuzzcompile.worker.tasks import JUDGE, Judged, JudgeTask
 from fuzzcompile.worker.vetoes import Vetoes
@@ -206,7 +206,7 @@ def _lost(pool: WorkerPool, job: _Job, error: WorkerFailed, conditions: Conditio
     """The answer after a worker was lost: the compiler is at fault only if eager had finished."""
     path, target = job.file.path, conditions.target
     eager_done, report = left_behind(error.left)
-    if isinstance(error, WorkerCrashed) and error.exit_code is None:  # cut off, whatever it still wrote
+    if is_cut_off(error):
         return _unjudged(path, _before_compiling(error))
     if report is not None:
         report["detail"] = f"{report['detail']}; what came after the verdict {error}".lstrip("; ")
@@ -233,7 +233,7 @@ def _before_compiling(error: WorkerFailed) -> str:
         return f"it was {error}, before anything was compiled; raise --timeout, or fix the file"
     if isinstance(error, WorkerOutOfMemory):
         return f"{_memory_used(error)} before anything was compiled; {_MORE_MEMORY}"
-    if isinstance(error, WorkerCrashed) and error.exit_code is None:
+    if is_cut_off(error):
         return "it closes files of its process that are not its own; fix the file"
     if isinstance(error, WorkerCrashed) and error.signal_name is None:
         return f"it ends its process (exit status {error.exit_code}) before anything is compiled; fix the file"

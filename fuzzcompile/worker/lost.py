@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from fuzzcompile import hints
 from fuzzcompile.contract import ReportJson, TargetJson
 from fuzzcompile.errors import EnvironmentUnfit, FuzzcompileError
-from fuzzcompile.execution.pool import WorkerFailed, WorkerStartFailed, WorkerTimeout
+from fuzzcompile.execution.pool import WorkerCrashed, WorkerFailed, WorkerStartFailed, WorkerTimeout
 from fuzzcompile.judging.cut_short import worker_failure
 from fuzzcompile.oracle.verdicts import Verdict
 from fuzzcompile.worker.asking import ASKING
@@ -23,6 +23,11 @@ def report_of(loss: WorkerFailed, case: str, torch_version: str, device: str, ta
     """The report on the case called ``case``; it holds only if eager had finished (`left_behind`)."""
     report = worker_failure(case, torch_version, device, verdict_of(loss), str(loss), loss.output)
     return {**report, "target": unlooked(target)}
+
+
+def is_cut_off(loss: WorkerFailed) -> bool:
+    """Whether the worker was lost with its line or its machine: nobody knows what it was doing, whatever it wrote."""
+    return isinstance(loss, WorkerCrashed) and loss.exit_code is None
 
 
 def unblamed(left: Mapping[str, str]) -> dict[str, str]:
