@@ -98,12 +98,15 @@ def test_a_call_that_cannot_be_pickled_fails_its_future(workers):
     assert workers.schedule(EVAL, (threading.Lock(),)).exception(PATIENCE) is not None
 
 
-def test_no_more_runs_than_there_are_slots_and_the_next_begins_at_once(workers):
-    sleeps = [workers.schedule(Named("time:sleep"), (0.3,), label=f"judge #{number}") for number in range(4)]
+def test_no_more_runs_than_there_are_slots_and_the_next_begins_at_once(workers, tmp_path):
+    gate = tmp_path / "open"
+    shut = f"any(iter(lambda: __import__('time').sleep(0.01) or __import__('os').path.exists({str(gate)!r}), True))"
+    sleeps = [workers.schedule(EVAL, (shut,), label=f"judge #{number}") for number in range(4)]
     until(lambda: workers.state.busy == 2)
     assert sum(sleep.running() for sleep in sleeps) == 2
     assert sorted(state.task for state in workers.workers()) == ["judge #0", "judge #1"]
     assert sleeps[3].cancel()
+    gate.touch()
     concurrent.futures.wait(sleeps, PATIENCE)
     assert workers.state.busy == 0 and workers.capacity == 4
 

@@ -61,6 +61,16 @@ def announce_and_sleep(path: Path, seconds: float = 1000) -> None:
     time.sleep(seconds)
 
 
+def announce_and_wait(path: Path) -> None:
+    """Run until the test says ``release(path)``."""
+    write_atomically(path, str(os.getpid()))
+    assert eventually(path.with_suffix(".released").exists)
+
+
+def release(path: Path) -> None:
+    path.with_suffix(".released").touch()
+
+
 def hang_with_children(path: Path) -> None:
     """Hold the GIL in C for ever, above a child in our group and one in a session of its own."""
     children = [os.getpid()]
@@ -244,11 +254,12 @@ def test_a_worker_that_retires_answers_its_task_and_costs_no_other() -> None:
 
 
 def test_a_waiting_task_can_be_cancelled_and_a_running_one_not(pool: WorkerPool, tmp_path: Path) -> None:
-    running = pool.submit(announce_and_sleep, tmp_path / "pid", 0.5)
+    running = pool.submit(announce_and_wait, tmp_path / "pid")
     waiting, last = pool.submit(add, 1), pool.submit(add, 2)
     assert eventually((tmp_path / "pid").exists)
     assert waiting.cancel()
     assert not running.cancel()
+    release(tmp_path / "pid")
     assert last.result(PATIENCE) == 2
     futures: list[concurrent.futures.Future[Any]] = [running, waiting, last]
     assert not concurrent.futures.wait(futures, PATIENCE).not_done
@@ -266,9 +277,10 @@ def test_shutdown_finishes_what_was_given_and_refuses_more() -> None:
 
 def test_shutdown_can_cancel_what_waits(tmp_path: Path) -> None:
     pool = WorkerPool(1)
-    running = pool.submit(announce_and_sleep, tmp_path / "pid", 0.3)
+    running = pool.submit(announce_and_wait, tmp_path / "pid")
     assert eventually((tmp_path / "pid").exists)
     waiting = [pool.submit(add, number) for number in range(3)]
+    threading.Timer(0.2, release, (tmp_path / "pid",)).start()
     pool.shutdown(cancel_futures=True)
     assert running.result(0) is None
     assert all(future.cancelled() for future in waiting)
@@ -488,22 +500,24 @@ def test_what_a_worker_started_is_killed_when_the_worker_is_killed_from_outside(
 
 def test_the_state_names_the_running_task(pool: WorkerPool, tmp_path: Path) -> None:
     began = time.monotonic()
-    future = pool.schedule(announce_and_sleep, (tmp_path / "pid", 0.3), label="case 17")
+    future = pool.schedule(announce_and_wait, (tmp_path / "pid",), label="case 17")
     assert eventually((tmp_path / "pid").exists)
     (state,) = pool.workers()
     assert (state.slot, state.ready, state.task) == (0, True, "case 17")
     assert state.pid == int((tmp_path / "pid").read_text())
     assert state.busy_since is not None
     assert began <= state.busy_since <= time.monotonic()
+    release(tmp_path / "pid")
     future.result(PATIENCE)
     (state,) = pool.workers()
     assert (state.task, state.busy_since) == (None, None)
 
 
 def test_a_task_without_a_label_is_called_by_its_function(pool: WorkerPool, tmp_path: Path) -> None:
-    pool.submit(announce_and_sleep, tmp_path / "pid", 0.2)
+    pool.submit(announce_and_wait, tmp_path / "pid")
     assert eventually((tmp_path / "pid").exists)
-    assert pool.workers()[0].task == "announce_and_sleep"
+    assert pool.workers()[0].task == "announce_and_wait"
+    release(tmp_path / "pid")
 
 
 def test_a_worker_is_not_ready_before_its_initializer_is_done() -> None:
