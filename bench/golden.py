@@ -7,8 +7,8 @@ Both trees run in processes of their own, REVISION from a git worktree, on the c
 `cases`     ``triage --json`` of the known issues, the public issues, the findings of ``corpus/`` and ``bench/buried``
 `plants`    ``bench/attribution.py --json`` of each tree: verdict, culprit and proof of each planted bug
 `scripts`   the reproducers that ``minimize`` writes for a few of them
-`corpus`    what ``corpus list``, ``corpus show``, ``issue`` and ``corpus export`` print for every finding of ``corpus/``,
-            and the HTML report
+`corpus`    what ``corpus list``, ``corpus show``, ``issue`` and ``corpus export`` print for every finding of
+            ``corpus/``, and the HTML report
 `help`      ``--help`` of every command
 `start`     how many modules ``fuzzcompile triage`` imports, and the median time of ``--help`` in milliseconds (shown,
             not compared)
@@ -91,7 +91,8 @@ class Tree:
 def print_cases(tree: Tree) -> dict[str, str]:
     """Map each case file to its report."""
     files = sorted(str(path.relative_to(ROOT)) for pattern in CASES for path in ROOT.glob(pattern))
-    answered = tree.tool("triage", "--json", "--workers", "2", "--device", "cpu", *(str(ROOT / name) for name in files), cwd=ROOT)
+    paths = [str(ROOT / name) for name in files]
+    answered = tree.tool("triage", "--json", "--workers", "2", "--device", "cpu", *paths, cwd=ROOT)
     reports = [json.loads(line) for line in answered.stdout.splitlines()]
     if len(reports) != len(files):
         raise SystemExit(f"{len(reports)} reports on {len(files)} files: {answered.stderr[-2000:]}")

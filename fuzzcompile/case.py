@@ -70,7 +70,7 @@ pytree.register_pytree_node(
 
 
 class Reachable(Protocol):
-    """What a callable can reach; ``tensors`` by the name that a user knows them by."""
+    """Everything that a callable can reach; ``tensors`` by the name that a user knows them by."""
 
     tensors: dict[str, torch.Tensor]
 
@@ -92,10 +92,10 @@ class State(Protocol):
         """Restore everything to the moment before a later call, counted from 0, as ``restore`` was asked to."""
 
     def reached(self) -> Reachable:
-        """What the current call can reach now."""
+        """Return everything that the current call can reach now."""
 
     def owns(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is part of this state, and no input of its own."""
+        """Return whether a tensor is part of this state, and no input of its own."""
 
     def originals(self) -> Sequence[torch.Tensor]:
         """The tensors' copies from the moment of capture, in their original dtypes."""
@@ -131,7 +131,7 @@ class Case:
 
     @property
     def differentiates(self) -> bool:
-        """Whether a run records what a backward pass needs."""
+        """Return whether a run records what a backward pass needs."""
         return self.backward or self.grad == "enabled"
 
     @property

@@ -84,7 +84,7 @@ if __name__ == "__main__":
     if given.runs < 1:
         parser.error("--runs must be at least 1")
     try:
-        print(json.dumps(main(given.device, given.runs)))  # noqa: T201
+        print(json.dumps(main(given.device, given.runs)))
     except FuzzcompileError as error:
-        print(f"gpu_times: {error}", file=sys.stderr)  # noqa: T201
+        print(f"gpu_times: {error}", file=sys.stderr)
         sys.exit(error.exit_status)

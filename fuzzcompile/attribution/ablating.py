@@ -24,7 +24,7 @@ class OutOfTime(Exception):
 
 @dataclass
 class Ablator:
-    """Compiles the case of a failing ``trial`` in other ways, says whether that repairs it, and keeps the table.
+    """Compiles the case of a failing ``trial`` in other ways, checks whether that repairs it, and keeps the table.
 
     Attributes:
         evidence: what shows the bug.
@@ -41,12 +41,12 @@ class Ablator:
 
     @property
     def how(self) -> Compilation:
-        """How the failing trial was compiled: what an ablation is a change of."""
+        """Compilation of the failing trial, which every ablation changes."""
         return self.experiments.how
 
     @property
     def replays(self) -> bool:
-        """Whether nothing but replays shows the divergence, so that every compile needs a ledger with snapshots."""
+        """Return whether replays alone show the divergence, so that every compile needs a ledger with snapshots."""
         return self.evidence.replays
 
     @property
@@ -67,7 +67,7 @@ class Ablator:
         return trial, repaired
 
     def attempt_in_eager(self, change: contextlib.AbstractContextManager[object], toggle: str) -> bool:
-        """Whether the divergence is gone where eager mode is changed, and the compiled program is as it was.
+        """Return whether a change of eager mode alone removes the divergence.
 
         Args:
             change: what is changed while the eager runs are made again.
@@ -108,7 +108,7 @@ class Ablator:
         self.ablations.append(Ablation(toggle, repaired, error_of(trial.judgement)))
 
     def repaired(self, trial: Trial) -> bool:
-        """Whether the divergence is gone in ``trial`` (another error is no repair)."""
+        """Return whether the divergence is gone in ``trial`` (another error is no repair)."""
         verdict, failing = trial.judgement.verdict, self.trial.judgement.verdict
         if failing is Verdict.ACCEPTS_INVALID:
             return verdict is Verdict.INVALID
@@ -118,11 +118,11 @@ class Ablator:
         return not self.evidence.shows(trial, self.count)
 
     def same_kind(self, trial: Trial) -> bool:
-        """Whether ``trial`` fails in the way that the failing one does."""
+        """Return whether ``trial`` fails in the way that the failing one does."""
         return trial.judgement.verdict.kind == self.trial.judgement.verdict.kind
 
     @functools.cached_property
     def screens(self) -> bool:
-        """Whether the divergence shows without code generation."""
+        """Return whether the divergence shows without code generation."""
         trial = self.compiled(replace(self.how, screen=True))
         return not self.repaired(trial) and self.same_kind(trial)

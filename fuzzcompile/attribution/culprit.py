@@ -1,4 +1,4 @@
-"""The answer of an attribution."""
+"""Culprits, ablations and workarounds: the result of an attribution."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True)
 class Culprit:
-    """What is at fault, and how well that is proved (fields as in the triage contract).
+    """Part of the compiler at fault, with its proof (fields as in the triage contract).
 
     ``necessary`` and ``sufficient`` are None where they were not tested. ``siblings`` are rewrites that take the
     culprit's place when it is vetoed: it is necessary together with them. ``details`` is what else a reader wants to
@@ -74,12 +74,12 @@ class Culprit:
 
     @property
     def is_named(self) -> bool:
-        """Whether a rewrite or an operator is known, and not the place alone."""
+        """Return whether a rewrite or an operator is known, and not the place alone."""
         return self.rewrite is not None or self.family != UNKNOWN
 
     @property
     def signature(self) -> str:
-        """What makes two findings the same bug: stage, source file and family."""
+        """Identity of the bug that findings share: stage, source file and family."""
         return ":".join((self.stage, self.source or "-", self.family))
 
     def to_json(self) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class Ablation:
 
 @dataclass(frozen=True)
 class Workaround:
-    """What to set, as a user types it, and what a compile with it showed.
+    """Setting that avoids the bug, as a user types it, with the result of a compile under it.
 
     ``config`` patches ``torch._inductor.config``; without it, ``how`` says all there is to do. ``cost_ratio`` is the
     run time with it in units of that without it (the least of several rounds each; None where it could not be
@@ -154,7 +154,7 @@ def frames_shown(frames: Sequence[tuple[str, int, str]]) -> list[dict[str, objec
 
 
 def _details(step: Step) -> dict[str, Any]:
-    """What the rewrite did: the step's sizes, the lines of the program that it matched, the graph before and after.
+    """Return the step's sizes, the program lines that the rewrite matched, and the graph before and after it.
 
     ``native_noise`` is what rounding alone does to the native result.
     """

@@ -1,4 +1,4 @@
-"""A divergence as one compile shows it: what every stage is asked about."""
+"""A divergence as one compile shows it: the input of every stage."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Divergence:
 
     @property
     def is_of_values(self) -> bool:
-        """Whether values are wrong, if only in float64."""
+        """Return whether values are wrong, if only in float64."""
         return self.verdict.kind == "values" or not self.verdict.is_bug
 
     @property

@@ -1,4 +1,4 @@
-"""What shows a divergence, and so what must be gone in a compile that repairs it."""
+"""Evidence of a divergence, which must be gone in a compile that repairs it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fuzzcompile.trials.compiles import Trial
 
 @dataclass(frozen=True)
 class Evidence:
-    """How a bug shows in a compile whose verdict alone does not say so.
+    """Test that finds a bug in a compile whose verdict alone does not show it.
 
     Attributes:
         shows: whether such a compile shows it; replays that this takes are counted.

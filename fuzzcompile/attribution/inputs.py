@@ -86,7 +86,7 @@ def _filled(placeholders: Sequence[fx.Node], named: dict[str, Any]) -> Sequence[
 
 
 def _as_traced(node: fx.Node, value: Any) -> Any:
-    """A captured value in the dtype that the graph was traced with.
+    """Cast a captured value to the dtype that the graph was traced with.
 
     Where a rewrite gave an output another dtype, its tangent came in that dtype too; the graph before takes none such.
     """

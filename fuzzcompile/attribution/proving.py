@@ -145,7 +145,7 @@ class Prover:
         return stages
 
     def _sufficient(self, closure: Sequence[Label]) -> bool | None:
-        """Whether the divergence stays when every optional rewrite but the culprit's is vetoed.
+        """Return whether the divergence stays when every optional rewrite but the culprit's is vetoed.
 
         None if the program then fails in another way, which says nothing.
         """
@@ -183,7 +183,7 @@ class Prover:
 
 
 def names_stage(label: Label) -> bool:
-    """Whether the label names no rule, only the stage that was under way."""
+    """Return whether the label names no rule, only the stage that was under way."""
     return label.rewrite in (label.stage, LOWERING)
 
 
@@ -194,7 +194,7 @@ def failing_rewrite(trial: Trial) -> Label | None:
 
 
 def forms_shown(trial: Trial) -> tuple[Form, ...]:
-    """What the trial's divergence is, where it is none of values."""
+    """Return the forms of a divergence that does not show in values."""
     verdict = trial.judgement.verdict
     if verdict is Verdict.METADATA and any(c.finding == "stride" for c in trial.judgement.comparisons):
         return ("stride",)

@@ -30,7 +30,7 @@ _FEWEST_KEPT = 4
 
 @dataclass
 class ReplayCount:
-    """How many graph replays were run, for the cost table."""
+    """Number of graph replays run so far, for the cost table."""
 
     replays: int = 0
 
@@ -67,7 +67,7 @@ class Replays:
             del self._done[next(iter(self._done))]
 
     def same(self, first: int, last: int) -> bool:
-        """Whether two snapshots give the same bits, metadata and layouts, natively and in float64."""
+        """Return whether two snapshots give the same bits, metadata and layouts, natively and in float64."""
         for double in (False, True):
             before, after = self.at(first, double=double), self.at(last, double=double)
             if before.error is not None or after.error is not None or change_between(before, after) != 0.0:
@@ -112,13 +112,13 @@ def smallest_units(native: Replayed, exact: Replayed) -> list[float]:
 
 
 def _has_scale(native: object, exact: object, usual: float) -> bool:
-    """Whether a result has a scale of its own, and is not zero by symmetry."""
+    """Return whether a result has a scale of its own, and is not zero by symmetry."""
     least = max(_SHRINKS * change.size_of(native), _VANISHING * usual)
     return _has_digits(native, exact) or change.size_of(exact) > least
 
 
 def _has_digits(native: object, exact: object) -> bool:
-    """Whether both precisions give the same small numbers: they are a result of that scale, and no zero."""
+    """Return whether both precisions agree on small numbers, which then are a result of that scale and not zero."""
     size = change.size_of(exact)
     if not size or not isinstance(native, torch.Tensor) or not isinstance(exact, torch.Tensor):
         return False
@@ -182,7 +182,7 @@ def alias_change(before: Replayed, after: Replayed) -> str | None:
 
 
 def shared_memory(run: Replayed | NodeRun) -> dict[str, tuple[str, ...]]:
-    """Which outputs share memory, and with which inputs and outputs before them."""
+    """Map each output that shares memory to the inputs and earlier outputs that it shares memory with."""
     named = {f"input {i}": value for i, value in enumerate(run.inputs)}
     named |= {f"output {i}": value for i, value in enumerate(run.outputs)}
     return {name: owners for name, owners in aliases(named).items() if name.startswith("output")}

@@ -37,7 +37,7 @@ Form = Literal["stride", "alias", "silenced"]
 
 @dataclass(frozen=True)
 class Step:
-    """What one rewrite did to its graph's outputs and mutated inputs, on the program's real inputs.
+    """Effect of one rewrite on its graph's outputs and mutated inputs, on the program's real inputs.
 
     ``float64`` and ``native`` are the largest change in units of the output's RMS size; None where the graph
     could not be replayed that way. ``stride`` names an output whose layout changed and ``alias`` one that shares memory
@@ -70,7 +70,7 @@ class Step:
 
     @property
     def is_semantic(self) -> bool:
-        """Whether the rewrite changed what the graph means, and not only how it rounds."""
+        """Return whether the rewrite changed what the graph means, and not only how it rounds."""
         if self.random:
             return False
         if self.raised or self.metadata:
@@ -81,12 +81,12 @@ class Step:
 
     @property
     def moves_float64(self) -> bool:
-        """Whether the float64 result moved by more than rounding, that of float64 where a program amplifies it."""
+        """Return whether the float64 result moved by more than float64 rounding, as this program amplifies it."""
         return self.float64 is not None and change.changes_meaning(self.float64, self.float64_noise)
 
     @property
     def is_opaque(self) -> bool:
-        """Whether the rewrite put a lowering in the place of operators.
+        """Return whether the rewrite put a lowering in the place of operators.
 
         Replay runs the operators that it stands for, so a wrong lowering shows no step.
         """
@@ -95,7 +95,7 @@ class Step:
 
     @property
     def moves_natively(self) -> bool:
-        """Whether the native result moved farther than the graph's own rounding explains."""
+        """Return whether the native result moved farther than the graph's own rounding explains."""
         if self.random or self.native is None:
             return False
         return self.native > max(change.NATIVE * self.native_noise, _NATIVE_LEAST)

@@ -1,1 +1,1 @@
-"""The loop that generates, judges, attributes, reduces and stores."""
+"""The campaign loop: generate, judge, attribute, reduce, store."""

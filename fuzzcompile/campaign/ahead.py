@@ -1,7 +1,7 @@
-"""Draws cases ahead of the campaign, in processes of their own, where drawing would hold its many workers up.
+"""Draws cases ahead of the campaign in separate processes, where one drawing process could not feed all workers.
 
-A place in the stream takes 10 ms to fill (measured), nearly all of it to draw its candidates, and those depend on the
-seed and the place alone. What steering makes of them stays in the campaign's own process.
+Filling a place in the stream takes 10 ms (measured), nearly all of it for drawing its candidates, which depend on the
+seed and the place alone. Steering, which chooses between them, stays in the campaign's own process.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ _DRAW = Named("fuzzcompile.campaign.ahead:candidates")
 
 
 def candidates(source: Source, seed: int, places: Sequence[int], number: int) -> list[list[Drawn | None]]:
-    """The first candidates of a source for each of these places."""
+    """Return the first candidates of a source for each of these places."""
     return [[source.at(seed, place, candidate) for candidate in range(number)] for place in places]
 
 
 @dataclass
 class Ahead:
-    """A source whose candidates are drawn ahead by processes of their own, once there are many workers.
+    """A source whose candidates are drawn ahead by separate processes, once there are many workers.
 
-    What is asked out of turn, it draws by itself.
+    A candidate that is requested out of order is drawn in the calling process.
 
     Attributes:
-        source: what is drawn from; it can be pickled.
-        number: candidates for a place that are drawn ahead.
-        workers: says how many workers there are now.
+        source: the source to draw from; it can be pickled.
+        number: how many candidates of a place are drawn ahead.
+        workers: returns the current number of workers.
     """
 
     source: Source
@@ -51,26 +51,26 @@ class Ahead:
 
     @property
     def name(self) -> str:
-        """That of the source: the stream is the same."""
+        """The name of the source: the stream is the same."""
         return self.source.name
 
     @property
     def profile(self) -> Mapping[str, object] | None:
-        """That of the source."""
+        """The profile of the source."""
         return self.source.profile
 
     @property
     def size(self) -> int | None:
-        """That of the source."""
+        """The size of the source."""
         return self.source.size
 
     @property
     def account(self) -> Mapping[str, object]:
-        """That of the source."""
+        """The account of the source."""
         return self.source.account
 
     def at(self, seed: int, index: int, candidate: int = 0) -> Drawn | None:
-        """The ``candidate``-th case for a place in the stream, drawn before if the places are asked for in turn."""
+        """Return the ``candidate``-th case for a place in the stream; it is ready if places are requested in order."""
         if candidate >= self.number or not self._has_processes():
             return self.source.at(seed, index, candidate)
         chunk = index // _CHUNK
@@ -81,7 +81,7 @@ class Ahead:
             return self.source.at(seed, index, candidate)
 
     def of(self, choices: bytes) -> Drawn | None:
-        """The source's case of a recipe."""
+        """Return the source's case for a recipe."""
         return self.source.of(choices)
 
     def close(self) -> None:
@@ -96,7 +96,7 @@ class Ahead:
         return self._pool is not None
 
     def _order(self, seed: int, chunk: int) -> None:
-        """Have the chunk and those behind it drawn; forget those before it."""
+        """Start drawing this chunk and the following ones; forget earlier chunks."""
         assert self._pool is not None
         for ahead in range(chunk, chunk + 1 + _AHEAD * self._processes):
             if (seed, ahead) not in self._chunks:
@@ -108,9 +108,9 @@ class Ahead:
 
 @contextmanager
 def drawing_ahead(source: Source, number: int, workers: Callable[[], int]) -> Iterator[Source]:
-    """The source, drawn ahead while there are many workers (`Ahead`); its processes end with the block.
+    """Yield the source, drawn ahead while there are many workers (`Ahead`); its processes end with the block.
 
-    A source whose stream ends is left as it is: its places may be many and cheap, or none.
+    A source with a finite stream is yielded unchanged: its places may be many and cheap, or none.
     """
     if source.size is not None:
         yield source

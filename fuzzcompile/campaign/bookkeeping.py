@@ -1,4 +1,4 @@
-"""What one campaign has judged and stored: its counters, and its rows in the corpus."""
+"""The counters of one campaign, and its rows in the corpus."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _HEARTBEAT = 5.0
 
 
 def stored_coverage(coverage: Sequence[CoverageCount]) -> list[Coverage]:
-    """What the corpus keeps of a case's coverage: nothing of what was refused by order."""
+    """Return the part of a case's coverage that the corpus keeps: all but vetoed rewrites."""
     return [
         Coverage(count.stage, count.pass_name or "", count.rewrite, count.outcome, count.count)  # type: ignore[arg-type]
         for count in coverage
@@ -76,21 +76,21 @@ class Bookkeeping:
 
     @property
     def seconds(self) -> float:
-        """How long the campaign has run, from the start of the command."""
+        """Seconds that the campaign has run, from the start of the command."""
         return self.clock.elapsed
 
     @property
     def torch(self) -> str:
-        """The version of torch under which it runs."""
+        """The version of torch under which the campaign runs."""
         return str(self.environment["torch"])
 
     @property
     def compiler(self) -> str:
-        """That version and the target, as the corpus counts what was reached."""
+        """The version of torch and the target: the corpus counts coverage for each such pair."""
         return compiler_of(self.environment)
 
     def tally(self) -> Tally:
-        """Counters as they are now."""
+        """Return the current counters."""
         rewrites, findings, new = len(self._covered), len(self.hit), len(self.new)
         return Tally(self.cases, dict(self.verdicts), findings, new, rewrites, self.seconds, self.screened)
 
@@ -110,18 +110,18 @@ class Bookkeeping:
     def certify(
         self, drawn: Drawn, report: ReportJson, coverage: Sequence[CoverageCount], stored: Recorded, *, screened: bool
     ) -> None:
-        """Take a judged and stored case into what is said of the user's own passes and backend."""
+        """Add a judged and stored case to the certificates of the user's own passes and backend."""
         finding = public_id(stored.finding_id) if stored.finding_id is not None else None
         for certificate in self.certificates:
             certificate.see(drawn, report, coverage, screened=screened, finding=finding)
 
     def aimed(self, coverage: Sequence[CoverageCount], seen: Seen) -> None:
-        """Count what a case did for each aim of a focus."""
+        """Count which aims of a focus a case matched."""
         if self._focus is not None:
             self._focus.count([(c.stage, c.rewrite, c.outcome, c.count) for c in coverage], seen)
 
     def keep(self, kept: Kept) -> None:
-        """Follow what the corpus made of a reproducer: a finding that vanished into another, or one split off."""
+        """Update the counters after the corpus stored a reproducer: it may have merged findings, or split one off."""
         vanished = {public_id(key) for key in kept.merged}
         self.hit = (self.hit - vanished) | {kept.public_id}
         for certificate in self.certificates:
@@ -131,10 +131,10 @@ class Bookkeeping:
             self.new.append(kept.public_id)
 
     def heartbeat(self, left: Callable[[], LeftOver]) -> int | None:
-        """Store the counters and what is not done yet now and then: a killed campaign leaves them like any other.
+        """Store the counters and the unfinished work every few seconds, so that they survive if the campaign is killed.
 
         Returns:
-            The part of the stream that the campaign holds; None if it was not time.
+            The part of the stream that the campaign holds; None if no heartbeat was due.
         """
         if time.monotonic() - self._beat <= _HEARTBEAT:
             return None
@@ -146,7 +146,7 @@ class Bookkeeping:
         self.store.finish_campaign(self.campaign, self._counters(left), ended)
 
     def summary(self, ended: Ended, left: LeftOver, why: str | None = None) -> Finished:
-        """The campaign's counters, and its findings as the corpus has them now."""
+        """Return the campaign's counters, and its findings as the corpus has them now."""
         findings = self.store.summaries()
         lines = [self._line(finding) for finding in findings if finding.public_id in self.hit]
         wait = waiting(self.store, self.environment)

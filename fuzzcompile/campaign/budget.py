@@ -1,4 +1,4 @@
-"""How long a campaign may go on: a time or a number of cases."""
+"""The budget of a campaign: a time or a number of cases."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 
 from fuzzcompile.errors import UsageError
 
-# What ending the workers and the summary take of a budget, in seconds and at most: on a busy machine, more.
+# Seconds and share of a budget that are reserved for ending the workers and the summary; a busy machine needs more.
 _ENDING, _ENDING_SHARE = 3.0, 0.05
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Exactly one of ``seconds`` and ``cases`` is set."""
+    """A time or a number of cases: exactly one of ``seconds`` and ``cases`` is set."""
 
     seconds: float | None = None
     cases: int | None = None
@@ -26,7 +26,7 @@ class Budget:
         """Read ``90s``, ``10m``, ``1h`` (fractions allowed) or ``200c``.
 
         Raises:
-            UsageError: anything else, or nothing left of it.
+            UsageError: the text has another form, or the budget is zero.
         """
         match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhc])", text.strip().lower())
         if match is None or float(match[1]) == 0 or (match[2] == "c" and "." in match[1]):
@@ -45,12 +45,12 @@ class Budget:
 
 @dataclass(frozen=True)
 class Clock:
-    """The time of a budget, which runs from the start of the command: workers that start are part of it.
+    """The time of a budget, counted from the start of the command, so that starting the workers is included.
 
     Attributes:
-        budget: what the clock counts against.
+        budget: the budget that the clock counts against.
         started: the value of ``now()`` when the command was started.
-        now: seconds that never run backwards.
+        now: a monotonic clock, in seconds.
     """
 
     budget: Budget
@@ -72,15 +72,15 @@ class Clock:
 
     @property
     def timeout(self) -> float | None:
-        """`remaining` as what waits for an answer takes it: None for as long as it takes."""
+        """`remaining` as a timeout: None, which means no limit, for a budget of cases."""
         return None if self.budget.seconds is None else self.remaining
 
 
 def seconds_of(text: str, option: str) -> float:
-    """The seconds of a budget that must be a time.
+    """Return the seconds of a budget that must be a time.
 
     Raises:
-        UsageError: it is none; the message names ``option``, the one that gave it.
+        UsageError: the budget is a number of cases; the message names ``option``, which gave it.
     """
     seconds = Budget.parse(text).seconds
     if seconds is None:
@@ -89,7 +89,7 @@ def seconds_of(text: str, option: str) -> float:
 
 
 def progress(seconds: float, budget: Budget | None) -> str:
-    """How far a job is: ``0:12 of 1:00``; never more than the budget, but what comes after it is said."""
+    """Format the progress of a job as ``0:12 of 1:00``; time beyond the budget is listed separately."""
     if budget is None or budget.seconds is None:
         return clock(seconds) + (f" of {budget}" if budget is not None else "")
     over = seconds - budget.seconds
@@ -98,7 +98,7 @@ def progress(seconds: float, budget: Budget | None) -> str:
 
 
 def clock(seconds: float) -> str:
-    """A duration as ``1:02:03`` or ``2:03``."""
+    """Format a duration as ``1:02:03`` or ``2:03``."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,4 +1,4 @@
-"""What a campaign saw of the user's own passes and backend, in a sentence that may be quoted."""
+"""Certificates: results of a campaign for the user's own passes and backend, in a sentence that may be quoted."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _KINDS = {
     "varied": "variations of the case",
     "user": "the case itself",
 }
-# Verdicts that say nothing of what was compiled.
+# Verdicts that say nothing about the compiled program.
 _NOT_JUDGED = ("unjudged", str(Verdict.INVALID))
 
 
 @dataclass(frozen=True)
 class Certified:
-    """What a campaign says of a pass or backend; ``fired`` is whether that rests on anything."""
+    """The statement of a campaign about a pass or backend; ``fired`` says whether any program supports it."""
 
     sentence: str
     fired: bool
@@ -37,12 +37,12 @@ class Certified:
 
 @dataclass
 class Certificate:
-    """What became of one pass or backend in the cases of a campaign.
+    """Counts of one pass or backend over the cases of a campaign.
 
-    ``programs`` counts by kind those in which it fired and that were judged, ``exact`` those of them that were compared
-    with a float64 run, ``screened`` those for which no code was generated. ``rules`` counts by rule and outcome what
-    became of matches. ``step`` is the largest step in float64 of any firing, None where none was replayed.
-    ``hit`` are the findings that those programs hit.
+    ``programs`` counts, by kind, the judged programs in which it fired: ``exact`` of them were compared with a float64
+    run, and for ``screened`` of them no code was generated. ``rules`` counts matches by rule and outcome. ``step`` is
+    the largest step in float64 of any firing, None where none was replayed. ``hit`` are the findings that those
+    programs hit.
     """
 
     loaded: Loaded
@@ -56,7 +56,7 @@ class Certificate:
 
     @property
     def fired(self) -> bool:
-        """Whether it fired in a program that was judged."""
+        """True if it fired in a program that was judged."""
         return bool(self.programs)
 
     def see(
@@ -68,7 +68,7 @@ class Certificate:
         screened: bool,
         finding: str | None,
     ) -> None:
-        """Take in a judged case, which hit ``finding``."""
+        """Count a judged case, which hit ``finding``."""
         if not self._count(report, coverage):
             return
         if report["verdict"] in _NOT_JUDGED:
@@ -81,12 +81,12 @@ class Certificate:
             self.hit.add(finding)
 
     def follow(self, vanished: Collection[str], finding: str) -> None:
-        """Take over that findings were merged into another."""
+        """Replace findings that were merged into another by that one."""
         if self.hit & set(vanished):
             self.hit = self.hit - set(vanished) | {finding}
 
     def _count(self, report: ReportJson, coverage: Sequence[CoverageCount]) -> bool:
-        """Count what became of matches; whether it fired."""
+        """Count the outcomes of matches; return whether it fired."""
         if self.loaded.kind == "backend":
             return bool(report["evidence"].get("graphs"))
         own = [count for count in coverage if count.pass_name == self.loaded.name]
@@ -98,7 +98,7 @@ class Certificate:
         return any(count.outcome == "fired" for count in own)
 
     def certified(self, findings: Sequence[FindingSummary], cases: int) -> Certified:
-        """What can be said at the end.
+        """Return the certificate at the end of the campaign.
 
         Args:
             findings: those that the campaign hit.
@@ -184,7 +184,7 @@ def _listed(findings: Mapping[str, str]) -> str:
 
 
 def kind_of_program(case: Drawn) -> str:
-    """The kind of a program in a word: whole blocks, an attention, what else it is made of, or where it comes from."""
+    """Return the kind of a program in a word: blocks, attentions, another first idiom, or the origin of the case."""
     if "stack" in case.features:
         return "blocks"
     head = case.idioms[0].partition("_")[0] if case.idioms else ""

@@ -1,8 +1,8 @@
-"""Findings that were seen on one machine wait for a second one: which these are here, and the program to judge.
+"""Confirmations: findings that were seen on one machine only are judged again on a second one.
 
 A campaign judges them beside its own cases, at a small share. The unit is a `Confirmation`: a program, and the machines
-on which it would tell nothing new. Where all workers are on one machine, it is handed out if that is another machine;
-where a campaign reaches several, its executor takes ``not_on`` as where not to place the task.
+on which judging it again would show nothing new. Where all workers are on one machine, it is handed out if that machine
+is a new one; where a campaign reaches several machines, its executor does not place the task on those in ``not_on``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fuzzcompile.casefiles import defines_make
 from fuzzcompile.corpus import Finding, FindingSummary, Store
 
 ORIGIN = "confirmation"
-# Seconds between two looks at which findings wait: other machines find and confirm some meanwhile.
+# Seconds between two queries for waiting findings: other machines find and confirm some meanwhile.
 _LOOK_EVERY = 300.0
 # One of so many cases that a campaign judges is a confirmation.
 _SHARE = 50
@@ -27,7 +27,7 @@ _SHARE = 50
 
 @dataclass(frozen=True)
 class Confirmation:
-    """A program to be judged on a machine that has not tried it; ``finding`` is the public id of what it shows."""
+    """A program to judge on a machine that has not tried it; ``finding`` is the public id of the finding it shows."""
 
     finding: str
     case: Drawn
@@ -35,11 +35,11 @@ class Confirmation:
 
 
 class Confirming:
-    """Hands out the confirmations that wait in a corpus, one now and then.
+    """Hands out the confirmations that wait in a corpus, at a small share of the cases.
 
     Args:
         store: the open corpus.
-        reach: the environments in which the campaign's cases are judged now, one of each machine.
+        reach: returns the environments in which the campaign's cases are judged now, one for each machine.
         now: a clock, in seconds.
     """
 
@@ -55,7 +55,7 @@ class Confirming:
         self._looked: float | None = None
 
     def next(self, judged: int) -> Confirmation | None:
-        """The next confirmation if it is time for one, after so many cases of the campaign's own."""
+        """Return the next confirmation if one is due after so many cases of the campaign's own."""
         if judged < len(self._begun) * _SHARE:
             return None
         if self._looked is None or (not self._waiting and self._now() - self._looked > _LOOK_EVERY):
@@ -66,29 +66,29 @@ class Confirming:
         while self._waiting:
             finding = self._store.finding(self._waiting.popleft().id)
             self._begun.add(finding.signature)
-            # Others may have confirmed it meanwhile, or an import may have brought it a program that no one trusts.
+            # Another campaign may have confirmed it meanwhile, or an import may have added an untrusted program.
             if waits(finding, self._reach()):
                 return confirmation_of(self._store, finding, self._reach())
         return None
 
 
 def waiting(store: Store, reach: Sequence[Mapping[str, object]]) -> list[FindingSummary]:
-    """The open findings, the worst first, of which judging in one of these environments would tell something new.
+    """Return the open findings, worst first, for which judging in one of these environments would show something new.
 
-    Those of another corpus that no one here trusts are left out.
+    Findings that were imported from another corpus and are not trusted are left out.
     """
     return [finding for finding in store.summaries("open") if waits(finding, reach)]
 
 
 def waits(finding: FindingSummary, reach: Sequence[Mapping[str, object]]) -> bool:
-    """Whether judging a finding's program in one of these environments would tell something new, and may be done."""
+    """Return whether a finding's program may be judged in one of these environments, and would show something new."""
     return finding.trusted and any(map(finding.machines.waits_for, reach))
 
 
 def confirmation_of(store: Store, finding: Finding, reach: Sequence[Mapping[str, object]] = ()) -> Confirmation:
-    """The best reproducer of a finding as a case, or its case where there is none, or none that is a case.
+    """Return the best confirmed reproducer of a finding as a case, or its original case where no reproducer is one.
 
-    It is not for machines that have tried it in the like of an environment of ``reach``.
+    Machines that have tried it in an environment like one of ``reach`` are excluded.
     """
     best = store.best_reproducer(finding.id)
     if best is not None and best.confirmed and defines_make(best.source):

@@ -1,4 +1,4 @@
-"""The workers of a campaign, and what they say of the machine: the campaign's own process imports no torch."""
+"""The workers of a campaign. They describe the machine, because the campaign's own process imports no torch."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ from fuzzcompile.worker.tasks import DESCRIBE, FOCUS, PATTERNS, SURVEY, PatternT
 if TYPE_CHECKING:
     from fuzzcompile.cluster.pool import ClusterPool
 
-# The most seconds that making programs for a focus takes before the first case.
+# The most seconds that making programs for a focus may take before the first case.
 _PREPARING = 120.0
 
 
 @dataclass(frozen=True)
 class Crew:
-    """Workers that have started under ``conditions``, how many, and where they run.
+    """Started workers: their pool, their conditions, their number, and where they run.
 
-    ``cluster`` is the pool again, if it is a cluster; ``surroundings`` are those of its first worker then.
+    ``cluster`` is the pool again, if it is a cluster; ``surroundings`` are then those of its first worker.
     """
 
     pool: TaskPool
@@ -57,10 +57,10 @@ class Crew:
     cluster: ClusterPool | None = None
 
     def check_torch_here(self, what: str) -> None:
-        """Refuse ``what``, which reads the torch that is installed here, where workers run another one.
+        """Refuse ``what``, which reads the torch that is installed here, if the workers run another version.
 
         Raises:
-            UsageError: they do.
+            UsageError: the versions differ.
         """
         here, there = installed_torch(), str(self.surroundings.environment["torch"])
         if here != there:
@@ -70,7 +70,7 @@ class Crew:
             )
 
     def settings(self, profile: Profile, clock: Clock, **asked: Any) -> CampaignSettings:
-        """The settings of a campaign with these workers; ``asked`` are further fields of them."""
+        """Return the settings of a campaign with these workers; ``asked`` are further fields of the settings."""
         conditions, around = self.conditions, self.surroundings
         return CampaignSettings(
             budget=clock.budget,
@@ -90,10 +90,10 @@ class Crew:
     def focused(
         self, question: FocusQuestion, profile: Profile, clock: Clock, seed: int, *, sweeps: bool
     ) -> Iterator[Focused]:
-        """What a focus draws from: workers find what it means in their torch, and make programs of the rules.
+        """Yield the source of a focus: workers resolve its names in their torch, and make programs from the rules.
 
-        Making programs takes at most a quarter of the budget; what was not made by then is left out. With ``sweeps``,
-        cases of torch's own tables are drawn for operators; a process of its own writes them until the block ends.
+        Making programs takes at most a quarter of the budget; rules without a program by then are left out. With
+        ``sweeps``, operators get cases from torch's own tables; a separate process writes them until the block ends.
 
         Raises:
             UsageError: a name means nothing or several things, nothing that is aimed at can fire here, or ``sweeps`` is
@@ -120,9 +120,9 @@ class Crew:
             yield Focused(plan, generator, programs, found)
 
     def _programs(self, plan: Plan, clock: Clock) -> tuple[Sequence[PatternProgram], list[str]]:
-        """Programs for the rules of a plan, and sentences on those for which none could be made.
+        """Return programs for the rules of a plan, and sentences on the rules for which none could be made.
 
-        What a worker is still making when the time for it is over joins the programs once it is made.
+        A program that a worker is still making when the time is over is added to the list once it is made.
         """
         sources = list(dict.fromkeys(rule for aim in plan.reachable for rule in aim.sources))
         share = min(_PREPARING, 0.25 * clock.remaining)  # endless for a budget of cases
@@ -147,7 +147,7 @@ class Crew:
         return programs, notes
 
     def activity(self) -> list[WorkerActivity]:
-        """What the workers do, for display."""
+        """Return the current activity of each worker, for display."""
         now = time.monotonic()
         return [
             WorkerActivity(
@@ -162,7 +162,7 @@ class Crew:
 
 @contextmanager
 def started(conditions: Conditions, workers: int, budget: Clock) -> Iterator[Crew]:
-    """Start workers and hear from one of them where they run; at the end of the block, kill them.
+    """Start workers and let one of them describe the machine; at the end of the block, kill them.
 
     Raises:
         EnvironmentUnfit: no worker can be started, or none starts within the budget.
@@ -197,12 +197,12 @@ def gathered(
     Args:
         address: the cluster.
         conditions: how cases run.
-        most: how many cases to have there at once; None for as many as its workers take.
+        most: how many cases to submit at once; None for as many as its workers take.
         budget: the campaign's.
         torch: the version that workers must have; None for the one that most of them have.
 
     Raises:
-        EnvironmentUnfit: Dask is not installed, nobody answers, or no worker fits within a minute or the budget.
+        EnvironmentUnfit: Dask is not installed, no scheduler answers, or no worker fits within a minute or the budget.
         UsageError: a plant raises, or something of the user's own cannot be sent or used.
     """
     check_plants(conditions.plants)
@@ -215,7 +215,7 @@ def gathered(
 
 
 def survey_case(path: Path, conditions: Conditions, budget: Clock) -> Variations:
-    """Variations of the case file at ``path``; a worker process finds out what of it can be varied.
+    """Return variations of the case file at ``path``; a worker process finds out which parts of it can be varied.
 
     Raises:
         CaseError: it is not a case file, or it fails, crashes or hangs in eager mode.

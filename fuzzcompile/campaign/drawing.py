@@ -1,4 +1,4 @@
-"""Where a campaign's cases come from: the generator, or variations of a user's own case."""
+"""The sources of a campaign's cases: the generator, and variations of a user's own case."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Drawn:
     Attributes:
         source: the program.
         origin: ``generated``, ``mutated``, ``varied``, ``opinfo``, ``user`` or ``reduction``.
-        features: what steering can prefer: idioms, operators, choices.
+        features: names that steering can prefer: idioms, operators, choices.
         choices: the recipe of a generated case; empty for one that cannot be drawn again.
-        spec: what the corpus keeps about how the case was made.
+        spec: the description of how the case was made, as the corpus keeps it.
         idioms: the idioms of a generated case.
         near_misses: its near misses, or the operators of a variation.
     """
@@ -52,10 +52,10 @@ class Drawn:
 
 
 def recipe_of(choices: bytes | None, spec: Mapping[str, object] | None) -> tuple[bytes | None, Profile]:
-    """The recipe of a case: its choices, and the profile without which they mean nothing.
+    """Return the recipe of a case: its choices, and the profile under which they can be read.
 
     Returns:
-        No choices where there is no recipe, or a generator of another version wrote it.
+        None for the choices where there is no recipe, or where another version of the generator wrote it.
     """
     profile = (spec or {}).get("profile")
     if not isinstance(profile, dict):
@@ -67,16 +67,16 @@ def recipe_of(choices: bytes | None, spec: Mapping[str, object] | None) -> tuple
 
 
 def kind_of(features: Collection[str]) -> str:
-    """The kind of case that has these features: ``plain`` or, for all others, empty."""
+    """Return the kind of case that has these features: ``plain``, or the empty string for all others."""
     return "plain" if "plain" in features else ""
 
 
 class Source(Protocol):
-    """What cases are drawn from; equal arguments give equal cases."""
+    """A source of cases; equal arguments give equal cases."""
 
     @property
     def name(self) -> str:
-        """Distinguishes its stream from those of other sources; empty for the plain generator."""
+        """The name that distinguishes its stream from those of other sources; empty for the plain generator."""
 
     @property
     def profile(self) -> Mapping[str, object] | None:
@@ -84,34 +84,34 @@ class Source(Protocol):
 
     @property
     def size(self) -> int | None:
-        """How many places its stream has; None for no end."""
+        """The number of places in its stream; None for an endless stream."""
 
     @property
     def account(self) -> Mapping[str, object]:
-        """What the summary says of the source itself; empty if nothing."""
+        """The entries of the summary about the source itself; may be empty."""
 
     def at(self, seed: int, index: int, candidate: int = 0) -> Drawn | None:
-        """The ``candidate``-th case for a place in the stream; None for a place that has none."""
+        """Return the ``candidate``-th case for a place in the stream; None for a place that has none."""
 
     def of(self, choices: bytes) -> Drawn | None:
-        """The case of a recipe; None for bytes that are no recipe."""
+        """Return the case of a recipe; None for bytes that are no recipe."""
 
 
 class Endless:
-    """A source whose stream has no end and of which there is nothing to say."""
+    """A source with an endless stream and an empty account."""
 
     @property
     def size(self) -> None:
-        """None: there is no end."""
+        """None: the stream is endless."""
 
     @property
     def account(self) -> Mapping[str, object]:
-        """Empty: there is nothing to say."""
+        """Empty: the summary has no entries about this source."""
         return {}
 
 
 class WithoutRecipes:
-    """A source whose cases are not drawn from choices, and so cannot be drawn again from them."""
+    """A source whose cases are not drawn from choices, and so have no recipes."""
 
     @property
     def profile(self) -> None:
@@ -119,7 +119,7 @@ class WithoutRecipes:
         return
 
     def of(self, choices: bytes) -> Drawn | None:
-        """None: there are no recipes."""
+        """Return None: there are no recipes."""
         return None
 
 
@@ -131,7 +131,7 @@ class Generator(Endless):
 
     @property
     def name(self) -> str:
-        """Empty unless near misses are left out."""
+        """The empty string, unless near misses are left out."""
         return "" if self.settings.near_misses else "no-near-misses"
 
     @property
@@ -140,11 +140,11 @@ class Generator(Endless):
         return self.settings.to_json()
 
     def at(self, seed: int, index: int, candidate: int = 0) -> Drawn:
-        """The ``candidate``-th case for a place in the stream."""
+        """Return the ``candidate``-th case for a place in the stream."""
         return self.drawn(case_at(seed, index + candidate * _CANDIDATES_APART, self.settings), "generated")
 
     def of(self, choices: bytes) -> Drawn | None:
-        """The case of a recipe that may have been mutated; None if the bytes give no case."""
+        """Return the case of a recipe that may have been mutated; None if the bytes give no case."""
         try:
             return self.drawn(from_choices(choices, self.settings), "mutated")
         except ValueError:
@@ -165,7 +165,7 @@ class Generator(Endless):
 
 @dataclass(frozen=True)
 class Variations(Endless, WithoutRecipes):
-    """The user's own case and variations of it. They have no recipes: the source itself is varied."""
+    """The user's own case and variations of it. They have no recipes, because the source itself is varied."""
 
     survey: Survey
 
@@ -175,7 +175,7 @@ class Variations(Endless, WithoutRecipes):
         return f"from={hashlib.sha256(self.survey.source.encode()).hexdigest()[:12]}"
 
     def at(self, seed: int, index: int, candidate: int = 0) -> Drawn:
-        """The ``candidate``-th variation for a place in the stream; index 0 is the case itself."""
+        """Return the ``candidate``-th variation for a place in the stream; index 0 is the case itself."""
         from fuzzcompile.variations import vary  # needs torch, which the campaign's own process does without
 
         if index == 0:

@@ -57,11 +57,11 @@ if TYPE_CHECKING:
     from fuzzcompile.cluster.pool import ClusterPool
 
 _TICK = 0.5
-# So many cases of a stream are read when it is resumed: steering has forgotten what earlier ones brought.
+# So many cases of a stream are read when it is resumed: steering has discounted the results of earlier ones.
 _REMEMBERED = 20_000
-# Secondary candidates of one reduction that are judged, beside those that have a recipe.
+# Secondary candidates of one reduction that are judged, in addition to those that have a recipe.
 _MOST_OTHERS = 2
-# So many full compiles in a row that fail for want of a disk or a compiler: the rest would too.
+# The campaign stops after so many full compiles in a row that failed for want of a disk or a compiler.
 _MOST_UNFIT = 4
 
 
@@ -69,13 +69,13 @@ class Engine:
     """Runs one campaign.
 
     Args:
-        settings: what the campaign is asked to do.
+        settings: the settings of the campaign.
         store: the open corpus.
-        executor: where judging and minimizing run.
-        environment: what results depend on (:func:`fuzzcompile.execution.environment.describe`).
+        executor: runs judging and minimizing.
+        environment: the environment that results depend on (:func:`fuzzcompile.execution.environment.describe`).
         campaign: the campaign's row in the corpus.
         clock: runs from the start of the command; from now on by default.
-        describe_workers: what the executor's workers do, for display only.
+        describe_workers: returns the activity of the executor's workers, for display only.
         cluster: the executor again, if it is a cluster, whose workers come and go.
     """
 
@@ -116,9 +116,9 @@ class Engine:
     # -- the loop ---------------------------------------------------------------------------------
 
     def run(self) -> Yielding[Event, None, None]:
-        """Run the campaign to the end of its budget and yield what happens.
+        """Run the campaign to the end of its budget and yield its events.
 
-        What still runs when the budget is spent is cut off. Closing the generator, or an interrupt raised inside it,
+        Cases that still run when the budget is spent are cut off. Closing the generator, or an interrupt inside it,
         does the same: everything judged so far is stored, and :meth:`finish` gives the summary.
 
         Raises:
@@ -156,13 +156,13 @@ class Engine:
             self._left = self._left_now()
 
     def finish(self, *, interrupted: bool = False, why: str | None = None) -> Finished:
-        """Close the campaign in the corpus and summarise it; ``why`` is what the machine lacks to go on."""
+        """Close the campaign in the corpus and summarise it; ``why`` names what the machine lacks, if that ended it."""
         ended: Ended = "interrupted" if interrupted else "failed" if why is not None else self._work.ended
         self._books.end(ended, self._left)
         return self._books.summary(ended, self._left, why)
 
     def fail(self) -> None:
-        """Note in the corpus that an error of our own ended the campaign."""
+        """Note in the corpus that an internal error ended the campaign."""
         self._books.end("failed", self._left)
 
     def _left_now(self) -> LeftOver:
@@ -174,7 +174,7 @@ class Engine:
         return limit is not None and len(self._books.new) >= limit
 
     def _steered(self, part: int) -> Steering | FocusedSteering:
-        """The stream's steering, in the state in which earlier campaigns on this corpus left it."""
+        """Return the stream's steering, in the state in which earlier campaigns on this corpus left it."""
         settings, compiler = self.settings, self._books.compiler
         steering: Steering | FocusedSteering = (
             FocusedSteering(settings.source, settings.seed, settings.mix)
@@ -190,7 +190,7 @@ class Engine:
         return steering
 
     def _needs_no_proof(self, finding: Finding) -> bool:
-        """Whether a hit of the finding proves no more than is known; a device that runs proves more than a target."""
+        """Return whether a further hit would prove nothing new; a device that runs proves more than a target."""
         return _is_proved(finding.culprit) and (self.settings.target is not None or told(finding.report) is None)
 
     # -- taking results ---------------------------------------------------------------------------
@@ -229,7 +229,7 @@ class Engine:
         yield from self._announce(stored, result.report, job)
 
     def _announce(self, stored: Recorded, report: ReportJson, job: Job) -> Iterator[Event]:
-        """Announce the finding that a case hit, if any, and have it minimized if that would improve its reproducer."""
+        """Announce the finding that a case hit, and queue its minimization if that may improve its reproducer."""
         if stored.finding_id is None:
             return
         finding, signature = public_id(stored.finding_id), report["signature"] or ""
@@ -244,12 +244,12 @@ class Engine:
             self._work.minimize_later(finding, job.case, report)
 
     def _queue(self, finding: Finding) -> None:
-        """Have a stored finding minimized."""
+        """Queue the minimization of a stored finding."""
         self._tried[finding.public_id] = rank(finding.report)
         self._work.minimize_stored(finding)
 
     def _best_tried(self, finding: str) -> tuple[int, bool]:
-        """The rank of the worst that the finding's reproducers show or that was minimized for one."""
+        """Return the rank of the worst report that a reproducer of the finding shows or that was minimized for it."""
         best = self.store.best_reproducer(finding)
         shown = rank(best.report if best is not None else None)
         return min(shown, self._tried.get(finding, shown))
@@ -274,7 +274,7 @@ class Engine:
             self._work.judge_later(Drawn(source, "reduction"))
 
     def _follow(self, kept: Kept, report: ReportJson) -> Iterator[Event]:
-        """Take over what the corpus learned from a reproducer: what is known, and which findings are one."""
+        """Update the state after the corpus stored a reproducer: known signatures, and findings that were merged."""
         self._books.keep(kept)
         if _is_proved(report["culprit"]) and report["is_bug"]:
             self._work.known.add((kept.signature, Verdict(report["verdict"]).kind))
@@ -287,7 +287,7 @@ class Engine:
         yield FindingsMerged(kept.public_id, vanished)
 
     def _lost(self, error: WorkerFailed, job: Job) -> Iterator[Event]:
-        """The worker crashed, hung or used too much memory: the case's verdict, if it happens twice."""
+        """Handle a worker that crashed, hung or ran out of memory; that is the case's verdict if it happens twice."""
         if job.minimizes is not None:
             yield self._lost_minimizing(error, job, job.minimizes)
             return
@@ -308,14 +308,14 @@ class Engine:
             self._work.judge(job.case, job.index, retry=True, screen=job.screen, not_on=self._elsewhere(job))
 
     def _elsewhere(self, job: Job) -> set[str]:
-        """The machines of a cluster on which the job did not run: what happened on one has to happen there again."""
+        """Return the machines that the retry must avoid: all of the cluster except the one on which the job ran."""
         here = (job.environment or {}).get("machine")
         if self._cluster is None or here is None:
             return set()
         return {str(environment.get("machine")) for environment in self._cluster.environments()} - {str(here)}
 
     def _lost_minimizing(self, error: WorkerFailed, job: Job, finding: str) -> Trouble:
-        """A candidate took its worker down: the search goes on without it, unless there are too many of them."""
+        """Handle a minimization that lost its worker over a candidate: resume without it, or give the finding up."""
         self._work.shares.minimized(job.seconds, reproducer=False)
         if job.report is not None and not isinstance(error, WorkerTimeout) and can_resume(error.left):
             self._work.minimize_later(finding, job.case, job.report, error.left)
@@ -326,7 +326,7 @@ class Engine:
         return Trouble(f"minimizing {finding}: {error}; `{again}` tries again")
 
     def _raised(self, error: Exception, job: Job) -> Iterator[Event]:
-        """Store our own failure, or a case that could not be judged, as unjudged."""
+        """Store a case as unjudged that could not be judged, or over which fuzzcompile itself failed."""
         text = " ".join(str(error).split())[:300]
         if job.minimizes is not None:
             self._given_up.add(job.minimizes)
@@ -366,5 +366,5 @@ class Engine:
 
 
 def _is_proved(culprit: CulpritJson | None) -> bool:
-    """Whether the culprit was shown to be necessary: further hits need no ablations of their own."""
+    """Return whether the culprit was shown to be necessary, so that further hits need no ablations."""
     return culprit is not None and culprit.get("necessary") is True

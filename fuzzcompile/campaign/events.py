@@ -15,7 +15,7 @@ from fuzzcompile.worker.reductions import Minimized
 
 @dataclass(frozen=True)
 class WorkerActivity:
-    """What one worker does: ``task`` is None while it is idle, ``seconds`` is how long it has run."""
+    """The activity of one worker: ``task`` is None while it is idle, ``seconds`` is how long the task has run."""
 
     slot: int
     device: str
@@ -49,7 +49,7 @@ class Tally:
 class Started:
     """The campaign starts; earlier campaigns judged ``known`` cases of its stream.
 
-    One that does not judge (``judges``) minimizes findings of the corpus. ``cluster`` is the address of the
+    A campaign that does not judge (``judges``) minimizes findings of the corpus. ``cluster`` is the address of the
     scheduler of the Dask cluster on which it runs.
     """
 
@@ -66,7 +66,7 @@ class Started:
 
 @dataclass(frozen=True)
 class CaseJudged:
-    """A case has its verdict; ``case`` is what reports call it, ``finding`` the id of the finding that it hit."""
+    """A case has its verdict; ``case`` is its name in reports, ``finding`` the id of the finding that it hit."""
 
     index: int
     case: str
@@ -94,7 +94,7 @@ class FindingReduced:
 
 @dataclass(frozen=True)
 class FindingsMerged:
-    """Findings were seen to be the same bug as another; their names go on meaning it."""
+    """Findings turned out to be the same bug as another; their names remain valid as names of it."""
 
     finding: str
     merged: Sequence[str]
@@ -102,14 +102,14 @@ class FindingsMerged:
 
 @dataclass(frozen=True)
 class Trouble:
-    """Something went wrong that cost one task, not the campaign."""
+    """An error that cost one task, not the campaign."""
 
     what: str
 
 
 @dataclass(frozen=True)
 class Tick:
-    """Time passed: counters, workers and the cluster, if they are on one, as they are now."""
+    """Time passed: the current counters, workers and, if there is one, cluster."""
 
     tally: Tally
     workers: Sequence[WorkerActivity]
@@ -138,14 +138,14 @@ class FindingLine:
 
 @dataclass(frozen=True)
 class Behind:
-    """What is left when a campaign is over.
+    """The work that is left when a campaign is over.
 
     Attributes:
-        cases: cut off; the next campaign on this stream judges them first.
-        bugs: those of them that had shown a bug.
+        cases: cases that were cut off; the next campaign on this stream judges them first.
+        bugs: how many of them had shown a bug.
         waiting: findings of the corpus that have no reproducer yet.
-        findings: all that the corpus holds.
-        foreign: further findings without a reproducer, which come from another corpus and are run once trusted.
+        findings: all findings of the corpus.
+        foreign: further findings without a reproducer; they come from another corpus and are run once trusted.
     """
 
     cases: int = 0
@@ -159,11 +159,11 @@ class Behind:
 class Finished:
     """The campaign is over. ``ended`` is ``budget``, ``max-findings``, ``exhausted``, ``interrupted`` or ``failed``.
 
-    ``why`` is what the machine lacks, where the campaign failed for want of it.
+    ``why`` names what the machine lacks, if that ended the campaign.
     ``findings`` are those that its cases hit, the worst first.
     ``target`` is the device that the compiler was told, if it was not the one that ran.
-    ``certified`` says what was seen of the user's own passes and backend.
-    ``source`` is what there is to say of where the cases came from.
+    ``certified`` are the certificates of the user's own passes and backend.
+    ``source`` is the account of the source of the cases.
     ``focus`` is how often each aim of a focus matched; None for a campaign without one.
     """
 
@@ -179,11 +179,11 @@ class Finished:
     focus: FocusTally | None = None
 
     def has_one_of(self, least: Severity) -> bool:
-        """Whether a finding is at least as bad as ``least``."""
+        """Return whether a finding is at least as severe as ``least``."""
         return any(line.severity is not None and Severity(line.severity).reaches(least) for line in self.findings)
 
     def to_json(self) -> dict[str, object]:
-        """The summary for machines."""
+        """Return the summary as plain data."""
         return {
             "ended": self.ended,
             "why": self.why,

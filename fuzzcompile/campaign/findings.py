@@ -1,4 +1,4 @@
-"""What is kept of a finding beside its runs: its reproducer in the corpus, its issue draft in a folder."""
+"""Reproducers and issue drafts of findings: one is stored in the corpus, the other written to a folder."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def keep_reproducer(
 
     Args:
         store: the open corpus.
-        finding: what was minimized.
+        finding: the finding that was minimized.
         minimized: the result.
-        environment: where it was minimized, if it is known (`fuzzcompile.execution.environment.describe`).
+        environment: where it was minimized, if that is known (`fuzzcompile.execution.environment.describe`).
 
     Returns:
-        The finding that has it now: findings that were seen to be the same bug are merged.
+        The finding that has the reproducer now: findings that turn out to be the same bug are merged.
     """
     return store.add_reproducer(
         finding,
@@ -53,7 +53,7 @@ def keep_reproducer(
 
 
 def facts_of(store: Store, finding: str | int) -> IssueFacts:
-    """All that a draft may claim of a stored finding.
+    """Return the facts that a draft may state about a stored finding.
 
     Raises:
         UsageError: the corpus has no such finding.
@@ -80,20 +80,21 @@ def facts_of(store: Store, finding: str | int) -> IssueFacts:
 
 
 def umbrella_draft(store: Store, name: str) -> str | None:
-    """The draft of one issue for a group of findings; None if the corpus has no findings in a group of that name."""
+    """Draft one issue for a group of findings; return None if the corpus has no findings in a group of that name."""
     members = [facts_of(store, finding.public_id) for finding in store.summaries() if finding.umbrella == name]
     group = store.umbrella(name)
     return draft_umbrella(group, members) if members and group is not None else None
 
 
 def write_draft(store: Store, finding: str, folder: Path) -> None:
-    """Write the draft of ``finding`` into ``folder``, which is made if need be, and its line in the index there.
+    """Write the draft of ``finding`` into ``folder``, which is created if needed, and its line in the index there.
 
-    A finding that is not to be filed has a line that says why, and no draft. One that was merged into another has
-    neither: those of the other are written. Beside it stands the draft of the finding's group, where it is in one.
+    A finding that is not to be filed gets a line with the reason, and no draft. For a finding that was merged into
+    another, the draft and line of the other are written. If the finding is in a group, the draft of the group is
+    written as well.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: a file cannot be written.
     """
     name, facts = store.finding(finding).public_id, facts_of(store, finding)
     facts = replace(facts, subject=facts.subject.to_publish())

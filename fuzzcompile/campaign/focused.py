@@ -1,4 +1,4 @@
-"""Cases for a focus: programs of its rules, near misses of them, and the generator's cases under settings."""
+"""Cases for a focus: programs made for its rules, near misses of them, and generated cases under its settings."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from fuzzcompile.focusing.tally import FOCUS
 from fuzzcompile.generation.patterned import PatternProgram, draw, render
 
 Arm = Literal["program", "near_miss", "sweep", "grammar", "mutation"]
-# How often each way of drawing is tried at first; later, what made the aim match is drawn more often.
+# Prior weight of each way of drawing; later, the ways that made the aim match are drawn more often.
 _PRIOR: dict[Arm, float] = {"program": 1.0, "near_miss": 3.0, "sweep": 3.0, "grammar": 1.0, "mutation": 1.0}
-# A program as it stands finds what near misses of it find: it is drawn until its rule fired this often.
+# An unchanged program finds no more than its near misses do: it is drawn only until its rule fired this often.
 _ENOUGH = 3
 # Results count once a block of places is full, one block late, so that the order of answers does not matter.
 BLOCK = 4
 _MOST_PARENTS = 32
 _MOST_LISTED = 8
-# After so many cases in vain, an aim keeps no finding from being minimized.
+# After so many cases without a match, an aim no longer delays the minimization of findings.
 _PATIENCE = 24
 
 
 @dataclass(frozen=True)
 class Focused(Endless):
-    """What a focus draws from.
+    """The source of cases for a focus.
 
     Attributes:
-        plan: what is aimed at.
-        generator: draws cases that are put under the settings of an aim.
-        programs: those made for the rules; further ones may join while the campaign runs.
-        sweeps: cases of torch's own tables for the operators that are aimed at, by label.
+        plan: the aims of the focus.
+        generator: draws cases that then run under the settings of an aim.
+        programs: programs made for the rules; further ones may be added while the campaign runs.
+        sweeps: cases of torch's own tables for the operators among the aims, by label.
     """
 
     plan: Plan
@@ -46,12 +46,12 @@ class Focused(Endless):
 
     @property
     def name(self) -> str:
-        """The plan's, so that each focus has a stream of its own, and that of the generator."""
+        """The names of the plan and of the generator, so that each focus has a stream of its own."""
         return " ".join(filter(None, (self.plan.name, self.generator.name)))
 
     @property
     def notes(self) -> list[str]:
-        """What is aimed at, in sentences for the user."""
+        """The aims, in sentences for the user."""
         aims = self.plan.aims
         listed = ", ".join(aim.label for aim in aims[:_MOST_LISTED])
         more = f" and {len(aims) - _MOST_LISTED} more" if len(aims) > _MOST_LISTED else ""
@@ -61,11 +61,11 @@ class Focused(Endless):
 
     @property
     def profile(self) -> dict[str, object]:
-        """The generator's: its recipes are read under it."""
+        """The generator's profile, under which recipes are read."""
         return dict(self.generator.profile)
 
     def at(self, seed: int, index: int, candidate: int = 0) -> Drawn:
-        """A case for each aim in turn, whatever earlier cases showed; `FocusedSteering` chooses better."""
+        """Return a case for each aim in turn, regardless of earlier results; `FocusedSteering` uses these."""
         aims = self.plan.reachable
         aim = aims[index % len(aims)]
         rng = random.Random(f"fuzzcompile focus {seed} {index} {candidate}")
@@ -73,16 +73,16 @@ class Focused(Endless):
         return self.drawn(aim, arm, seed, index, rng)
 
     def of(self, choices: bytes) -> Drawn | None:
-        """The generator's case of a recipe."""
+        """Return the generator's case for a recipe."""
         return self.generator.of(choices)
 
     def of_aim(self, aim: Aim) -> list[PatternProgram]:
-        """The programs that were made for an aim, those first that made it fire."""
+        """Return the programs that were made for an aim; those that made it fire come first."""
         own = [program for program in self.programs if (program.stage, program.rule) in aim.sources]
         return sorted(own, key=lambda program: not program.fires)
 
     def drawn(self, aim: Aim, arm: Arm, seed: int, index: int, rng: random.Random) -> Drawn:
-        """A case for an aim, drawn in one way."""
+        """Draw a case for an aim in the given way."""
         programs = self.of_aim(aim)
         if arm in ("program", "near_miss") and programs:
             firing = [program for program in programs if program.fires] or programs
@@ -94,21 +94,21 @@ class Focused(Endless):
         return self.under(aim, "grammar", self.generator.at(seed, index))
 
     def swept(self, aim: Aim, number: int, seed: int) -> Drawn | None:
-        """The ``number``-th case of torch's tables for the operator, or the next there is; None behind the last."""
+        """Return the ``number``-th case of torch's tables for the operator, or the next one; None at the end."""
         sweep = self.sweeps[aim.label]
         cases = (sweep.at(seed, place) for place in range(number, sweep.size or 0))
         case = next(filter(None, cases), None)
         return None if case is None else self._case(aim, "sweep", case.source, case.origin, case.features)
 
     def mutated(self, aim: Aim, parents: Sequence[bytes], rng: random.Random) -> Drawn | None:
-        """A mutation of a recipe that made the aim match; None where it gives no case."""
+        """Mutate a recipe that made the aim match; return None if the mutation gives no case."""
         case = self.generator.of(mutate(rng.choice(parents), rng.choice(parents), rng))
         return None if case is None else self.under(aim, "mutation", case)
 
     def under(self, aim: Aim, arm: Arm, case: Drawn) -> Drawn:
-        """The generator's case under the settings that switch the aim on.
+        """Return the generator's case under the settings that switch the aim on.
 
-        The settings are no part of its recipe, so that it can be minimized as any program, but not from the recipe.
+        The settings are not part of its recipe, so that it is minimized as a program, and not from the recipe.
         """
         drawn = self._case(aim, arm, case.source, case.origin, (*case.features, *case.near_misses))
         spec = {**(drawn.spec or {}), "recipe": case.choices.hex()}
@@ -131,7 +131,7 @@ class Focused(Endless):
 
 @dataclass
 class _Arm:
-    """How often one way of drawing was tried for an aim, and how often that made it match."""
+    """Counts of one way of drawing for an aim: how often it was tried, and how often the aim matched."""
 
     tried: float = 0.0
     hits: float = 0.0
@@ -139,7 +139,7 @@ class _Arm:
 
 @dataclass
 class _Progress:
-    """What is known of one aim."""
+    """The counts of one aim."""
 
     arms: dict[Arm, _Arm] = field(default_factory=lambda: {arm: _Arm() for arm in _PRIOR})
     tried: int = 0
@@ -151,17 +151,17 @@ class _Progress:
 
     @property
     def need(self) -> float:
-        """How much the aim needs a case: one that never matched most, unless very much was tried in vain."""
+        """The weight of the aim for the next case: highest if it never matched, lower after many tries."""
         hits = self.fired + 0.5 * self.matched
         return 1.0 / (1.0 + hits) + 4.0 / (1.0 + self.tried)
 
 
 @dataclass
 class FocusedSteering:
-    """Fills the places of a stream with a focus: which aim next, and how its case is drawn.
+    """Fills the places of a stream with a focus: chooses the next aim, and the way in which its case is drawn.
 
-    Of the ways of drawing, those are preferred that made the aim fire or be refused; of the aims, those that matched
-    least. Results may arrive in any order; they are learned by blocks of places.
+    It prefers the ways of drawing that made the aim fire or be refused, and the aims that matched least. Results may
+    arrive in any order; they are learned by blocks of places.
     """
 
     source: Focused
@@ -175,7 +175,7 @@ class FocusedSteering:
         self._progress = {aim.label: _Progress() for aim in self.source.plan.reachable}
 
     def resume(self, seen: Iterable[object], past: Iterable[StreamRun], seeds: Iterable[Seed]) -> None:
-        """Count the earlier cases of this stream as tried; whether they matched is not stored for each."""
+        """Count the earlier cases of this stream as tried; the corpus does not store for each whether it matched."""
         for run in past:
             aim, arm = _drawn_as(run.features)
             if aim in self._progress and arm is not None:
@@ -185,13 +185,13 @@ class FocusedSteering:
 
     @property
     def seeking(self) -> bool:
-        """Whether an aim has matched nothing yet, and was not tried so often that it may never."""
+        """True if some aim has not matched yet, and has not been tried often enough to give it up."""
         return any(
             not known.fired and not known.matched and known.tried < _PATIENCE for known in self._progress.values()
         )
 
     def at(self, index: int) -> tuple[Drawn, bool]:
-        """The case for a place in the stream, and whether it is to be screened first."""
+        """Return the case for a place in the stream, and whether to screen it first."""
         self._learn_blocks(index)
         rng = random.Random(f"fuzzcompile focused steering {self.seed} {index}")
         full = rng.random()
@@ -201,10 +201,10 @@ class FocusedSteering:
         return case, full >= share
 
     def hear(self, items: Set[Item]) -> None:
-        """Nothing: what others reached says little of an aim."""
+        """Do nothing: coverage of other campaigns says little about an aim."""
 
     def learn(self, index: int, outcome: Outcome) -> None:
-        """Take the result of the case at a place, to be learned with its block."""
+        """Keep the result of the case at a place until its block is learned."""
         self._waiting[index] = outcome
 
     def _aim(self, index: int, rng: random.Random) -> Aim:
@@ -243,7 +243,7 @@ class FocusedSteering:
         return [arm for arm, can in possible.items() if can]
 
     def _promise(self, arm: Arm, progress: _Progress, rng: random.Random) -> float:
-        """Drawn from what is known of the arm, so that one that was tried little is tried (Thompson sampling)."""
+        """Sample the promise of an arm from its counts, so that rarely tried arms get tried (Thompson sampling)."""
         known = progress.arms[arm]
         return rng.betavariate(_PRIOR[arm] + known.hits, 1.0 + known.tried - known.hits)
 
@@ -274,7 +274,7 @@ class FocusedSteering:
                 progress.recipes = [*progress.recipes, recipe][-_MOST_PARENTS:]
 
     def _hit(self, aim: Aim, outcome: Outcome) -> float:
-        """1 where the aim fired, a half where it was only refused or called, else 0."""
+        """Return 1 if the aim fired, 0.5 if it was only refused or called, else 0."""
         outcomes = {how for stage, name, how in outcome.items if (stage, name) in aim.rules}
         ran = any((FOCUS, str(span), "fired") in outcome.items for span in aim.spans)
         return 1.0 if ran or "fired" in outcomes else 0.5 if outcomes else 0.0

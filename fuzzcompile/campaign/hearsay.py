@@ -1,4 +1,4 @@
-"""What campaigns that run at the same time, on one corpus, learn from each other."""
+"""Coverage and proofs that concurrent campaigns on one corpus share with each other."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from fuzzcompile.oracle.verdicts import Verdict
 
 
 class Hearsay:
-    """Takes over what others reached and proved since it was last asked; it reads only what is new.
+    """Merges coverage and proofs of other campaigns into this one; each call reads only entries that are new.
 
     Args:
         store: the open corpus.
-        compiler: what was reached by others counts, but no other compiler's (`fuzzcompile.corpus.compiler_of`).
-        needs_no_proof: whether a further hit of a finding would prove no more than is known.
+        compiler: only coverage under the same compiler counts (`fuzzcompile.corpus.compiler_of`).
+        needs_no_proof: returns whether a further hit of a finding would prove nothing new.
     """
 
     def __init__(self, store: Store, compiler: str, needs_no_proof: Callable[[Finding], bool]) -> None:
@@ -23,7 +23,7 @@ class Hearsay:
         self._since = store.news(compiler, None).since
 
     def take_over(self, hear: Callable[[Set[Item]], None], known: set[tuple[str, str]]) -> None:
-        """Tell the steering what is not new any more; add to the signatures and kinds of bug that need no proof."""
+        """Pass the new coverage to the steering; extend the signatures and kinds of bug that need no proof."""
         news = self._store.news(self._compiler, self._since)
         self._since = news.since
         reached = {(row.stage, row.rewrite, str(row.outcome)) for row in news.reached}

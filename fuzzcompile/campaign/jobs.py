@@ -1,4 +1,4 @@
-"""What is running on the workers: cases being judged, findings being minimized."""
+"""The jobs that run on the workers: cases being judged, findings being minimized."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _CONFIRMING_SECONDS = 240.0
 
 @dataclass
 class Job:
-    """A case that is judged, or with ``minimizes`` the finding whose case is minimized, and its ``report``.
+    """A case that is judged; or, with ``minimizes``, the finding whose case is minimized, and its ``report``.
 
     ``index`` is the place in the stream (None for a secondary candidate). ``token`` is the same whenever and wherever
-    the job is done, so that it is stored once. ``left`` is what its worker has left of it so far, where that is told
-    (:func:`fuzzcompile.execution.worker.leave`). ``environment`` is what the result depends on, where that is not
+    the job is done, so that it is stored once. ``left`` holds the intermediate results that its worker has left so far
+    (:func:`fuzzcompile.execution.worker.leave`). ``environment`` is the environment of the result, where that is not
     the same for the whole campaign.
     """
 
@@ -48,22 +48,22 @@ class Job:
 
     @property
     def name(self) -> str:
-        """What reports call the case."""
+        """The name of the case in reports."""
         return f"case_{self.case.sha256[:12]}"
 
     @property
     def place(self) -> int:
-        """The place in the stream as events tell it; -1 beside the stream."""
+        """The place in the stream as events report it; -1 for a case outside of the stream."""
         return self.index if self.index is not None else -1
 
     @property
     def seconds(self) -> float:
-        """How long it has been running."""
+        """Seconds that the job has been running."""
         return time.monotonic() - self.started
 
 
 class Jobs:
-    """Submits work to an executor and returns what has ended; ``campaign`` is its row in the corpus."""
+    """Submits jobs to an executor and collects those that have ended; ``campaign`` is its row in the corpus."""
 
     def __init__(self, settings: CampaignSettings, executor: Executor, campaign: int) -> None:
         self.settings = settings
@@ -76,7 +76,7 @@ class Jobs:
 
     @property
     def capacity(self) -> int:
-        """How many jobs keep all workers busy; a cluster's workers come and go."""
+        """The number of jobs that keep all workers busy; in a cluster it changes as workers come and go."""
         return self.executor.capacity if isinstance(self.executor, TaskPool) else self.settings.workers
 
     def __iter__(self) -> Iterator[Job]:
@@ -93,16 +93,16 @@ class Jobs:
         proof: float = 1.0,
         not_on: Collection[str] = (),
     ) -> None:
-        """Have a case judged.
+        """Submit a case to be judged.
 
         Args:
             case: the case.
             index: its place in the stream; None for a secondary candidate.
             known: the signatures and kinds of bug that need no further proof.
-            retry: it has cost a worker before.
+            retry: the case has cost a worker before.
             screen: as in `JudgeTask`.
             proof: the share of the usual time that a proof may take.
-            not_on: machines on which it would tell nothing new (`TaskPool.schedule`).
+            not_on: machines on which it would show nothing new (`TaskPool.schedule`).
         """
         job = Job(case, index, self._token(case, index, retry=retry), retry=retry, screen=screen)
         task = JudgeTask(
@@ -120,9 +120,9 @@ class Jobs:
     def minimize(
         self, finding: str, case: Drawn, report: ReportJson, seconds: float, left: Mapping[str, str] | None = None
     ) -> None:
-        """Have the case of a finding minimized: a search of about ``seconds``, and its end.
+        """Submit the case of a finding to be minimized: a search of about ``seconds``, and its confirmation.
 
-        ``left`` is what a worker left that was lost over it (`MinimizeTask.left`).
+        ``left`` holds the intermediate results of a worker that was lost over it (`MinimizeTask.left`).
         """
         choices, profile = recipe_of(case.choices, case.spec)
         task = MinimizeTask(
@@ -132,7 +132,7 @@ class Jobs:
         self._submit(MINIMIZE, task, f"minimize {finding}", minimizing, limit=seconds + _CONFIRMING_SECONDS)
 
     def ended(self, timeout: float) -> Iterator[tuple[Future[Result], Job]]:
-        """Wait for ``timeout`` seconds at most; what has ended, each forgotten when it is taken."""
+        """Wait for ``timeout`` seconds at most, and yield the jobs that have ended; each is forgotten when yielded."""
         if not self._running:  # a cluster has lost its workers, and others may come
             time.sleep(timeout)
         done, _ = wait(self._running, timeout=timeout, return_when=FIRST_COMPLETED)
@@ -143,11 +143,11 @@ class Jobs:
             yield future, job
 
     def remember(self, future: Future[Result], job: Job) -> None:
-        """Take back a job that no worker could do: it is left over."""
+        """Keep a job that no worker could run, so that it is left to the next campaign."""
         self._running[future] = job
 
     def _token(self, case: Drawn, index: int | None, *, retry: bool = False) -> str:
-        """The token of a job: a place is judged once whichever campaign does it, anything else once in a campaign.
+        """Return the token of a job: a place is judged once by all campaigns, anything else once by each campaign.
 
         Another campaign may draw another program at the same place, and judge the same program on another machine.
         """

@@ -1,4 +1,4 @@
-"""What a campaign had begun or found when its time was up: kept in the corpus, and done by the next campaign."""
+"""Unfinished work of a campaign whose time is up: kept in the corpus, and done by the next campaign."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from fuzzcompile.oracle.verdicts import Verdict
 
 @dataclass(frozen=True)
 class LeftCase:
-    """A case that was cut off while it was judged; ``index`` is its place in the stream, None beside the stream.
+    """A case that was cut off while it was judged; ``index`` is its place in the stream, None outside of the stream.
 
-    ``verdict`` is what was seen before the proof began; None if there was no verdict yet.
+    ``verdict`` is the verdict before the proof began; None if there was no verdict yet.
     """
 
     case: Drawn
@@ -25,11 +25,11 @@ class LeftCase:
 
     @property
     def shows_bug(self) -> bool:
-        """Whether a bug was seen, and its proof cut off."""
+        """True if the case had shown a bug before its proof was cut off."""
         return self.verdict is not None and Verdict(self.verdict).is_bug
 
     def to_json(self) -> dict[str, object]:
-        """As the corpus keeps it."""
+        """Return plain data as the corpus keeps it."""
         case = self.case
         return {
             "index": self.index,
@@ -46,7 +46,7 @@ class LeftCase:
 
     @classmethod
     def from_json(cls, kept: Mapping[str, Any]) -> LeftCase:
-        """The inverse of `to_json`."""
+        """Return the case from the data of `to_json`."""
         case = Drawn(
             kept["source"],
             kept["origin"],
@@ -61,7 +61,7 @@ class LeftCase:
 
 @dataclass(frozen=True)
 class LeftOver:
-    """What a campaign leaves to the next one: cases, and the signatures of findings that wait to be minimized.
+    """Work that a campaign leaves to the next one: cases, and signatures of findings that wait to be minimized.
 
     ``given_up`` are the signatures of findings that no campaign tries again: minimizing them cost a worker or raised.
     """
@@ -71,15 +71,15 @@ class LeftOver:
     given_up: Sequence[str] = ()
 
     def to_json(self) -> dict[str, object]:
-        """As the corpus keeps it, among the counters of the campaign."""
+        """Return plain data as the corpus keeps it, among the counters of the campaign."""
         cases = [case.to_json() for case in self.cases]
         return {"cases": cases, "findings": list(self.findings), "given_up": list(self.given_up)}
 
 
 def left_cases(store: Store, stream: str, campaign: int) -> list[LeftCase]:
-    """The cases that other campaigns of this stream left over, and that none has judged since or is judging.
+    """Return cases that ended campaigns of this stream left over, and that no campaign has judged since.
 
-    ``campaign`` is the one that asks: what it has begun stands in its heartbeats as well.
+    ``campaign`` is the calling one, whose own heartbeats contain the cases that it has begun.
     """
     living = store.living() | {campaign}
     kept = [
@@ -99,13 +99,13 @@ def left_cases(store: Store, stream: str, campaign: int) -> list[LeftCase]:
 
 
 def left_findings(store: Store, settings: Mapping[str, object], environment: Mapping[str, object]) -> list[str]:
-    """The findings that earlier campaigns left to be minimized, the worst first.
+    """Return the findings that earlier campaigns left to be minimized, worst first.
 
     Args:
         store: the open corpus.
-        settings: of the campaign that asks, as the corpus keeps them: only those with its vetoes, plants and the
-            user's own passes and backend count.
-        environment: in which it runs.
+        settings: of the calling campaign, as the corpus keeps them: only campaigns with the same vetoes, plants and
+            passes and backend of the user's own count.
+        environment: in which the calling campaign runs.
     """
     living = store.living()
     alike = [
@@ -122,12 +122,12 @@ def left_findings(store: Store, settings: Mapping[str, object], environment: Map
 
 
 def pending(store: Store, environment: Mapping[str, object]) -> list[FindingSummary]:
-    """Those that wait for a reproducer and may be run (`fuzzcompile.corpus.trusting`); the worst first."""
+    """Return the findings that wait for a reproducer and may be run (`fuzzcompile.corpus.trusting`), worst first."""
     return [finding for finding in waiting(store, environment) if finding.trusted]
 
 
 def waiting(store: Store, environment: Mapping[str, object]) -> list[FindingSummary]:
-    """Open findings without a reproducer that this torch has shown on this device or target; the worst first."""
+    """Return open findings without a reproducer that this torch showed on this device or target, worst first."""
     torch = environment["torch"]
     device = environment.get("target") or str(environment.get("device")).partition(":")[0]
     return [
@@ -138,7 +138,7 @@ def waiting(store: Store, environment: Mapping[str, object]) -> list[FindingSumm
 
 
 def drawn_of(store: Store, finding: Finding) -> Drawn:
-    """The case of a finding, with its recipe where the corpus has it."""
+    """Return the case of a finding, with its recipe where the corpus has it."""
     kept = store.case(finding.source_sha256)
     if kept is None:
         return Drawn(finding.source, "user")

@@ -30,9 +30,8 @@ def run_campaign(
 ) -> Finished:
     """Run a campaign to its end or until it is interrupted (Ctrl-C, SIGTERM), and summarise it.
 
-    Its workers are gone then. ``clock`` runs since the start of the command; by default, the budget begins now.
-
-    Where the machine can compile no more, the summary says why (``Finished.why``).
+    Its workers have ended when it returns. ``clock`` runs since the start of the command; by default, the budget begins
+    now. If the machine can compile no more, the summary says why (``Finished.why``).
 
     Raises:
         CorpusError: the corpus cannot be opened or written.
@@ -72,7 +71,7 @@ def run_campaign(
 
 
 def _drawing_ahead(settings: CampaignSettings, crew: Crew) -> AbstractContextManager[Source | None]:
-    """The settings' source, with its cases drawn ahead where there are many workers; a focus draws by what it met."""
+    """Return the source, drawn ahead where there are many workers; a focus depends on results, and is not."""
     if settings.focus is not None:
         return nullcontext(settings.source)
     return drawing_ahead(settings.drawn_from, settings.strategy.candidates, lambda: crew.pool.capacity)

@@ -25,7 +25,7 @@ _TICK_SECONDS = 10.0
 
 
 class CampaignLog:
-    """Writes each event when it happens; of ticks, which come twice a second, one in ten seconds."""
+    """Writes each event when it happens; ticks, which come twice a second, only every ten seconds."""
 
     def __init__(self, log: EventLog) -> None:
         self._log = log
@@ -41,7 +41,7 @@ class CampaignLog:
 
 
 def entry_of(event: Event) -> tuple[str, Mapping[str, object]]:
-    """The name of an event and its fields."""
+    """Return the name of an event and its fields."""
     match event:
         case Started():
             return "campaign_started", {**vars(event), "budget": str(event.budget)}

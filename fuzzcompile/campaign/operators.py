@@ -1,4 +1,4 @@
-"""Cases from torch's own tables of operators: a process of its own writes them, a batch ahead."""
+"""Cases from torch's own tables of operators, which a separate process writes one batch ahead."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ Write = Callable[[Sequence[Cell]], Future[list[Written]]]
 
 @dataclass
 class Operators(WithoutRecipes):
-    """A sweep over ``operators`` in the order of a seed; ``write`` begins to make case files, in a worker.
+    """A sweep over ``operators`` in the order of a seed; ``write`` submits cells to a worker that makes case files.
 
-    ``only`` names what the operators were narrowed to; empty for all of them.
+    ``only`` are the operators' names if the sweep was narrowed to some; empty for all of them.
     """
 
     operators: Sequence[Operator]
@@ -44,28 +44,28 @@ class Operators(WithoutRecipes):
 
     @property
     def name(self) -> str:
-        """``opinfo``, and what it was narrowed to."""
+        """``opinfo``, and the names that the sweep was narrowed to."""
         return f"opinfo={','.join(self.only)}" if self.only else "opinfo"
 
     def of_overload(self, label: str) -> Operators:
-        """The sweep over what the tables have of an ATen operator, whatever its overload: ``aten.add.Tensor``."""
+        """Return the sweep over an ATen operator such as ``aten.add.Tensor``; the tables know no overloads."""
         bare = label.split(".")[1] if label.count(".") else label
         own = [operator for operator in self.operators if operator.name.rpartition(".")[2] == bare]
         return Operators(own, self.seed, self.write, (bare,))
 
     @cached_property
     def cells(self) -> Sequence[Cell]:
-        """The stream."""
+        """The cells of the stream, in order."""
         return ordered(self.operators, self.seed)
 
     @property
     def size(self) -> int:
-        """How many places the stream has."""
+        """The number of places in the stream."""
         return len(self.cells)
 
     @property
     def account(self) -> Mapping[str, object]:
-        """How many operators and places there are, and what was left out of the cases written so far, by reason."""
+        """The numbers of operators and places, and of samples left out of the cases written so far, by reason."""
         return {
             "operators": len(self.operators),
             "places": self.size,
@@ -75,7 +75,7 @@ class Operators(WithoutRecipes):
         }
 
     def at(self, seed: int, index: int, candidate: int = 0) -> Drawn | None:
-        """The case for a place in the stream; None where no sample of the table can be spelled and run there."""
+        """Return the case for a place in the stream; None where no sample of the table can be spelled and run."""
         if index >= self.size:
             return None
         cell, written = self.cells[index], self._written(index)
@@ -88,7 +88,7 @@ class Operators(WithoutRecipes):
         return Drawn(written.source, "opinfo", cell.features, spec={**spec, "chunk": cell.chunk})
 
     def _written(self, index: int) -> Written:
-        """What was made of a place; the next batch is begun meanwhile."""
+        """Return the case written for a place, and start writing the next batch."""
         batch, place = divmod(index, _BATCH)
         for past in [number for number in self._batches if number < batch]:
             del self._batches[past]
@@ -103,7 +103,7 @@ class Operators(WithoutRecipes):
             return self._alone(self.cells[index])
 
     def _alone(self, cell: Cell) -> Written:
-        """What is made of a cell whose batch cost a worker."""
+        """Write a cell alone whose batch cost a worker."""
         try:
             return self.write([cell]).result()[0]
         except WorkerStartFailed as error:
@@ -114,13 +114,13 @@ class Operators(WithoutRecipes):
 
 @contextmanager
 def reading_tables(only: Sequence[str] = ()) -> Iterator[Callable[[int, Clock], Operators]]:
-    """A process that reads torch's tables; importing them changes torch, so that nothing may be judged there.
+    """Start a process that reads torch's tables; importing them changes torch, so nothing may be judged there.
 
     Args:
         only: names of operators; all by default.
 
     Returns:
-        A function of seed and budget that gives the sweep over these operators. It raises EnvironmentUnfit where the
+        A function of seed and budget that returns the sweep over these operators. It raises EnvironmentUnfit if the
         tables cannot be imported or the budget ends first, and UsageError for a name that no operator has.
     """
     with WorkerPool(1, time_limit=_SECONDS, environment={"OMP_NUM_THREADS": "1"}) as pool:

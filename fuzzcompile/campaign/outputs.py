@@ -1,4 +1,4 @@
-"""The files that a campaign writes beside the corpus: its log, its summary, its findings as SARIF."""
+"""The files that a campaign writes besides the corpus: its log, its summary, its findings as SARIF."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from fuzzcompile.reporting.sarif import sarif as sarif_log
 
 
 class CampaignOutputs(contextlib.ExitStack):
-    """The files of one campaign, as far as they were asked for; all are checked before the campaign starts.
+    """The requested files of one campaign; all are checked before the campaign starts.
 
     Args:
-        log: to which each event is appended when it happens.
-        sarif: the findings that the campaign hit.
-        summary: `Finished.to_json`, written whole at the end, after an interrupt too.
-        location: of the corpus.
+        log: the file to which each event is appended when it happens.
+        sarif: the file for the findings that the campaign hit.
+        summary: the file for `Finished.to_json`, written whole at the end, after an interrupt too.
+        location: the location of the corpus.
 
     Raises:
-        UsageError: one of them cannot be written.
+        UsageError: a file cannot be written.
     """
 
     def __init__(self, log: Path | None, sarif: Path | None, summary: Path | None, location: str | None) -> None:
@@ -39,7 +39,7 @@ class CampaignOutputs(contextlib.ExitStack):
         self._log = CampaignLog(self.enter_context(EventLog(log)))
 
     def before(self, handle: Callable[[Event], object]) -> Callable[[Event], None]:
-        """Log each event, then hand it on."""
+        """Return a handler that logs each event and then passes it to ``handle``."""
 
         def logged(event: Event) -> None:
             self._log.handle(event)
@@ -48,7 +48,7 @@ class CampaignOutputs(contextlib.ExitStack):
         return logged
 
     def finish(self, finished: Finished) -> None:
-        """Write what the end of the campaign gives.
+        """Write the last event, the summary and the findings.
 
         Raises:
             UsageError: a file cannot be written any more.
@@ -66,7 +66,7 @@ class CampaignOutputs(contextlib.ExitStack):
 
 
 def _scanned(store: Store, finding: Finding) -> Scanned:
-    """A finding by its reproducer, or by its best case as long as there is none."""
+    """Return a finding with its reproducer, or with its best case as long as there is none."""
     best = store.best_reproducer(finding.id)
     report, source = finding.report, finding.source
     if best is not None and best.report is not None:

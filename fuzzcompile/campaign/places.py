@@ -7,15 +7,15 @@ from collections.abc import Iterable, Sequence
 
 from fuzzcompile.corpus import PLACES, StreamRun, part_of
 
-# Where a part of a stream that ends begins: by this share of the stream behind the part before it, so that few parts or
-# many lie far from each other (the golden ratio).
+# Each part of a finite stream begins this share of the stream after the previous part, so that few parts or many begin
+# far from each other (the golden ratio).
 _SHARE = 0.6180339887498949
 
 
 def places(part: int, size: int | None) -> Iterable[int]:
-    """The places of a part, in order.
+    """Return the places of a part, in order.
 
-    Parts of a stream that ends share its places: each begins elsewhere, and passes over what others have judged.
+    Parts of a finite stream share its places: each begins elsewhere, and skips the places that others have judged.
     """
     if size is None:
         return itertools.count(part * PLACES)
@@ -24,5 +24,5 @@ def places(part: int, size: int | None) -> Iterable[int]:
 
 
 def own_last(past: Sequence[StreamRun], part: int) -> list[StreamRun]:
-    """The judged cases of a stream, those of a part last: what was learned last counts most."""
+    """Sort the judged cases of a stream, those of a part last: the results learned last count most."""
     return sorted(past, key=lambda run: (part_of(run.index) == part, run.index))

@@ -9,12 +9,12 @@ from fuzzcompile.generation import Profile
 
 
 def fitted(profile: Profile, lacks: Sequence[str], target: str | None = None) -> Profile:
-    """The profile without the settings that the installed torch ``lacks``, and for a GPU if the target is one."""
+    """Return the profile without the settings that the installed torch ``lacks``; for a GPU if there is a target."""
     return replace(profile, without=tuple(sorted({*profile.without, *lacks})), gpu=target is not None)
 
 
 def for_this_torch(profile: Profile, target: str | None = None) -> Profile:
-    """The profile for the torch of this process."""
+    """Return the profile for the torch of this process."""
     from fuzzcompile.worker.surroundings import lacking
 
     return fitted(profile, lacking(target), target)

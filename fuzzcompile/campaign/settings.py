@@ -1,4 +1,4 @@
-"""What a campaign is asked to do."""
+"""The settings of a campaign."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from fuzzcompile.generation import Profile
 
 @dataclass(frozen=True)
 class CampaignSettings:
-    """What a campaign is asked to do.
+    """The settings of a campaign.
 
     Attributes:
-        budget: when to stop.
+        budget: the time or number of cases after which to stop.
         seed: names the stream of cases, with the settings that `stream` lists.
         profile: the generator's settings.
         device: as the user named it, ``auto`` resolved.
@@ -31,11 +31,11 @@ class CampaignSettings:
         max_findings: stop after this many new findings.
         minimize_seconds: time of one minimization.
         drafts: folder for issue drafts.
-        mix: whether cases are screened, judged in full, or both.
-        strategy: how the stream is steered.
-        source: what cases are drawn from; None for the generator under ``profile``.
+        mix: screen cases, judge them in full, or both.
+        strategy: the parameters of steering.
+        source: the source of cases; None for the generator under ``profile``.
         target: the device that the compiler is told; None for the one that runs.
-        judges: judge cases; otherwise only findings of the corpus are minimized.
+        judges: True to judge cases; otherwise only findings of the corpus are minimized.
         custom: the user's own passes and backend.
     """
 
@@ -60,7 +60,7 @@ class CampaignSettings:
 
     @property
     def stream(self) -> str:
-        """Key of the seeded sequence of cases, under which the corpus keeps judged indices."""
+        """The key of the seeded sequence of cases, under which the corpus keeps judged indices."""
         drawn = self.drawn_from.name
         source = f" {drawn}" if drawn else ""
         how = "" if self.mix == "mixed" else f" {self.mix}-only"
@@ -73,16 +73,16 @@ class CampaignSettings:
 
     @property
     def conditions(self) -> dict[str, object]:
-        """What changes the behaviour of the compiler itself, as the corpus keeps it."""
+        """The settings that change the compiler's own behaviour, as the corpus keeps them."""
         own = {"custom": [loaded.key for loaded in self.custom]} if self.custom else {}
         return {"vetoes": list(self.vetoes), "plants": list(self.plants), **own}
 
     @property
     def focus(self) -> Plan | None:
-        """What the campaign aims at."""
+        """The plan of the focus; None for a campaign without one."""
         return self.source.plan if isinstance(self.source, Focused) else None
 
     @property
     def drawn_from(self) -> Source:
-        """What cases are drawn from."""
+        """The source of cases, by default the generator."""
         return self.source if self.source is not None else Generator(self.profile)

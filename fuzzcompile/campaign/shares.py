@@ -1,28 +1,28 @@
-"""How the workers' time is divided: between judging and minimizing, and between judging and proving.
+"""Division of the workers' time: between judging and minimizing, and between judging and proving.
 
-Either follows what it brings per second, within bounds: a corpus full of findings must not keep a campaign from looking
-for more, and a flood of new findings must not leave all of them without a reproducer.
+Each share follows the results per second, within bounds: a corpus full of findings must not keep a campaign from
+looking for more, and a flood of new findings must not leave all of them without a reproducer.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-# Minimizing gets at least, and while cases are judged at most, this share of the workers' time.
+# Least share of the workers' time for minimizing, and the most while cases are judged.
 LEAST, MOST = 0.25, 0.5
-# Proofs may take this share of the time of judging before they have to earn it.
+# Proofs may take this share of the time of judging before their time is cut.
 _PROVING = 0.5
-# A proof that is cut short this much still tries the likeliest suspects.
+# Least share of its usual time that a proof gets: enough to try the likeliest suspects.
 _SHORTEST = 0.25
-# What was brought counts less by this factor after each further result.
+# Earlier results are discounted by this factor after each further one.
 _MEMORY = 0.98
-# Before anything is known, both have brought one result in this many seconds.
+# Prior: each activity starts as if it had one result in this many seconds.
 _PRIOR_SECONDS = 60.0
 
 
 @dataclass
 class _Activity:
-    """What one kind of work has taken, and lately brought."""
+    """Time and discounted results of one kind of work."""
 
     seconds: float = 0.0
     lately: float = 0.0
@@ -41,20 +41,20 @@ class _Activity:
 
 @dataclass
 class Shares:
-    """What judging, proving and minimizing have taken and brought in a campaign; seconds are those of workers."""
+    """Time and results of judging, proving and minimizing in a campaign; seconds are worker seconds."""
 
     _judging: _Activity = field(default_factory=_Activity)
     _minimizing: _Activity = field(default_factory=_Activity)
     _proving: _Activity = field(default_factory=_Activity)
 
     def judged(self, seconds: float, *, new_finding: bool, is_bug: bool, proved: bool) -> None:
-        """A case was judged; for a bug, most of the time goes into its proof."""
+        """Count a judged case; for a bug, most of the time goes into its proof."""
         self._judging.count(seconds, float(new_finding))
         if is_bug:
             self._proving.count(seconds, float(proved))
 
     def minimized(self, seconds: float, *, reproducer: bool) -> None:
-        """A minimization ended, with or without a confirmed reproducer."""
+        """Count a minimization, with or without a confirmed reproducer."""
         self._minimizing.count(seconds, float(reproducer))
 
     @property
@@ -64,12 +64,12 @@ class Shares:
         return min(MOST, max(LEAST, gain / (gain + self._judging.rate)))
 
     def may_minimize(self, running: int, workers: int, seconds: float) -> bool:
-        """Whether one more minimization may begin while cases are judged.
+        """Return whether one more minimization may begin while cases are judged.
 
         Args:
-            running: how many run.
-            workers: how many workers there are. Where minimizing's share is less than one worker, it takes turns.
-            seconds: how long the running cases have been judged for.
+            running: the number of running minimizations.
+            workers: the number of workers. If the share of minimizing is less than one worker, it takes turns.
+            seconds: worker seconds spent so far on the cases that are being judged.
         """
         own = self.minimizing * workers
         if own >= 1.0:
@@ -79,7 +79,7 @@ class Shares:
 
     @property
     def proof(self) -> float:
-        """The share of its usual time that a proof gets: less where proofs take much and prove little."""
+        """The share of its usual time that a proof gets: less where proofs take long and prove little."""
         if self._proving.seconds <= _PROVING * max(self._judging.seconds, 10 * _PRIOR_SECONDS):
             return 1.0
         return min(1.0, max(_SHORTEST, self._proving.brought * _PRIOR_SECONDS / max(self._proving.lately, 1.0)))

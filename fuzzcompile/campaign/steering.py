@@ -31,12 +31,12 @@ FINDING = "finding"
 BLOCK = 16
 # Cost of a full compile in units of a screen (measured: bench/throughput.py).
 FULL_COST = 8.0
-# Neither speed is ever given up: each finds bugs that the other cannot.
+# Bounds of the share of full compiles: each speed finds bugs that the other cannot.
 _LEAST_FULL, _MOST_FULL = 0.1, 0.9
-# Only full compiles reach these; a preference for idioms must not depend on the speed that a case happened to get.
+# Only full compiles reach these stages; a preference for idioms must not depend on the speed that a case got.
 _FULL_ONLY = (LOWERING, SCHEDULER)
 _WORTH = {SCHEDULER: 0.25, FINDING: 4.0}
-# Share of a feature's counts that is kept after each block, so that a feature that has run dry is left.
+# Share of a feature's counts that is kept after each block, so that exhausted features are abandoned.
 _MEMORY = 0.9
 _MOST_PARENTS = 128
 # How many cases are drawn for each candidate, until one is of the right kind.
@@ -47,7 +47,7 @@ _BASE_LENGTH, _MEAN_LENGTH = 500, 1500
 
 @dataclass(frozen=True)
 class Strategy:
-    """How places in the stream are filled; bench/steering.py compares them.
+    """Parameters of filling the places in the stream; bench/steering.py compares strategies.
 
     Attributes:
         candidates: how many cases are drawn for a place; the most promising is judged.
@@ -73,7 +73,7 @@ UNIFORM = Strategy(candidates=1, pairs=0.0, wholes=0.0, kinds=0.0, mutated=0.0, 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a place in the stream: all that it reached, and the largest step in float64."""
+    """The result of a place in the stream: the items that it reached, and the largest step in float64."""
 
     drawn: Drawn
     items: frozenset[Item]
@@ -93,7 +93,7 @@ class Parent:
 
 @dataclass
 class _Yield:
-    """Discounted counts: how much was tried, and how much that found."""
+    """Discounted counts of tries and finds."""
 
     tried: float = 0.0
     found: float = 0.0
@@ -128,7 +128,7 @@ class Steering:
     _block: int = 0
 
     def resume(self, seen: Iterable[Item], past: Iterable[StreamRun], seeds: Iterable[Seed]) -> None:
-        """Restore the state from the corpus: all that was reached, and this stream's earlier cases."""
+        """Restore the state from the corpus: all items reached, and this stream's earlier cases."""
         self.seen |= set(seen)
         block = 0
         for run in past:
@@ -149,7 +149,7 @@ class Steering:
         return False
 
     def at(self, index: int) -> tuple[Drawn, bool] | None:
-        """The case for a place in the stream, and whether it is to be screened first; None for a place without one."""
+        """Return the case for a place in the stream, and whether to screen it first; None if there is none."""
         self._learn_blocks(index)
         rng = random.Random(f"fuzzcompile steering {self.seed} {index}")
         full = rng.random()  # drawn in every mix, so that the draws after it are the same
@@ -158,15 +158,15 @@ class Steering:
         return None if drawn is None else (drawn, full >= self.full_share(drawn.kind))
 
     def hear(self, items: Set[Item]) -> None:
-        """Take over what other campaigns reached: it is no longer new."""
+        """Add the items that other campaigns reached: they are no longer new."""
         self.seen |= items
 
     def learn(self, index: int, outcome: Outcome) -> None:
-        """Take the result of the case at a place, to be learned with its block."""
+        """Keep the result of the case at a place until its block is learned."""
         self._waiting[index] = outcome
 
     def full_share(self, kind: str = "") -> float:
-        """Share of the cases of a kind that are judged in full at once."""
+        """Return the share of the cases of a kind that are judged in full at once."""
         if self.mix != "mixed":
             return float(self.mix == "full")
         full, screen = (self._speeds[kind, screened].rate for screened in (False, True))
@@ -185,7 +185,7 @@ class Steering:
         return max(candidates, key=lambda candidate: self._score(candidate, promise))
 
     def _candidates(self, index: int, rng: random.Random) -> list[Drawn]:
-        """Cases that compete for a place, all of one kind: a score across kinds would decide the share of each kind."""
+        """Draw cases that compete for a place, all of one kind: scores across kinds would set the shares of kinds."""
         most, wanted = self.strategy.candidates, self._kind(rng)
         drawn = (self.source.at(self.seed, index, number) for number in range((most - 1) * _TRIES + 1))
         first = next(drawn)
@@ -200,7 +200,7 @@ class Steering:
         return list(itertools.islice(alike, most)) or [first]
 
     def _kind(self, rng: random.Random) -> str | None:
-        """The kind of case for a place; None for any."""
+        """Choose the kind of case for a place; None for any."""
         if rng.random() >= self.strategy.kinds or len(self._kinds) < 2:
             return None
         kinds = sorted(self._kinds)
@@ -271,7 +271,7 @@ class Steering:
 
 
 def _cost(source: str) -> float:
-    """Cost of judging a case, 1 on average: tracing, rewriting and code generation grow with the program."""
+    """Estimate the cost of judging a case, 1 on average: tracing, rewriting and codegen grow with the program."""
     return (_BASE_LENGTH + len(source)) / _MEAN_LENGTH
 
 
@@ -293,7 +293,7 @@ def mutate(choices: bytes, donor: bytes, rng: random.Random) -> bytes:
 
 
 def items_of(coverage: Collection[tuple[str, str, str]], signature: str | None) -> frozenset[Item]:
-    """What a judged case reached, its signature included."""
+    """Return the items that a judged case reached, its signature included."""
     hit = {(FINDING, signature, "fired")} if signature is not None else set()
     return frozenset({*coverage, *hit})
 

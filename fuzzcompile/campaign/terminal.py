@@ -80,30 +80,30 @@ class LiveProgress(Progress):
 
 
 def progress_handler(console: Console) -> Progress:
-    """A live panel if the console is a terminal, else a line every ten seconds."""
+    """Return a live panel if the console is a terminal, else a handler that prints a line every ten seconds."""
     return LiveProgress(console) if console.is_terminal else Progress(console)
 
 
 def joining(address: object) -> str:
-    """What is waited for before the first event on a cluster."""
+    """Format the message shown before the first event on a cluster."""
     return f"Joining the cluster at {address}: its workers import torch and register the compiler's patterns ..."
 
 
 def starting(workers: int) -> str:
-    """What is waited for before the first event."""
+    """Format the message shown before the first event."""
     return f"Starting {_counted(workers, 'worker')}: importing torch, registering the compiler's patterns ..."
 
 
 def print_summary(
     console: Console, summary: Finished, typed: Mapping[str, object] | None = None, *, judges: bool = True
 ) -> None:
-    """Print the results of a campaign, and what to type next.
+    """Print the results of a campaign, and the commands to type next.
 
     Args:
-        console: where.
+        console: the console to print to.
         summary: the results.
         typed: the options that the campaign ran under (:meth:`fuzzcompile.worker.conditions.Conditions.options`).
-        judges: whether the campaign judged cases; otherwise it minimized findings of the corpus.
+        judges: True if the campaign judged cases; otherwise it minimized findings of the corpus.
     """
     asked = {**(typed or {}), "corpus": summary.corpus}
     tally = summary.tally
@@ -145,7 +145,7 @@ def print_summary(
 
 
 def _of_source(source: Mapping[str, object]) -> Iterator[str]:
-    """What a sweep over operators had to leave out."""
+    """Yield lines on the size of a sweep over operators, and on the samples that it left out."""
     left_out = source.get("left_out")
     if not isinstance(left_out, Mapping):
         return
@@ -171,7 +171,7 @@ def _say_findings(say: Callable[[str], None], summary: Finished, asked: Mapping[
 
 
 def _left_behind(summary: Finished, asked: Mapping[str, object]) -> Iterator[str]:
-    """What was not done, and, where this campaign hit no finding, what the corpus has of earlier ones."""
+    """Yield lines on unfinished work and, if this campaign hit no finding, on earlier findings of the corpus."""
     behind = summary.behind
     if not summary.tally.cases and summary.ended in ("budget", "interrupted") and behind.cases:
         yield "The time was up before the first case was judged: starting the workers takes most of so short a budget."
@@ -194,7 +194,7 @@ def _left_behind(summary: Finished, asked: Mapping[str, object]) -> Iterator[str
 
 
 def _foreign(summary: Finished) -> Iterator[str]:
-    """What was not minimized because it comes from another corpus."""
+    """Yield a line on findings that were not minimized because they come from another corpus."""
     if foreign := summary.behind.foreign:
         trusting = command("corpus", "trust", all=True, corpus=summary.corpus)
         yield f"Imported, and not run until they are read and trusted: {_counted(foreign, 'finding')}. Then: {trusting}"
@@ -214,7 +214,7 @@ _ENDED = {
 
 
 def _mark(line: FindingLine) -> str:
-    """What a person said of a finding."""
+    """Format the status and issue that a user gave a finding."""
     return "" if line.status == "open" else f"  [{' '.join(filter(None, (line.status, line.issue)))}]"
 
 

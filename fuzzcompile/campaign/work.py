@@ -1,4 +1,4 @@
-"""What the workers do next: cases that an earlier campaign left over, further cases, findings to minimize."""
+"""The queue of work: cases that an earlier campaign left over, further cases, findings to minimize."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from fuzzcompile.worker.reductions import CONCLUDING, LEAST_SEARCH
 _LEAST_CASE = 1.0
 # Seconds between two looks for what other campaigns left.
 _LOOK_EVERY = 120.0
-# A source that has drawn this many known programs in a row is taken to have no others.
+# A source that has drawn this many known programs in a row counts as exhausted.
 _REPEATED = 2000
 
 
@@ -38,21 +38,21 @@ class Steers(Protocol):
 
     @property
     def seeking(self) -> bool:
-        """Whether minimizing has to wait, because something that is aimed at was not met yet."""
+        """True if minimizing has to wait, because an aim has not matched yet."""
 
     def at(self, index: int) -> tuple[Drawn, bool] | None:
-        """The case for a place in the stream, and whether it is to be screened first; None for a place without one."""
+        """Return the case for a place in the stream, and whether to screen it first; None if there is none."""
 
     def hear(self, items: Set[Item]) -> None:
-        """Take over what other campaigns reached."""
+        """Add the items that other campaigns reached."""
 
     def learn(self, index: int, outcome: Outcome) -> None:
-        """Take the result of the case at a place."""
+        """Learn from the result of the case at a place."""
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """A finding that is to be minimized, and the case and report to start from; ``left`` as for `Jobs.minimize`."""
+    """A finding to minimize, and the case and report to start from; ``left`` as for `Jobs.minimize`."""
 
     finding: str
     case: Drawn
@@ -61,18 +61,18 @@ class Reduction:
 
 
 class Work:
-    """Keeps the workers busy until the budget is spent, and says what is left over then.
+    """Keeps the workers busy until the budget is spent, and then lists the unfinished work.
 
-    How much of their time goes into minimizing while cases are judged, its ``shares`` decide.
+    ``shares`` decides how much of the workers' time goes into minimizing while cases are judged.
 
     Args:
-        settings: what the campaign is asked to do.
+        settings: the settings of the campaign.
         store: the open corpus.
-        jobs: what runs.
+        jobs: the running jobs.
         steering: draws cases.
         clock: the budget.
-        confirming: hands out findings of other machines to be judged here; None for none.
-        part: that of the stream which is judged here (`fuzzcompile.corpus.claiming`).
+        confirming: hands out findings of other machines to judge here; None for none.
+        part: the part of the stream that this campaign judges (`fuzzcompile.corpus.claiming`).
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Work:
         self._exhausted = False
 
     def take_part(self, part: int) -> None:
-        """Go on with this part of the stream."""
+        """Continue with this part of the stream."""
         if part != self._part:
             self._part = part
             self.judged = self.store.recorded_indices(self.settings.stream)
@@ -112,7 +112,7 @@ class Work:
             self._indices = (index for index in every if index not in self.judged and index not in self._placed)
 
     def look_for_left(self) -> None:
-        """Take over the cases that campaigns of this stream left; now and then, because one may be killed meanwhile."""
+        """Take over cases that campaigns of this stream left; repeated, because one may be killed at any time."""
         if not self.settings.judges or time.monotonic() - self._looked < _LOOK_EVERY:
             return
         self._looked = time.monotonic()
@@ -123,10 +123,10 @@ class Work:
         self._inherited |= {left.case.sha256 for left in found}
 
     def fill(self, *, enough: bool) -> bool:
-        """Give every idle worker something to do, if there is anything; with ``enough`` findings, no further case.
+        """Submit work for every idle worker, as far as there is any; with ``enough`` findings, no further case.
 
         Returns:
-            Whether there may be more to do, once a worker is idle.
+            True if there may be more work once a worker is idle.
         """
         while len(self.jobs) < self.jobs.capacity:
             judging = self._wants_more(enough=enough)
@@ -148,7 +148,7 @@ class Work:
         return self.clock.remaining > _LEAST_CASE
 
     def _begin(self) -> bool:
-        """Have the next case judged: one that was left over, or one that is drawn; False if there is none."""
+        """Submit the next case, left over or newly drawn; return False if there is none."""
         left = self._left_by_others() or self._drawn()
         if left is None:
             self._exhausted, self.ended = True, "exhausted"
@@ -158,7 +158,7 @@ class Work:
         return True
 
     def _left_by_others(self) -> LeftCase | None:
-        """The next case that an earlier campaign left, and that none has judged meanwhile."""
+        """Return the next case that an earlier campaign left and that no campaign has judged since."""
         while self._left:
             left = self._left.popleft()
             if not self.store.has_source(left.case.sha256, self.settings.stream if left.index is not None else None):
@@ -166,7 +166,7 @@ class Work:
         return None
 
     def _drawn(self) -> LeftCase | None:
-        """The next program of the stream that was not judged yet; None if there seems to be no other."""
+        """Draw the next program of the stream that was not judged yet; return None if there seems to be no other."""
         for index in self._places():
             chosen = self.steering.at(index)
             if chosen is None:
@@ -179,7 +179,7 @@ class Work:
         return None
 
     def _places(self) -> Iterable[int]:
-        """Places to look for a case at: to the end of the stream, or until it has repeated itself long enough."""
+        """Return the places to try: to the end of the stream, or until it has repeated itself long enough."""
         return itertools.islice(self._indices, _REPEATED if self.settings.drawn_from.size is None else None)
 
     def judge(
@@ -191,12 +191,12 @@ class Work:
         screen: bool = False,
         not_on: Collection[str] = (),
     ) -> None:
-        """Have a case judged; the bugs in ``known`` need no further proof. ``not_on`` as for `Jobs.judge`."""
+        """Submit a case; the bugs in ``known`` need no further proof. ``not_on`` as for `Jobs.judge`."""
         proof = self.shares.proof
         self.jobs.judge(case, index, self.known, retry=retry, screen=screen, proof=proof, not_on=not_on)
 
     def judge_later(self, case: Drawn) -> None:
-        """Have a secondary candidate judged as soon as a worker is idle, unless the corpus knows its source."""
+        """Queue a secondary candidate, unless the corpus knows its source."""
         if not self.store.has_source(case.sha256):
             self._secondary.append(case)
 
@@ -207,7 +207,7 @@ class Work:
         return True
 
     def _begin_confirmation(self) -> bool:
-        """Have a finding of another machine judged here, if one waits and it is time for it."""
+        """Submit a finding of another machine to be judged here, if one waits and is due."""
         waiting = self._confirming.next(self._submitted) if self._confirming is not None else None
         if waiting is None:
             return False
@@ -219,11 +219,11 @@ class Work:
     def minimize_later(
         self, finding: str, case: Drawn, report: ReportJson, left: Mapping[str, str] | None = None
     ) -> None:
-        """Have a finding minimized when a worker has time for it, the worst finding first."""
+        """Queue the minimization of a finding; the worst finding is minimized first."""
         self._reductions[finding] = Reduction(finding, case, report, left or {})
 
     def minimize_stored(self, finding: Finding) -> None:
-        """Have a finding of the corpus minimized as it is stored."""
+        """Queue the minimization of a finding as the corpus stores it."""
         self.minimize_later(finding.public_id, drawn_of(self.store, finding), finding.report)
 
     def _begin_reduction(self, *, judging: bool) -> bool:
@@ -238,12 +238,12 @@ class Work:
         return True
 
     def _may_minimize(self, running: int) -> bool:
-        """Whether a minimization may begin while cases are judged."""
+        """Return whether a minimization may begin while cases are judged."""
         judging = sum(job.seconds for job in self.jobs if job.minimizes is None)
         return not self.steering.seeking and self.shares.may_minimize(running, self.jobs.capacity, judging)
 
     def rename(self, vanished: list[str], finding: str) -> None:
-        """Take over that findings were merged into another."""
+        """Replace findings that were merged into another by that one."""
         for job in self.jobs:
             if job.minimizes in vanished:
                 job.minimizes = finding
@@ -253,7 +253,7 @@ class Work:
     # -- the end ----------------------------------------------------------------------------------
 
     def left_over(self, given_up: set[str]) -> LeftOver:
-        """What is running or waiting now, and would be lost if the campaign ended without a word."""
+        """Return the running and waiting work, which the next campaign has to do if this one ends now."""
         cases = [*(_cut_off(job) for job in self.jobs if job.minimizes is None and not job.retry), *self._left]
         cases += [LeftCase(case, None) for case in self._secondary]
         without = self.store.unreduced()
@@ -271,7 +271,7 @@ def _cut_off(job: Job) -> LeftCase:
 
 
 def pending_first(store: Store, settings: CampaignSettings, environment: Mapping[str, object]) -> list[str]:
-    """The findings to minimize at the start, the worst first: what was left over, or all that have no reproducer."""
+    """Return the findings to minimize at the start, worst first: left-over ones, or all without a reproducer."""
     if settings.judges:
         return left_findings(store, settings.conditions, environment)
     return [finding.public_id for finding in pending(store, environment)]

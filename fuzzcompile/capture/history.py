@@ -71,7 +71,7 @@ class History:
 
 
 def kind_of(arguments: Arguments) -> Kind:
-    """What a recompile depends on: shapes, strides and dtypes of the inputs and of what objects among them hold."""
+    """Return the key of a recompile: shapes, strides and dtypes of the inputs and of tensors held by objects."""
     inner = (pair for name, leaf in named_arguments(arguments) for pair in unwrapped(name, leaf))
     return [part for name, leaf in inner for part in _kinds(name, leaf)]
 

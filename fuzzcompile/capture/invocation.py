@@ -193,7 +193,7 @@ def _modules_of(target: AnyCallable) -> Iterator[nn.Module]:
 
 
 def _trains(target: AnyCallable, arguments: Arguments) -> bool:
-    """Whether the call is one whose gradients a program would use."""
+    """Return whether the call is one whose gradients a program would use."""
     if runs_own_backward(target):
         return False
     if any(tensor.requires_grad for tensor in tensor_leaves(arguments)):

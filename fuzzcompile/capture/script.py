@@ -172,7 +172,7 @@ class _Run:
         return notes
 
     def _about_state(self) -> list[str]:
-        """What a later call would begin with, and what of the calls and their state could not be kept."""
+        """Describe the starting state of a later call, and the calls and state that could not be kept."""
         assert self.captured is not None
         notes = []
         given = holders(self.captured.calls[-1].arguments)
@@ -186,7 +186,7 @@ class _Run:
         return notes
 
     def explain(self) -> str:
-        """Why there is no case and what to do about it, in one sentence."""
+        """Explain in one sentence why there is no case and what to do about it."""
         calls, name = self.interception.calls, str(self.path)
         if isinstance(self.error, ModuleNotFoundError) and self.error.name:
             return f"{name} needs the module {self.error.name!r}, which is not installed; install it."
@@ -254,7 +254,7 @@ def _lines_that_compile(tree: ast.Module) -> set[int]:
 
 
 def _differentiable(captured: _Captured) -> bool:
-    """Whether a tensor of the call requires a gradient and the callable runs no backward pass of its own."""
+    """Return whether a tensor of the call requires a gradient and the callable runs no backward pass itself."""
     if runs_own_backward(captured.record.target):
         return False
     inputs = tensor_leaves([call.arguments for call in captured.calls])
@@ -262,7 +262,7 @@ def _differentiable(captured: _Captured) -> bool:
 
 
 def runs_own_backward(target: Callable[..., object]) -> bool:
-    """Whether user code that ``target`` reaches calls autograd itself, as a training step does."""
+    """Return whether user code that ``target`` reaches calls autograd itself, as a training step does."""
     functions = [o for o in Reached({"": target}).objects if isinstance(o, types.FunctionType)]
     return any(_OWN_BACKWARD & set(global_names(f.__code__)) for f in functions if is_user_file(f.__code__.co_filename))
 

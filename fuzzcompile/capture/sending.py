@@ -37,7 +37,7 @@ class Unsendable(Exception):
 
 @dataclass(frozen=True)
 class _Sent:
-    """What a file holds.
+    """The contents of a file.
 
     ``gradients`` belong to ``owners``, because a tensor is pickled without its own. ``results`` are the positions of
     the tensors among the arguments that are results of operators, and would arrive as leaves. ``texts`` are the

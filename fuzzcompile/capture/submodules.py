@@ -118,7 +118,7 @@ class _Watch:
             self._unwatch()
 
     def counting(self, whole: Callable[..., object]) -> Callable[..., object]:
-        """The whole, counting its calls."""
+        """Wrap the whole program to count its calls."""
         self._begun = 0
 
         def call(*args: object, **kwargs: object) -> object:

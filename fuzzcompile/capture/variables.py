@@ -34,7 +34,7 @@ def set_too_late(tree: ast.Module, before: Mapping[str, str]) -> Iterator[str]:
 
 
 def _follows_import(tree: ast.Module, name: str) -> bool:
-    """Whether the script imports torch in an earlier line than the first that has the variable's name."""
+    """Return whether the script imports torch in an earlier line than the first that has the variable's name."""
     statements = (node for node in ast.walk(tree) if isinstance(node, ast.stmt))
     imports = [statement.lineno for statement in statements if _imports_torch(statement)]
     names = [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Constant) and node.value == name]

@@ -52,11 +52,11 @@ class World:
         self._owned = {id(kept.tensor) for kept in self._kept}
 
     def reached(self) -> Reached:
-        """What is reachable now; a program may have replaced some of it since the capture."""
+        """Return everything reachable now; a program may have replaced some of it since the capture."""
         return Reached(self._roots)
 
     def owns(self, tensor: torch.Tensor) -> bool:
-        """Whether this state has the tensor."""
+        """Return whether this state has the tensor."""
         return id(tensor) in self._owned
 
     def originals(self) -> list[torch.Tensor]:
@@ -105,11 +105,11 @@ class Worlds:
         self._worlds[call].restore(device, double=double, hooks=call == 0)
 
     def reached(self) -> Reached:
-        """What the current call can reach now."""
+        """Return everything that the current call can reach now."""
         return self._worlds[self._current].reached()
 
     def owns(self, tensor: torch.Tensor) -> bool:
-        """Whether the state before some call has this tensor."""
+        """Return whether the state before some call has this tensor."""
         return any(world.owns(tensor) for world in self._worlds)
 
     def originals(self) -> list[torch.Tensor]:
@@ -118,7 +118,7 @@ class Worlds:
 
 
 class Originals:
-    """What ``roots`` reach as it is now, to be put back once runs of a :class:`World` are over.
+    """The present state of everything that ``roots`` reach, put back once runs of a :class:`World` are over.
 
     Runs write to memory of their own, so that no values are copied here: each tensor gets its own memory back, with
     the aliases that something outside may hold.

@@ -1,4 +1,4 @@
-"""What a user names as CASE, read without torch: a case file, a script or a notebook, or why it is none of them."""
+"""Read CASE without torch: a case file, a script or a notebook, or the reason that it is none of them."""
 
 from fuzzcompile.casefiles.notebook import Notebook
 from fuzzcompile.casefiles.python import defines_make

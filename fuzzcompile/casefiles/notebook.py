@@ -39,7 +39,7 @@ class Notebook:
     notes: tuple[str, ...]
 
     def place(self, line: int) -> str:
-        """Where a line of the program stands in the notebook: ``cell 3, line 2``."""
+        """Return the place of a line of the program in the notebook: ``cell 3, line 2``."""
         cell = max((cell for cell in self.cells if cell.line <= line), key=lambda cell: cell.line, default=None)
         return f"line {line}" if cell is None else f"cell {cell.number}, line {line - cell.line + 1}"
 

@@ -14,7 +14,7 @@ _BLOCKS = (ast.If, ast.Try, ast.With, ast.For, ast.While, ast.TryStar)
 
 @dataclass(frozen=True)
 class Invalid:
-    """Why text is not Python: the parser's message, and the line (from 1; 0 if the parser names none) with its text."""
+    """A syntax error: the parser's message, and the line (from 1; 0 if the parser names none) with its text."""
 
     message: str
     line: int = 0
@@ -55,13 +55,13 @@ def as_program(source: str) -> str:
 
 
 def defines_make(source: str) -> bool:
-    """Whether the text is valid Python and binds the name ``make`` at module level."""
+    """Return whether the text is valid Python and binds the name ``make`` at module level."""
     tree = parsed(source)
     return isinstance(tree, ast.Module) and binds_make(tree)
 
 
 def binds_make(tree: ast.Module) -> bool:
-    """Whether the module binds ``make``, to something that may be called without arguments."""
+    """Return whether the module binds ``make``, to something that may be called without arguments."""
     return any("make" in _bound_names(statement) for statement in at_module_level(tree.body))
 
 

@@ -1,4 +1,4 @@
-"""Whether a program can reach ``torch.compile`` at all, by its syntax tree.
+"""Check by its syntax tree whether a program can reach ``torch.compile`` at all.
 
 The answer errs on one side: "no" only where nothing in the text could lead there, however indirectly. A program of
 which this module is unsure is run, and the run shows it.
@@ -32,7 +32,7 @@ LOOKED_FOR = (
 
 
 def may_compile(tree: ast.Module, folder: Path) -> bool:
-    """Whether running the program could call ``torch.compile``.
+    """Return whether running the program could call ``torch.compile``.
 
     Args:
         tree: the program.
@@ -120,7 +120,7 @@ def _names_it(name: str) -> bool:
 
 
 def is_pytest_file(tree: ast.Module) -> bool:
-    """Whether the module holds tests for pytest and, run as a script, would run nothing of its own."""
+    """Return whether the module holds tests for pytest and, run as a script, would run nothing of its own."""
     functions = {s.name for s in at_module_level(tree.body) if isinstance(s, ast.FunctionDef | ast.AsyncFunctionDef)}
     classes = {s.name: s for s in at_module_level(tree.body) if isinstance(s, ast.ClassDef)}
     has_tests = any(name.startswith("test") for name in functions) or any(map(_is_test_class, classes.values()))
@@ -142,7 +142,7 @@ def _calls_at_import(tree: ast.Module) -> Iterator[ast.Call]:
 
 
 def _runs(call: ast.Call, own: set[str]) -> bool:
-    """Whether the call runs something of the module's own, compiles, or starts a test runner."""
+    """Return whether the call runs one of the module's own functions, compiles, or starts a test runner."""
     if isinstance(call.func, ast.Name):
         return call.func.id in own | _RUNS_TESTS
     if isinstance(call.func, ast.Attribute):

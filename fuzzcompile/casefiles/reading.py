@@ -39,7 +39,7 @@ class CaseFile:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader of the report should know about how the file was read."""
+        """Return remarks for readers of the report about the reading of the file."""
         return () if self.notebook is None else self.notebook.notes
 
     def place(self, line: int) -> str:
@@ -103,7 +103,7 @@ def other_packages(file: CaseFile) -> set[str]:
 
 
 def looks_like_path(name: str) -> bool:
-    """Whether a user who typed ``name`` meant a file rather than a finding."""
+    """Return whether a user who typed ``name`` meant a file rather than a finding."""
     return name.endswith((".py", ".ipynb")) or ("/" in name and ":" not in name)  # signatures have both
 
 
@@ -127,7 +127,7 @@ def _not_python(path: Path, problem: Invalid) -> str:
 
 
 def _may_import_make(tree: ast.Module) -> bool:
-    """Whether ``make`` may come from ``from elsewhere import *``, and nothing in the text compiles."""
+    """Return whether ``make`` may come from ``from elsewhere import *``, and nothing in the text compiles."""
     froms = [statement for statement in tree.body if isinstance(statement, ast.ImportFrom)]
     star = any(a.name == "*" for s in froms for a in s.names if not (s.module or "").startswith("torch"))
     return star and not any(isinstance(n, ast.Attribute) and n.attr in ("compile", "optimize") for n in ast.walk(tree))

@@ -54,7 +54,7 @@ def _all(program: Program, evaluation: Evaluation) -> Iterator[Change]:
 
 
 def _together(program: Program, offered: Sequence[Change]) -> Iterator[Change]:
-    """What is changed in the same way in several statements in all of them at once, then one by one."""
+    """Yield changes shared by several statements first in all of them at once, then one by one."""
     seen: set[str] = set()
     for change in offered:
         same = [c.statement for c in offered if c.fingerprint == change.fingerprint and c.statement is not None]

@@ -1,4 +1,4 @@
-"""What a statement of a program calls, in words that do not hang on how it is spelled: operation and arguments."""
+"""The operation and arguments of a statement, in terms independent of its spelling."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ class Argument:
 
     @property
     def has_default(self) -> bool:
-        """Whether the argument can be left out."""
+        """Return whether the argument can be left out."""
         return self.default is not _ABSENT
 
     @property
     def is_dimension(self) -> bool:
-        """Whether it names dimensions."""
+        """Return whether it names dimensions."""
         return self.name in ("dim", "dims", "dim0", "dim1", "start_dim", "end_dim")
 
 
@@ -111,7 +111,7 @@ _Parameter = tuple[str, object, bool | None]
 
 @functools.cache
 def _declared(form: str, target: str) -> Sequence[Sequence[_Parameter]]:
-    """What the overloads of a function or method take; of a Python function its own signature."""
+    """Return the parameters of each overload of a function or method; for a Python function, its own signature."""
     space, _, name = target.rpartition(".")
     holder = torch.nn.functional if space == "F" else torch
     function = getattr(holder, name, None) if form == "function" else None
@@ -135,7 +135,7 @@ def _of_schema(argument: torch._C.Argument) -> _Parameter:
 
 
 def _fits(parameters: Sequence[_Parameter], statement: Statement) -> bool:
-    """Whether the statement can be a call of something with these parameters."""
+    """Return whether the statement can be a call of something with these parameters."""
     names = [name for name, _, _ in parameters]
     if not set(map(_one, statement.kwargs)) <= set(map(_one, names)):
         return False

@@ -35,7 +35,7 @@ _NEARER = 0.02
 
 
 class Still(IntEnum):
-    """What a culprit does on a program, what says most first."""
+    """A culprit's behaviour on a program, the most informative first."""
 
     FIRES = 0
     REFUSED = 1
@@ -44,7 +44,7 @@ class Still(IntEnum):
 
 @dataclass(frozen=True)
 class Look:
-    """What a compile of a program without code generation showed.
+    """The result of compiling a program without code generation.
 
     Attributes:
         shows: it has the bug that is looked into.
@@ -123,7 +123,7 @@ def _window(
 
 
 def _shrunk(best: Program, shown: Look, budget: _Budget) -> tuple[Program, Look]:
-    """The window without what it does not need at its ends."""
+    """Remove the statements at both ends of the window that the bug does not need."""
     tried: list[Program] = []
     while len(tried) < _SMALLER:
         fresh = (program for program in smaller(best) if program not in tried)
@@ -156,7 +156,7 @@ def _line(text: str) -> int | None:
 
 
 def _strides_alone(report: ReportJson) -> bool:
-    """Whether only strides are wrong: of a known wrong layout, the plain layout is all that can be found again."""
+    """Return whether only strides are wrong: a search on a known wrong layout finds nothing but the plain layout."""
     outputs = (report.get("evidence") or {}).get("outputs") or ()
     wrong = {output.get("finding") for output in outputs} - {None, "same", "close", "wild"}
     return wrong == {"stride"}
@@ -165,7 +165,7 @@ def _strides_alone(report: ReportJson) -> bool:
 def _nearest(
     window: Program, budget: _Budget, known: Collection[str], verdict: Verdict, *, settles: str | None = None
 ) -> tuple[Change | None, Still]:
-    """The change that says most about the bug, among those that mend it.
+    """Find the most informative change among those that mend the bug.
 
     A known change is taken at once if the culprit still matches, or if it is of the kind that ``settles`` the matter.
     """
@@ -186,17 +186,17 @@ def _nearest(
 
 
 def _says_more(change: Change, still: Still, best: tuple[Change | None, Still]) -> bool:
-    """Whether a change says more than the best so far; of two that say as much, the first is kept."""
+    """Return whether a change says more than the best so far; of two that say as much, the first is kept."""
     return best[0] is None or (still, _is_weak(change)) < (best[1], _is_weak(best[0]))
 
 
 def _is_weak(change: Change) -> bool:
-    """Whether a copy was put between two operators, which a pass may take for something else than the layout."""
+    """Return whether a copy separates two operators, which may affect a pass by more than the layout."""
     return change.hides and change.kind != "argument"
 
 
 def _counts(change: Change, still: Still, verdict: Verdict) -> bool:
-    """Whether a change that mends the bug says something about it.
+    """Return whether a change that mends the bug says something about it.
 
     An operator that is put into the middle of what a pattern matches always hides it; only of a wrong layout is the
     plain layout the nearest that is right all the same.
@@ -219,7 +219,7 @@ def _told(change: Change, still: Still, *, computes: str | None) -> CauseJson:
 
 
 def _computes(window: Program, neighbour: Program, shown: Look) -> bool:
-    """Whether the compiled window returned what eager returns on the neighbour, and not what it returns on the window.
+    """Return whether the compiled window returned eager's result on the neighbour, and not that on the window.
 
     Dtypes differ in how far the two may be apart; what counts is that the neighbour is much nearer.
     """
@@ -231,7 +231,7 @@ def _computes(window: Program, neighbour: Program, shown: Look) -> bool:
 
 
 def _results(program: Program) -> list[torch.Tensor]:
-    """What a program returns in eager, as far as those are tensors."""
+    """Return the tensors that a program returns in eager."""
     values = evaluate(program).values
     results = (values.get(name) for name in program.output_refs())
     return [value.double().cpu() for value in results if isinstance(value, torch.Tensor) and not value.is_complex()]

@@ -1,4 +1,4 @@
-"""What ``--cluster`` names: a scheduler by its address or its file, or Dask workers of this machine."""
+"""The value of ``--cluster``: the address or file of a scheduler, or Dask workers of this machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST_LOCAL = 256
 
 @dataclass(frozen=True)
 class ClusterAddress:
-    """Where the scheduler is: exactly one of the fields is set.
+    """The location of the scheduler: exactly one of the fields is set.
 
     Attributes:
         url: its address, such as ``tcp://host:8786``.
@@ -52,7 +52,7 @@ class ClusterAddress:
         )
 
     def scheduler(self) -> str:
-        """The scheduler's address as it is now: the file is read again, because a scheduler may have been restarted.
+        """Return the scheduler's current address: the file is read again, because the scheduler may have restarted.
 
         Raises:
             UsageError: the file does not hold an address.

@@ -1,4 +1,4 @@
-"""What happens to a cluster during a campaign, each as one sentence. Imports nothing of Dask."""
+"""Changes of a cluster during a campaign, each formatted as one sentence. Imports nothing of Dask."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ Change = WorkerJoined | WorkerLost | WorkerRefused | SchedulerLost | SchedulerBa
 
 @dataclass(frozen=True)
 class ClusterState:
-    """A cluster as it is now: ``busy`` of ``slots`` run a case, on so many Dask ``workers`` and ``machines``."""
+    """The state of a cluster: ``busy`` of ``slots`` run a case, on so many Dask ``workers`` and ``machines``."""
 
     scheduler: str
     dashboard: str

@@ -39,7 +39,7 @@ class Connection:
         Dask's own configuration decides on certificates, time limits and the like.
 
         Raises:
-            EnvironmentUnfit: nobody answers within so many seconds, or the connection is refused.
+            EnvironmentUnfit: no scheduler answers within so many seconds, or the connection is refused.
         """
         _silence()
         cluster: Any = None
@@ -80,7 +80,7 @@ class Connection:
 
     @property
     def dashboard(self) -> str:
-        """Where Dask's dashboard is; empty if the scheduler has none."""
+        """The URL of Dask's dashboard; empty if the scheduler has none."""
         with contextlib.suppress(Exception):
             return str(self.client.dashboard_link or "")
         return ""
@@ -92,7 +92,7 @@ class Connection:
 
 
 async def _close_started(cluster: Any, starting: asyncio.Future[Any]) -> None:
-    """Close a cluster once it has started: of one whose start was cancelled, Dask leaves the workers running."""
+    """Close a cluster once it has started: if its start is cancelled, Dask leaves the workers running."""
     await asyncio.wait([starting])
     await cluster.close()
 
@@ -112,7 +112,7 @@ def _leave_interrupts_to_the_main_thread() -> None:
 
 
 def _silence() -> None:
-    """Let Dask log nothing: what happens to workers and the scheduler is told as events.
+    """Silence Dask's logs: changes of the workers and the scheduler are reported as events.
 
     Its configuration gives some of its loggers levels of their own, ``distributed.client`` for one.
     """

@@ -1,4 +1,4 @@
-"""Which task runs on which Dask worker: each on one that has a slot free, and anew on another if that one is lost.
+"""Assigns tasks to Dask workers: each to one with a free slot, and to another one if that worker is lost.
 
 Everything here runs on one thread, in the event loop of the connection. Dask could choose the workers itself, by
 resources that they get when they are admitted, but a task that has no such worker for a moment is never scheduled
@@ -40,7 +40,7 @@ class ClusterFuture(Future[Any]):
 
 @dataclass(eq=False)
 class Errand:
-    """A task on its way.
+    """A task that waits for a worker or runs on one.
 
     ``attempt`` counts how often it was sent; ``lost`` are the workers that it was lost with, and ``left`` is what
     their processes left of it. It does not run on the machines ``not_on`` while there are others.
@@ -59,11 +59,11 @@ class Errand:
 
     @property
     def key(self) -> str:
-        """The name of the task in Dask: what it does comes first, by which the dashboard groups them."""
+        """The name of the task in Dask, beginning with its label, by which the dashboard groups tasks."""
         return f"{_slug(self.label)}-{self.call.campaign}-{self.call.number:x}.{self.attempt}"
 
     def begin(self) -> bool:
-        """Whether it is still wanted, and now running; one that was cancelled is told so to those who wait for it."""
+        """Mark the future as running; return False if it is done, or was cancelled, and notify its waiters then."""
         if self.future.done() and not self.future.cancelled():
             return False
         return self.future.running() or self.future.set_running_or_notify_cancel()
@@ -74,12 +74,12 @@ class Errand:
             settle(self.future)
 
     def fail(self, error: Exception) -> None:
-        """Set the future's exception, whether it had begun or not."""
+        """Set the future's exception, even if the task has not begun."""
         if self.begin():
             self.settle(lambda future: future.set_exception(error))
 
     def recall(self) -> None:
-        """Listen no more to the answer of where it was sent."""
+        """Release the Dask future: the answer of the worker that has the task is ignored."""
         if self.sent is not None:
             self.sent.release()
         self.sent = None
@@ -87,7 +87,7 @@ class Errand:
 
 @dataclass(eq=False)
 class Member:
-    """A Dask worker that was admitted; ``asked`` is when it was last asked how its tasks are (``time.monotonic()``)."""
+    """A Dask worker that was admitted; ``asked`` is the ``time.monotonic()`` of the last query of its tasks."""
 
     address: str
     slots: int
@@ -97,11 +97,11 @@ class Member:
 
     @property
     def free(self) -> int:
-        """How many tasks it takes now."""
+        """The number of free slots."""
         return self.slots - len(self.running)
 
     def tell(self, left: Mapping[int, Mapping[str, str]]) -> None:
-        """Pass on what its processes have left of the tasks that run, by their numbers."""
+        """Store and pass on intermediate results of the running tasks, by task number."""
         for number, texts in left.items():
             errand = self.running.get(number)
             if errand is not None:
@@ -112,7 +112,7 @@ class Member:
 
     @property
     def machine(self) -> str:
-        """The digits that tell its machine from others."""
+        """The identifier of its machine."""
         return str(self.surroundings.environment.get("machine", "unknown"))
 
 
@@ -120,8 +120,8 @@ class Dispatcher:
     """Sends tasks to members and settles their futures.
 
     Args:
-        doubt: called with a member that could not run a task, with the error of its start, if that is why, and with
-            whether the worker is gone. It drops the member.
+        doubt: called with a member that could not run a task, the error of its start if there is one, and True if
+            the worker is gone. It drops the member.
     """
 
     def __init__(self, doubt: Callable[[Member, Exception | None, bool], None]) -> None:
@@ -136,7 +136,7 @@ class Dispatcher:
         self.place()
 
     def disconnect(self) -> int:
-        """Send no tasks for now, and forget the members; how many tasks that ran will begin anew."""
+        """Stop sending tasks, forget the members, and return the number of running tasks that will begin anew."""
         self._client = None
         return sum(self.drop(*self.members.values(), blame=False))
 
@@ -151,9 +151,9 @@ class Dispatcher:
         self.place()
 
     def drop(self, *members: Member, blame: bool) -> list[int]:
-        """Send no more tasks to some workers; how many tasks of each begin anew. With ``blame``, one may have ended it.
+        """Drop workers, and return how many tasks of each begin anew. ``blame``: a task may have ended its worker.
 
-        Workers that are lost at once are dropped at once: none of them then gets what another one ran.
+        Workers that are lost together are dropped together, so that none of them gets a task of another one.
         """
         again: list[list[Errand]] = []
         for member in members:
@@ -166,7 +166,7 @@ class Dispatcher:
         return [len(errands) for errands in again]
 
     def fail_all(self, error: Callable[[], Exception], *, cancel: bool = False) -> None:
-        """Settle every task with an error: none will be run any more. With ``cancel``, what waits is cancelled."""
+        """Settle every task with an error: none will run any more. With ``cancel``, waiting tasks are cancelled."""
         running = [errand for member in self.members.values() for errand in member.running.values()]
         for member in self.members.values():
             member.running = {}
@@ -178,7 +178,7 @@ class Dispatcher:
         self._waiting.clear()
 
     def place(self) -> None:
-        """Send what waits to workers that have slots free."""
+        """Send waiting tasks to workers with free slots."""
         while self._client is not None and (placed := self._next()) is not None:
             errand, member = placed
             self._waiting.remove(errand)
@@ -197,7 +197,7 @@ class Dispatcher:
                 _keep(asyncio.create_task(self._follow(errand, member, errand.sent)))
 
     def _next(self) -> tuple[Errand, Member] | None:
-        """The first task for which a worker has a slot free, and the one with most of them."""
+        """Return the first task for which a worker has a free slot, and the worker with most free slots."""
         free = [member for member in self.members.values() if member.free > 0]
         if not free:
             return None
@@ -207,7 +207,7 @@ class Dispatcher:
         return None
 
     def _fitting(self, errand: Errand, free: list[Member]) -> list[Member]:
-        """Those of the ``free`` workers that a task may run on: one of another machine, if there are such."""
+        """Select the ``free`` workers that a task may run on: those of another machine, if there are any."""
         if not errand.not_on or all(member.machine in errand.not_on for member in self.members.values()):
             return free
         return [member for member in free if member.machine not in errand.not_on]
@@ -220,7 +220,7 @@ class Dispatcher:
         except (CancelledError, OSError, TimeoutError):  # the scheduler is lost, or has forgotten the task
             pass
         except Exception as error:
-            gone = type(error).__name__ == "KilledWorker"  # which the scheduler says of its own accord if so configured
+            gone = type(error).__name__ == "KilledWorker"  # the scheduler may be configured to end tasks so
             reply = Reply.of(error)
         finally:
             sent.release()
@@ -234,7 +234,7 @@ class Dispatcher:
             self.place()
 
     def _take(self, reply: Reply, errand: Errand, member: Member, gone: bool) -> None:
-        """Settle a task by the answer to it, or doubt the worker that has none."""
+        """Settle a task by its reply, or call ``doubt`` for a worker that could not run it."""
         raised = reply.raised()
         if gone or reply.unhosted or isinstance(raised, WorkerStartFailed):
             self._doubt(member, raised, gone)
@@ -248,7 +248,7 @@ class Dispatcher:
         self.place()
 
     def _again(self, errand: Errand, member: Member, blame: bool) -> bool:
-        """Whether a task whose worker is lost is to be sent anew; if not, it has failed."""
+        """Prepare a task whose worker is lost to run again; return False if it fails instead."""
         errand.recall()
         if blame:
             errand.lost.append(member.address)
@@ -265,7 +265,7 @@ class Dispatcher:
 
 
 def _slug(label: str) -> str:
-    """A label as the beginning of a task's name: its first word, by which Dask groups tasks, and the rest."""
+    """Turn a label into the beginning of a task's name: its first word, by which Dask groups tasks, and the rest."""
     first, _, rest = label.partition(" ")
     return "-".join(filter(None, (re.sub(r"\W+", "_", part).strip("_") for part in (first, rest)))) or "task"
 

@@ -1,4 +1,4 @@
-"""Which Dask workers fit a campaign, and in one sentence why another does not."""
+"""The requirements of a campaign on Dask workers, and the reason, in one sentence, why a worker does not fit."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from fuzzcompile.worker.tasks import Surroundings
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a campaign asks of its workers.
+    """The requirements of a campaign on its workers.
 
     Attributes:
         torch: the version, with or without a build (``2.15.0``, ``2.15.0+cpu``); None for any.
-        gpu: whether there must be a GPU; None for either.
+        gpu: True if there must be a GPU, False if there must be none; None for either.
     """
 
     torch: str | None = None
     gpu: bool | None = None
 
     def refusal(self, offer: Offer) -> str | None:
-        """Why a Dask worker does not fit; None if it does."""
+        """Return the reason why a Dask worker does not fit; None if it fits."""
         if (offer.version, offer.code) != (fuzzcompile.__version__, code_digest()):
             return (
                 f"it has fuzzcompile {offer.version} ({offer.code}), and the campaign runs fuzzcompile "
@@ -48,11 +48,11 @@ class Wanted:
         return None
 
     def narrowed(self, offers: Iterable[Offer], *, any_device: bool) -> Wanted:
-        """The same for the kind of worker that has most slots: a campaign runs under one torch, on one kind of device.
+        """Narrow to the kind of worker with most slots: a campaign runs under one torch, on one kind of device.
 
         Args:
-            offers: those that there are; without a fitting one, nothing is narrowed.
-            any_device: whether it does not matter on which device cases run.
+            offers: the present offers; if none fits, nothing is narrowed.
+            any_device: True if cases may run on any device.
         """
         slots = Counter[tuple[str, bool]]()
         for offer in offers:
@@ -65,9 +65,9 @@ class Wanted:
 
 
 def unlike(first: Surroundings, here: Surroundings) -> str | None:
-    """Why results from ``here`` could not be counted with those from the campaign's ``first`` worker; None if they can.
+    """Return the reason why results from ``here`` do not compare with those of the ``first`` worker; None if they do.
 
-    Both fit what was asked, and have said what they found when they started.
+    Both workers fit the requirements, and have described their surroundings when they started.
     """
     if first.environment["torch"] != here.environment["torch"]:
         return f"it runs torch {here.environment['torch']}, and the campaign torch {first.environment['torch']}"
@@ -80,7 +80,7 @@ def unlike(first: Surroundings, here: Surroundings) -> str | None:
 
 
 def silent(error: Exception) -> str:
-    """Why a Dask worker that answers with an error cannot be asked for its fuzzcompile."""
+    """Return the reason why a Dask worker answered with an error when asked for its offer."""
     text = message_of(error, 200)  # Dask may wrap the error in another that says it
     if match := re.search(r"No module named \W*(fuzzcompile[\w.]*)", text):
         return "no fuzzcompile is installed there" if match[1] == "fuzzcompile" else "its fuzzcompile is older"
@@ -88,5 +88,5 @@ def silent(error: Exception) -> str:
 
 
 def machine_of(address: str) -> str:
-    """The host in a Dask worker's address: workers with the same one share its processors."""
+    """Return the host in a Dask worker's address: workers of one host share its processors."""
     return urlsplit(address).hostname or address

@@ -1,7 +1,7 @@
-"""What runs on a Dask worker: for each campaign, a pool of worker processes that its tasks run in.
+"""The host on a Dask worker: for each campaign, a pool of worker processes that runs its tasks.
 
 A crash, a hang, too much memory or ``os._exit`` costs such a process, and the Dask worker itself goes on. The processes
-end when the campaign says so, when it has not been heard of for a while, and with the Dask worker, however that ends.
+end with the campaign, when no message of the campaign has come for a while, and with the Dask worker.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fuzzcompile.worker.pool import may_have_gpu, open_pool
 from fuzzcompile.worker.tasks import DESCRIBE, Surroundings
 
 SILENCE = 45.0
-"""Seconds without a word of its campaign after which a host closes: whoever started it is gone, or cut off."""
+"""Seconds without a message of its campaign after which a host closes: the campaign is gone, or cut off."""
 
 # So many full compiles in a row that this machine could not do: it is refused, and the case runs elsewhere.
 _MOST_UNFIT = 2
@@ -62,16 +62,16 @@ class Host:
 
     @property
     def is_open(self) -> bool:
-        """Whether it takes tasks."""
+        """True if it takes tasks."""
         return not self._closing.is_set()
 
     def is_fresh(self) -> bool:
-        """Whether it is open and runs nothing; the campaign that asks is alive."""
+        """Return whether it is open and runs nothing; the call shows that the campaign is alive."""
         self._heard = time.monotonic()
         return self.is_open and not self._running
 
     def run(self, call: Call) -> Reply:
-        """Run a task in the pool, and say how it ended."""
+        """Run a task in the pool, and return its result or error."""
         self._heard = time.monotonic()
         self._running.add(call.number)
         try:
@@ -97,7 +97,7 @@ class Host:
             self._left.pop(call.number, None)
 
     def pulse(self) -> Pulse:
-        """What its processes left of their tasks; the campaign that asks is alive."""
+        """Return new intermediate results of the tasks; the call shows that the campaign is alive."""
         self._heard = time.monotonic()
         left, self._left = self._left, defaultdict(dict)
         return Pulse(dict(left))
@@ -120,9 +120,9 @@ class Host:
 
 
 def open_local(charter: Charter, stack: ExitStack) -> tuple[TaskPool, Surroundings]:
-    """Open worker processes for a charter, and hear from the first where they run.
+    """Open worker processes for a charter, and let the first one describe its surroundings.
 
-    What has to go when the processes are gone is left to ``stack``.
+    ``stack`` gets the clean-up for when the processes have ended.
 
     Raises:
         FuzzcompileError: no process can be started under its conditions; the message says why.
@@ -148,7 +148,7 @@ def open_local(charter: Charter, stack: ExitStack) -> tuple[TaskPool, Surroundin
 
 
 def offer(dask_worker: Worker) -> bytes:
-    """The pickled `Offer` of this Dask worker."""
+    """Return the pickled `Offer` of this Dask worker."""
     threads = dask_worker.state.nthreads
     slots = int(dask_worker.state.total_resources.get(_RESOURCE, threads))
     here = (fuzzcompile.__version__, code_digest(), installed_torch())
@@ -156,9 +156,9 @@ def offer(dask_worker: Worker) -> bytes:
 
 
 async def open_host(charter: bytes, dask_worker: Worker) -> bytes:
-    """Open the host of a pickled `Charter`, unless it is open; the pickled `Surroundings` or error.
+    """Open the host of a pickled `Charter`, unless it is open; return the pickled `Surroundings` or error.
 
-    One that still runs something makes way for a new one: its campaign had lost this worker, and runs it elsewhere.
+    A host that still runs a task is replaced: its campaign had lost this worker, and runs the task elsewhere.
     """
     asked: Charter = pickle.loads(charter)
     key = (asked.campaign, dask_worker.address)
@@ -177,7 +177,7 @@ async def open_host(charter: bytes, dask_worker: Worker) -> bytes:
 
 
 def pulse(campaign: str, dask_worker: Worker) -> bytes:
-    """The pickled `Pulse` of a campaign's host here; of None if there is none."""
+    """Return the pickled `Pulse` of a campaign's host here; pickled None if there is no host."""
     host = _host(campaign, dask_worker.address)
     return pickle.dumps(host.pulse() if host is not None else None)
 
@@ -189,7 +189,7 @@ async def close_host(campaign: str, dask_worker: Worker) -> None:
 
 
 def answer(call: Call) -> bytes:
-    """Run a task on the Dask worker that this is called on: the pickled `Reply`."""
+    """Run a task on the Dask worker that this is called on, and return the pickled `Reply`."""
     host = _host(call.campaign, get_worker().address)
     return pickle.dumps(host.run(call) if host is not None else Reply(unhosted=True), pickle.HIGHEST_PROTOCOL)
 
@@ -215,5 +215,5 @@ class _Ending(WorkerPlugin):  # type: ignore[misc]
         """Close the host, once it is open."""
         if _hosts.get(self._key) is self._opening:
             del _hosts[self._key]
-        with contextlib.suppress(Exception):  # it could not be opened, which its campaign was told
+        with contextlib.suppress(Exception):  # it could not be opened, and its campaign knows
             await asyncio.to_thread((await self._opening).close)

@@ -1,4 +1,4 @@
-"""How a campaign comes to its cluster. Imports nothing of Dask before it is sure that there is one."""
+"""Connects a campaign to its cluster. Imports nothing of Dask before Dask is known to be installed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def join(
     most: int | None = None,
     opens: Callable[..., Any] | None = None,
 ) -> ClusterPool:
-    """The pool of a cluster's workers (`ClusterPool`), which looks for them from now on.
+    """Return the pool of a cluster's workers (`ClusterPool`), which starts looking for them.
 
     Raises:
         EnvironmentUnfit: Dask is not installed.

@@ -1,4 +1,4 @@
-"""What a campaign and a Dask worker say to each other: plain data, pickled.
+"""The messages between a campaign and a Dask worker: plain data, pickled.
 
 The scheduler between them need not have fuzzcompile: it unpickles the function and the arguments of each task, which
 are ``pickle.loads`` and bytes.
@@ -24,7 +24,7 @@ from fuzzcompile.execution.worker import portable, told
 
 @dataclass(frozen=True)
 class Offer:
-    """What a Dask worker says of itself before anything of torch is imported.
+    """The description of a Dask worker before torch is imported.
 
     Attributes:
         version: its fuzzcompile's.
@@ -43,7 +43,7 @@ class Offer:
 
 @dataclass(frozen=True)
 class Charter:
-    """What a Dask worker needs for the cases of one campaign.
+    """The data that a Dask worker needs for the cases of one campaign.
 
     Attributes:
         campaign: the campaign's own name, which no other has.
@@ -61,7 +61,7 @@ class Charter:
 
 
 def packed(value: object) -> bytes:
-    """A value pickled and compressed.
+    """Pickle and compress a value.
 
     A task names every bug that needs no further proof: with 2,000 of them, 200 kB become a tenth in half a millisecond.
     """
@@ -69,7 +69,7 @@ def packed(value: object) -> bytes:
 
 
 def unpacked(data: bytes) -> Any:
-    """The inverse of `packed`. It runs code: of data that a campaign sent, on its own workers."""
+    """Unpickle a compressed value. This runs code, but only of data that a campaign sent to its own workers."""
     return pickle.loads(zlib.decompress(data))
 
 
@@ -86,11 +86,11 @@ class Call:
     options: Mapping[str, Any]
 
     def payload(self) -> bytes:
-        """What ``pickle.loads`` turns into the answer, where it is called: the bytes of a `Reply`."""
+        """Return the data for which ``pickle.loads``, called on a Dask worker, runs the task and returns a `Reply`."""
         return pickle.dumps(_Answering(self), pickle.HIGHEST_PROTOCOL)
 
     def resumed(self, left: Mapping[str, str]) -> Call:
-        """The same call after a loss: what it can go on with is ``left``, for those of its arguments that know how."""
+        """Return the call after a loss, with ``left`` passed to those of its arguments that can resume."""
         function, args, kwargs = unpacked(self.call)
         args = tuple(each.resumed(left) if isinstance(each, Resumable) else each for each in args)
         return replace(self, call=packed((function, args, kwargs)))
@@ -98,15 +98,15 @@ class Call:
 
 @runtime_checkable
 class Resumable(Protocol):
-    """A task that can go on where another worker stopped."""
+    """A task that can resume where another worker stopped."""
 
     def resumed(self, left: Mapping[str, str]) -> Self:
-        """The same task with what a lost worker has left of it (`WorkerFailed.left`)."""
+        """Return the task with the intermediate results of a lost worker (`WorkerFailed.left`)."""
 
 
 @dataclass(frozen=True)
 class _Answering:
-    """Unpickled on a Dask worker, this is the answer to the call."""
+    """A call that is replaced by its answer when it is unpickled on a Dask worker."""
 
     call: Call
 
@@ -116,7 +116,7 @@ class _Answering:
 
 @dataclass(frozen=True)
 class Reply:
-    """How a task ended: with a ``value``, or with a pickled ``error`` and its ``cause``.
+    """The result of a task: a ``value``, or a pickled ``error`` and its ``cause``.
 
     ``told`` stands for an error that cannot be unpickled where it arrives, as one of torch's where there is no torch.
     ``unhosted`` says that the Dask worker does not serve the campaign, or no longer: the task is to run elsewhere.
@@ -130,12 +130,12 @@ class Reply:
 
     @classmethod
     def of(cls, error: Exception) -> Reply:
-        """The reply of a task that raised."""
+        """Return the reply of a task that raised."""
         cause = error.__cause__
         return cls(error=portable(error), cause=None if cause is None else portable(cause), told=told(error))
 
     def raised(self) -> Exception | None:
-        """What the task raised, with its cause; None if it has a value."""
+        """Return the exception that the task raised, with its cause; None if it has a value."""
         if self.error is None:
             return None
         error = _loaded(self.error) or self.told or RemoteError("Exception", "it cannot be unpickled")
@@ -144,7 +144,7 @@ class Reply:
 
 
 def _loaded(pickled: bytes) -> Exception | None:
-    """A pickled exception; None if it cannot be unpickled here."""
+    """Unpickle an exception; return None if it cannot be unpickled here."""
     try:
         error = pickle.loads(pickled)
     except Exception:  # unpickling imports the exception's module, and runs its own code, which may raise anything
@@ -154,9 +154,9 @@ def _loaded(pickled: bytes) -> Exception | None:
 
 @dataclass(frozen=True)
 class Pulse:
-    """What a Dask worker says when it is asked whether it is well.
+    """The answer of a Dask worker to a health check.
 
-    ``left`` is what the processes that run a task have left of it since the last time, by its number (`Call.number`).
+    ``left`` holds the intermediate results of running tasks since the last check, by number (`Call.number`).
     """
 
     left: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
@@ -164,7 +164,7 @@ class Pulse:
 
 @functools.cache
 def code_digest() -> str:
-    """A short hash of the files of the installed fuzzcompile: version numbers do not tell two checkouts apart."""
+    """Return a short hash of the installed fuzzcompile's files: version numbers do not tell two checkouts apart."""
     package = Path(fuzzcompile.__file__).parent
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*")):

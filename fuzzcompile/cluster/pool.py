@@ -1,4 +1,4 @@
-"""A Dask cluster as a pool of workers: what campaigns schedule runs on the Dask workers that fit.
+"""A Dask cluster as a pool of workers: tasks of campaigns run on the Dask workers that fit.
 
 Everything of Dask happens on a thread of its own, in one event loop.
 """
@@ -94,7 +94,7 @@ class ClusterPool(TaskPool):
             timeout: seconds; by default one minute, and more while a worker starts its processes.
 
         Raises:
-            EnvironmentUnfit: nobody answers, or no worker fits; the message says what the workers lack.
+            EnvironmentUnfit: no scheduler answers, or no worker fits; the message says what the workers lack.
             UsageError: a plant, pass or backend of the user's own fails.
         """
         begun = time.monotonic()
@@ -141,9 +141,9 @@ class ClusterPool(TaskPool):
 
     @property
     def capacity(self) -> int:
-        """How many tasks to have submitted at once: a few more than the workers run; it follows them.
+        """The number of tasks to submit at once: a few more than the workers run now.
 
-        That is none while there are no workers, and one once the cluster is lost, which says so.
+        It is 0 while there are no workers, and 1 once the cluster is lost: that task's future fails with the reason.
         """
         if self._broken is not None:
             return 1
@@ -152,7 +152,7 @@ class ClusterPool(TaskPool):
         return taken if self._most is None else min(taken, self._most)
 
     def workers(self) -> list[WorkerState]:
-        """What each slot of the Dask workers is doing now."""
+        """Return the current state of each slot of the Dask workers."""
         states: list[WorkerState] = []
         for member in list(self._roster.dispatcher.members.values()):
             running: list[Errand | None] = list(member.running.values())
@@ -170,11 +170,11 @@ class ClusterPool(TaskPool):
         return states
 
     def environment_of(self, future: Future[Any]) -> Mapping[str, object] | None:
-        """What the result of a task that has ended depends on: that of the worker that ran it."""
+        """Return the environment of the worker that ran a task which has ended."""
         return future.environment if isinstance(future, ClusterFuture) else None
 
     def environments(self) -> list[Mapping[str, object]]:
-        """Those in which tasks run now, one of each machine."""
+        """Return the environments in which tasks run now, one for each machine."""
         members = list(self._roster.dispatcher.members.values())
         return list({member.machine: member.surroundings.environment for member in members}.values())
 
@@ -184,7 +184,7 @@ class ClusterPool(TaskPool):
         return self._roster.state
 
     def changes(self) -> list[Change]:
-        """What has happened to the cluster since this was last asked."""
+        """Return the changes of the cluster since the last call."""
         return [self._changes.popleft() for _ in range(len(self._changes))]
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -231,7 +231,7 @@ class ClusterPool(TaskPool):
             self._first.set_exception(error)
 
     def _ended(self, keeping: Future[None]) -> None:
-        """An error of our own in the event loop must not leave the campaign waiting for ever."""
+        """Fail all tasks after an internal error in the event loop, so that the campaign does not wait for ever."""
         if not keeping.cancelled() and (error := keeping.exception()) is not None:
             unexpected = EnvironmentUnfit(f"The cluster cannot be used: {type(error).__name__}: {error}.")
             unexpected.__cause__ = error

@@ -1,4 +1,4 @@
-"""Which Dask workers a campaign has: it asks each that joins, admits it or says why not, and notices what is lost.
+"""Membership of Dask workers in a campaign: queries each that joins, admits or refuses it, and detects losses.
 
 Runs in the event loop of the connection, beside the `Dispatcher`.
 """
@@ -33,7 +33,7 @@ from fuzzcompile.worker.tasks import Surroundings
 
 _TICK = 1.0
 _SETTLING = 3.0  # seconds from the first offer in which others count for which kind of worker the campaign takes
-_ASKING = 30.0  # seconds that a Dask worker has to make its offer
+_ASKING = 30.0  # seconds that a Dask worker has to send its offer
 _OPENING = 400.0  # seconds that it has to start its processes, which import torch
 _PULSE = 15.0  # seconds after which a worker is asked again how its tasks are
 _DEAF = 60.0  # seconds without an answer after which it counts as lost, until it answers again
@@ -46,12 +46,12 @@ class Roster:
 
     Args:
         address: the scheduler.
-        charter: what each worker gets, but for what is its own.
+        charter: the charter of each worker, before its slots and share are filled in.
         wanted: which workers the campaign takes.
-        any_device: whether it does not matter on which device cases run.
-        dispatcher: where the members work.
+        any_device: True if cases may run on any device.
+        dispatcher: sends tasks to the members.
         say: called with each change.
-        fail: called once with the error for which no task will be run any more.
+        fail: called once with the error after which no task will run any more.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Roster:
 
     @property
     def opening(self) -> bool:
-        """Whether a worker is being asked or starts its processes, for the first time: one that is deaf may stay so."""
+        """True while a worker is queried, or starts its processes, for the first time: later queries may never end."""
         return bool(self._firsts)
 
     @property
@@ -122,7 +122,7 @@ class Roster:
             task.cancel()
         if self.connection is None:
             return
-        with contextlib.suppress(Exception):  # who does not hear it, notices that nobody asks any more
+        with contextlib.suppress(Exception):  # a worker that gets no message closes by its own time limit
             await asyncio.wait_for(self._ask_all(host.close_host, self._charter.campaign), ANSWERS_WITHIN)
         await self.connection.close()
 
@@ -182,10 +182,10 @@ class Roster:
                 "has some, the same command resumes the campaign."
             )
 
-    # -- who joins ------------------------------------------------------------------------------------------------
+    # -- joining --------------------------------------------------------------------------------------------------
 
     def _choose(self) -> None:
-        """Admit or refuse the workers that have made their offer."""
+        """Admit or refuse the workers that have sent their offer."""
         if not self._narrowed:
             waits = self._asked is None or (self.opening and time.monotonic() - self._asked < _SETTLING)
             if waits:
@@ -240,7 +240,7 @@ class Roster:
             self.refused[address] = why
             self._say(WorkerRefused(address, why))
 
-    # -- who is lost ----------------------------------------------------------------------------------------------
+    # -- losses ---------------------------------------------------------------------------------------------------
 
     def _lose(self, why: str, *members: Member, blame: bool = True) -> None:
         for member in members:
@@ -249,7 +249,7 @@ class Roster:
             self._say(WorkerLost(member.address, member.machine, tasks, why))
 
     def _doubt(self, member: Member, error: Exception | None, gone: bool) -> None:
-        """A member could not run a task: it is asked again, or refused if its processes cannot be started."""
+        """Drop a member that could not run a task: it is queried again, or refused if its processes cannot start."""
         if gone:
             self._lose("it is gone", member)
         elif error is None:
@@ -287,7 +287,7 @@ class Roster:
     # -- asking ---------------------------------------------------------------------------------------------------
 
     def _begin(self, address: str, asking: Any, *, first: str | None = None) -> None:
-        """Ask a worker something, one thing at a time; ``first`` names what counts as opening when it begins once."""
+        """Start a query of a worker, one at a time; ``first`` names a query that counts as opening the first time."""
         if address in self._errands:
             asking.close()
             return
@@ -305,7 +305,7 @@ class Roster:
             self._refuse(address, f"{type(error).__name__}: {message_of(error)}")
 
     async def _ask(self, address: str, function: Callable[..., object], *args: object, within: float) -> Any:
-        """What a function returns on one Dask worker, or the exception that it raises there."""
+        """Run a function on one Dask worker; return its result, or the exception that it raises there."""
         try:
             answers = await asyncio.wait_for(self._ask_all(function, *args, workers=[address]), within)
         except (OSError, TimeoutError) as error:

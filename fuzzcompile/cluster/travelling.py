@@ -1,4 +1,4 @@
-"""Conditions that travel: files of this machine go as their content, because machines share no file system."""
+"""Conditions sent to other machines: files travel as their content, because machines share no file system."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Packed:
 
     @classmethod
     def of(cls, conditions: Conditions) -> Packed:
-        """Conditions with what they need of this machine.
+        """Return conditions with the text of the files that they name.
 
         Raises:
             UsageError: a file cannot be read as text, or is too large.
@@ -31,9 +31,9 @@ class Packed:
         return cls(conditions, tuple((path, _text(Path(path))) for path in dict.fromkeys(_files(conditions))))
 
     def unpacked(self, folder: Path) -> Conditions:
-        """The same conditions where this runs, with the files in ``folder``, which is theirs.
+        """Return the conditions for this machine, with the files written to the empty ``folder``.
 
-        Files keep their names, by which reports call them; each stands in a folder of its own.
+        Files keep their names, which reports show; each is written to a folder of its own.
         """
         here: dict[str, Path] = {}
         for number, (path, text) in enumerate(self.texts):

@@ -1,4 +1,4 @@
-"""What fuzzcompile must know of a code generator."""
+"""Code generators of Inductor: the interface that an adapter for one of them implements."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SHORTEST = 4
 
 @dataclass(frozen=True)
 class Code:
-    """What writes the code of an operator: its name for the reader, and the file and line that define it."""
+    """Function of Inductor that writes the code of an operator: its name for the reader, its file and line."""
 
     name: str
     source: str | None = None
@@ -50,7 +50,7 @@ class CodeGenerator(ABC):
     """A line of a kernel that assigns an expression (second group) to a variable (first group)."""
 
     def is_vectorised(self, source: str) -> bool:
-        """Whether the generated source of a kernel uses vectors, so that ``scalars`` changes it."""
+        """Return whether the generated source of a kernel uses vectors, so that ``scalars`` changes it."""
         return False
 
     def in_scalars(self, operators: Sequence[str]) -> Control | None:
@@ -70,14 +70,14 @@ class CodeGenerator(ABC):
 
     @abstractmethod
     def code_of(self, operator: str, *, vectorised: bool = False) -> Code:
-        """What writes the code of an operator, of a reduction, or of a loop as such."""
+        """Return the function that writes the code of an operator, of a reduction, or of a loop as such."""
 
     @abstractmethod
     def fused_loops(self) -> Code:
-        """What writes the loops that one kernel computes together."""
+        """Return the function that writes the loops that one kernel computes together."""
 
     def stores(self) -> Code:
-        """What writes the stores of a kernel whose programs get into each other's way."""
+        """Return the function that writes the stores of a kernel whose programs race."""
         return Code("race between programs")
 
     @abstractmethod

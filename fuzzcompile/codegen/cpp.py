@@ -29,7 +29,7 @@ class Cpp(CodeGenerator):
     assignment = re.compile(r"^\s*(?:auto|[\w:<>]+) (\w+) = (.*);\s*$")
 
     def is_vectorised(self, source: str) -> bool:
-        """Whether the source uses ATen's vectors."""
+        """Return whether the source uses ATen's vectors."""
         return "at::vec::" in source
 
     def in_scalars(self, operators: Sequence[str]) -> Control:
@@ -67,6 +67,6 @@ class Cpp(CodeGenerator):
                 continue
 
     def complaint(self, message: str) -> str | None:
-        """What stands behind the first ``error:``."""
+        """Return the text after the first ``error:``."""
         first = _ERROR.search(message)
         return first[0].partition("error: ")[2].strip() if first is not None else None

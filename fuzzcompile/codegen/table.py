@@ -1,4 +1,4 @@
-"""The code generators that fuzzcompile knows, and which of them wrote a kernel."""
+"""Table of the code generators that have an adapter, and the choice of the one that wrote a kernel."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ UNKNOWN: CodeGenerator = _Unknown()
 
 
 def generator_of(lowered: Lowered, kernel: str | None = None) -> CodeGenerator:
-    """The adapter of the code generator that wrote ``kernel``, or that writes the kernels of the graph.
+    """Return the adapter of the code generator that wrote ``kernel``, or that writes the graph's kernels.
 
     An adapter without knowledge of the language stands in for a generator that the table does not have.
     """

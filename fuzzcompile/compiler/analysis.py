@@ -1,4 +1,4 @@
-"""What AOTAutograd says of a graph's inputs and outputs before it traces it, against a run of that graph.
+"""AOTAutograd's analysis of a graph's inputs and outputs before tracing, checked against a run of that graph.
 
 The analysis decides which outputs get gradients, which are given back as views of inputs, and which inputs are written
 to; nothing behind it looks again.
@@ -27,7 +27,7 @@ _OF_INPUT = ("alias_of_input", "is_input")
 
 @dataclass(frozen=True)
 class Analysis:
-    """What was said: for each output whether it gets gradients and its kind, for each input whether it is written to.
+    """Result of the analysis: for each output its kind and if it gets gradients; for each input if it is written to.
 
     An output's kind is the name of AOTAutograd's ``OutputType`` and the input that it is a view of, if any.
     """
@@ -68,7 +68,7 @@ def _read(said: object, line: int | None) -> Analysis:
 
 
 def contradictions(said: Analysis, snapshot: Snapshot, inputs: Sequence[object], *, grad: bool) -> Iterator[str]:
-    """What a run of dynamo's graph shows of its inputs and outputs and the analysis denies, each in a few words.
+    """Yield, in a few words each, facts about inputs and outputs that a run of the graph shows and the analysis denies.
 
     Args:
         said: the analysis of that graph.

@@ -26,7 +26,7 @@ WAYS = ("decomposition", "dispatcher", "fake")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one way of computing an operator gave: leaves of its result, its arguments afterwards, or an error.
+    """Result of one way of computing an operator: leaves of its result, its arguments afterwards, or an error.
 
     ``aliases`` are pairs of a result and an argument, by position, that share memory.
     """
@@ -39,7 +39,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Place:
-    """Where in dynamo's graph an operator ran: the node (of the forward pass, for gradients too) and its source line.
+    """Place of an operator in dynamo's graph: the node (of the forward pass, for gradients too) and its source line.
 
     ``ordinal`` counts the operators of this name on the line. ``inside`` are the decompositions around it.
     """
@@ -70,7 +70,7 @@ class Application:
         return self._arguments
 
     def refuses_always(self) -> bool:
-        """Whether the kernel raises the same on other values: then no values are needed to see what is wrong."""
+        """Return whether the kernel raises the same on other values, so that no values are needed to see the fault."""
         message = str(self.kernel.error)
         for fill in (0, 1):
             given = map_tensors(functools.partial(torch.full_like, fill_value=fill), copy_tree(self._arguments))

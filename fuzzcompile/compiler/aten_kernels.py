@@ -46,7 +46,7 @@ def beside_contiguous(
     """A kernel on its operands as they are, and on contiguous copies; None where layouts cannot matter, or may.
 
     They cannot where all operands are contiguous. They may in views, in operators that write or leave unwritten, and
-    in those that are told where in a storage to read.
+    in those that take a place in a storage to read from.
     """
     leaves = pytree.tree_leaves((args, kwargs))
     if all(map(_is_contiguous, leaves)) or not _is_function_of_values(operator):

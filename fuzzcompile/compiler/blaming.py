@@ -1,4 +1,4 @@
-"""Which rule an exception is booked under: the one that was at work when it rose."""
+"""Attribution of an exception to the rule that was at work when it was raised."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Blaming(Refusing):
             raise
 
     def missed(self, unseen: Unseen, error: BaseException | None = None) -> None:
-        """Write down what was not watched; ``error`` is kept from the compile, so that no rule failed with it."""
+        """Record a missed observation; ``error`` is kept from the compile, so that no rule failed with it."""
         self.ledger.missed(unseen)
         if error is not None and self._blamed is not None and error in _chain(self._blamed):
             self.ledger.failed_in = self._blamed = None

@@ -1,8 +1,8 @@
-"""Where the program takes another way through Python under dynamo than in eager mode.
+"""Calls for which Python takes another path under dynamo than in eager mode.
 
-Torch's own modules do: ``torch.nn.MultiheadAttention`` calls one fused operator in eager mode, and makes its result
-contiguous only while it is traced. Dynamo captures what Python does under it, so that both are right by themselves.
-Operators are heard by the profiler: any mode would make such a module leave its fast path.
+Torch's own modules have such calls: ``torch.nn.MultiheadAttention`` calls one fused operator in eager mode, and makes
+its result contiguous only while it is traced. Dynamo captures what Python does under it, so that both are right by
+themselves. The profiler records the operators: any mode would make such a module leave its fast path.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Branch:
         eager: those of eager mode alone.
         captured: those of the captured graph alone.
         nodes: the nodes of the graph that call these.
-        telling: the first of eager mode's that the graph calls nowhere, else the first of the graph's own.
+        telling: the first operator of eager mode that the graph calls nowhere, else the first of the graph's own.
     """
 
     eager: tuple[str, ...]
@@ -47,7 +47,7 @@ class Branch:
 
 
 def branch_of(eager: Sequence[str], graph: Snapshot, inputs: Sequence[object]) -> Branch | None:
-    """What eager mode and a captured graph do not both call; None if there is no such thing.
+    """Return the operators that only eager mode or only the captured graph calls; None if both call the same.
 
     Args:
         eager: the operators that the program calls in eager mode, in order.
@@ -81,7 +81,7 @@ class _Marked(_Replayer):
         self.names: set[str] = set()
 
     def run_node(self, n: fx.Node) -> object:
-        """Run one node, and have the profiler know which."""
+        """Run one node under a profiler mark that names it."""
         self.names.add(n.name)
         with profiler.record_function(n.name):
             return super().run_node(n)
@@ -138,7 +138,7 @@ class _Inert(TorchFunctionMode):
 
 
 def traced_paths() -> list[tuple[str, contextlib.AbstractContextManager[object]]]:
-    """Ways to have eager mode take the path that dynamo traces: each as a reader knows it, and its context.
+    """Return ways to make eager mode take the path that dynamo traces: each by its public name, and its context.
 
     Modules ask whether they are traced, whether their fast paths are on, or whether there are overrides of torch's
     functions, which a mode that does nothing is.

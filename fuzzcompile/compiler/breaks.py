@@ -1,4 +1,4 @@
-"""Why dynamo stopped capturing: the number of graphs of a program, and the reason of every break, one line each."""
+"""Graph breaks: the number of graphs that dynamo captured of a program, and the reason of each break in one line."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _LIBRARIES = (_TORCH.parent, Path(sysconfig.get_path("stdlib")))
 
 @dataclass(frozen=True)
 class Counted:
-    """What dynamo had counted at one moment; what came since is the difference."""
+    """Dynamo's counters at one moment; later counts are compared with these."""
 
     graphs: int
     breaks: dict[str, int]
@@ -57,7 +57,7 @@ class Counted:
 
 
 def graphs_since(before: Counted) -> int:
-    """How many graphs dynamo gave to a backend since ``before``, recompiles among them."""
+    """Return how many graphs dynamo gave to a backend since ``before``, recompiles included."""
     # A program may clear the counters itself.
     return max(0, Counted.now().graphs - before.graphs)
 
@@ -95,7 +95,7 @@ def breaks_since(before: Counted) -> tuple[str, ...]:
 
 
 def _forgot(before: Counted) -> bool:
-    """Whether the record of attempts was too short for all that were made since ``before``."""
+    """Return whether the record of attempts was too short for all that were made since ``before``."""
     longest = getattr(getattr(_dynamo("utils"), "_compilation_metrics", None), "maxlen", None)
     now = _attempts()
     return len(now) == longest and not set(map(id, now)) & set(map(id, before.attempts))
@@ -108,7 +108,7 @@ def _attempts() -> tuple[object, ...]:
 
 
 def _left_to_python(before: Counted) -> Iterator[tuple[str, list[traceback.FrameSummary]]]:
-    """Why each frame since ``before`` was not captured at all, and the line at which dynamo gave up."""
+    """Yield, for each frame left to Python since ``before``, the reason and the stack at which dynamo gave up."""
     known = set(map(id, before.attempts))
     for attempt in _attempts():
         reason, file = getattr(attempt, "fail_reason", None), getattr(attempt, "fail_user_frame_filename", None)
@@ -175,7 +175,7 @@ Call = Callable[..., object] | str
 
 
 def is_function(call: Call) -> TypeGuard[Callable[..., object]]:
-    """Whether dynamo's own ``disallow_in_graph`` can leave the call to eager mode."""
+    """Return whether dynamo's own ``disallow_in_graph`` can leave the call to eager mode."""
     return not isinstance(call, str) and call is not operator.setitem
 
 
@@ -187,7 +187,7 @@ class LeftOut:
     ledger: Ledger
 
     def missed(self, unseen: Unseen, error: BaseException | None = None) -> None:
-        """Write down what was not done."""
+        """Record an exclusion that could not be applied."""
         self.ledger.missed(unseen)
 
 

@@ -1,4 +1,4 @@
-"""Where dynamo's own handling of a function is written."""
+"""Source of dynamo's own handling of a function."""
 
 from __future__ import annotations
 

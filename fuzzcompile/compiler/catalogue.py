@@ -1,4 +1,4 @@
-"""What fuzzcompile knows of the installed torch: its stages, passes, patterns, decompositions, lowerings, settings."""
+"""Catalogue of the installed torch: its stages, passes, patterns, decompositions, lowerings, settings."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ class _Stage:
             yield Known(self.stage, "pattern", rule.__name__, pass_name, source, line, on, when, made_of=(rule,))
 
     def _by_name(self, name: str) -> tuple[bool | None, str]:
-        """Whether the stage's fusion options ask for a table, and the condition."""
+        """Return whether the stage's fusion options ask for a table, and the condition."""
         if not hasattr(self.config, self.option):
             return None, ""
         asked = name in (getattr(self.config, self.option) or {})
@@ -171,7 +171,7 @@ class _Stage:
 
 
 def is_table(value: object) -> TypeGuard[PatternMatcherPass]:
-    """Whether ``value`` is a table of patterns."""
+    """Return whether ``value`` is a table of patterns."""
     return isinstance(value, importlib.import_module("torch._inductor.pattern_matcher").PatternMatcherPass)
 
 

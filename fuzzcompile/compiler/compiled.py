@@ -1,4 +1,4 @@
-"""What ``torch.compile`` returned, taken apart: the callable that the user wrote, and the arguments it was given."""
+"""Results of ``torch.compile``, taken apart: the callable that the user wrote, and the arguments of the call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ AnyCallable: TypeAlias = Callable[..., object]
 
 
 def innermost(value: object) -> AnyCallable:
-    """What the user wrote, if ``value`` is a result of ``torch.compile``; else ``value``."""
+    """Return the user's callable if ``value`` is a result of ``torch.compile``; else ``value``."""
     while True:
         inner = value._modules.get("_orig_mod") if isinstance(value, nn.Module) else None
         if inner is None:
@@ -31,7 +31,7 @@ def innermost(value: object) -> AnyCallable:
 
 
 def is_compiled(value: object) -> bool:
-    """Whether ``value`` is a result of ``torch.compile``, or a module compiled in place."""
+    """Return whether ``value`` is a result of ``torch.compile``, or a module compiled in place."""
     if not isinstance(value, nn.Module | types.FunctionType | types.MethodType):
         return False
     return innermost(value) is not value or _own_call(value) is not None

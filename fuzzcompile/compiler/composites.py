@@ -2,8 +2,8 @@
 
 Operators that consist of others choose their path by what they see: gradients, the device, whether a tensor is a
 subclass or a dispatch mode is on. ``torch.max_pool1d`` has a kernel of its own in eager mode and is a pooling of
-images wherever it is traced. That is why nothing may be on while the eager path runs: what it calls is heard by the
-profiler.
+images wherever it is traced. No mode may therefore be on while the eager path runs: the profiler
+records its calls.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class TakenCall:
 
 @contextlib.contextmanager
 def listening() -> Iterator[profiler.profile]:
-    """A profiler that hears every operator of the block; what its library prints as it starts and stops is dropped."""
+    """Profile every operator of the block; the messages that the profiler's library prints are dropped."""
     with contextlib.ExitStack() as stack:
         with _silent():
             heard = stack.enter_context(profiler.profile())
@@ -183,7 +183,7 @@ class _Interpreter(_Replayer):
 
 
 def _writes(node: fx.Node) -> bool:
-    """Whether a call writes to its arguments, or leaves its result unwritten, going by its name."""
+    """Return whether a call, going by its name, writes to its arguments or leaves its result unwritten."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     in_place = (name.endswith("_") and not name.endswith("__")) or name.startswith("__i") or name == "setitem"
     return in_place or "out" in node.kwargs or name in facts().operators.uninitialised

@@ -20,7 +20,7 @@ CONFIGS: Mapping[str, str] = MappingProxyType(
 
 
 class Config(Protocol):
-    """What the config modules of torch have in common (``torch.utils._config_module.ConfigModule``)."""
+    """Common interface of torch's config modules (``torch.utils._config_module.ConfigModule``)."""
 
     def patch(self, changes: Mapping[str, object], /) -> contextlib.AbstractContextManager[None]:
         """Set entries for the time of a block."""
@@ -35,7 +35,7 @@ def config_of(name: str) -> Config:
 
 
 def has_entry(config: Config, key: str) -> bool:
-    """Whether a config has an entry; ``key`` may be dotted (``cpp.simdlen``)."""
+    """Return whether a config has an entry; ``key`` may be dotted (``cpp.simdlen``)."""
     owner: object = config
     for part in key.split("."):
         if not hasattr(owner, part):

@@ -1,4 +1,4 @@
-"""Does each patch hold on the installed torch? Each is tried on a few small compiles.
+"""Conformance of the patches with the installed torch: each is tried on a few small compiles.
 
 Four programs are compiled up to code generation, with planted rewrites, and one twice up to C++ (whose kernels stay in
 the kernel cache). Each patch is asked for what it alone records of them. One that fails its probe is switched off, so
@@ -37,7 +37,7 @@ _CHANGES = Control(
 
 
 def is_known(version: str = torch.__version__) -> bool:
-    """Whether the probes have been seen to pass on this version of torch."""
+    """Return whether the probes are known to pass on this version of torch."""
     return is_in_known_range(version)
 
 
@@ -62,7 +62,7 @@ def probe() -> dict[str, str]:
 
 
 def _tried(patch: AnyPatch, findings: Findings | None) -> str | None:
-    """What is wrong with a patch that this torch has a place for."""
+    """Return the fault of a patch that this torch has a place for; None if it holds."""
     try:
         wrong = patch.misfit()
         if wrong is not None or findings is None:

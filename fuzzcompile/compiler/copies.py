@@ -35,7 +35,7 @@ class State:
         self.children = [State(value) for _, value in self.held if isinstance(value, fx.GraphModule)]
 
     def is_same(self, other: State) -> bool:
-        """Whether nothing was changed between the two; what was made anew just as it was counts as the same."""
+        """Return whether nothing changed between the two; a part that was rebuilt exactly counts as the same."""
         if len(self.nodes) != len(other.nodes) or len(self.children) != len(other.children):
             return False
         flat = itertools.chain.from_iterable
@@ -78,7 +78,7 @@ class GraphCopy:
 
     @property
     def called(self) -> set[Any]:
-        """What the nodes call: operators, functions, names of methods."""
+        """The targets of the nodes: operators, functions, names of methods."""
         rows = zip(self._nodes, self._rows, strict=True)
         return {target for node, (target, _, _, _) in rows if node.op in ("call_function", "call_method")}
 
@@ -148,7 +148,7 @@ def _raise_cycle() -> None:
 
 
 def resolve(module: Any, path: str) -> Any:
-    """What a dotted path names in a module; None if nothing."""
+    """Return the value that a dotted path names in a module; None if there is none."""
     for part in path.split("."):
         module = getattr(module, part, None)
     return module

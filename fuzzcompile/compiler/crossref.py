@@ -58,7 +58,7 @@ Judge = Callable[[Application], None]
 
 @dataclass
 class Watched:
-    """How far the run came: the operator that raised, if one did, and with what.
+    """Extent of a run: the operator that raised, if one did, and its exception.
 
     ``unseen`` is what kept operators from being compared; ``writes`` says whether an operator of the graph writes to
     its arguments. ``called`` are the operators that ran, apart from those inside of decompositions.
@@ -169,7 +169,7 @@ class _Crossref(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._ordinals: Counter[tuple[str, str | None]] = Counter()
 
     def enter(self, node: fx.Node) -> None:
-        """What runs from now on belongs to ``node``, and so do the gradients of what it makes."""
+        """Attribute the operators that run from now on, and the gradients of their results, to ``node``."""
         self._node = node
         self._starts.append(_sequence_number())
         self._nodes.append(node)

@@ -76,12 +76,12 @@ def backend_in_force() -> Target | str | None:
 
 
 def in_force() -> bool:
-    """Whether this process compiles with something of the user's own."""
+    """Return whether this process compiles with custom passes or a custom backend of the user."""
     return bool(_in_force.passes) or _in_force.backend is not None
 
 
 def loaded() -> tuple[Loaded, ...]:
-    """What of the user's own this process compiles with, in plain data."""
+    """Return the custom passes and backend that this process compiles with, in plain data."""
     passes = tuple(each.loaded() for each in _in_force.passes)
     if _in_force.backend is None:
         return passes
@@ -123,7 +123,7 @@ def without(name: str | None) -> dict[str, object]:
 
 
 def _value(passes: list[InstalledPass]) -> object:
-    """What an entry of the config holds for these passes: torch 2.11 takes one alone."""
+    """Return the value that an entry of the config holds for these passes: torch 2.11 takes one alone."""
     return passes if len(passes) > 1 else passes[0] if passes else None
 
 
@@ -143,7 +143,7 @@ def _backend(named: Target | str) -> str | Callable[..., object]:
 
 
 def _takes_options(backend: Any) -> bool:
-    """Whether a backend can be given options and a mode."""
+    """Return whether a backend can be given options and a mode."""
     if isinstance(backend, str):
         backend = torch._dynamo.lookup_backend(backend)
     try:

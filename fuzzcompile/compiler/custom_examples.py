@@ -31,7 +31,7 @@ _examples: dict[int, tuple[object, Example]] = {}  # by the identity of the entr
 
 
 def example_of(entry: object) -> Example | None:
-    """What the pattern of an entry was traced with; None where that was not noted."""
+    """Return the inputs that the pattern of an entry was traced with; None where they were not noted."""
     noted = _examples.get(id(entry))
     return noted[1] if noted is not None else None
 

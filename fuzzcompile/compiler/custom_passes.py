@@ -65,14 +65,14 @@ class InstalledPass(CustomGraphPass):
             self.given(graph)
 
     def is_run_as(self, function: object) -> bool:
-        """Whether Inductor runs this pass where it calls ``function``: a script may have given it as it is."""
+        """Return whether Inductor runs this pass where it calls ``function``: a script may have given it as it is."""
         if function is self or function is self.given or getattr(function, "__self__", None) is self.given:
             return True
         return self.ending.startswith(_MADE) and type(function) is type(self.given)
 
     @property
     def is_table(self) -> bool:
-        """Whether it is nothing but a table of patterns."""
+        """True for a pass that is nothing but a table of patterns."""
         return isinstance(self.given, PatternMatcherPass)
 
     def uuid(self) -> object:
@@ -88,7 +88,7 @@ class InstalledPass(CustomGraphPass):
 
     @property
     def name(self) -> str:
-        """What reports call it."""
+        """The name of the pass in reports."""
         return self.custom.target.name
 
     @property

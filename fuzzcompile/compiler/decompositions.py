@@ -64,7 +64,7 @@ def dispatcher_kernels() -> list[tuple[OpOverload, DispatchKey, Function]]:
 
 
 def decomposition_of(operator: OpOverload, table: Mapping[OpOverload, Function]) -> tuple[OpOverload, Function] | None:
-    """What functionalization makes of ``operator`` (``aten.add`` of ``aten.add_``), and its decomposition, if any."""
+    """Return the form of ``operator`` after functionalization (``aten.add`` of ``aten.add_``) and its decomposition."""
     traced = functional_form(operator) or operator
     if traced._schema.is_mutable and any(argument.is_out for argument in traced._schema.arguments):
         return None
@@ -113,7 +113,7 @@ def family_of_operator(name: str) -> str:
 
 
 def can_take_out() -> bool:
-    """Whether this torch has the table that decompositions can be left out of."""
+    """Return whether this torch has the table that decompositions can be left out of."""
     try:
         return callable(importlib.import_module(COMPILE_FX).select_decomp_table)
     except (ImportError, AttributeError):
@@ -138,7 +138,7 @@ class Removal:
         return tuple(form for operator in named for form in (operator, functional_form(operator)) if form is not None)
 
     def missed(self, unseen: Unseen, error: BaseException | None = None) -> None:
-        """Write down what was not done."""
+        """Record a decomposition that could not be left out."""
         self.ledger.missed(unseen)
 
 

@@ -20,12 +20,12 @@ _Function = TypeVar("_Function", bound=Callable[..., object])
 
 @dataclass(frozen=True)
 class Interception:
-    """What takes the place of ``torch._dynamo.optimize``."""
+    """A replacement of ``torch._dynamo.optimize``."""
 
     replacement: Function
 
     def missed(self, unseen: Unseen, error: BaseException | None = None) -> None:
-        """A torch without the older way needs no replacement of it."""
+        """Ignore it: a torch without the older way needs no replacement of it."""
 
 
 def wrap_optimize(interception: Interception, original: Function) -> Function:

@@ -61,13 +61,13 @@ def _refusal(error: BaseException | None) -> str | None:
 
 @dataclass(frozen=True)
 class Exporting:
-    """How programs are exported and compiled.
+    """Settings for exporting and compiling programs.
 
     Attributes:
         path: ``export`` or ``aoti``.
         dynamic: sizes are symbols (``Dim.AUTO``) wherever export does not have to specialise them.
         options: entries of Inductor's config for AOTInductor.
-        recorder: hears of what is compiled, and of the calls of it.
+        recorder: gets the compiles, and the calls of the compiled programs.
     """
 
     path: str
@@ -113,7 +113,7 @@ class _Program:
     run: Callable[..., object]
 
     def accepts(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
-        """Whether the program was exported for such inputs."""
+        """Return whether the program was exported for such inputs."""
         if self.kind != _kind(args, kwargs, sized=not self.dynamic):
             return False
         try:
@@ -254,7 +254,7 @@ def _writes(target: object) -> bool:
 
 
 def _kind(args: tuple[object, ...], kwargs: Mapping[str, object], *, sized: bool) -> object:
-    """What makes one program serve several calls: their structure and layouts, values that are no tensors, sizes."""
+    """Return the key under which one program serves several calls: structure, layouts, sizes, values but tensors."""
     leaves, spec = pytree.tree_flatten((args, dict(kwargs)))
     return str(spec), tuple(_kind_of(leaf, sized=sized) for leaf in leaves), torch.is_grad_enabled()
 

@@ -1,4 +1,4 @@
-"""What fake tensors say an operator gives (dtype, shape, strides, memory), and compiles that take it from kernels."""
+"""Results of operators on fake tensors (dtype, shape, strides, memory), and compiles that ask the kernels instead."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class FakeRuns:
         self._seen: set[object] = set()
 
     def unseen(self, operator: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
-        """Whether the operator can be asked, and was not yet with arguments of this kind."""
+        """Return whether the operator can run on fake tensors and has not yet run with arguments of this kind."""
         if any(tag.name in _FACTS.unknowable_tags for tag in operator.tags) or operator._schema.name in _FACTS.lifts:
             return False
         return _kind(operator, args, kwargs) not in self._seen
@@ -103,11 +103,11 @@ class Metadata:
     ledger: Ledger
 
     def missed(self, unseen: Unseen, error: BaseException | None = None) -> None:
-        """Write down what was not done."""
+        """Record metadata that could not be replaced."""
         self.ledger.missed(unseen)
 
     def has(self, operator: object) -> bool:
-        """Whether the operator, or the functional form of one that writes in place, is among them."""
+        """Return whether the operator, or the functional form of one that writes in place, is among them."""
         form = functional_form(operator) if isinstance(operator, torch._ops.OpOverload) else None
         return str(operator) in self.names or str(form) in self.names
 

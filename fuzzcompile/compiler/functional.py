@@ -57,7 +57,7 @@ def run_functionally(
 
 
 def can_functionalize() -> bool:
-    """Whether this torch has what functional tensors are made with, where it is looked for."""
+    """Return whether this torch has the functions that make functional tensors in their expected place."""
     try:
         importlib.import_module("torch._functorch._aot_autograd.functional_utils").to_fun  # noqa: B018
         importlib.import_module("torch._subclasses.functional_tensor").FunctionalTensorMode  # noqa: B018
@@ -67,7 +67,7 @@ def can_functionalize() -> bool:
 
 
 def passing_on(snapshot: Snapshot, inputs: Sequence[object]) -> set[str]:
-    """The nodes of a torch-level graph that give back their first argument itself: ``x.to(x.dtype)``."""
+    """Return the nodes of a torch-level graph that return their first argument itself: ``x.to(x.dtype)``."""
     interpreter = _PassedOn(snapshot)
     # Whatever ends the run, the nodes up to there are known.
     with torch.no_grad(), transforms_left(), contextlib.suppress(Exception):
@@ -139,7 +139,7 @@ def transforms_left() -> Iterator[None]:
 
 
 class Heard(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Writes down the operators that are called, by the ``node`` that calls them (``""``: none was named)."""
+    """Mode that records the called operators by the ``node`` that calls them (``""``: none was named)."""
 
     def __init__(self, operators: dict[str, list[OpOverload]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

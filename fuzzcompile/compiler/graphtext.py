@@ -85,7 +85,7 @@ def user_line(node: fx.Node) -> tuple[str | None, str | None]:
 
 
 def target_name(node: fx.Node) -> str:
-    """What a node calls, in the words of a program: ``aten.mul.Tensor``, ``torch.add``, ``.view``."""
+    """Return the target of a node in the words of a program: ``aten.mul.Tensor``, ``torch.add``, ``.view``."""
     target = node.target
     if isinstance(target, str):
         return f".{target}" if node.op == "call_method" else target

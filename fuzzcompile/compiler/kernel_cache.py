@@ -1,4 +1,4 @@
-"""Where Inductor keeps compiled kernels, for processes with a temporary folder of their own."""
+"""Location of Inductor's compiled kernels, for processes with a temporary folder of their own."""
 
 from __future__ import annotations
 

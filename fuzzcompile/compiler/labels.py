@@ -90,14 +90,14 @@ def family_of(rewrite: str) -> str:
 
 
 def family_veto(stage: str, rewrite: str) -> str:
-    """What refuses a rewrite of a stage with its whole family (`family_of`), as a name for `vetoes`."""
+    """Return the name for `vetoes` that refuses a rewrite of a stage with its whole family (`family_of`)."""
     base = base_name(rewrite)
     match = _NUMBERED.match(base)
     return f"{stage}:{base[: match.end('family')]}_pattern_*" if match else f"{stage}:={base}"
 
 
 def vetoes(label: Label, wanted: Iterable[str]) -> bool:
-    """Whether one of the names in ``wanted`` means this label.
+    """Return whether one of the names in ``wanted`` means this label.
 
     A name is exact (``remove_noop_ops``), a leading part that ends at an underscore or at the end
     (``_sfdp``, ``_sfdp_pattern_1``: not ``_sfdp_pattern_11``), or a glob; ``stage:`` before it restricts it
@@ -136,7 +136,7 @@ def _search_function(entry: Any) -> Any:
 
 
 def _partial_inside(function: Any) -> Any:
-    """What a wrapper calls that only gives a partial a plain signature, as the SDPA patterns have it."""
+    """Return the callee of a wrapper that only gives a partial a plain signature, as the SDPA patterns have it."""
     cells = dict(
         zip(
             getattr(getattr(function, "__code__", None), "co_freevars", ()),

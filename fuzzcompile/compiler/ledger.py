@@ -36,7 +36,7 @@ class Label:
 
 @dataclass(frozen=True)
 class Site:
-    """Where in the user's program a rewrite applied: ``file:line``, and which match of it there."""
+    """Place in the user's program where a rewrite applied: ``file:line``, and the number of the match there."""
 
     location: str
     ordinal: int
@@ -47,7 +47,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Opaque:
-    """What a lowering pattern replaced, kept so that its opaque node can still be replayed."""
+    """The nodes that a lowering pattern replaced, kept so that its opaque node can still be replayed."""
 
     graph: fx.Graph
     attributes: Mapping[str, Any]
@@ -72,13 +72,13 @@ class Snapshot:
 
     @property
     def results(self) -> list[Any]:
-        """What the graph returns: nodes, or values that are none."""
+        """The values that the graph returns: nodes, or constants."""
         returned = next(reversed(self.graph.nodes)).args[0]
         return list(returned) if isinstance(returned, (tuple, list)) else [returned]
 
     @property
     def called(self) -> set[Any]:
-        """What its nodes call, without building the graph."""
+        """The targets of its nodes, without building the graph."""
         if isinstance(self.copied, GraphCopy):
             return self.copied.called
         return {node.target for node in self.copied.nodes if node.op in ("call_function", "call_method")}
@@ -112,7 +112,7 @@ class GraphRecord:
 
 @dataclass(frozen=True)
 class Partition:
-    """How a joint graph (the last snapshot of ``joint``) was cut into a forward and a backward graph, and by what."""
+    """Cut of a joint graph (the last snapshot of ``joint``) into forward and backward, with the partitioner's label."""
 
     label: Label
     joint: GraphRecord
@@ -169,7 +169,7 @@ class Reached:
 
 @dataclass
 class Ledger:
-    """What one compile did. ``coverage`` counts rules by what became of their matches.
+    """Record of one compile. ``coverage`` counts rules by the outcome of their matches.
 
     ``inside`` tells in which pass of the user's own a pattern was applied. ``unreplayed`` are rules that worked on
     something else than a graph, so that no replay can judge them. ``graphs`` counts what dynamo captured, for
@@ -195,11 +195,11 @@ class Ledger:
     changed_tangents: list[ChangedTangent] = field(default_factory=list)
 
     def missed(self, unseen: Unseen, error: BaseException | None = None) -> None:
-        """Write down what was not watched."""
+        """Record a missed observation."""
         self.unseen.note(unseen)
 
     def blind(self, *stages: str) -> bool:
-        """Whether something of one of these stages (of any, if none is named) was missed that may matter.
+        """Return whether the ledger missed something that may matter in one of these stages (in any, if none is named).
 
         A veto in such a stage may never have run: that the divergence stays says nothing then, and an empty record of
         the stage does not show that nothing happened in it.
@@ -251,12 +251,12 @@ def sub_graph(nodes: list[fx.Node], rows: Mapping[fx.Node, Row], output: fx.Node
 
 
 def is_handler(target: object) -> bool:
-    """Whether a node's target is the Python handler (a ``functools.partial``) of a lowering pattern."""
+    """Return whether a node's target is the Python handler (a ``functools.partial``) of a lowering pattern."""
     return isinstance(target, functools.partial)
 
 
 def attributes_of(graph: fx.Graph, module: torch.nn.Module, keep: Keep = dict) -> dict[str, Any]:
-    """What the get_attr and call_module nodes of ``graph`` name in ``module``."""
+    """Return the values in ``module`` that the get_attr and call_module nodes of ``graph`` name."""
     names = [str(node.target) for node in graph.nodes if node.op in ("get_attr", "call_module")]
     found = {name: resolve(module, name) for name in names}
     return keep(

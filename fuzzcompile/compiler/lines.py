@@ -1,4 +1,4 @@
-"""Which lines of the compiler a compile executed.
+"""Lines of the compiler that a compile executed.
 
 `sys.settrace` slows the whole interpreter down, and `sys.monitoring` needs Python 3.12. Only the functions that hold
 the lines in question are compiled anew, with a note before each of their statements (:mod:`.recompiling`); everything

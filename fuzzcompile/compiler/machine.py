@@ -25,7 +25,7 @@ _STOPPED = {
 
 
 def machine_fault(error: BaseException) -> str:
-    """What of the machine made a compile fail, and what to do; empty if nothing did.
+    """Return the fault of the machine that made a compile fail, and its remedy; empty if there is none.
 
     Args:
         error: the exception without the wrappers of the compiler.
@@ -43,7 +43,7 @@ def machine_fault(error: BaseException) -> str:
 
 
 def _of_the_system(number: int, file: str = "") -> str:
-    """The words for an ``errno``; empty for one that a program may well be to blame for."""
+    """Describe an ``errno``; empty for one that a program may well be to blame for."""
     said = f"{os.strerror(number)}{f' ({file})' if file else ''}"
     if number in _NO_ROOM:
         return f"{said}; make room, or point TMPDIR and TORCHINDUCTOR_CACHE_DIR at a disk with some"

@@ -1,4 +1,4 @@
-"""What a lowering pattern replaced: kept, so that the Python handler that stands in its place can be replayed."""
+"""Matches of lowering patterns, kept so that the Python handler that stands in their place can be replayed."""
 
 from __future__ import annotations
 
@@ -39,5 +39,5 @@ def _as_graph(
 
 
 def is_plain(value: object) -> bool:
-    """Whether it is a tensor with values in a storage: no fake one, none prepacked for a library."""
+    """Return whether a value is a tensor with values in a storage: no fake one, none prepacked for a library."""
     return type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout == torch.strided  # type: ignore[attr-defined]

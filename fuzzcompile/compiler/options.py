@@ -1,4 +1,4 @@
-"""Which options of the compiler the installed torch has, down to the passes that its fusion options name."""
+"""Options of the compiler that the installed torch has, down to the passes that its fusion options name."""
 
 from __future__ import annotations
 

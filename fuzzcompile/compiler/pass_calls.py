@@ -1,4 +1,4 @@
-"""Which passes a stage of Inductor runs and under which settings, read from the source of its function.
+"""Passes that a stage of Inductor runs, and under which settings, read from the source of its function.
 
 Nothing runs: the ways in which torch calls passes show them (under a ``GraphTransformObserver``, as a
 pattern table's ``apply``, as a plain function over the graph), and conditions are evaluated on the settings alone.
@@ -239,7 +239,7 @@ class _Reader:
                 self.names[alias.asname or alias.name] = getattr(module, alias.name)
 
     def _holds(self, test: ast.expr) -> bool | None:
-        """Whether a condition holds under the present settings; None if it depends on more than these."""
+        """Return whether a condition holds under the present settings; None if it depends on more than these."""
         if isinstance(test, ast.BoolOp):
             parts = [self._holds(part) for part in test.values]
             decided = isinstance(test.op, ast.Or)

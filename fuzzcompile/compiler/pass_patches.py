@@ -50,7 +50,7 @@ def wrap_observed_pass(recorder: Recorder, original: Function) -> Function:
 
 
 def _is_custom(function: Function, setting: str) -> bool:
-    """Whether ``function`` is what the user gave as the config entry ``setting``.
+    """Return whether ``function`` is the user's value of the config entry ``setting``.
 
     Inductor runs a pass of its own under the name of one of these entries as well.
     """

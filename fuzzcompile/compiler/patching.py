@@ -1,4 +1,4 @@
-"""How functions of torch are replaced for the time of a block: the one kind of patch, and its loader."""
+"""Replacement of functions of torch for the time of a block: the one kind of patch, and its loader."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ Probe = Callable[["Findings"], str | None]
 
 
 class Watcher(Protocol):
-    """What a patch works for: it keeps a list of what went unseen."""
+    """Owner of a patch: it keeps a list of what went unseen."""
 
     def missed(self, unseen: Unseen, error: BaseException | None = None) -> None:
-        """Write down what went unseen; ``error`` rose in the watching and does not reach the compile."""
+        """Record a missed observation; ``error`` rose in the watching and does not reach the compile."""
 
 
 W = TypeVar("W", bound=Watcher)
 
 
 def no_wrapper(watcher: Watcher, original: Function) -> Function:
-    """Stands where a family of patches has a wrapper for each of its members."""
+    """Refuse to wrap: a family of patches has a wrapper for each of its members."""
     return original
 
 
@@ -43,7 +43,7 @@ class Intended(Exception):
 
 
 class Attribute:
-    """Where an attribute of a module, or of a class in it, stands.
+    """Place of an attribute in a module, or in a class of it.
 
     Attributes:
         module: name of the module.
@@ -112,12 +112,12 @@ class Patch(Attribute, Generic[W]):
         return value
 
     def misfit(self) -> str | None:
-        """What is wrong with the function's parameters; None if they are what the wrapper relies on."""
+        """Return how the function's parameters differ from those that the wrapper relies on; None if they fit."""
         parameters = list(inspect.signature(self.original()).parameters) if self.takes else []
         return None if tuple(parameters[: len(self.takes)]) == self.takes else f"takes {', '.join(parameters)}"
 
     def missing(self) -> str | None:
-        """Why this torch has no place for the patch; None if it has one."""
+        """Return the reason why this torch has no place for the patch; None if it has one."""
         try:
             _ = self.original() if self.members is None else importlib.import_module(self.module)
         except (ImportError, AttributeError) as error:
@@ -125,7 +125,7 @@ class Patch(Attribute, Generic[W]):
         return None
 
     def unseen(self, why: str) -> Unseen:
-        """That what this patch shows was not seen."""
+        """Return the note that the observations of this patch are missing."""
         return Unseen(self.name, why, self.stages, self.shows, self.harmless)
 
 

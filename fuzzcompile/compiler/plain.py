@@ -67,7 +67,7 @@ def _patches_of(modules: tuple[types.ModuleType, ...]) -> tuple[Patch[Recorder],
 
 
 def _changes_graphs(name: str, value: object) -> bool:
-    """Whether ``value`` takes a graph first and gives back nothing, a number or a graph."""
+    """Return whether ``value`` takes a graph first and gives back nothing, a number or a graph."""
     if name in _PASSES.stages or name.lstrip("_").startswith(_PASSES.reading):
         return False
     own = isinstance(value, types.FunctionType)
@@ -136,7 +136,7 @@ _CANNOT = _Cannot()
 
 @functools.lru_cache(maxsize=256)
 def _result_kind(function: Function) -> str:
-    """What a function gives back: ``nothing``, ``number``, ``graph`` (its first argument) or ``unknown``."""
+    """Return the kind of a function's result: ``nothing``, ``number``, ``graph`` (its first argument), ``unknown``."""
     plain = function if isinstance(function, types.FunctionType) else type(function).__call__
     hint = _plain_name(getattr(plain, "__annotations__", {}).get("return"))
     if hint:
@@ -167,6 +167,6 @@ def _own_nodes(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def _without(function: Function, graph: fx.Graph | fx.GraphModule) -> object:
-    """What ``function`` gives back where it changes nothing."""
+    """Return the result that ``function`` gives where it changes nothing."""
     kind = _result_kind(function)
     return {"nothing": None, "number": 0, "graph": graph}.get(kind, _CANNOT)

@@ -1,4 +1,4 @@
-"""What the probes of the hooks compile: three small programs, and passes that leave a mark in their graphs."""
+"""Programs that the probes of the patches compile, and passes that leave a mark in their graphs."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from fuzzcompile.stage_names import DECOMPOSITION, FREEZING, JOINT_GRAPH, LOWERI
 
 @dataclass
 class Findings:
-    """What the probes' compiles recorded (:mod:`~fuzzcompile.compiler.probed` holds the programs).
+    """Records of the probes' compiles (:mod:`~fuzzcompile.compiler.probed` holds the programs).
 
     Attributes:
         trained, inferred, frozen: graphs of a training step, of inference and of a module whose parameters are frozen.
@@ -196,7 +196,7 @@ def library_call(findings: Findings) -> str | None:
 
 
 def kernel_call(findings: Findings) -> str | None:
-    """What a generated kernel wrote is kept."""
+    """Check that the values written by a generated kernel are kept."""
     return _written(findings.generated, extern=False)
 
 
@@ -244,7 +244,7 @@ def statement(operator: str) -> Probe:
 
 
 def compiled_graph(findings: Findings) -> str | None:
-    """What a compiled graph returned is kept."""
+    """Check that the result of a compiled graph is kept."""
     calls = _lowered(findings.generated).calls
     return None if calls and calls[-1].outputs is not None else "no results of the compiled graph were kept"
 

@@ -1,4 +1,4 @@
-"""What one compile reached beyond the rewrites: decompositions, lowerings, and shapes of fused kernels.
+"""Coverage of one compile beyond the rewrites: decompositions, lowerings, and shapes of fused kernels.
 
 Watching costs three wrapped functions and a count for each call. Lowerings and kernels are reached only where code is
 generated, so a screened compile shows decompositions alone.
@@ -99,7 +99,7 @@ def wrap_scheduler(ledger: Ledger, original: Function) -> Function:
 
 
 def kernel_shape(node: BaseSchedulerNode) -> str:
-    """What a node of the scheduler's final list computes, as ``Pointwise*2 + Reduction(sum)``.
+    """Describe the computation of a node of the scheduler's final list, as ``Pointwise*2 + Reduction(sum)``.
 
     Numbers up to four are exact, and then powers of two (``Pointwise*8``: five to eight). Calls of libraries are
     ``extern(aten.mm)``, templates ``CppTemplateBuffer(CppGemmTemplate)``; what is no kernel is the empty string.

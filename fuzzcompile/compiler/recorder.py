@@ -43,7 +43,7 @@ _OUTSIDE = "outside any pass"
 
 
 def has_tangents(module: fx.GraphModule) -> bool:
-    """Whether a graph takes gradients of outputs: a joint graph does, and a backward one."""
+    """Return whether a graph takes gradients of outputs: a joint graph does, and a backward one."""
     return any(str(node.target).startswith("tangents_") for node in module.graph.find_nodes(op="placeholder"))
 
 
@@ -85,11 +85,11 @@ class Recorder(Blaming):
 
     @property
     def opaque(self) -> dict[int, Opaque]:
-        """What the lowering patterns replaced, by the identity of the handler that stands there now."""
+        """The nodes that lowering patterns replaced, by the identity of the handler that stands there now."""
         return self._opaque
 
     def taken_interpreter(self) -> Callable[..., object] | None:
-        """What interprets the graph that AOTInductor would have compiled; None if it did."""
+        """Return the interpreter of the graph that AOTInductor would have compiled; None if it did compile it."""
         interpreter, self.interpreter = self.interpreter, None
         return interpreter
 
@@ -173,7 +173,7 @@ class Recorder(Blaming):
 
     @property
     def cuts_graphs(self) -> bool:
-        """Whether the joint graph is being cut, so that functions work on graphs which are parts of it."""
+        """True while the joint graph is being cut, so that functions work on graphs which are parts of it."""
         return bool(self._stages) and self._stages[-1].record.stage == PARTITION
 
     @contextlib.contextmanager
@@ -186,7 +186,7 @@ class Recorder(Blaming):
             self.direction = before
 
     def owns(self, graph: object) -> bool:
-        """Whether ``graph`` is the one that the present stage works on (not a pattern being traced)."""
+        """Return whether ``graph`` is the one that the present stage works on (not a pattern being traced)."""
         if not self._stages:
             return False
         current = self._stages[-1].current
@@ -215,12 +215,12 @@ class Recorder(Blaming):
 
     @property
     def in_pass(self) -> bool:
-        """Whether a pass is under way."""
+        """True while a pass is under way."""
         return bool(self._passes)
 
     @property
     def in_observed_pass(self) -> bool:
-        """Whether an observed pass is under way, to which everything in it belongs."""
+        """True while an observed pass is under way, to which everything in it belongs."""
         return self._observed > 0
 
     def note_surrounding(self, label: Label) -> None:
@@ -358,7 +358,7 @@ class Recorder(Blaming):
         return site
 
     def _constants(self, attributes: dict[str, object]) -> dict[str, object]:
-        """What a graph holds itself, as it is now: a program that is run in place changes its frozen parameters."""
+        """Return the constants of a graph as they are now: a program run in place changes its frozen parameters."""
         plain = {name: value for name, value in attributes.items() if is_plain(value)}
         with _disable_current_modes():
             return {**attributes, **copy_tree(plain, known=self._known)}

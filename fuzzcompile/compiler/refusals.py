@@ -1,4 +1,4 @@
-"""Which check refused a match, and which of its conditions: asked of a few rules, because it traces the check."""
+"""Checks that refused a match, and their failing conditions: only for a few rules, because the check is traced."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def explaining(rules: Collection[Rule]) -> Iterator[None]:
 
 
 def is_explained(stage: str, rewrite: str) -> bool:
-    """Whether refusals of a rule are explained."""
+    """Return whether refusals of a rule are explained."""
     return (stage, rewrite) in _explained
 
 

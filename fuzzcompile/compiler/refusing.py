@@ -1,4 +1,4 @@
-"""Which rewrites are refused: those that are vetoed, or all but those that are wanted."""
+"""Refusal of rewrites: those that are vetoed, or all but those that are wanted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Refusing:
     ledger: Ledger = field(default_factory=Ledger)
 
     def refuses(self, label: Label) -> bool:
-        """Whether this rewrite is vetoed, by name or because only others are wanted; counted if so."""
+        """Return whether this rewrite is vetoed, by name or because only others are wanted; counted if so."""
         wanted = self.only is None or label.rewrite in _ALWAYS_RUN or labels.vetoes(label, self.only)
         refused = not wanted or labels.vetoes(label, self.vetoed)
         if refused:

@@ -127,7 +127,7 @@ class _Given:
 
 
 def _is_strided(value: object) -> TypeGuard[torch.Tensor]:
-    """Whether ``value`` is a tensor whose elements are those of its storage, as they are."""
+    """Return whether ``value`` is a tensor whose elements are those of its storage, as they are."""
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.is_quantized:
         return False
     return not (value.is_nested or value.is_conj() or value.is_neg() or is_streamed(value))
@@ -210,7 +210,7 @@ def drawing(snapshot: Snapshot) -> list[fx.Node]:
 
 
 def _draws(node: fx.Node) -> bool:
-    """Whether a call at ATen or torch level draws random numbers; functions and methods go by their ATen namesake."""
+    """Return whether a call draws random numbers; functions and methods at torch level go by their ATen namesake."""
     if isinstance(node.target, torch._ops.OpOverload):
         name = node.target._schema.name.rpartition("::")[2]
     else:
@@ -244,7 +244,7 @@ def _settled(value: object) -> object:
 
 
 def _version(value: object) -> int:
-    """Counts the in-place writes to a tensor."""
+    """Return the number of in-place writes to a tensor."""
     return value._version if isinstance(value, torch.Tensor) and not value.is_inference() else 0
 
 

@@ -29,7 +29,7 @@ def screened(
 
 
 def _run_passes(module: fx.GraphModule, example_inputs: Sequence[torch.Tensor], *, is_inference: bool) -> None:
-    """What ``torch._inductor.compile_fx`` does up to there: views become reshapes, fake tensors are propagated.
+    """Do the work of ``torch._inductor.compile_fx`` up to there: views become reshapes, fake tensors are propagated.
 
     The passes run under the graph's fake mode and no other: under AOTAutograd's own, which is active when it calls the
     compiler, what a pass computes for itself would be fake too.

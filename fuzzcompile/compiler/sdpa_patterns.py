@@ -1,4 +1,4 @@
-"""Which of Inductor's SDPA patterns can fire on a device: those that fire when their own search functions are compiled.
+"""SDPA patterns of Inductor that can fire on a device, found by compiling their own search functions.
 
 Each registered variant brings a search function and example inputs. The function is compiled up to code generation,
 with gradients for a training variant, in each dtype of the variant, and with both random streams if it drops out.
@@ -34,7 +34,7 @@ _DROPOUT = "dropout_p"
 
 
 class _Registered(TypedDict):
-    """What torch registers for a variant, as far as it is used here."""
+    """Torch's registration of a variant, as far as it is used here."""
 
     search_fn: Callable[..., object]
     trace_fn: Callable[..., object]

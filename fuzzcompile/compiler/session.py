@@ -46,7 +46,7 @@ _NO_DEVICE = {
 
 @dataclass(frozen=True)
 class Compilation:
-    """How one compile is to be done.
+    """Options of one compile.
 
     ``backend`` replaces the case's own (None leaves it), ``vetoes`` name rewrites to refuse (see
     :func:`fuzzcompile.compiler.labels.vetoes`), ``only`` names those that alone may apply beside the mandatory
@@ -195,7 +195,7 @@ class Session:
 
     @property
     def ledger(self) -> Ledger:
-        """What the compile did so far."""
+        """The record of the compile so far."""
         return self.recorder.ledger
 
     def compile(self, target: Callable[..., object]) -> Callable[..., Any]:
@@ -282,7 +282,7 @@ def check_settings(settings: CompileSettings) -> None:
 
 
 def path_of(settings: CompileSettings, how: Compilation) -> str:
-    """What runs in the place of a case that is compiled so (:mod:`fuzzcompile.sides`)."""
+    """Return the path that runs in place of a case compiled so (:mod:`fuzzcompile.sides`)."""
     return how.path or (settings.path if how.backend is None else COMPILE)
 
 
@@ -300,7 +300,7 @@ def modes() -> tuple[str, ...]:
 
 
 def _compiler_error(error: BaseException) -> bool:
-    """Whether the compiler raised: an exception of its own, or any that left dynamo's conversion of a frame."""
+    """Return whether the compiler raised: an exception of its own, or any that left dynamo's conversion of a frame."""
     if type(error).__module__.startswith(("torch._dynamo", "torch._inductor", "torch._functorch")):
         return True
     frames = traceback.walk_tb(error.__traceback__)

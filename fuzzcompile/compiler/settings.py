@@ -113,7 +113,7 @@ def _recent_libraries(folder: Path) -> list[Path]:
 
 
 def _is_complete(path: Path) -> bool:
-    """Whether the file is an ELF object whose section headers, which the linker writes last, are there."""
+    """Return whether the file is an ELF object that ends with its section headers, which the linker writes last."""
     try:
         size = path.stat().st_size
         with path.open("rb") as stream:

@@ -1,4 +1,4 @@
-"""From where a rewrite applied back to what the user's program calls there."""
+"""Captured calls of the user's program behind the place where a rewrite applied."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HOMES = ("torch", "torch.nn.functional", "torch.special", "torch.fft", "torch.l
 
 
 def captured_calls(ledger: Ledger, site: str | None, nodes: Sequence[str]) -> dict[str, Call]:
-    """What dynamo captured at a line of the user's program and can leave to eager mode, by the name a user has for it.
+    """Return dynamo's captured calls at a line of the program that can be left to eager mode, by the user's names.
 
     Args:
         ledger: of the compile.
@@ -44,7 +44,7 @@ def captured_calls(ledger: Ledger, site: str | None, nodes: Sequence[str]) -> di
 
 
 def call_name(node: fx.Node) -> str | None:
-    """What a user calls a node of dynamo's graph: ``torch.max_pool1d``, ``torch.Tensor.cumsum``, ``operator.setitem``.
+    """Return the user's name for a node of dynamo's graph: ``torch.max_pool1d``, ``torch.Tensor.cumsum``.
 
     None for another of Python's operators and whatever has no public name.
     """

@@ -1,4 +1,4 @@
-"""What AOTAutograd does to tangents (the gradients that a backward pass is given) before its graph gets them.
+"""AOTAutograd's changes of tangents (the gradients that a backward pass is given) before its graph gets them.
 
 It guesses their layout when it traces, and copies a tangent of another layout into memory of the guessed one.
 """

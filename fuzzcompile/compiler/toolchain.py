@@ -1,4 +1,4 @@
-"""What Inductor asks of the C++ toolchain before its first kernel, asked while a worker is still importing.
+"""Inductor's queries of the C++ toolchain before its first kernel, run while a worker is still importing.
 
 It starts g++ for its version, loads a library for each set of vector instructions in a process of its own, and has the
 header of its kernels preprocessed: 1 s, nearly all of it spent waiting (measured). The answers are kept by the

@@ -1,4 +1,4 @@
-"""What went unseen while a compile was watched: the only place where trouble of the watching is written down."""
+"""Observations that a watched compile missed: the only place where trouble of the watching is written down."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Unseen:
 
 
 class UnseenLog(list[Unseen]):
-    """What went unseen, each thing once and at most some forty of them."""
+    """Log of missed observations: each once, and at most some forty of them."""
 
     def note(self, unseen: Unseen) -> None:
         """Write an entry down, here and for every :func:`gathering` around."""
@@ -45,7 +45,7 @@ class UnseenLog(list[Unseen]):
                 log.append(unseen if len(log) < _MOST else rest)
 
     def blind(self, *stages: str) -> bool:
-        """Whether something of one of these stages (of any, if none is named) was missed that may matter."""
+        """Return whether something that may matter was missed in one of these stages (in any, if none is named)."""
         return any(not unseen.harmless and (not stages or set(stages) & {*unseen.stages}) for unseen in self)
 
 
@@ -67,7 +67,7 @@ def gathering() -> Iterator[UnseenLog]:
 
 
 def gathered() -> UnseenLog:
-    """What the innermost :func:`gathering` holds so far; empty outside of one."""
+    """Return the log of the innermost :func:`gathering` so far; empty outside of one."""
     return _gathering[-1] if _gathering else UnseenLog()
 
 

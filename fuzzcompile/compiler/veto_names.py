@@ -1,4 +1,4 @@
-"""Which rewrites a name after ``--veto`` means. Needs no torch: names are checked before a worker starts."""
+"""Rewrites that a name after ``--veto`` means. Needs no torch: names are checked before a worker starts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import fnmatch
 
 
 def matches(rewrite: str, base: str, name: str) -> bool:
-    """Whether ``name`` means a rewrite.
+    """Return whether ``name`` means a rewrite.
 
     Args:
         rewrite: the name of the rewrite.

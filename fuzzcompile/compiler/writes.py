@@ -1,4 +1,4 @@
-"""Which inputs a graph of the compiler writes to, by its operators' schemas."""
+"""Inputs that a graph of the compiler writes to, by its operators' schemas."""
 
 from __future__ import annotations
 

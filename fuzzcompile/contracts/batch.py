@@ -38,7 +38,7 @@ def judge_batch(compiles: Compiles) -> Promise:
 
 
 def rows_differ(compiles: Compiles, control: Control) -> bool:
-    """Whether a row alone differs from the row in its batch, compiled under ``control``."""
+    """Return whether a row alone differs from the row in its batch, compiled under ``control``."""
     rows = _eager_rows(compiles)
     if isinstance(rows, str):
         return False
@@ -92,7 +92,7 @@ def _judged(compiles: Compiles, compiled: _Compiled, eager: list[Difference]) ->
 
 
 def _refused(batch: Batch, together: Observation, alone: Observation) -> str | None:
-    """Why the rows say nothing; None where they do."""
+    """Return the reason for which the rows prove nothing; None if they do prove something."""
     failure = together.failure or alone.failure
     if failure:
         return f"eager does not run on a row alone: {failure}" if alone.failure else f"eager raises {failure}"
@@ -159,7 +159,7 @@ class _Compiled:
 
     @property
     def failed(self) -> Failure | None:
-        """What one of the two raised."""
+        """Failure of the batch, else of its rows; None if both ran."""
         return self.together.first.failure or self.alone.first.failure
 
     @functools.cached_property
@@ -190,7 +190,7 @@ class _Compiled:
 
 
 def open_kernel(kernel: Kernel, buffer: str, compared: Collection[str], apart: Difference) -> str | None:
-    """Why a kernel need not give a row the same bits in another batch; None where it has to.
+    """Return the reason for which a kernel may give a row other bits in another batch; None if it may not.
 
     Args:
         kernel: the kernel.

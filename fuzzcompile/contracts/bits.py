@@ -1,8 +1,4 @@
-"""Differences of bits between two values.
-
-Bits are compared, so that two zeros of different sign differ and so do two NaN of different payload. Both are counted
-apart from values: IEEE 754 leaves the payload of a NaN open, and torch promises none.
-"""
+"""Differences of bits between two values."""
 
 from __future__ import annotations
 
@@ -19,7 +15,10 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True)
 class Difference:
-    """How the bits of two values of one name differ.
+    """Difference between the bits of two values of one name.
+
+    Bits are compared, so that two zeros of different sign differ and so do two NaN of different payload. Both are
+    counted apart from values: IEEE 754 leaves the payload of a NaN open, and torch promises none.
 
     Attributes:
         elements: how many there are.
@@ -45,12 +44,12 @@ class Difference:
 
     @property
     def only_payloads(self) -> bool:
-        """Whether nothing but the payloads of NaN differs."""
+        """Return whether nothing but the payloads of NaN differs."""
         return self.differing == self.nan_payloads and not self.detail
 
     @property
     def only_zero_signs(self) -> bool:
-        """Whether nothing but payloads and the signs of zeros differs."""
+        """Return whether nothing but payloads and the signs of zeros differs."""
         return self.differing == self.nan_payloads + self.zero_signs and not self.detail
 
     def __str__(self) -> str:
@@ -61,7 +60,7 @@ class Difference:
 
 
 def difference(name: str, first: torch.Tensor, second: torch.Tensor) -> Difference | None:
-    """How two tensors differ; None if they have the same dtype, shape and bits."""
+    """Compare two tensors; None if they have the same dtype, shape and bits."""
     if first.dtype != second.dtype or first.shape != second.shape:
         forms = [f"{value.dtype} {tuple(value.shape)}" for value in (first, second)]
         return Difference(name, second.numel(), second.numel(), detail=f"{forms[0]} against {forms[1]}")

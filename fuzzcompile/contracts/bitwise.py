@@ -97,7 +97,7 @@ def contract_json(promises: Sequence[Promise]) -> ContractJson:
 
 
 def unjudged_contract(why: str) -> ContractJson:
-    """The contract of a case whose promises were not looked at."""
+    """Return the contract of a case whose promises were not examined."""
     return contract_json([Promise(name, None, f"not looked at: {why}", unsure=True) for name in PROMISES])
 
 

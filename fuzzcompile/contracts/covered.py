@@ -1,4 +1,4 @@
-"""What torch's promises cover: why two computations of an operator need not have equal bits."""
+"""Coverage of torch's promises: reasons for which two computations of an operator may differ in bits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ZERO = "either zero is right"
 
 
 def open_bits(node: fx.Node, value: torch.Tensor, difference: Difference) -> str | None:
-    """Why a lowering may give other bits than ATen on the same inputs; None where it may not.
+    """Return why a lowering may give other bits than ATen on the same inputs; None if it may not.
 
     Args:
         node: the operator.
@@ -60,7 +60,7 @@ def open_bits(node: fx.Node, value: torch.Tensor, difference: Difference) -> str
 
 
 def open_cast(node: fx.Node) -> str | None:
-    """Why a lowering may leave its result unrounded; None where torch promises the cast."""
+    """Return why a lowering may leave its result unrounded; None if torch promises the cast."""
     family = family_of_operator(operator_name(node.target))
     inside = decomposed_from(node)
     if family in _CASTS or (_is_pointwise(node) and inside is None):
@@ -78,7 +78,7 @@ def open_code(
     *,
     reads_unknown: bool,
 ) -> str | None:
-    """Why a kernel may give other bits than its loop evaluated on the same inputs; None where it may not.
+    """Return why a kernel may give other bits than its loop evaluated on the same inputs; None if it may not.
 
     Args:
         operators: those of the loop, as Inductor calls them.
@@ -102,7 +102,7 @@ def open_code(
 
 
 def open_batch(operators: Sequence[str], difference: Difference) -> str | None:
-    """Why a kernel may give a row other bits in another batch; None where it may not.
+    """Return why a kernel may give a row other bits in another batch; None if it may not.
 
     Args:
         operators: those of the loop, as Inductor calls them.
@@ -120,12 +120,12 @@ def _steers_reductions() -> bool:
 
 
 def is_exact(operators: Sequence[str]) -> bool:
-    """Whether IEEE 754 leaves a loop of these operators one result."""
+    """Return whether IEEE 754 leaves a loop of these operators one result."""
     return set(operators) <= facts().bitwise.covered.exact_in_loops
 
 
 def open_family(family: str, difference: Difference) -> str | None:
-    """Why something else than the kernel of an operator may give other bits; None where it may not."""
+    """Return why a substitute for an operator's kernel may give other bits; None if it may not."""
     spared = _spared(family, difference)
     if spared is not None:
         return spared
@@ -135,7 +135,7 @@ def open_family(family: str, difference: Difference) -> str | None:
 
 
 def few(difference: Difference) -> bool:
-    """Whether so few elements differ that two good implementations of a function explain it."""
+    """Return whether so few elements differ that two good implementations of a function explain it."""
     return difference.differing <= max(1.0, _SHARE * difference.elements)
 
 
@@ -163,6 +163,6 @@ def _is_pointwise(node: fx.Node) -> bool:
 
 
 def _has_number(node: fx.Node, dtype: torch.dtype) -> bool:
-    """Whether a Python number that the dtype cannot represent enters the operator."""
+    """Return whether a Python number that the dtype cannot represent enters the operator."""
     numbers = [value for value in (*node.args, *node.kwargs.values()) if isinstance(value, (int, float))]
     return any(float(torch.tensor(float(number)).to(dtype)) != number for number in numbers)

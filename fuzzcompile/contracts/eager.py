@@ -65,7 +65,7 @@ def _answer(partings: Sequence[Parting], outputs: tuple[Difference, ...]) -> Pro
 
 
 def local_partings(execution: Execution, count: ReplayCount) -> list[Parting]:
-    """Where lowerings, kernels and wrappers part, over the calls of the first run; each place once."""
+    """Find the partings at lowerings, kernels and wrappers, over the calls of the first run; each place once."""
     found: dict[tuple[int, str, str, str | None], Parting] = {}
     for look in execution.looks(count):
         for parting in Local(look).partings():
@@ -74,7 +74,7 @@ def local_partings(execution: Execution, count: ReplayCount) -> list[Parting]:
 
 
 def is_broken(compiles: Compiles, eager: Observation, control: Control, count: ReplayCount) -> bool:
-    """Whether a compile changed by ``control`` still breaks the promise."""
+    """Return whether a compile changed by ``control`` still breaks the promise."""
     execution = compiles.execute(control=control)
     if execution.first.failure or not differences(eager, execution.first):
         return bool(execution.first.failure)

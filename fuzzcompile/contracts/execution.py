@@ -72,7 +72,7 @@ class Compiles:
 
     @property
     def late(self) -> bool:
-        """Whether no further compile may be begun."""
+        """Return whether no further compile may be begun."""
         return self.deadline is not None and time.monotonic() > self.deadline
 
     def execute(self, *, case: Case | None = None, control: Control = UNCHANGED, runs: int = 1) -> Execution:

@@ -1,4 +1,4 @@
-"""Where bits part before anything is lowered: decompositions and rewrites, replayed on the program's own values."""
+"""Partings before lowering: decompositions and rewrites, replayed on the program's own values."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _apart(first: Sequence[object], second: Sequence[object]) -> Difference | No
 
 
 def _position(frame: Frame, place: str | None, *, backward: bool) -> int:
-    """Where the first node of a user's line stands in the graph that was lowered."""
+    """Return the position of the first node of a user's line in the graph that was lowered."""
     records = [record for record in frame.records if record.stage == POST_GRAD and record.snapshots]
     wanted = [record for record in records if (record.direction == "backward") == backward] or records
     nodes = wanted[0].snapshots[-1].graph.nodes if wanted else ()

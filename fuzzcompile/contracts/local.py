@@ -1,4 +1,4 @@
-"""Where one execution of a compiled graph parts from ATen: each operator on the inputs that it had."""
+"""Partings of one execution of a compiled graph from ATen: each operator on the inputs that it had."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Local:
         self._followed = Followed(self.lowered, look.inputs or (), look.native, look.call, inexact)
 
     def partings(self) -> list[Parting]:
-        """Where a lowering, a kernel or the wrapper parts from what it should give, in the order of the graph."""
+        """Find the partings of lowerings, kernels and the wrapper from the right values, in graph order."""
         found = list(self._of_lowerings())
         with contextlib.suppress(*_FAILS):
             self._followed.finish()
@@ -123,7 +123,7 @@ class Local:
                 yield Parting(self.lowered.frame, self.lowered.direction, RUNTIME, None, apart, what, position=place)
 
     def _is_overwritten(self, stored: Stored) -> bool:
-        """Whether a later kernel writes into the same buffer."""
+        """Return whether a later kernel writes into the same buffer."""
         renamed = getattr(self.lowered.scheduler, "mutation_real_name", {})
         later = (name for kernel in self.lowered.kernels[stored.kernel + 1 :] for name in kernel.writes)
         return any(renamed.get(name, name) == stored.buffer for name in later)

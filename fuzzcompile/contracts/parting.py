@@ -1,4 +1,4 @@
-"""Where bits part: a graph, an operator and a kernel, and whether torch promises that they do not."""
+"""Partings: the graph, operator and kernel from which on bits differ, and torch's promise for that place."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Parting:
 
     @property
     def promised(self) -> bool:
-        """Whether torch promises equal bits there."""
+        """Return whether torch promises equal bits there."""
         return self.unpromised is None
 
     def __str__(self) -> str:
@@ -100,7 +100,7 @@ def in_order(partings: Iterable[Parting]) -> list[Parting]:
 
 @dataclass(frozen=True)
 class Promise:
-    """What became of one promise.
+    """Outcome of checking one promise.
 
     Attributes:
         name: ``eager``, ``batch`` or ``run_to_run``.

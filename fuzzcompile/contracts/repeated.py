@@ -38,7 +38,7 @@ def judge_repeated(compiles: Compiles, execution: Execution) -> Promise:
 
 
 def repeats_differ(compiles: Compiles, control: Control) -> bool:
-    """Whether a program compiled under ``control`` differs between two runs, or between two compiles."""
+    """Return whether a program compiled under ``control`` differs between two runs or two compiles."""
     execution = compiles.execute(control=control, runs=2)
     if any(run.failure for run in execution.runs) or significant(execution.runs):
         return True
@@ -46,7 +46,7 @@ def repeats_differ(compiles: Compiles, control: Control) -> bool:
 
 
 def significant(runs: Sequence[Observation]) -> list[Difference]:
-    """How the values of the first two runs differ, payloads of NaN apart."""
+    """Compare the values of the first two runs, and drop differences in payloads of NaN alone."""
     return [apart for apart in differences(*runs[:2]) if not apart.only_payloads]
 
 
@@ -97,4 +97,4 @@ def _first_of(first: Lowered, second: Lowered, calls: Iterable[tuple[GraphCall, 
 
 
 def _promised(kernel: Kernel, buffer: str, compared: Collection[str], apart: Difference) -> None:
-    """Every kernel repeats itself."""
+    """Return None: torch promises that every kernel repeats itself."""

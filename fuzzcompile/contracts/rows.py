@@ -16,7 +16,7 @@ from fuzzcompile.execution.tensors import map_tensors
 
 @dataclass(frozen=True)
 class Batch:
-    """What the first dimension of a case's inputs holds.
+    """Samples along the first dimension of a case's inputs.
 
     Attributes:
         case: the first call of the case, without its backward, whose loss would mix the samples.

@@ -18,7 +18,7 @@ def strict_settings() -> dict[str, object]:
 
 
 def promised_by_settings() -> dict[str, str]:
-    """What torch says of each of the settings, by entry."""
+    """Map each of the settings to torch's words on it."""
     promises = facts().bitwise.promises
     return {entry: promises[entry] for entry in strict_settings() if entry in promises}
 

@@ -30,7 +30,7 @@ class Traced:
     call: GraphCall
 
     def values(self) -> Iterator[tuple[str, Kernel, str, torch.Tensor]]:
-        """What kernels wrote, in order: the node whose value it is, the kernel, the buffer, the value.
+        """Yield the values that kernels wrote, in order: node, kernel, buffer and value.
 
         Where no node is known, as for a part of a reduction, the last operator of the kernel stands for it.
         """
@@ -40,14 +40,14 @@ class Traced:
             yield nodes.get(buffer) or next(reversed(kernel.nodes), ""), kernel, buffer, value
 
     def by_operator(self) -> dict[str, torch.Tensor]:
-        """What kernels wrote, by the operator's label, which means the same in another compile."""
+        """Map operator labels, which mean the same in another compile, to the values that kernels wrote."""
         nodes = nodes_by_buffer(self.lowered)
         known = {buffer: self.lowered.labels.get(nodes.get(buffer, "")) for _, buffer in self.call.written}
         return {label: value for (_, name), value in self.call.written.items() if (label := known[name]) is not None}
 
 
 def same_graph(first: Lowered, second: Lowered) -> bool:
-    """Whether two lowered graphs, of two compiles, are the same graph."""
+    """Return whether two lowered graphs, of two compiles, are the same graph."""
     return (first.frame, first.direction) == (second.frame, second.direction)
 
 

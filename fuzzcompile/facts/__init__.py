@@ -30,7 +30,7 @@ class Facts(Tables):
 
     @property
     def exact(self) -> bool:
-        """Whether the table is the version's own and not that of the nearest one."""
+        """True if the table is the version's own and not that of the nearest one."""
         return minor_of(self.version) == self.table
 
     @property
@@ -46,16 +46,16 @@ class Facts(Tables):
 
     @property
     def has_reasons(self) -> bool:
-        """Whether the reasons why rules cannot be reached were checked on this version."""
+        """True if the reasons why rules cannot be reached were checked on this version."""
         return self.exact and bool(self.unreachable)
 
     def lasting_reason_for(self, stage: str, name: str, device: str) -> Reason | None:
-        """Why a rule cannot be reached on a type of device whatever is switched on; see :meth:`reason_for`."""
+        """Return why a rule cannot be reached on a type of device whatever is switched on; see :meth:`reason_for`."""
         every = frozenset(reason.setting for reason in self.unreachable if reason.setting is not None)
         return self.reason_for(stage, name, device, every)
 
     def reason_for(self, stage: str, name: str, device: str, switched_on: frozenset[str]) -> Reason | None:
-        """Why a rule cannot be reached on a type of device; None without a reason that was checked on this version.
+        """Return why a rule is unreachable on a type of device; None without a reason checked on this version.
 
         Args:
             stage: the stage of the rule.
@@ -89,7 +89,7 @@ def facts() -> Facts:
 
 
 def is_in_known_range(version: str) -> bool:
-    """Whether ``version`` is one with a table of its own, or lies between two such."""
+    """Return whether ``version`` is one with a table of its own, or lies between two such."""
     return known_versions()[0] <= minor_of(version) <= known_versions()[-1]
 
 

@@ -1,4 +1,4 @@
-"""What the tables of facts hold, as types. The comments in ``base.toml`` say what each entry means."""
+"""Types of the tables of facts. The comments in ``base.toml`` explain each entry."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Passes:
 
 @dataclass(frozen=True)
 class StageSource:
-    """Where a stage runs its passes: ``module:function`` names, the module of its pattern tables, its setting."""
+    """Source of a stage's passes: ``module:function`` names, the module of its pattern tables, its setting."""
 
     functions: tuple[str, ...]
     tables: str
@@ -46,7 +46,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Names:
-    """How torch names patterns and the functions around them, and the modes of ``torch.compile``."""
+    """Names that torch gives to patterns and the functions around them, and the modes of ``torch.compile``."""
 
     modes: tuple[str, ...]
     variants: tuple[str, ...]
@@ -107,7 +107,7 @@ class Bitwise:
 
 @dataclass(frozen=True)
 class Reason:
-    """Why rules of a stage cannot be reached.
+    """Reason why rules of a stage cannot be reached.
 
     Attributes:
         group: a short title that sums up reasons of a kind.
@@ -129,7 +129,7 @@ class Reason:
     models: bool = False
 
     def covers(self, stage: str, name: str, device: str) -> bool:
-        """Whether this is a reason against reaching the rule ``name`` of ``stage`` on that type of device."""
+        """Return whether this is a reason against reaching the rule ``name`` of ``stage`` on that type of device."""
         matches = any(fnmatch.fnmatchcase(name, pattern) for pattern in self.names)
         return stage == self.stage and matches and self.device in (None, device)
 

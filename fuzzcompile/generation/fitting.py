@@ -1,4 +1,4 @@
-"""Choices that exclude each other, and which of them gives way, so that every spec renders to a program that runs."""
+"""Constraints between choices: incompatible ones are dropped, so that every spec renders to a program that runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fuzzcompile.sides import AOTI, COMPILE
 
 
 def fitted(spec: CaseSpec) -> CaseSpec:
-    """The spec without choices that do not fit; a spec that fits comes back unchanged."""
+    """Return the spec without choices that do not fit; a spec that fits comes back unchanged."""
     if spec.attends:
         spec = replace(spec, attention=_attention(spec))
     else:
@@ -103,7 +103,7 @@ def _program(spec: CaseSpec) -> CaseSpec:
 
 
 def alters_inputs(spec: CaseSpec) -> bool:
-    """Whether the inputs may be written to: not where elements overlap, or are shared between inputs."""
+    """Return whether the inputs may be written to: not where elements overlap, or are shared between inputs."""
     return spec.inputs not in ("expanded", "offset") and not spec.aliased and spec.compile.grad != "inference_mode"
 
 
@@ -123,12 +123,12 @@ def _compile(spec: CaseSpec) -> Compile:
 
 
 def _depends_on_values(spec: CaseSpec) -> bool:
-    """Whether sizes or numbers in the program depend on what a tensor holds."""
+    """Return whether sizes or numbers in the program depend on the values of a tensor."""
     return any(detour_of(part).reads_values for _, part in spec.detours)
 
 
 def _path(spec: CaseSpec, how: Compile) -> Compile:
-    """What is exported has no mode, knows no graph breaks and keeps no Python state; AOTInductor has no gradients."""
+    """Drop what export does not support: modes, graph breaks, Python state; and gradients under AOTInductor."""
     if how.path == COMPILE:
         return how
     traits = [idiom(name).traits for name in spec.idioms]
@@ -139,7 +139,7 @@ def _path(spec: CaseSpec, how: Compile) -> Compile:
 
 
 def _calls(spec: CaseSpec, how: Compile) -> Compile:
-    """Further calls keep the sizes that a part is made for; a call as the first matters to Python state alone."""
+    """Keep sizes in further calls that a part is made for; drop calls like the first, unless there is Python state."""
     fixes = {size for name in spec.idioms for size in idiom(name).traits.fixes}
     recalled = any(idiom(name).traits.recalled for name in spec.idioms)
     calls = how.calls or ((Call(sequence="same"),) * 2 if recalled else ())
@@ -166,7 +166,7 @@ def _fitting_call(spec: CaseSpec, call: Call, fixes: Collection[str]) -> Call:
 
 
 def _repeats(spec: CaseSpec, call: Call) -> bool:
-    """Whether a call is as the first."""
+    """Return whether a call is like the first."""
     return call.dims(spec.dims) == spec.dims and call.inputs == spec.inputs and (spec.backward or not call.grad)
 
 

@@ -12,7 +12,7 @@ from fuzzcompile.generation.tensors import LAYOUTS, as_tuple, filled, listed
 
 
 def inputs_of(spec: CaseSpec, dims: Dims) -> list[tuple[str, str]]:
-    """The inputs of a call at these sizes; an aliased one is the name of the one before it."""
+    """Return the inputs of a call at these sizes; an aliased input is the name of the one before it."""
     spec = replace(spec, dims=dims)
     d = dims
     if spec.embedding:
@@ -100,7 +100,7 @@ def _floating(spec: CaseSpec, shape: tuple[int, ...]) -> str:
 
 
 def takes_x(spec: CaseSpec) -> bool:
-    """Whether the body works on an activation, and not on query, key and value that are inputs."""
+    """Return whether the body works on an activation, and not on query, key and value that are inputs."""
     return not spec.attends or spec.block is not None or spec.attention.projection is not None
 
 
@@ -117,5 +117,5 @@ def extra_inputs(spec: CaseSpec) -> list[str]:
 
 
 def takes_targets(spec: CaseSpec) -> bool:
-    """Whether the head compares with tokens that are given."""
+    """Return whether the head compares with target tokens."""
     return spec.head is not None and idiom(spec.head.name).traits.targets(spec.head)

@@ -102,7 +102,7 @@ def mask_function(spec: CaseSpec) -> str:
 
 
 def _rows(mask: Mask) -> bool:
-    """Whether a rule makes the mask: with one entry a key, a triangle would hide keys from every query."""
+    """Return whether a rule makes the mask: with one entry per key, a triangle would hide keys from every query."""
     return mask.blocked or (mask.shape in ("row", "key") and (mask.kind != "bias" or mask.dtype == "bool"))
 
 
@@ -115,5 +115,5 @@ def _dtype(spec: CaseSpec, mask: Mask) -> str:
 
 
 def _keeps(spec: CaseSpec, mask: Mask) -> bool:
-    """Whether true means that a key is kept."""
+    """Return whether true means that a key is kept."""
     return mask.use == "keep" or not form_of(spec.attention).has_scores

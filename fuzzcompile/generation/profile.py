@@ -1,4 +1,4 @@
-"""What the generator may draw in a campaign."""
+"""Profiles: the choices that the generator may draw in a campaign."""
 
 from __future__ import annotations
 

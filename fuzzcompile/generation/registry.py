@@ -54,7 +54,7 @@ DrawPart = Callable[[Pen], Choices]
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionTraits:
-    """What an attention idiom allows; the defaults hold where it fills no block of the frame but ``scores``.
+    """Capabilities of an attention idiom; the defaults hold where it fills no block of the frame but ``scores``.
 
     Attributes:
         layouts: the layouts that it is written for; all if none are given.
@@ -97,7 +97,7 @@ class AttentionTraits:
 
 @dataclass(frozen=True, kw_only=True)
 class PartTraits:
-    """What an idiom of another role needs and allows.
+    """Requirements and capabilities of an idiom of another role.
 
     Attributes:
         fixes: the sizes (``batch``, ``sequence``) that its parameters or its code are made for, so that a second call
@@ -226,5 +226,5 @@ def idioms(role: Role | None = None) -> tuple[Idiom, ...]:
 
 
 def form_of(attention: Attention) -> AttentionTraits:
-    """What the idiom of an attention allows."""
+    """Return the capabilities of an attention's idiom."""
     return idiom(attention.idiom).attention

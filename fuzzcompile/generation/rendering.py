@@ -183,7 +183,7 @@ def scale_value(a: Attention, d: Dims) -> float:
 
 
 def _promotes(spec: CaseSpec) -> bool:
-    """Whether the added mask promotes the scores to a wider dtype than the value's."""
+    """Return whether the added mask promotes the scores to a wider dtype than the value's."""
     mask = spec.attention.mask
     if mask is None or mask.use != "add" or not form_of(spec.attention).has_scores:
         return False

@@ -11,7 +11,7 @@ from fuzzcompile.generation.toggles import FOR_GPU, TOGGLES, Toggle
 
 @dataclass(frozen=True)
 class Repertoire:
-    """What a case is drawn from, the simplest first.
+    """The sizes, dtypes and settings that a case is drawn from, the simplest first.
 
     Attributes:
         sequences: numbers of tokens.

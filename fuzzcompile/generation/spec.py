@@ -115,7 +115,7 @@ class Mask:
 
     @property
     def hides(self) -> bool:
-        """Whether some keys are hidden entirely."""
+        """True if some keys are hidden entirely."""
         return self.kind not in ("bias", "alibi") or self.dtype == "bool"
 
 
@@ -198,7 +198,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Compile:
-    """How the case is compiled and called, beyond ``torch.compile(model)`` under ``no_grad``.
+    """Settings of compiling and calling the case, beyond ``torch.compile(model)`` under ``no_grad``.
 
     ``calls`` follow the first one. ``toggles`` name settings of `fuzzcompile.generation.toggles`. ``mark`` is what the
     program says of its first input's batch before each call. With ``captured`` numbers and sizes that depend on values
@@ -264,7 +264,7 @@ class CaseSpec:
 
     @property
     def attends(self) -> bool:
-        """Whether the case has an attention whose parts are drawn, and nothing in its place."""
+        """True if the case has an attention whose parts are drawn, and nothing in its place."""
         return self.layer is None and self.program is None
 
     @property
@@ -280,7 +280,7 @@ class CaseSpec:
 
     @property
     def plain(self) -> bool:
-        """Whether the case is one attention over query, key and value, of any batch, and nothing else."""
+        """True if the case is one attention over query, key and value, of any batch, and nothing else."""
         around = (self.layer, self.block, self.embedding, self.head, self.attention.projection)
         return not any((*around, self.program, self.programs)) and STILL_PLAIN.issuperset(self.near_misses)
 
@@ -322,7 +322,7 @@ class CaseSpec:
 
     @property
     def _later(self) -> tuple[str, ...]:
-        """What further calls have that the first has not."""
+        """Names of the properties that further calls have and the first has not."""
         calls = [(call, call.dims(self.dims)) for call in self.compile.calls]
         named = {
             "same_sizes_again": any(dims == self.dims for _, dims in calls),

@@ -232,7 +232,7 @@ def _dims(pen: Pen, profile: Profile) -> Dims:
 
 
 def _compile(pen: Pen, profile: Profile, layer: Part | None) -> Compile:
-    """How the case is compiled; settings other than the compiler's own only among near misses."""
+    """Draw the settings of compiling the case; settings other than the compiler's own only among near misses."""
     grads: list[tuple[str | None, int]] = [(None, 80), ("inference_mode", 10), ("enabled", 10)]
     grad = pen.weighted(grads)
     again = pen.chance(12, "second_call")

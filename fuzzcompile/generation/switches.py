@@ -15,9 +15,9 @@ gives what no entry holds."""
 
 
 def switching_on(condition: str, present: Present) -> Settings:
-    """What has to be set so that ``condition``, source of the compiler, no longer fails on settings alone.
+    """Return the settings under which ``condition``, source of the compiler, no longer fails on settings alone.
 
-    A part that depends on the program, or cannot be solved, asks for nothing.
+    A part that depends on the program, or cannot be solved, adds no setting.
     """
     try:
         tree = ast.parse(condition, mode="eval").body if condition else None
@@ -27,7 +27,7 @@ def switching_on(condition: str, present: Present) -> Settings:
 
 
 def entry_on(name: str, present: Present) -> Settings:
-    """What switches on the entry that a reason names: ``cpp.enable_concat_linear``, ``pre_grad_fusion_options:key``."""
+    """Return the settings that switch on an entry: ``cpp.enable_concat_linear``, ``pre_grad_fusion_options:key``."""
     entry, colon, key = name.partition(":")
     if colon:
         return with_prerequisites({entry: {key: {}}})
@@ -35,7 +35,7 @@ def entry_on(name: str, present: Present) -> Settings:
 
 
 def with_prerequisites(settings: Settings) -> Settings:
-    """With what the generator sets beside each: a pass that expects a normalisation has it first, a fusion its sizes.
+    """Add the settings that a pass needs: a normalisation that has to run before it, or the sizes of a fusion.
 
     The compiler runs the passes of its fusion options in the order of their keys.
     """
@@ -54,7 +54,7 @@ def _beside(value: object, before: object) -> object:
 
 
 def _asks(options: Mapping[str, object], entry: str, value: object) -> bool:
-    """Whether a toggle's options set what is wanted."""
+    """Return whether a toggle's options set the wanted value."""
     mine = options.get(entry)
     return isinstance(value, dict) and isinstance(mine, Mapping) and bool(value) and list(mine)[-1] in value
 

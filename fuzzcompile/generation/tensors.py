@@ -1,4 +1,4 @@
-"""How an input is filled and how it lies in memory: the tables behind near misses and variations alike."""
+"""Values and memory layouts of inputs: the tables that near misses and variations share."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def functions_in(expressions: list[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class MemoryLayout:
-    """Where the elements of an input lie.
+    """Memory layout of an input.
 
     Attributes:
         base: the shape of the tensor that holds the elements, for the shape of the input.

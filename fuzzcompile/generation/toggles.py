@@ -35,7 +35,7 @@ class Toggle:
 
     @property
     def of_the_cpu(self) -> bool:
-        """Whether all that it changes is the CPU's code generator."""
+        """True if it changes nothing but the CPU's code generator."""
         return all(entry.startswith("cpp.") for entry, _ in self.options if entry != "freezing")
 
 

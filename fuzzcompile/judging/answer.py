@@ -146,13 +146,13 @@ def _gives(observation: Observation) -> str:
 
 
 def _version_note() -> tuple[str, ...]:
-    """Which facts about torch stand in for those of the installed version, which has none of its own."""
+    """Note that another version's facts stand in for an installed torch that has none of its own."""
     note = facts().note
     return () if note is None else (note,)
 
 
 def _reference_note(experiments: Experiments) -> tuple[str, ...]:
-    """Why there is no float64 run to compare with, where eager itself runs."""
+    """Note the reason for a missing float64 run, if eager itself runs."""
     failure = experiments.runs.reference.failure
     if failure is None or experiments.runs.eager.failure is not None:
         return ()

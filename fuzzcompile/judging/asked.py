@@ -1,4 +1,4 @@
-"""Did this rewrite do it? What became of a pass or pattern that the user suspects by name."""
+"""Fate of a pass or pattern that the user suspects by name in the judged compile."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FLAG = re.compile(r"^(?P<no>not )?config\.(?P<entry>[\w.]+)$")
 
 @dataclass(frozen=True)
 class Asked:
-    """What became of a suspected rewrite.
+    """Fate of a suspected rewrite in the judged compile.
 
     ``ran`` says whether it was applied, ``changed_bits`` whether that moved any bit of its graph's results, ``on``
     whether it is switched on (None: no rewrite has that name). ``said`` is all of it in a sentence.
@@ -35,7 +35,7 @@ class Asked:
 
 
 def ask(experiments: Experiments, trial: Trial, steps: Sequence[Step], name: str) -> Asked:
-    """What the rewrite (or all of a pass) called ``name`` did in ``trial``.
+    """Report the effect in ``trial`` of the rewrite (or of all of a pass) called ``name``.
 
     One that is switched off is switched on and looked for once more, without code generation.
 

@@ -56,7 +56,7 @@ class Attributor:
 
     @functools.cached_property
     def divergence(self) -> Divergence:
-        """What the failing trial shows, for the stages."""
+        """Divergence of the failing trial, as the stages read it."""
         return Divergence.seen_by(self.ablator, self.steps)
 
     def run(self) -> Attribution:
@@ -109,7 +109,7 @@ class Attributor:
         return replace(attribution, contributors=[second.culprit, *second.contributors])
 
     def _around_rewrites(self) -> Attribution:
-        """What lies around the graph passes; else the first backend of the ladder that shows the divergence."""
+        """Look around the graph passes; else take the first backend of the ladder that shows the divergence."""
         if self._own_backend or self._path == EXPORT:
             return self._from_ladder()
         shared = self._from_compile() if self._path == AOTI else None
@@ -140,7 +140,7 @@ class Attributor:
         unproved: dict[Shows, Attribution] = {}
         sides = (Shows.IN_GRAPHS, Shows.IN_CODE)
         for side in sides if ablator.screens else reversed(sides):
-            # Operators that repair it only together speak for their side: nothing later in it is as certain.
+            # Operators that repair it only together stand for their side: nothing later in it is as certain.
             together = certain if side is Shows.IN_GRAPHS else None
             attribution = together or looked(ablator, divergence, side)
             if attribution is not None and attribution.culprit is not None:
@@ -180,7 +180,7 @@ class Attributor:
         return Attribution(Culprit(stage, None, None, family or UNKNOWN, confidence="low", details=details))
 
     def _from_compile(self) -> Attribution | None:
-        """What is at fault in ``torch.compile``, where more can be looked at; None if that is right."""
+        """Attribute to ``torch.compile``, which can be examined in more depth; None if it is right."""
         experiments = self.experiments.under(replace(self.experiments.how, path=COMPILE))
         trial, repaired = self.ablator.attempt(experiments.how, f"path={COMPILE}")
         if repaired or not self.ablator.same_kind(trial):
@@ -190,7 +190,7 @@ class Attributor:
         return attributor._from_rewrites() or attributor._around_rewrites()
 
     def _from_exported(self) -> Attribution:
-        """What export captured is wrong, or what AOTInductor alone makes of it."""
+        """Attribute to the capture by export, or to AOTInductor if the exported program alone is right."""
         stage = DYNAMO
         if self._path == AOTI and self._repaired_on(EXPORT):
             stage = CODEGEN
@@ -206,7 +206,7 @@ class Attributor:
 
     @property
     def _own_backend(self) -> bool:
-        """Whether the case is compiled by something else than Inductor."""
+        """Return whether the case is compiled by something else than Inductor."""
         return self.experiments.how.backend is None and self.experiments.case.settings.backend != "inductor"
 
     def _operator(self) -> str | None:
@@ -243,7 +243,7 @@ def _was_tried(attribution: Attribution) -> bool:
 
 
 def first_rewrite(divergence: Divergence) -> Culprit | None:
-    """The first rewrite that one compile speaks against, unproved; None if none does."""
+    """Return the first suspected rewrite of one compile, unproved; None if there is none."""
     suspects = rewrites_blamed(divergence)
     return replace(culprit_of_rewrite(suspects[0]), confidence="low") if suspects else None
 

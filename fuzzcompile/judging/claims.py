@@ -1,4 +1,4 @@
-"""What may be claimed of a target: its graphs ran on the CPU and its kernels in an interpreter, never on a device."""
+"""Limits of claims about a target: graphs ran on the CPU, kernels in an interpreter, nothing on a device."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def otherwise(experiments: Experiments, trial: Trial) -> Iterator[tuple[str, Com
 
 
 def target_notes(experiments: Experiments, trial: Trial, tried: tuple[str, ...]) -> TargetJson | None:
-    """How each stage was looked at for the target; None without one.
+    """Describe how each stage was examined for the target; None without one.
 
     Args:
         experiments: the compiles of the case.

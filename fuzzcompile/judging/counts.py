@@ -1,4 +1,4 @@
-"""What a judged case covered. Needs no torch, so that a process which only collects answers can read it."""
+"""Coverage of a judged case. Needs no torch, so that a process which only collects answers can read it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NO_REFERENCE = "no float64 reference"
 
 @dataclass(frozen=True)
 class CoverageCount:
-    """How often a rewrite rule matched, by what became of the match; or a decomposition, lowering or kernel was used.
+    """Number of matches of a rewrite rule with one outcome, or of uses of a decomposition, lowering or kernel.
 
     ``outcome`` is ``fired``, ``refused`` or ``vetoed``, or ``fallback`` for an operator that is called, not lowered.
     ``step`` is the largest step in float64 of a rule that fired; None where it was not replayed.

@@ -1,4 +1,4 @@
-"""Reports on cases whose judging was cut short, in the JSON of the contract. Needs no torch: a parent writes them."""
+"""Reports on cases whose judging was cut short, as JSON of the contract. Needs no torch: the parent writes them."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def decide(experiments: Experiments, trial: Trial, steps: Sequence[Step]) -> Dec
 
 
 def _backward_raises_alike(experiments: Experiments, trial: Trial) -> bool:
-    """Whether what compiling raised is what eager raises once gradients are asked for."""
+    """Return whether compiling raised the error that eager raises once gradients are requested."""
     failed, eager = trial.observation.failure, experiments.runs.backward_failure
     if failed is None or eager is None or failed.type_name != eager.type_name:
         return False
@@ -141,7 +141,7 @@ def _decide_casts(experiments: Experiments, first: Judgement) -> Decision:
 
 
 def _has_other_kernel(experiments: Experiments, trial: Trial, boundary: Boundary) -> bool:
-    """Whether a change in float64 comes of the kernel that attention takes there, and the native values contradict it.
+    """Return whether attention's float64 kernel causes the change, which the native values contradict.
 
     No fused kernel of a GPU takes float64, and the math kernel in its place treats some rows in another way: torch 2.11
     hands cuDNN -65504 for what is masked, so that it averages a row without any key, which the math kernel makes zero.
@@ -164,14 +164,14 @@ _ELIDED = "low-precision casts in the program are elided; equal under emulate_pr
 
 
 def _elided_casts_show(experiments: Experiments, first: Judgement) -> bool:
-    """Whether a user would see the casts of the program missing: beyond default tolerances, and within them if kept."""
+    """Return whether elided casts are visible: beyond default tolerances, and within them if the casts are kept."""
     if not experiments.runs.has_low_precision_casts or all(c.within_default_tolerance for c in first.comparisons):
         return False
     return _emulation_repairs(experiments, closely=True)
 
 
 def _emulation_repairs(experiments: Experiments, *, closely: bool = False) -> bool:
-    """Whether eager and compiled agree under ``emulate_precision_casts``, with the user's casts as they are.
+    """Return whether eager and compiled agree under ``emulate_precision_casts`` with the user's casts kept.
 
     ``closely``: within default tolerances.
     """
@@ -197,19 +197,19 @@ def _decide_precision(experiments: Experiments, first: Judgement) -> Decision:
 
 
 def _is_float64(experiments: Experiments) -> bool:
-    """Whether the program computes in float64 as it is: there is no higher precision to look in."""
+    """Return whether the program already computes in float64, so that no higher precision exists."""
     floating = [v.value.dtype for v in experiments.runs.eager.values if v.is_tensor and v.value.is_floating_point()]
     return bool(floating) and set(floating) == {torch.float64}
 
 
 def _off_by_whole(comparison: Comparison) -> bool:
-    """Whether the worst element is a whole number in all runs, and another one when compiled: no lack of precision."""
+    """Return whether the worst element is whole in all runs and differs when compiled: no lack of precision."""
     values = [comparison.at.get(run) for run in ("eager", "compiled", "float64")]
     return all(value is not None and float(value).is_integer() for value in values) and values[0] != values[1]
 
 
 def survives_float64(experiments: Experiments) -> bool | None:
-    """Whether the divergence is there, beyond rounding, when the program itself is compiled in float64.
+    """Return whether the divergence is there, beyond rounding, when the program itself is compiled in float64.
 
     None if it cannot be run there, or draws other numbers when compiled. One compile, made once.
     """
@@ -247,7 +247,7 @@ def confirmed(experiments: Experiments, trial: Trial, decision: Decision) -> Dec
 
 
 def survival(experiments: Experiments, trial: Trial, decision: Decision, *, ask: bool) -> bool | None:
-    """What the report says of float64: whether the divergence is there when the program is compiled in it.
+    """Return whether the divergence persists in float64, as the report states it.
 
     Args:
         experiments: compile the program in float64, unless they have.
@@ -269,7 +269,7 @@ def survival(experiments: Experiments, trial: Trial, decision: Decision, *, ask:
 
 
 def randomness(experiments: Experiments, trial: Trial, *, own_stream: Trial | None = None) -> str | None:
-    """How a program that draws random numbers was judged; None if it draws none.
+    """Describe how a program that draws random numbers was judged; None if it draws none.
 
     Args:
         experiments: the runs of the case.

@@ -1,4 +1,4 @@
-"""Where in its outputs a compiled program is wrong."""
+"""Error maps: the places in its outputs at which a compiled program is wrong."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST = 6  # outputs of one report
 
 
 def error_maps_of(experiments: Experiments, trial: Trial) -> dict[str, ErrorMapJson]:
-    """The error map of each output, by name: the worst outputs among those whose values were measured and differ."""
+    """Return the error maps of the worst outputs, by name, among those that were measured and differ."""
     exact = experiments.runs.exact if trial.judgement.casts_dropped else experiments.runs.reference
     runs = [run.named() for run in (experiments.baseline, trial.observation, exact)]
     random = trial.sampled or ()

@@ -111,7 +111,7 @@ class Target:
 
     @property
     def screens(self) -> bool:
-        """Whether it may show where graphs are interpreted instead of compiled."""
+        """Return whether the bug may show where graphs are interpreted instead of compiled."""
         return self.stage in _SCREENABLE and self.verdict not in _NEEDS_CODE and self.promise is None
 
     @property
@@ -121,7 +121,7 @@ class Target:
         return self.stage if held else None
 
     def matches(self, probe: Probe) -> bool:
-        """Whether the probe fails in this way.
+        """Return whether the probe fails in this way.
 
         The verdict must be of the same class (wrong values, an error, metadata). For ``keep`` "culprit" so must
         be the suspect: the first of the rewrites; any of those around the graph passes, where a compile without proof
@@ -140,7 +140,7 @@ class Target:
         return probe.suspect is None or probe.suspect.stage not in GRAPH_STAGES
 
     def _is(self, suspect: Suspect) -> bool:
-        """Whether it is the same culprit; behind the graph passes the file is not known before there is a proof."""
+        """Return whether a suspect is the same culprit; behind the graph passes its file is unknown until proved."""
         if suspect.stage != self.stage or suspect.family not in self.families:
             return False
         return self.stage in BEHIND_GRAPHS or suspect.source == self.source or suspect.source is None

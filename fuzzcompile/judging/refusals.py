@@ -74,7 +74,7 @@ def refuse_lasting_state(experiments: Experiments) -> None:
 
 
 def _difference(eager: Observation, again: Observation) -> str | None:
-    """What the second eager run shows that the first does not; None if nothing."""
+    """Describe the first difference between two eager runs; None if there is none."""
     if again.failure is not None:
         return f"the second run raises {again.failure}"
     repeated = again.named()
@@ -165,14 +165,14 @@ def _refuse_unexported(experiments: Experiments, failure: Failure) -> None:
 
 
 def _instead(reasons: Sequence[str]) -> str:
-    """What to write instead of what breaks a graph for these reasons, where that is known."""
+    """Suggest a replacement for code that breaks a graph for these reasons; empty if none is known."""
     if _reads(reasons):
         return _NO_READ
     return _NO_RECOMPILE if any(_LIMIT in reason for reason in reasons) else ""
 
 
 def _reads(reasons: Sequence[str]) -> bool:
-    """Whether a graph breaks because it depends on what a tensor holds."""
+    """Return whether a graph breaks because it depends on what a tensor holds."""
     return any(word in reason for word in _READS for reason in reasons)
 
 

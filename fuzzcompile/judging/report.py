@@ -26,7 +26,7 @@ _REWRITING = (*GRAPH_STAGES, PARTITION)
 
 @dataclass(frozen=True)
 class Cost:
-    """What the answer took.
+    """Cost of the answer.
 
     ``screens`` are compiles without code generation; ``cause_screens`` are further ones, of parts of the case, that the
     search for its cause took. ``seconds`` is wall time.
@@ -92,12 +92,12 @@ class Report:
 
     @property
     def is_bug(self) -> bool:
-        """Whether the verdict is worth a report to PyTorch."""
+        """Return whether the verdict is worth a report to PyTorch."""
         return self.verdict.is_bug
 
     @property
     def signature(self) -> str | None:
-        """What makes two findings the same bug; None where there is none.
+        """Identity of the bug, shared by its findings; None if the case is no bug.
 
         Wrong values whose culprit is not proved are held together by the program that shows them.
         """
@@ -114,7 +114,7 @@ class Report:
         return f"{stage}:-:{self.verdict}"
 
     def _rests_on_program(self) -> bool:
-        """Whether values or memory are wrong and nothing proves by what; a hit of a proved finding is proved."""
+        """Return whether values or memory are wrong without a proved cause; a hit of a proved finding is proved."""
         culprit, attribution = self.attribution.culprit, self.attribution
         if attribution.known or (culprit is not None and culprit.necessary):
             return False

@@ -1,4 +1,4 @@
-"""Where in the compiler a worker stood when it was lost, by the Python stack that it left. Needs no torch."""
+"""Place in the compiler at which a worker was lost, read from the Python stack that it left. Needs no torch."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def _instead_of(path: str) -> _Candidate:
 
 
 def workaround_by(backend: str) -> str:
-    """How a user types another backend."""
+    """Return the call by which a user selects another backend."""
     return f'torch.compile(..., backend="{backend}")'
 
 

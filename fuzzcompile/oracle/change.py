@@ -25,7 +25,7 @@ NATIVE = metrics.ROUNDING_FACTOR
 
 
 def comparable(before: object, after: object) -> bool:
-    """Whether both are tensors of one shape."""
+    """Return whether both are tensors of one shape."""
     return isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor) and before.shape == after.shape
 
 
@@ -55,7 +55,7 @@ def relative_change(before: object, after: object, *, unit: float = 0.0) -> floa
 
 
 def _is_same_memory(before: torch.Tensor, after: torch.Tensor) -> bool:
-    """Whether both are the same elements: replays share the inputs that no graph wrote to."""
+    """Return whether both are the same elements: replays share the inputs that no graph wrote to."""
     if before is after:
         return True
     if type(before) is not torch.Tensor or type(after) is not torch.Tensor or before.dtype != after.dtype:
@@ -73,5 +73,5 @@ def largest_change(before: Sequence[object], after: Sequence[object], units: Seq
 
 
 def changes_meaning(step: float, noise: float = 0.0) -> bool:
-    """Whether a float64 change is one of meaning; ``noise`` is what one ulp of float64 per operator does."""
+    """Return whether a float64 change alters the meaning; ``noise`` is the effect of one float64 ulp per operator."""
     return step > max(SEMANTIC_STEP, AMPLIFIED * noise)

@@ -66,7 +66,7 @@ def compare(
 
 
 def _is_contiguous(shape: Sequence[int], significant: Sequence[int]) -> bool:
-    """Whether elements lie one behind the other, by the strides of the dimensions of more than one element."""
+    """Return whether elements are contiguous, by the strides of the dimensions of more than one element."""
     expected, following = list[int](), 1
     for size in reversed([size for size in shape if size != 1]):
         expected.insert(0, following)
@@ -75,14 +75,14 @@ def _is_contiguous(shape: Sequence[int], significant: Sequence[int]) -> bool:
 
 
 def _is_flat(shape: Sequence[int], significant: Sequence[int]) -> bool:
-    """Whether ``view(-1)`` runs: each step along a dimension is a whole row of the next one."""
+    """Return whether ``view(-1)`` runs: each step along a dimension is a whole row of the next one."""
     sizes = [size for size in shape if size != 1]
     inner = zip(significant, sizes[1:], significant[1:], strict=False)
     return all(stride == size * step for stride, size, step in inner)
 
 
 def _values_agree(comparison: Comparison) -> bool:
-    """Whether no value is known to be wrong: a mere suspicion must not hide a difference of metadata."""
+    """Return whether no value is known to be wrong: a suspicion must not hide a difference of metadata."""
     suspicion = comparison.finding == "far" and comparison.within_scaled_tolerance
     return suspicion or comparison.finding in ("same", "close", "wild")
 
@@ -115,7 +115,7 @@ def _type_name(value: object) -> str:
 
 
 def _equal_objects(expected: object, actual: object) -> bool:
-    """Whether two objects are equal; objects that cannot be compared (without an ``__eq__``) count as equal."""
+    """Return whether two objects are equal; objects without an ``__eq__`` count as equal."""
     if type(expected).__eq__ is object.__eq__:
         return True
     try:

@@ -1,4 +1,4 @@
-"""Where the values of an output are wrong: errors over its elements, in a grid small enough to print."""
+"""Error maps: the errors over an output's elements, in a grid small enough to print."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def error_map(eager: torch.Tensor, compiled: torch.Tensor, exact: torch.Tensor) 
 
 
 def _edges(length: int) -> list[int]:
-    """Where each range begins, and the end of the last."""
+    """Return the start of each range, and the end of the last."""
     parts = min(length, CELLS)
     return [length * part // parts for part in range(parts + 1)]
 

@@ -86,7 +86,7 @@ def compare_floats(
 def _is_wild(
     apart: torch.Tensor, error_eager: torch.Tensor, scale: float, runs: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 ) -> bool:
-    """Whether no correct digits are left, although both runs are within what rounding allows.
+    """Return whether no correct digits are left, although both runs are within what rounding allows.
 
     Either the runs differ by a share of the reference's size (the element's own or the output's RMS, whichever is
     larger), or eager is that far from the reference and the runs differ by a share of their own size.
@@ -104,7 +104,7 @@ def _is_wild(
 def _unexplained_nonfinite(
     expected: torch.Tensor, actual: torch.Tensor, exact: torch.Tensor, samples: list[torch.Tensor], scale: float
 ) -> torch.Tensor:
-    """Where compiled is finite, NaN or infinite unlike eager, every perturbed run and the reference.
+    """Mark elements at which compiled is finite, NaN or infinite unlike every other run and the reference.
 
     Elements of which eager or a perturbed run has no correct digit are excluded, even if the reference is finite: at
     a discontinuity (0 to a power that is rounded to zero) any value may result, an infinity too.

@@ -86,7 +86,7 @@ def judge(runs: Observations) -> Judgement:
 
 
 def same_bits(first: Observation, second: Observation) -> bool:
-    """Whether two runs show the same values bit for bit."""
+    """Return whether two runs show the same values bit for bit."""
     if bool(first.failure) != bool(second.failure) or len(first.values) != len(second.values):
         return False
     return all(

@@ -79,7 +79,7 @@ def exact_distance(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 
 
 def same_values(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether :func:`exact_distance` is 0 everywhere between tensors of one shape and dtype."""
+    """Return whether :func:`exact_distance` is 0 everywhere between tensors of one shape and dtype."""
     if first.element_size() > 1 or not first.is_floating_point():  # torch.equal does not support float8
         if first.device != second.device:
             first, second = first.cpu(), second.cpu()

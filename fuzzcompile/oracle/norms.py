@@ -1,16 +1,4 @@
-"""Errors that are small everywhere: norms over all elements show them, though no single element stands out.
-
-A kernel that is wrong by 2e-2 throughout stays below what rounding may do to one bfloat16 element, but rounding
-averages out over many elements and a change of meaning does not. Two figures of the error e = value − reference are
-compared, over the elements where the reference r is not zero, without the largest twentieth of the compiled run's
-errors (a flip of ``floor`` or a few outliers must not decide; the test by elements judges those):
-
-    bias = ⟨e, r⟩ / ⟨r, r⟩            the share of the error that is a common factor
-    rms  = √(mean e²) / √(mean r²)    the relative error in the 2-norm
-
-The compiled run drifts if either exceeds what eager and the perturbed runs show, which have the same correlated
-rounding (that of a common divisor, for instance).
-"""
+"""Errors that are small everywhere: norms over all elements show them, though no single element stands out."""
 
 from __future__ import annotations
 
@@ -67,6 +55,17 @@ def drift(
     """The norm in which the compiled run is too far from the reference; None if it is in neither.
 
     What is suspicious grows and shrinks with ``factor`` (:data:`metrics.ROUNDING_FACTOR`).
+
+    A kernel that is wrong by 2e-2 throughout stays below what rounding may do to one bfloat16 element, but rounding
+    averages out over many elements and a change of meaning does not. Two figures of the error e = value − reference are
+    compared, over the elements where the reference r is not zero, without the largest twentieth of the compiled run's
+    errors (a flip of ``floor`` or a few outliers must not decide; the test by elements judges those):
+
+        bias = ⟨e, r⟩ / ⟨r, r⟩            the share of the error that is a common factor
+        rms  = √(mean e²) / √(mean r²)    the relative error in the 2-norm
+
+    The compiled run drifts if either exceeds what eager and the perturbed runs show, which have the same correlated
+    rounding (that of a common divisor, for instance).
     """
     runs = (reference, eager, compiled, *noisy)
     bulk = _bulk(runs)
@@ -93,7 +92,7 @@ class _Sums:
 
     @property
     def are_finite(self) -> bool:
-        """Whether none of the sums overflowed."""
+        """Return whether none of the sums overflowed."""
         return all(map(math.isfinite, (self.weight, *self.products, *self.squares)))
 
     def add(self, exact: torch.Tensor, errors: Sequence[torch.Tensor]) -> None:

@@ -70,7 +70,7 @@ Run = Mapping[str, Sample]
 
 @dataclass(frozen=True)
 class Difference:
-    """How the two samples differ in one value; ``scale`` is the RMS of eager's values, ``size`` is not scaled."""
+    """Difference between two samples in one value; ``scale`` is the RMS of eager's values, ``size`` is unscaled."""
 
     name: str
     kind: str
@@ -252,7 +252,7 @@ def _element_difference(name: str, eager: Sequence[Sample], compiled: Sequence[S
 
 
 def _beyond_permutations(first: torch.Tensor, second: torch.Tensor, least: float) -> bool:
-    """Whether the distance between the two samples' means is larger than under random labels.
+    """Return whether the distance between the two samples' means is larger than under random labels.
 
     Each element counts in units of its deviation over all runs, so that a few large elements do not hide the rest;
     elements that deviate by less than ``least``, at most by rounding, count in units of ``least``.

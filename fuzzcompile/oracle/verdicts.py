@@ -28,7 +28,7 @@ class Verdict(StrEnum):
 
     @property
     def is_bug(self) -> bool:
-        """Whether the verdict is worth a report to PyTorch."""
+        """Return whether the verdict is worth a report to PyTorch."""
         return self not in _BENIGN
 
     @property

@@ -42,7 +42,7 @@ def _canonical(source: str) -> str:
 
 
 def _imported(tree: ast.Module) -> dict[str, str]:
-    """What each imported name stands for: ``F`` for ``torch.nn.functional``."""
+    """Return the full name behind each imported name: ``torch.nn.functional`` for ``F``."""
     meanings: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

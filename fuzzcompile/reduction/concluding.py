@@ -133,7 +133,7 @@ def _with_plain(shown: Shown, source: str, script: Script, report: ReportJson, e
 
 
 def can_be_shown(source: str, report: ReportJson) -> bool:
-    """Whether a reproducer can be built from a reduced text."""
+    """Return whether a reproducer can be built from a reduced text."""
     try:
         build_reproducer(source, report)
     except Exception:  # it runs the case, which may raise anything once statements are gone

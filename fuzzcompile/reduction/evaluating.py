@@ -38,7 +38,7 @@ class Evaluation:
 
     @property
     def refusal(self) -> str | None:
-        """The error without what hangs on sizes and values: the same for a smaller program that eager refuses alike."""
+        """The error without sizes and values: equal for a smaller program that fails alike in eager."""
         return None if self.failed is None else without_sizes(self.error)
 
     def shape_of(self, name: str) -> tuple[tuple[int, ...], torch.dtype] | None:
@@ -54,7 +54,7 @@ def without_sizes(error: str) -> str:
 
 @contextlib.contextmanager
 def guarded(guard: Guard) -> Iterator[None]:
-    """Let ``guard`` say of each program in this block whether this process survives its eager run.
+    """Let ``guard`` decide in this block whether this process survives the eager run of a program.
 
     Sizes that do not fit together make some operators of eager mode read out of bounds (``torch.lstm`` in torch 2.13).
     """
@@ -117,7 +117,7 @@ def _make(program: Program, namespace: dict[str, object], values: dict[str, obje
 
 
 def _device(program: Program) -> torch.device:
-    """Where its inputs must be: on the GPU that the program names, as it was captured there, else on the CPU."""
+    """Return the device for its inputs: the GPU that the program names, as it was captured there, else the CPU."""
     leaves = (leaf for s in program.statements for leaf in tree_leaves((s.args, dict(s.kwargs))))
     gpus = (leaf for leaf in leaves if isinstance(leaf, torch.device) and leaf.type != "cpu")
     return next(gpus, torch.device("cpu"))

@@ -77,7 +77,7 @@ def highest(input_: Input) -> int:
 
 
 def is_contiguous(input_: Input) -> bool:
-    """Whether the strides are those of a fresh tensor of its shape (where there is more than one element)."""
+    """Return whether the strides are those of a fresh tensor of its shape (where there is more than one element)."""
     return _same_strides(input_.shape, input_.stride, contiguous_strides(input_.shape))
 
 

@@ -23,7 +23,7 @@ Capture = Literal["static", "dynamic", "aten"]
 
 
 class Tools(Prober, Protocol):
-    """What needs torch and the compiler: done in this process, or in a worker that may crash."""
+    """The steps that need torch and the compiler, done in this process or in a worker that may crash."""
 
     def programs(self, source: str, capture: Capture) -> Sequence[Program]:
         """The graphs of a case as programs, the likeliest to show the bug first; empty if none can be translated."""
@@ -32,7 +32,7 @@ class Tools(Prober, Protocol):
         """The full report on a source, in its JSON form."""
 
     def become_thorough(self) -> None:
-        """From now on, refine the verdicts of probes as triage does."""
+        """Refine the verdicts of all further probes as triage does."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Job:
 
 
 def same_bug(wanted: ReportJson, reached: ReportJson, keeps: str = "culprit") -> bool:
-    """Whether two reports describe the same bug.
+    """Return whether two reports describe the same bug.
 
     They do if their signatures agree (:func:`~fuzzcompile.signatures.agree`), or if one proved culprit raises alike in
     both. If a culprit has low confidence, the kind of verdict and the stage decide, unless the causes are known to be
@@ -83,7 +83,7 @@ def same_bug(wanted: ReportJson, reached: ReportJson, keeps: str = "culprit") ->
 
 
 def _names_nobody(report: ReportJson) -> bool:
-    """Whether a report has no culprit, and a signature that names no place in the compiler either."""
+    """Return whether a report has neither a culprit nor a signature that names a place in the compiler."""
     return not report.get("culprit") and (is_unproved(report.get("signature") or "") or _raised(report) is not None)
 
 
@@ -94,7 +94,7 @@ def _raised(report: ReportJson) -> str | None:
 
 
 def is_smaller(source: str, program: Program, original: str, captured: Sequence[Program]) -> bool:
-    """Whether a program, written as ``source``, is smaller than the ``original`` text its graphs were captured from."""
+    """Return whether a program, written as ``source``, is smaller than the ``original`` text of its graphs."""
     try:
         before = case_part(original)
     except SyntaxError:

@@ -182,7 +182,7 @@ class _Minimiser:
         self.tools.become_thorough()
 
     def _comes_and_goes(self) -> bool:
-        """Whether the case itself shows the bug in some compiles only."""
+        """Return whether the case itself shows the bug in some compiles only."""
         self.questions.reducer = "repetition"
         shown = self.questions.times(Written(self.best, {}), REPEATS)
         if 0 < shown < REPEATS:

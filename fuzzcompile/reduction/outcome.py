@@ -1,4 +1,4 @@
-"""What a reduction comes to: the answers to its questions, and its result. Plain data: needs no torch."""
+"""The result of a reduction, and the answers to its questions. Plain data: needs no torch."""
 
 from __future__ import annotations
 

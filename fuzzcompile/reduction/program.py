@@ -70,7 +70,7 @@ class Statement:
 
     @property
     def writes(self) -> bool:
-        """Whether it changes its first argument (or what ``out`` names)."""
+        """Return whether it changes its first argument (or what ``out`` names)."""
         if self.form == "setitem" or "out" in self.kwargs or self.kwargs.get("inplace") is True:
             return True
         if self.form == "operator":
@@ -114,7 +114,7 @@ class Program:
 
     @property
     def is_recorded(self) -> bool:
-        """Whether an input still has its recorded values, which a script cannot hold."""
+        """Return whether an input still has its recorded values, which a script cannot hold."""
         return any(input_.fill == "recorded" for input_ in self.inputs)
 
     def input(self, name: str) -> Input | None:

@@ -126,7 +126,7 @@ class _Search:
     best: GeneratedCase | None = None
 
     def holds(self, spec: CaseSpec) -> bool:
-        """Whether the case of ``spec`` is interesting; tested once for each source."""
+        """Return whether the case of ``spec`` is interesting; tested once for each source."""
         case = GeneratedCase.of(spec)
         if case.source not in self.answers:
             self.answers[case.source] = self._test(self.original if case.source == self.original.source else case)

@@ -73,7 +73,7 @@ def build_reproducer(source: str, report: ReportJson, *, neighbour: str | None =
 
 
 def script_of(source: str, report: ReportJson, *, neighbour: str | None = None, custom: bool = True) -> Script:
-    """What a script must run and compare to show the bug of ``report``, chosen by eager runs in this process.
+    """Choose the runs and comparisons that show the bug of ``report``, by eager runs in this process.
 
     Further args and errors are those of :func:`build_reproducer`.
 

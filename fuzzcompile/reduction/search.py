@@ -31,7 +31,7 @@ class Budget:
     deadline: float | None = None
 
     def spent(self, used: int) -> bool:
-        """Whether ``used`` compiles and screens, or the time, reach a bound."""
+        """Return whether ``used`` compiles and screens, or the time, reach a bound."""
         return used >= self.compiles or (self.deadline is not None and time.monotonic() >= self.deadline)
 
     def beyond(self, used: int, compiles: int, seconds: float) -> Budget:
@@ -71,7 +71,7 @@ class Questions:
     _now: tuple[int | None, int] = (None, 0)
 
     def ask(self, text: Written, *, screen: bool, operators: int | None = None) -> bool:
-        """Whether a candidate shows the bug; from the tally if it was probed before.
+        """Return whether a candidate shows the bug; from the tally if it was probed before.
 
         Raises:
             OutOfBudget: the budget is spent.
@@ -151,7 +151,7 @@ class Search:
         return True
 
     def holds(self, candidate: Program, *, screen: bool | None = None) -> bool:
-        """Whether a candidate shows the bug."""
+        """Return whether a candidate shows the bug."""
         screened = self.screen if screen is None else screen
         return self.questions.ask(written(candidate), screen=screened, operators=candidate.size[0])
 

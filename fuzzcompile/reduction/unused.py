@@ -48,7 +48,7 @@ def _flat(target: ast.expr) -> Iterator[ast.expr]:
 
 
 def _is_idle(target: ast.expr, read: set[str], loaded: set[str]) -> bool:
-    """Whether nothing reads the target; upper-case names are settings, which the judge reads."""
+    """Return whether nothing reads the target; upper-case names are settings, which the judge reads."""
     if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self":
         return target.attr not in read
     return isinstance(target, ast.Name) and target.id not in loaded and not target.id.isupper()

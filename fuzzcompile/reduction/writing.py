@@ -80,7 +80,7 @@ def _text(program: Program) -> str:
 
 
 def model_lines(source: str) -> int:
-    """How many lines of a case file are neither blank nor imports."""
+    """Count the lines of a case file that are neither blank nor imports."""
     lines = [line.strip() for line in source.splitlines()]
     return sum(1 for line in lines if line and not line.startswith(("import ", "from ", "#")))
 
@@ -116,7 +116,7 @@ def _make_lines(program: Program, inputs: Sequence[str], *, recorded: bool) -> l
 
 
 def needs_seed(expression: str) -> bool:
-    """Whether an input's expression draws random numbers."""
+    """Return whether an input's expression draws random numbers."""
     return "torch.rand" in expression
 
 
@@ -258,7 +258,7 @@ def _uses(program: Program, name: str) -> int:
 
 
 def _is_nested(program: Program, index: int, writer: Writer) -> bool:
-    """Whether the statement is nested into its only use; ``writer.inline`` then has its expression.
+    """Return whether the statement is nested into its only use; ``writer.inline`` then has its expression.
 
     A statement that writes, or the start or end of a block, between the two prevents it.
     """

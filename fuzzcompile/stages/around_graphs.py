@@ -1,4 +1,4 @@
-"""What AOTAutograd does around its graphs: its analysis of inputs and outputs, and its copies of tangents."""
+"""Faults of AOTAutograd around its graphs: its analysis of inputs and outputs, its copies of tangents."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fuzzcompile.oracle.change import relative_change
 
 
 def is_tangent(culprit: Culprit) -> bool:
-    """Whether a culprit is a copy of a tangent."""
+    """Return whether a culprit is a copy of a tangent."""
     return culprit.details.get("kind") == "tangent"
 
 

@@ -1,4 +1,4 @@
-"""What a stage of the compiler is to fuzzcompile."""
+"""Stage of the compiler: the interface that each of them implements, and its suspects."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fuzzcompile.facts import facts
 
 @dataclass(frozen=True)
 class Suspect:
-    """Something in a stage that a failing compile speaks against; nothing is proved yet.
+    """Possible culprit in a stage, seen in a failing compile; nothing is proved yet.
 
     ``stage``, ``family`` and ``source`` are what a signature holds, so that two suspects of the same bug compare equal.
 
@@ -60,15 +60,15 @@ class Stage(ABC):
 
     @property
     def patches(self) -> tuple[AnyPatch, ...]:
-        """What is hooked to see this stage, each with its probe."""
+        """Hooks that observe this stage, each with its probe."""
         return patches_of(self.name)
 
     @abstractmethod
     def suspects(self, divergence: Divergence) -> list[Suspect]:
-        """What one compile speaks against, most telling first; compiles nothing."""
+        """List the suspects that one compile shows, strongest evidence first; compiles nothing."""
 
     def without(self, suspect: Suspect, how: Compilation) -> Without | None:
-        """How to compile without the suspect; None where no compile can do without it."""
+        """Return a compile without the suspect; None if the compiler cannot do without it."""
         return None
 
     def culprit(self, suspect: Suspect) -> Culprit:

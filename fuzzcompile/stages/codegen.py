@@ -95,7 +95,7 @@ def _prove_kernel(ablator: Ablator, wrong: WrongKernel) -> Attribution | None:
 
 
 def _isolated(ablator: Ablator, wrong: WrongKernel) -> tuple[_Alone, WrongKernel | None]:
-    """What becomes of the divergence when each operator has its own kernel, and the kernel that is wrong then.
+    """Give each operator its own kernel; return the effect on the divergence and the kernel that is still wrong.
 
     Small kernels of one operator stay vectorised where the fused one is: their scalar code says nothing of it.
     """

@@ -50,7 +50,7 @@ class _Call:
 
     @property
     def writes(self) -> bool:
-        """Whether it is there for what it writes, going by its name."""
+        """Return whether the call is made for its write, judging by its name."""
         dunder = self.name.startswith("__")
         return self.name.startswith("__i") or self.name == "__setitem__" or (self.name.endswith("_") and not dunder)
 
@@ -174,7 +174,7 @@ def _captured(trial: Trial, count: ReplayCount) -> dict[str, list[tuple[str, Any
 
 
 def _is_another(eager: torch.Tensor | None, captured: object) -> bool:
-    """Whether the same kernel on the same values could not have given both."""
+    """Return whether one kernel on the same values could not have given both results."""
     if eager is None or not isinstance(captured, torch.Tensor):
         return False
     if eager.shape != captured.shape or eager.dtype != captured.dtype:
@@ -187,7 +187,7 @@ def _is_another(eager: torch.Tensor | None, captured: object) -> bool:
 
 
 def _calls(experiments: Experiments) -> list[_Call]:
-    """What the program calls in eager mode, in order, the first time that it runs."""
+    """Record the calls of the program in eager mode, in order, the first time that it runs."""
     watcher = _Watcher()
     program = build(experiments.case, experiments.device)
 

@@ -1,4 +1,4 @@
-"""What the compiler believes of a value before there is one: dtype, shape, strides, aliases."""
+"""Fake tensors: the dtype, shape, strides and aliases that the compiler assumes of a value."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def _written_through(graph: fx.Graph, plain: NodeRun, lossy: Collection[str]) ->
 
 
 def _differing(plain: NodeRun, functional: NodeRun) -> tuple[str, float | None] | None:
-    """What differs between the two runs, and by how much."""
+    """Return the first difference between the two runs: its name and its size."""
     named = [
         *((f"output {i}", a, b) for i, (a, b) in enumerate(zip(plain.outputs, functional.outputs, strict=False))),
         *((f"input {i}", a, b) for i, (a, b) in enumerate(zip(plain.inputs, functional.inputs, strict=False))),

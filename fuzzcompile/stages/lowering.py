@@ -112,7 +112,7 @@ def _called(divergence: Divergence) -> list[WrongOperator]:
 
 
 def _drawing(divergence: Divergence) -> list[WrongOperator]:
-    """Where eager's random numbers are promised, and others are drawn: the operators that draw them."""
+    """Find the operators that draw other random numbers although eager's are promised."""
     if not divergence.experiments.runs.promised_numbers:
         return []
     return [
@@ -187,7 +187,7 @@ def _needed(ablator: Ablator, chosen: list[WrongOperator]) -> list[WrongOperator
 
 
 def _with_sufficiency(ablator: Ablator, culprit: Culprit, names: list[str]) -> Culprit:
-    """Whether the divergence stays when ATen computes everything that it can but these operators."""
+    """Add whether the divergence stays when ATen computes everything that it can but these operators."""
     toggle = "ATen computes all but " + ", ".join(names)
     trial, repaired = attempt(ablator, controlled(ablator.how, Control(lowered=tuple(names)), toggle))
     if repaired:

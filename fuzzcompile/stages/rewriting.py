@@ -1,8 +1,4 @@
-"""What the stages whose passes rewrite a graph have in common: suspects from the replayed ledger, proof by veto.
-
-Rewrites of several stages take each other's place, hide each other and are needed together, so that suspicion and proof
-look at all of them at once.
-"""
+"""Base class of the stages whose passes rewrite a graph: suspects from the replayed ledger, proof by veto."""
 
 from __future__ import annotations
 
@@ -23,7 +19,7 @@ from fuzzcompile.stages.base import Stage, Suspect, Without, names_of
 
 
 class Ground(IntEnum):
-    """Why a rewrite is suspected, the most telling ground first."""
+    """Ground on which a rewrite is suspected, the strongest evidence first."""
 
     RAISED = 0
     """It was at work when the error rose, or left a graph that does not run."""
@@ -64,7 +60,7 @@ def rewrites_blamed(divergence: Divergence) -> list[Suspect]:
 
 
 def rewrites_visible(divergence: Divergence) -> list[Suspect]:
-    """The rewrites that one compile speaks against: those that replay cannot judge only where it blames none."""
+    """The suspected rewrites of one compile: those that replay cannot judge only if it blames none."""
     visible = rewrites_blamed(divergence)
     if not visible:
         hidden = (Ground.RANDOM, Ground.UNREPLAYED, Ground.OPAQUE, Ground.MANDATORY, Ground.SHARED_MEMORY)
@@ -97,10 +93,14 @@ def _of_label(label: Label, ground: Ground) -> Suspect:
 
 
 class RewritingStage(Stage):
-    """A stage whose passes rewrite a graph."""
+    """A stage whose passes rewrite a graph.
+
+    Rewrites of several stages take each other's place, hide each other and are needed together, so that suspicion and
+    proof look at all of them at once.
+    """
 
     def suspects(self, divergence: Divergence) -> list[Suspect]:
-        """The rewrites of this stage that one compile speaks against."""
+        """The suspected rewrites of this stage."""
         return [suspect for suspect in divergence.once(rewrites_visible) if suspect.stage == self.name]
 
     def without(self, suspect: Suspect, how: Compilation) -> Without | None:

@@ -63,7 +63,7 @@ class Runtime(Stage):
 
 
 def _shown(finding: object) -> dict[str, object] | None:
-    """What is wrong with the results of a program, for a reader; None of any other finding."""
+    """Describe the fault in a program's results for a reader; None for any other finding."""
     if isinstance(finding, WrongOutput):
         return {"output": finding.name, "finding": finding.comparison.finding, **values_shown(finding.comparison)}
     if isinstance(finding, _Miscounted):

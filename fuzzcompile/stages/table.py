@@ -56,7 +56,7 @@ Prove = Callable[[Ablator, Divergence], Attribution | None]
 
 
 class Shows(Enum):
-    """Where a divergence must show for a look to be worth its compiles."""
+    """Condition on where a divergence shows, under which a search step is worth its compiles."""
 
     ANYWHERE = "anywhere"
     """Wherever it shows: these looks come first, and what they name ends the search."""
@@ -70,7 +70,7 @@ class Shows(Enum):
 
 @dataclass(frozen=True)
 class Look:
-    """One place to look for the culprit. Of the looks of one group, the first that names anything speaks for it."""
+    """One step of the search for the culprit. The first step of a group that names anything decides for the group."""
 
     shows: Shows
     prove: Prove
@@ -131,7 +131,7 @@ LADDER = (
 
 
 def looked(ablator: Ablator, divergence: Divergence, shows: Shows) -> Attribution | None:
-    """What the first look of a group that names anything names; None if none does.
+    """Run the search steps of a group in order; return the first attribution with a culprit, else None.
 
     Raises:
         OutOfTime: no further compile may be begun.

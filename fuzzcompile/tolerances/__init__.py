@@ -1,4 +1,4 @@
-"""How far two ways to run a program may be apart, by pair and dtype: one table, with the reason for each number."""
+"""Tolerances between two ways to run a program, by pair and dtype: one table, with the reason for each number."""
 
 from fuzzcompile.tolerances.loading import PAIRS, Tolerances
 from fuzzcompile.tolerances.tolerance import Tolerance

@@ -10,7 +10,7 @@ from fuzzcompile.contract import ToleranceJson
 
 @dataclass(frozen=True)
 class Tolerance:
-    """What one pair of ways to run may differ by in one dtype.
+    """Difference allowed between one pair of ways to run, in one dtype.
 
     An error newly made in a layer is a jump if it exceeds both ``factor`` times the local rounding noise of the
     reference and ``absolute * size + relative * |reference|``, with ``size`` the RMS of the layer's output.

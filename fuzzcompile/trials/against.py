@@ -1,4 +1,4 @@
-"""What the compiled program can be compared with, by name. Needs no torch."""
+"""Names of the baselines that the compiled program can be compared with. Needs no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the compiled program is compared with: eager, or another way to run the case."""
+"""Baselines that the compiled program is compared with: eager, or another way to run the case."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Baseline:
 
     @functools.cached_property
     def observation(self) -> Observation:
-        """What the baseline shows; the eager run itself if eager raises.
+        """Observation of the baseline; that of the eager run itself if eager raises.
 
         Raises:
             EnvironmentUnfit: the case runs in eager mode and fails as this baseline.
@@ -58,7 +58,7 @@ class Baseline:
 
     @property
     def compiled_as(self) -> Compilation | None:
-        """How the baseline is compiled; None for a baseline that runs in eager mode."""
+        """Compilation of the baseline; None for a baseline that runs in eager mode."""
         if self.against == "aot_eager":
             return Compilation(backend="aot_eager", record=False)
         if self.against in (EXPORT, AOTI):
@@ -69,14 +69,14 @@ class Baseline:
 
     @property
     def pair(self) -> str:
-        """What this baseline and Inductor are, in the table of tolerances."""
+        """Kind of pair that this baseline and Inductor form in the table of tolerances."""
         if self.against == "cpu" and self._runs.device.type != "cpu":
             return "across_devices"
         return {"aot_eager": "across_backends", "float64": "across_dtypes"}.get(self.against, "same_backend")
 
     @property
     def draws_on_this_device(self) -> bool:
-        """Whether the baseline draws its random numbers on the device of the case, as eager does."""
+        """Return whether the baseline draws its random numbers on the device of the case, as eager does."""
         return not (self._runs.draws and self.against == "cpu" and self._runs.device.type != "cpu")
 
     @property

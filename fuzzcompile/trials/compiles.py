@@ -82,12 +82,12 @@ class Experiments:
 
     @property
     def compiles(self) -> int:
-        """How many compiles were made."""
+        """Number of compiles so far."""
         return self._counts.compiles
 
     @property
     def screens(self) -> int:
-        """How many compiles without code generation were made."""
+        """Number of compiles without code generation so far."""
         return self._counts.screens
 
     @property
@@ -104,7 +104,7 @@ class Experiments:
 
     @functools.cached_property
     def deterministic(self) -> bool:
-        """Whether eager gives the same bits twice, or raises."""
+        """Return whether eager gives the same bits twice, or raises."""
         return bool(self.runs.eager.failure) or same_bits(self.runs.eager, self.again)
 
     def run_eager(self) -> None:
@@ -113,7 +113,7 @@ class Experiments:
 
     @property
     def baseline(self) -> Observation:
-        """What compiled is compared with.
+        """Observation that the compiled program is compared with.
 
         Raises:
             EnvironmentUnfit: the case runs in eager mode and fails as this baseline.
@@ -122,12 +122,12 @@ class Experiments:
 
     @property
     def tolerances(self) -> Tolerances:
-        """How far both sides may be apart."""
+        """Tolerances between both sides."""
         return self._judge.tolerances
 
     @property
     def compares_modes(self) -> bool:
-        """Whether Inductor compiles both sides: a rewrite that is wrong in both makes no difference."""
+        """Return whether Inductor compiles both sides: a rewrite that is wrong in both makes no difference."""
         return self.against not in BASELINES or self.against == AOTI
 
     @property
@@ -137,7 +137,7 @@ class Experiments:
 
     @property
     def pair(self) -> str:
-        """What both sides are, in the table of tolerances."""
+        """Kind of pair that both sides form in the table of tolerances."""
         return self._baseline.pair
 
     # -- compiles ---------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ class Experiments:
 
     @property
     def knows_float64(self) -> bool:
-        """Whether these experiments have compiled the program in float64 already."""
+        """Return whether these experiments have compiled the program in float64 already."""
         return "in_float64" in vars(self)
 
     def broken(self, backend: str | None = None) -> tuple[Failure | None, tuple[str, ...]]:
@@ -212,7 +212,7 @@ class Experiments:
         return self._by_distribution(compiled, run)
 
     def _draws_others(self, compiled: Compiled, run: Run, judgement: Judgement | None, how: Compilation) -> bool:
-        """Whether nothing but the random numbers is wrong in a program to which eager's own are promised.
+        """Return whether a program that promises eager's random numbers is wrong in nothing but these.
 
         It leaves the random streams elsewhere than eager does, or its values are right in their distribution.
         """

@@ -59,7 +59,7 @@ class Runs:
 
     @property
     def has_low_precision_casts(self) -> bool:
-        """Whether the program itself casts floating values to bfloat16 or float16."""
+        """Return whether the program itself casts floating values to bfloat16 or float16."""
         return self._reference[1]
 
     @functools.cached_property
@@ -80,7 +80,7 @@ class Runs:
 
     @functools.cached_property
     def backward_failure(self) -> Failure | None:
-        """What eager raises in the backward that the case leaves out.
+        """Failure of eager in the backward that the case leaves out.
 
         None if it raises nothing, and None if the case runs that backward itself or cannot run one.
         """
@@ -91,12 +91,12 @@ class Runs:
     # -- kernels of a target --------------------------------------------------------------------
 
     def refuses_kernels(self, ledger: Ledger) -> bool:
-        """Whether a compile, by its ledger, had kernels that could not be run, so that its run shows nothing."""
+        """Return whether a compile had kernels that could not be run, so that its run shows nothing."""
         self.uninterpreted.update(ledger.interpreted.refused)
         return bool(ledger.interpreted.refused)
 
     def as_far_as_interpreted(self, how: Compilation) -> Compilation:
-        """How to compile the case, given the kernels that cannot be run."""
+        """Restrict a compile to a screen if some kernels cannot be run."""
         return replace(how, screen=True) if self.uninterpreted and not how.screen else how
 
     # -- random numbers ---------------------------------------------------------------------------
@@ -110,21 +110,21 @@ class Runs:
 
     @functools.cached_property
     def promised_numbers(self) -> bool:
-        """Whether the case asks for eager's own random numbers, and draws none but those that torch promises."""
+        """Return whether the case asks for eager's own random numbers, and draws only those that torch promises."""
         return asks_for_eager_numbers(self.case) and keeps_promise_of(self.draws)
 
     def draws_alike(self, run: Run) -> bool:
-        """Whether ``run`` left the random streams that eager draws from where eager left them."""
+        """Return whether ``run`` left the random streams that eager draws from where eager left them."""
         return not any(self._eager.ends.get(name) != run.ends.get(name) for name in self.draws)
 
     @functools.cached_property
     def reference_draws_alike(self) -> bool:
-        """Whether the float64 run drew what eager drew: fused operators that draw may do so in their own dtype."""
+        """Return whether the float64 run drew eager's numbers: fused operators may draw in their own dtype."""
         return self.draws_alike(self._reference[0])
 
     @functools.cached_property
     def depends_on_seeds(self) -> bool:
-        """Whether the seed changes what eager shows: a program that seeds itself draws the same in every run."""
+        """Return whether the seed changes what eager shows: a program that seeds itself draws the same every time."""
         return bool(self.draws) and bool(streams.varying(self.eager_samples))
 
     @functools.cached_property

@@ -20,7 +20,7 @@ COMPILED_SEEDS_AGAIN = range(3001, streams.SEEDS + 3001)
 
 
 def needs_seeds(judge: Judge, judgement: Judgement, run: Run, how: Compilation) -> bool:
-    """Whether values differ, and the compiled program neither drew eager's random numbers nor promised to."""
+    """Return whether values differ and the program neither drew eager's random numbers nor promised to."""
     if run.observation.failure or judge.runs.eager.failure:
         return False
     if not (judgement.verdict.is_bug or judgement.verdict is Verdict.UNSTABLE or judgement.suspicious):

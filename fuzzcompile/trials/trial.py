@@ -1,4 +1,4 @@
-"""What one run and one compile of a case showed: plain data."""
+"""Results of one run and of one compile of a case: plain data."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Trial:
 
 @dataclass
 class Counts:
-    """What has been compiled for a case so far.
+    """Number of compiles and screens made for a case so far.
 
     Attributes:
         compiles: full compiles.

@@ -1,4 +1,4 @@
-"""What a worker asks while it minimizes, kept for its loss: a question that took it down is not asked again."""
+"""The answers of a minimizing worker, kept in case it dies: a candidate that killed it is not tried again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STATE, ASKING = "state", "asking"
 
 @dataclass
 class Asked:
-    """The answers so far, and what each lost worker was asking (``fatal``).
+    """The answers so far, and the candidates that killed a worker (``fatal``).
 
     Both are left for another worker (:func:`fuzzcompile.execution.worker.leave`) if this one ``keeps`` them.
     """
@@ -31,7 +31,7 @@ class Asked:
 
     @classmethod
     def resumed(cls, left: Mapping[str, str]) -> Self:
-        """The state that a lost worker has left; an empty one if there is none."""
+        """Return the state that a lost worker has left; an empty one if there is none."""
         asked = cls(True, *_read(left))
         asked._keep()
         asked._say("")
@@ -39,12 +39,12 @@ class Asked:
 
     @property
     def is_over(self) -> bool:
-        """Whether so many workers were lost that the search ends with the best program so far."""
+        """Return whether so many workers were lost that the search ends with the best program so far."""
         return len(self.fatal) >= _MOST_LOST
 
     @contextlib.contextmanager
     def about(self, question: str, *, kept: bool = True) -> Iterator[bool]:
-        """Whether the block may ask: not if that has cost a worker. With ``kept``, the answers so far are left."""
+        """Yield whether the block may ask: not if that killed a worker before. ``kept`` leaves the answers so far."""
         if question in self.fatal:
             yield False
             return
@@ -57,7 +57,7 @@ class Asked:
             self._say("")
 
     def eager(self, source: str) -> AbstractContextManager[bool]:
-        """Whether this process survives the eager run of a source, as far as is known."""
+        """Return whether this process survives the eager run of a source, as far as is known."""
         return self.about(f"eager {source_hash(source)}", kept=False)
 
     def _keep(self) -> None:
@@ -70,12 +70,12 @@ class Asked:
 
 
 def can_resume(left: Mapping[str, str]) -> bool:
-    """Whether a minimization whose worker is lost can go on: it had begun, and not too many workers were lost."""
+    """Return whether the minimization of a lost worker can go on: it had begun, and few enough were lost."""
     return _STATE in left and len(_read(left)[1]) <= _MOST_LOST
 
 
 def _read(left: Mapping[str, str]) -> tuple[Tally, list[str]]:
-    """What a lost worker knew, and the questions that cost one, its last included.
+    """Return the answers of a lost worker, and the candidates that killed one, its last included.
 
     That is empty where the worker asked nothing: what an earlier program wrote out of bounds may end it later.
     """

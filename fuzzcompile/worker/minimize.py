@@ -96,7 +96,7 @@ def job_of(
 
 @dataclass
 class LocalTools:
-    """Candidates are compiled in this process: a crash takes it down, and ``asked`` keeps what was asked."""
+    """Tools that compile in this process: a crash ends it, and ``asked`` keeps the state of the search."""
 
     target: Target
     vetoes: tuple[str, ...] = ()
@@ -104,7 +104,7 @@ class LocalTools:
     asked: Asked = field(default_factory=Asked)
 
     def probe(self, candidate: Written, *, screen: bool) -> Probed:
-        """Whether and how a candidate fails, from one compile; one that took a worker down does not."""
+        """Find whether and how a candidate fails, from one compile; one that killed a worker does not match."""
         with self.asked.about(f"{'screen' if screen else 'compile'} {candidate.digest}") as survives:
             if not survives:
                 return Probed(False, False, _CRASHED, 0, 0)
@@ -116,14 +116,14 @@ class LocalTools:
             return capture_programs(source, capture) if survives else []
 
     def judge(self, source: str) -> ReportJson:
-        """The full report on a source; of one that took a worker down, that it shows no bug that could be kept."""
+        """Return the full report on a source; for one that killed a worker, a report without a bug to keep."""
         with self.asked.about(f"judge {source_hash(source)}") as survives:
             if not survives:
                 return {"verdict": _CRASHED, "is_bug": False, "signature": None}
             return judge_source(source, self.vetoes, self.target.causes)
 
     def become_thorough(self) -> None:
-        """From now on, probe as triage judges."""
+        """Refine the verdicts of all further probes as triage does."""
         self.thorough = True
 
 
@@ -151,7 +151,7 @@ def probe_candidate(task: ProbeTask) -> Probed:
 
 
 def _promise_probed(task: ProbeTask, wanted: str, case: Case, device: torch.device) -> Probed:
-    """Whether a candidate breaks the promise of equal bits ``wanted`` where the target does."""
+    """Return whether a candidate breaks the promise of equal bits ``wanted`` where the target does."""
     promise, compiles = broken_again(case, device, wanted, vetoes=task.vetoes)
     if promise is None:
         return Probed(False, False, str(Verdict.ROUNDING), compiles)
@@ -159,7 +159,7 @@ def _promise_probed(task: ProbeTask, wanted: str, case: Case, device: torch.devi
 
 
 def _is_of(target: Target, first: Parting | None) -> bool:
-    """Whether bits part first where the target says, if it says where."""
+    """Return whether bits part first where the target says, if it says where."""
     if target.keep == "verdict" or not target.named:
         return True
     culprit = first.culprit() if first is not None else None
@@ -167,7 +167,7 @@ def _is_of(target: Target, first: Parting | None) -> bool:
 
 
 def run_eagerly(program: Program) -> None:
-    """Run a program in eager mode: where that ends the process, it ends this one. What it raises is not looked at."""
+    """Run a program in eager mode, which may end this process. Exceptions are ignored."""
     evaluate(program)
 
 

@@ -1,4 +1,4 @@
-"""What a pool hands to a worker that minimizes a finding, and what comes back. Plain data: needs no torch."""
+"""The task that a pool gives a worker to minimize a finding, and its result. Plain data: needs no torch."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class MinimizeTask:
     left: Mapping[str, str] = field(default_factory=dict)
 
     def resumed(self, left: Mapping[str, str]) -> MinimizeTask:
-        """The same minimization with what another worker has left of it, which had taken over ``self.left``."""
+        """Return the same minimization, continued from the state of a worker that had taken over ``self.left``."""
         return replace(self, left=left)
 
 

@@ -1,1 +1,1 @@
-"""What Inductor makes of a graph: loop bodies, kernels, generated code; watched, evaluated, switched off by piece."""
+"""Inductor behind its graph passes: loop bodies, kernels, generated code; watched, evaluated, switched off by piece."""

@@ -15,7 +15,7 @@ EVERYTHING = "*"
 
 @dataclass(frozen=True)
 class Control:
-    """What the compiler does differently, by operator label, operator name, or ``*`` for all.
+    """Changes to a compile, each by operator label, operator name, or ``*`` for all.
 
     Attributes:
         fallbacks: operators that ATen computes.
@@ -45,14 +45,14 @@ UNCHANGED = Control()
 
 
 def chooses(chosen: Sequence[str], label: str | None) -> bool:
-    """Whether ``chosen`` has an operator, by its label, by its name, or because it has all."""
+    """Return whether ``chosen`` has an operator: by its label, by its name, or because it has all."""
     if EVERYTHING in chosen:
         return True
     return label is not None and (label in chosen or operator_of(label) in chosen)
 
 
 def falls_back(control: Control, lowered: Lowered, node: fx.Node) -> bool:
-    """Whether ATen is to compute a node, and can."""
+    """Return whether ATen is to compute a node, and can."""
     label = lowered.labels.get(node.name)
     chosen = chooses(control.fallbacks, label)
     if control.lowered is not None:

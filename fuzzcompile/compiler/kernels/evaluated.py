@@ -116,7 +116,7 @@ class Evaluated:
         return flat.as_strided(sizes, strides, flat.storage_offset() + offset)
 
     def scheduled(self, node: BaseSchedulerNode) -> dict[str, torch.Tensor]:
-        """What the scheduler's own form of one node computes on right inputs, by buffer.
+        """Compute the scheduler's own form of one node on right inputs, and return its results by buffer.
 
         Raises:
             NotEvaluable: it cannot be followed.
@@ -234,7 +234,7 @@ class Evaluated:
         return type(getattr(self._buffer(name), "layout", None)).__name__ == "NonOwningLayout"
 
     def _within(self, name: str) -> int:
-        """Where in the storage of another buffer a part of it begins (0 for a buffer of its own)."""
+        """Return the offset of a part in the storage of another buffer (0 for a buffer of its own)."""
         if not self._is_part(name):
             return 0
         return self._size(getattr(self._layout(name), "offset", 0))

@@ -30,7 +30,7 @@ _UNKNOWN = (NotEvaluable, AttributeError, RuntimeError, TypeError, KeyError, Not
 
 @dataclass(frozen=True)
 class Stored:
-    """What a kernel wrote to a buffer, and what the buffer's loop gives on the inputs that the kernel had.
+    """A buffer that a kernel wrote, beside the result of the buffer's loop on the inputs that the kernel had.
 
     Attributes:
         kernel: number of the kernel.
@@ -189,7 +189,7 @@ class _Following(_Replayer):
         return self._followed.buffer_of(name)
 
     def _lowered(self, name: str) -> torch.Tensor | None:
-        """What the lowering gives on what it read; what a library's kernel wrote."""
+        """Return the result of the lowering on the inputs that it read, or the value that a library's kernel wrote."""
         value = None
         with contextlib.suppress(*_UNKNOWN):
             value = self._followed.unrounded(name)
@@ -200,12 +200,12 @@ class _Following(_Replayer):
 
 
 def _apart(rounded: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether rounding changes a value, NaN apart."""
+    """Return whether rounding changes a value, NaN apart."""
     return bool(((rounded != value) & (value == value)).any())
 
 
 def is_view(node: fx.Node) -> bool:
-    """Whether a node gives memory of its argument."""
+    """Return whether the result of a node shares memory with its argument."""
     target = node.target
     return isinstance(target, torch._ops.OpOverload) and any(
         result.alias_info is not None for result in target._schema.returns

@@ -1,4 +1,4 @@
-"""Whether the loops of one kernel may be computed together, judged by the memory that they access."""
+"""Dependences between the loops of one kernel, judged by the memory that they access."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Access(Protocol):
 
 
 def dependences(lowered: Lowered, scheduled: Sequence[BaseSchedulerNode]) -> Dependences:
-    """Whether fused loops keep their dependences, from the elements that each reads and writes in an iteration."""
+    """Judge from the elements that fused loops read and write in an iteration whether they keep their dependences."""
     renamed = getattr(lowered.scheduler, "mutation_real_name", {})
     unknown = False
     for before, after in _together(lowered, scheduled):
@@ -43,7 +43,7 @@ def dependences(lowered: Lowered, scheduled: Sequence[BaseSchedulerNode]) -> Dep
 
 
 def _crossed(first: _Access, second: _Access) -> bool | None:
-    """Whether two accesses meet at an element in different iterations; None where that cannot be said."""
+    """Return whether two accesses meet at an element in different iterations; None where this is not decidable."""
     try:
         if (first.index, first.var_names, first.size) == (second.index, second.var_names, second.size):
             return False
@@ -60,7 +60,7 @@ def _crossed(first: _Access, second: _Access) -> bool | None:
 
 
 def _places(access: _Access) -> torch.Tensor:
-    """Where an access stands in its buffer, for each iteration in order."""
+    """Return the positions of an access in its buffer, for each iteration in order."""
     from torch.utils._sympy.interp import sympy_interp
 
     sizes = [int(size) for size in access.size]
@@ -91,7 +91,7 @@ def _touching(
 
 
 def _accesses(node: BaseSchedulerNode, kind: str, renamed: Mapping[str, str]) -> list[tuple[str, _Access]]:
-    """What a loop reads or writes, with its buffer; what only keeps loops in order is no access."""
+    """Return the reads or the writes of a loop, each with its buffer; pure ordering dependences are left out."""
     dependences = getattr(getattr(node, "read_writes", None), kind, ())
     accesses = [access for access in dependences if type(access).__name__ in ("MemoryDep", "StarDep")]
     names = [str(getattr(access, "name", "")) for access in accesses]

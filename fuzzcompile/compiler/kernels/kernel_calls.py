@@ -1,4 +1,4 @@
-"""What the wrapper of a watched compile calls: before and after every kernel, and once the graph returned.
+"""Callbacks of the wrapper of a watched compile: before and after every kernel, and once the graph returned.
 
 Nothing here may raise into the program that is watched.
 """

@@ -183,7 +183,7 @@ def _refused(watch: Watch, error: Exception, is_source_of: Callable[[str, str | 
 
 
 def _same_code(generated: str | None, compiled: str) -> bool:
-    """Whether the compiled source is that of a kernel, but for the names that are filled in."""
+    """Return whether the compiled source is that of a kernel, apart from the names that are filled in."""
     if generated is None:
         return False
     body = generated.partition("{")[2].replace("#pragma CMT", "//")

@@ -38,11 +38,11 @@ class Watch:
     raised_in: str | None = None
 
     def of(self, graph: object) -> Lowered | None:
-        """What is kept of a graph that is lowered; None for the body of a higher-order operator."""
+        """Return the record of a graph that is lowered; None for the body of a higher-order operator."""
         return next((lowered for lowered in reversed(self.recorder.ledger.lowered) if lowered.graph is graph), None)
 
     def current(self) -> Lowered | None:
-        """What is kept of the graph that code is generated for now."""
+        """Return the record of the graph that code is generated for now."""
         from torch._inductor.virtualized import V
 
         return self.of(V.graph)
@@ -60,7 +60,7 @@ class Watch:
             self.operators.pop()
 
     def missed(self, unseen: Unseen, error: BaseException | None = None) -> None:
-        """Write down what was not watched."""
+        """Record a missed observation."""
         self.recorder.missed(unseen, error)
 
     def note(self, error: Exception) -> None:

@@ -1,4 +1,4 @@
-"""What the operators of Inductor's loops compute, in terms of torch's own operators on whole tensors."""
+"""Operators of Inductor's loops in terms of torch's own operators on whole tensors."""
 
 from __future__ import annotations
 

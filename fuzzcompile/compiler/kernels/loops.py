@@ -1,4 +1,4 @@
-"""What a loop of Inductor's IR computes: its body run on tensors of indices, without any code generation.
+"""Evaluation of a loop of Inductor's IR: its body run on tensors of indices, without any code generation.
 
 The IR of a buffer says what a lowering meant; the kernel is what the code generator made of it. Run in the dtype of
 the program it has the rounding that the program may have, run in float64 it has none.
@@ -25,7 +25,7 @@ class NotEvaluable(Exception):
 
 
 class Memory(Protocol):
-    """Where loops load from and store to: flat storages, by the name of the buffer."""
+    """Memory that loops load from and store to: flat storages, by the name of the buffer."""
 
     double: bool
     generator: torch.Generator | None
@@ -215,7 +215,7 @@ class LoopHandler:
         return bits.to(real(dtype, double=self.memory.double))
 
     def masked(self, mask: object, body: Callable[[], object], other: object) -> torch.Tensor:
-        """What ``body`` gives where the mask is set, and ``other`` elsewhere."""
+        """Return the value of ``body`` where the mask is set, and ``other`` elsewhere."""
         self._masked += 1
         try:
             value = torch.as_tensor(plain(body()))

@@ -1,4 +1,4 @@
-"""What one watched compile keeps of everything behind a graph's passes: its IR, its kernels and what they wrote."""
+"""Record of one watched compile behind a graph's passes: the IR, the kernels and the values that they wrote."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class GraphCall:
 
 @dataclass(frozen=True)
 class Failed:
-    """Where behind the passes an exception rose: while which operator was lowered, or which kernel was made or run.
+    """Place behind the passes where an exception rose: the operator being lowered, or the kernel being made or run.
 
     ``place`` is the stage at work. ``source`` and ``line`` are those of the compiler's code that raised; ``operators``
     are those whose code could not be written. ``refused`` is the whole message of the compiler that the generated

@@ -40,7 +40,7 @@ def operator_name(target: object) -> str:
 
 
 def can_fall_back(node: fx.Node) -> bool:
-    """Whether ATen can compute the node in place of its lowering: no view, nothing that writes to its arguments."""
+    """Return whether ATen can compute the node instead of its lowering: no view, no write to an argument."""
     target = node.target
     if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
         return False

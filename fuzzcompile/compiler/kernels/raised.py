@@ -1,4 +1,4 @@
-"""Where in the compiler an exception rose: the file and line that a maintainer opens."""
+"""Place in the compiler where an exception rose: the file and line that a maintainer opens."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ def raised_at(error: BaseException) -> tuple[str | None, int | None, str | None]
 
 
 def raised_in(error: BaseException) -> tuple[tuple[str, int, str], ...]:
-    """The innermost frames of the compiler that an error of it came through: file, line and function, innermost first.
+    """Return the innermost frames of the compiler that its error came through, innermost first: file, line, function.
 
     They are those of its first cause that has any. Code that only hands calls on, or that the compiler generated, is
-    passed over; at most three are told. Of a generated program that raised by itself, nothing is: what called it is not
-    at work any more.
+    passed over; at most three are given. A generated program that raised by itself has none: its caller has
+    finished its work.
     """
     if generated_place(error) is not None:
         return ()

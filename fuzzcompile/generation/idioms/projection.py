@@ -1,4 +1,4 @@
-"""How activations become query, key and value. No projection at all is the simplest choice."""
+"""Projections of activations to query, key and value. No projection at all is the simplest choice."""
 
 from fuzzcompile.generation.registry import Idiom, PartTraits, register
 

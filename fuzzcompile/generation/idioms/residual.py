@@ -1,4 +1,4 @@
-"""How a branch joins the residual stream."""
+"""Residual connections: ways of adding a branch to the residual stream."""
 
 from fuzzcompile.generation.registry import Idiom, register
 

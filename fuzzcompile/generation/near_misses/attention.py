@@ -23,7 +23,7 @@ def _mask_is(spec: CaseSpec, holds: Callable[[Mask], bool]) -> bool:
 
 
 def _hides(attention: Attention) -> bool:
-    """Whether keys are taken out entirely; over another axis a whole line would be −inf."""
+    """Return whether keys are hidden entirely; over another axis a whole line would be −inf."""
     return form_of(attention).hides_keys or (attention.mask is not None and attention.mask.hides)
 
 

@@ -1,4 +1,4 @@
-"""Detours by name: a few statements over the activation, before or after the body, that rewrites of plain code meet.
+"""Detours by name: a few statements over the activation, before or after the body, to which rewrites apply.
 
 Adding one takes a template and a unit, in this package or outside of it. Each keeps the activation's shape and dtype,
 whatever its rank. The template is ``templates/detours/NAME.py.j2``, or the detour's ``source``, with a macro

@@ -40,7 +40,7 @@ FAMILIES = {"memory": (14,), "values": (12,), "detour": (8,)}
 
 
 def apply_near_misses(pen: Pen, spec: CaseSpec) -> CaseSpec:
-    """The case after the operators that chance picks."""
+    """Apply randomly chosen operators to the case."""
     for operator in NEAR_MISSES:
         if operator.family is None:
             spec = _applied(pen, operator, spec, pen.chance(operator.percent, operator.name))
@@ -107,22 +107,22 @@ def summary_of(function: Callable[..., object]) -> str:
 
 
 def attends(spec: CaseSpec) -> bool:
-    """Whether the case has an attention whose parts are drawn, and no layer in its place."""
+    """Return whether the case has an attention whose parts are drawn, and no layer in its place."""
     return spec.attends
 
 
 def has_scores(spec: CaseSpec) -> bool:
-    """Whether the scores are written out, and not within ``F.scaled_dot_product_attention``."""
+    """Return whether the scores are written out, and not within ``F.scaled_dot_product_attention``."""
     return attends(spec) and form_of(spec.attention).has_scores
 
 
 def has_heads(spec: CaseSpec) -> bool:
-    """Whether query, key and value have heads of their own axis."""
+    """Return whether query, key and value have an axis for heads."""
     return attends(spec) and spec.attention.layout != "flat"
 
 
 def takes_qkv(spec: CaseSpec) -> bool:
-    """Whether query, key and value are inputs."""
+    """Return whether query, key and value are inputs."""
     return attends(spec) and spec.block is None and spec.attention.projection is None
 
 

@@ -1,4 +1,4 @@
-"""The kinds of near misses: what each can do to a program, and how it is done.
+"""The kinds of near misses: the edits that each can make to a program, and the functions that make them.
 
 Each kind lists the edits that it can make to a program, and makes one of them. An edit names operands and places among
 the statements, so that it can still be made after others; where it finds nothing any more, nothing happens.

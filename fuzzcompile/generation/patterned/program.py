@@ -45,7 +45,7 @@ class Operand:
 
     @property
     def floating(self) -> bool:
-        """Whether its values are real numbers that a gradient can flow to."""
+        """True if its values are real numbers that can have a gradient."""
         return self.dtype.startswith(("float", "bfloat")) and not self.dtype.startswith("float8")
 
 

@@ -59,7 +59,7 @@ def operands_read(statements: Statements) -> Iterator[tuple[int, str]]:
 
 
 def place_of(statements: Statements, statement: int) -> int | None:
-    """Where a statement stands; None where an earlier edit left fewer."""
+    """Return the position of a statement; None if an earlier edit left fewer statements."""
     return statement if statement < len(statements) else None
 
 

@@ -1,4 +1,4 @@
-"""Where operator programs stand in a case: in the place of the model, or before or after its body."""
+"""Places operator programs in a case: as the model itself, or before or after its body."""
 
 from __future__ import annotations
 

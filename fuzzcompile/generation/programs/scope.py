@@ -17,7 +17,7 @@ _MOST, _LONGEST = 2**13, 90
 
 @dataclass
 class Scope:
-    """What a program may use, and what it has said so far.
+    """The values that a program may use, and its statements so far.
 
     Attributes:
         pen: draws the choices.
@@ -61,7 +61,7 @@ class Scope:
         return self.some(lambda value: value.floating and value.rank >= least_rank)
 
     def writable(self, value: Value) -> bool:
-        """Whether a statement may write to the value's memory."""
+        """Return whether a statement may write to the value's memory."""
         if value.frozen or self.backward:
             return False
         return self.alters_inputs or value.root not in self._given

@@ -54,22 +54,22 @@ class Value:
 
     @property
     def floating(self) -> bool:
-        """Whether it holds floating-point numbers."""
+        """True if it holds floating-point numbers."""
         return self.dtype in FLOATING
 
     @property
     def integral(self) -> bool:
-        """Whether it holds integers, booleans apart."""
+        """True if it holds integers, not booleans."""
         return self.dtype in INTEGERS
 
     @property
     def elements(self) -> Dim:
-        """How many elements it has."""
+        """The number of elements in each call."""
         return elements(self.shape)
 
 
 def elements(shape: Shape) -> Dim:
-    """How many elements a tensor of that shape has in each call; () for a shape without axes, which has one."""
+    """Count the elements of a tensor of that shape in each call; () for a shape without axes, which has one."""
     return tuple(prod(sizes) for sizes in zip(*shape, strict=True))
 
 
@@ -94,7 +94,7 @@ def _joined(first: Dim, second: Dim) -> Dim | None:
 
 
 def ones(size: Dim) -> bool:
-    """Whether a size is 1 in every call."""
+    """Return whether a size is 1 in every call."""
     return all(number == 1 for number in size)
 
 

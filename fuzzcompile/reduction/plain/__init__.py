@@ -1,1 +1,1 @@
-"""The script that an issue shows: straight code of a few lines, and what it says under each backend."""
+"""The script that an issue shows: straight code of a few lines, and its result under each backend."""

@@ -22,7 +22,7 @@ _PROPERTIES = {"strides": "{}.stride()", "dtype": "{}.dtype", "shape": "{}.shape
 
 @dataclass(frozen=True)
 class Check:
-    """How a script shows the bug; ``kind`` is one of `rungs.result_of`'s, or "dies" if its process does.
+    """The way a script shows the bug; ``kind`` is one of `rungs.result_of`'s, or "dies" if its process does.
 
     ``lines`` use ``compiled`` and the names of the program and its inputs; ``setup`` are lines before the program is
     compiled. ``seeded`` is whether the values of the inputs matter.
@@ -37,7 +37,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Calls:
-    """How a script calls its program: the name of the callee, and the expressions of its arguments.
+    """A script's call of its program: the name of the callee, and the expressions of its arguments.
 
     ``star`` is put before a single argument that holds all of them. With ``runs``, the case's own ``run`` drives it.
     ``held`` are variables of the script that were attributes of the module.
@@ -271,7 +271,7 @@ def _raising(script: Script, calls: Calls, kind: str) -> Iterator[Check]:
 
 
 def _kind(target: Target) -> str:
-    """What a script reaches: a result, its gradient, or what a call leaves behind."""
+    """Return the kind of value that a script compares: a result, its gradient, or state after a call."""
     if target.expression.endswith(".grad"):
         return "gradient"
     return "output" if target.expression.startswith("out") else target.observable.kind
@@ -290,7 +290,7 @@ def _of(script: Script, calls: Calls, function: str) -> str:
 
 
 def _is_whole(script: Script) -> bool:
-    """Whether all outputs are compared, and `torch.testing.assert_close` can compare them as they are returned."""
+    """Return whether all outputs are compared, and `torch.testing.assert_close` takes them as returned."""
     outputs = script.drive.probe.outputs
     if not script.targets or not outputs:
         return True

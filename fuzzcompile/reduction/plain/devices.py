@@ -34,7 +34,7 @@ def moved_lines(lines: Sequence[str]) -> list[str]:
 
 
 def makes_sense_on_cuda(report: ReportJson) -> bool:
-    """Whether the culprit of a report may be at work on a GPU too."""
+    """Return whether the culprit of a report may be at work on a GPU too."""
     culprit = report.get("culprit") or {}
     named = f"{culprit.get('source') or ''} {culprit.get('rewrite') or ''} {culprit.get('family') or ''}".lower()
     return not any(word in named for word in _CPU_SOURCES) and "aten_kernel" not in (culprit.get("details") or {})
@@ -65,7 +65,7 @@ class _Moving(ast.NodeTransformer):
         return node
 
     def _makes_module(self, value: ast.expr) -> bool:
-        """Whether a variable of the script gets a module; one that another module holds moves with that."""
+        """Return whether a variable of the script gets a module; one that another module holds moves with that."""
         while (
             isinstance(value, ast.Call)
             and isinstance(value.func, ast.Attribute)

@@ -17,7 +17,7 @@ _LINE = re.compile(r":(\d+)")
 
 
 def expression_at_fault(source: str, chosen: Script, report: ReportJson) -> str | None:
-    """The expression at the culprit's site, else one that its name speaks of, at most some 76 characters long.
+    """Return the expression at the culprit's site, else one that its name mentions, of at most some 76 characters.
 
     Without either it is the expression that is returned.
 

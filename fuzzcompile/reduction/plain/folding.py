@@ -198,7 +198,7 @@ def _is(node: ast.AST, name: str) -> bool:
 
 
 def _writes(statement: ast.stmt) -> bool:
-    """Whether a statement may write to memory, or is more than an assignment to names or a ``return``."""
+    """Return whether a statement may write to memory, or is more than an assignment to names or a ``return``."""
     if not isinstance(statement, ast.Assign | ast.Return):
         return True
     inner = list(ast.walk(statement))
@@ -244,7 +244,7 @@ class _Unbinding(ast.NodeTransformer):
 
 
 def _held(model: ast.ClassDef) -> dict[str, ast.expr] | None:
-    """What ``__init__`` assigns to the module, by name; None if it does anything else, or takes arguments."""
+    """Return the attributes that ``__init__`` assigns, by name; None if it does more or takes arguments."""
     methods = [node for node in model.body if not isinstance(node, ast.Pass)]
     made = defined(methods, "__init__", ast.FunctionDef)
     if any(not isinstance(node, ast.FunctionDef) or node.name not in ("__init__", "forward") for node in methods):
@@ -268,7 +268,7 @@ def _held(model: ast.ClassDef) -> dict[str, ast.expr] | None:
 
 
 def _only_reads(function: ast.FunctionDef, held: Iterable[str]) -> bool:
-    """Whether a method uses ``self`` for nothing but to read what the module holds."""
+    """Return whether a method uses ``self`` for nothing but to read what the module holds."""
     inner = list(ast.walk(function))
     reads = [
         node

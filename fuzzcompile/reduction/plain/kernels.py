@@ -40,7 +40,7 @@ def main(path: str, operator: str | None = None) -> None:
 
 
 def _depends_on_layout(call: OperatorCall) -> bool:
-    """Whether an operator gives other values (or an error) for contiguous copies of its inputs."""
+    """Return whether an operator gives other values (or an error) for contiguous copies of its inputs."""
     tensors = [value for value in pytree.tree_leaves([call.args, call.kwargs]) if isinstance(value, torch.Tensor)]
     if all(tensor.is_contiguous() for tensor in tensors):
         return False

@@ -27,7 +27,7 @@ _LEAST = 5.0
 
 @dataclass(frozen=True)
 class Seen:
-    """What a plain script showed: its ladder, whether it shows the bug, and what it printed when run alone."""
+    """The results of a plain script: its ladder, whether it shows the bug, and its output when run alone."""
 
     plain: Plain
     shows: bool
@@ -49,7 +49,7 @@ class Clock:
 
     @classmethod
     def of(cls, seconds: float) -> Clock:
-        """A clock that ends in so many seconds."""
+        """Return a clock that ends in so many seconds."""
         return cls(time.monotonic() + seconds)
 
     @property
@@ -83,7 +83,7 @@ def _rung(plain: Plain, backend: str) -> dict[str, str]:
 
 
 def _tried(candidates: Sequence[Sequence[Mapping[str, str]]], clock: Clock) -> dict[int, dict[str, _Rung]]:
-    """What each candidate showed under each backend that was tried, by its number."""
+    """Return the result of each candidate under each backend that was tried, by its number."""
     found: dict[int, dict[str, _Rung]] = {}
     driver = Path(rungs.__file__).read_text(encoding="utf-8")
     limit = clock.limit

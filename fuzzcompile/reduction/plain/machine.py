@@ -1,4 +1,4 @@
-"""What ``torch.utils.collect_env`` says of this machine, without its names."""
+"""The output of ``torch.utils.collect_env`` on this machine, without its names."""
 
 from __future__ import annotations
 

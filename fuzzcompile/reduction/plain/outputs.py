@@ -1,4 +1,4 @@
-"""What a script printed, in the lines that a reader needs."""
+"""The output of a script, cut to the lines that a reader needs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _QUOTED = re.compile(r"\s*\d*\s*\|| +[\^~]")
 
 
 def said(output: str) -> str:
-    """What a script printed, without the frames of a traceback, in a few lines."""
+    """Return the output of a script in a few lines, without the frames of a traceback."""
     before, _, error = rungs.split_error(output)
     lines = [line.rstrip() for line in (*before.splitlines(), *error.splitlines())]
     lines = [line for line in lines if line and not _HINTS.match(line)]
@@ -32,7 +32,7 @@ def said(output: str) -> str:
 
 
 def line_of(output: str) -> str:
-    """The line of an output that says most."""
+    """Return the most informative line of an output."""
     _, _, error = rungs.split_error(output)
     lines = [line.strip() for line in (error or output).splitlines() if line.strip() and not _HINTS.match(line)]
     if not lines:

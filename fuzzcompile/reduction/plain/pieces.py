@@ -94,7 +94,7 @@ def _bound(nodes: Iterable[ast.stmt]) -> set[str]:
 
 
 def _is_straight(made: ast.FunctionDef) -> bool:
-    """Whether ``make()`` returns a pair at its end and nowhere else, and takes and declares nothing."""
+    """Return whether ``make()`` returns a pair at its end and nowhere else, and takes and declares nothing."""
     last = made.body[-1]
     pair = isinstance(last, ast.Return) and isinstance(last.value, ast.Tuple) and len(last.value.elts) == 2
     own = [node for statement in made.body[:-1] for node in _own(statement)]

@@ -1,4 +1,4 @@
-"""Runs scripts one after the other in one process, and says of each what it showed. Needs nothing but torch.
+"""Runs scripts one after the other in one process, and classifies the result of each. Needs nothing but torch.
 
 As a script: ``python repro.py``, with ``scripts.json`` beside it: a list of candidates, each a list of rungs
 ``{"backend", "script", "check"}``. The rungs of a candidate follow each other as long as the first is "wrong" or
@@ -22,7 +22,7 @@ ACCEPTED = "compiled:"
 
 
 def split_error(output: str) -> tuple[str, str, str]:
-    """What a script printed before the traceback that ended it, the traceback's frames, and the error with its text.
+    """Split an output into the text before the final traceback, the traceback's frames, and the error with its text.
 
     The last two are empty if no error ended it.
     """
@@ -35,7 +35,7 @@ def split_error(output: str) -> tuple[str, str, str]:
 
 
 def result_of(check: str, output: str, status: int) -> str:
-    """What a script showed, by its output and exit status: "right", "wrong" or "raises".
+    """Return the result of a script, from its output and exit status: "right", "wrong" or "raises".
 
     ``check`` says how it shows the bug: "asserts", "views" (a view that only compiled results refuse), "raises",
     "accepts" (prints what compiled code returns, and raises after that).
@@ -57,12 +57,12 @@ def result_of(check: str, output: str, status: int) -> str:
 
 
 def shows(check: str, result: str) -> bool:
-    """Whether a script that showed ``result`` under Inductor shows the bug."""
+    """Return whether a script that showed ``result`` under Inductor shows the bug."""
     return result == ("raises" if check == "raises" else "wrong")
 
 
 def _run(script: str) -> tuple[str, int]:
-    """What a script prints in this process, and the exit status that it would have."""
+    """Run a script in this process; return its output, and the exit status that it would have."""
     import contextlib
     import io
     import runpy

@@ -57,7 +57,7 @@ class Plain:
 
     @property
     def lines(self) -> int:
-        """How many lines are not blank."""
+        """Count the lines that are not blank."""
         return sum(1 for line in self.text().splitlines() if line.strip())
 
     def _compiled(self, backend: str | None) -> tuple[list[str], str]:
@@ -130,7 +130,7 @@ def plain_scripts(chosen: Script) -> Iterator[Plain]:
 
 
 def kinds_of(chosen: Script) -> list[str]:
-    """What to call inputs without a name of their own: "" for any letter."""
+    """Return base names for inputs without a name of their own: "" for any letter."""
     first = chosen.drive.probe.inputs[0]
     values = first if isinstance(first, tuple) else ()
     dtypes = [value.dtype if isinstance(value, torch.Tensor) else None for value in values]
@@ -141,7 +141,7 @@ def kinds_of(chosen: Script) -> list[str]:
 
 
 def _calls(chosen: Script, pieces: Pieces, original: Pieces) -> tuple[Calls, Pieces]:
-    """How the program is called, and the pieces with the inputs as variables."""
+    """Return the call of the program, and the pieces with the inputs as variables."""
     arguments, setup = pieces.arguments, list(pieces.setup)
     probe = chosen.drive.probe
     runs, callee = probe.case.run is not None, "model"
@@ -185,7 +185,7 @@ def _together(setup: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _assigned_text(statement: ast.stmt) -> str | int:
-    """What a statement assigns to one name; for any other, what no other has."""
+    """Return the text that a statement assigns to one name; for any other statement, a unique number."""
     plain = isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name)
     return ast.unparse(statement.value) if plain and isinstance(statement, ast.Assign) else id(statement)
 

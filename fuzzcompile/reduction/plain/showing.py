@@ -1,4 +1,4 @@
-"""What a reduced case shows: the script for an issue, its ladder, and what goes with them."""
+"""The script for an issue, made from a reduced case, with its ladder, environment and outputs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def shown_as_issue(source: str, chosen: Script, report: ReportJson, seconds: flo
 
 
 def _eager_is_wrong(report: ReportJson, made: ShownJson) -> bool:
-    """Whether eager mode hands the kernel such inputs: as the report says, else if aot_eager agrees with eager."""
+    """Return whether eager gives the kernel such inputs: by the report, else if aot_eager agrees with eager."""
     kernel = ((report.get("culprit") or {}).get("details") or {}).get("aten_kernel")
     said = kernel.get("wrong_in") if isinstance(kernel, dict) else None
     return said == "eager" if said else made["ladder"][1]["result"] == "right"

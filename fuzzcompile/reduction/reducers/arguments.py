@@ -27,7 +27,7 @@ def drop_arguments(search: Search) -> None:
 
 
 def _is_telling(value: object) -> bool:
-    """Whether the argument changes the result: a dimension, a dtype."""
+    """Return whether the argument changes the result: a dimension, a dtype."""
     return value is not None and not isinstance(value, bool)
 
 

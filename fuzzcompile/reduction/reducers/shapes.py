@@ -126,12 +126,12 @@ def _readings(program: Program, size: int, smaller: int) -> Iterator[Program]:
 
 
 def _is_empty_somewhere(evaluation: Evaluation) -> bool:
-    """Whether any value is a tensor without elements."""
+    """Return whether any value is a tensor without elements."""
     return any(isinstance(value, torch.Tensor) and not value.numel() for value in evaluation.values.values())
 
 
 def _takes_nothing(program: Program) -> bool:
-    """Whether an index selects no element (``x[1:1]``), because a position was read as a size."""
+    """Return whether an index selects no element (``x[1:1]``), because a position was read as a size."""
     empty: list[slice] = []
 
     def look(part: object) -> None:

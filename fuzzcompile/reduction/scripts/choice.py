@@ -59,7 +59,7 @@ def choose(drive: Driving, report: ReportJson, remark: str = "") -> Script:
 
 
 def _shows_after_backward(observable: Observable) -> bool:
-    """Whether it may be wrong by a backward pass alone: gradients, and the random state, which backward may move."""
+    """Return whether backward alone may make it wrong: a gradient, or the random state that backward may move."""
     return observable.kind == "gradient" or observable.name == RANDOM_STATE
 
 

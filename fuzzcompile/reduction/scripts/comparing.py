@@ -55,7 +55,7 @@ class Script:
 
     @property
     def flat(self) -> bool:
-        """Whether one model and one set of inputs serve all runs, so that the script needs no loop."""
+        """Return whether one model and one set of inputs serve all runs, so that the script needs no loop."""
         probe = self.drive.probe
         return (
             probe.repeatable
@@ -67,12 +67,12 @@ class Script:
 
     @property
     def several(self) -> bool:
-        """Whether more than one observable is compared."""
+        """Return whether more than one observable is compared."""
         return len(self.targets) > 1
 
     @property
     def tensors(self) -> bool:
-        """Whether tensors are compared, not Python objects."""
+        """Return whether tensors are compared, not Python objects."""
         return all(target.observable.is_tensor for target in self.targets)
 
     @property
@@ -92,7 +92,7 @@ class Script:
 
     @property
     def nonfinite(self) -> bool:
-        """Whether NaN or infinity is part of a right answer."""
+        """Return whether NaN or infinity is part of a right answer."""
         return self.drive.probe.nonfinite
 
     @property

@@ -1,4 +1,4 @@
-"""What a reproducer needs of the user's own: the passes and the backend under which its bug shows."""
+"""The user's own passes and backend that a reproducer needs to show its bug."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MARK = "# No part of PyTorch: "
 
 
 def with_custom(source: str) -> str:
-    """The case with statements that import what of the user's own this process compiles with, and put it in force.
+    """Add statements to the case that import and apply the user's own passes and backend of this process.
 
     Modules are imported from where they are on this machine, unless they are installed. A source that has these
     statements already stays as it is.
@@ -33,7 +33,7 @@ def with_custom(source: str) -> str:
 
 
 def blames_custom(report: ReportJson) -> bool:
-    """Whether the culprit is something of the user's own."""
+    """Return whether the culprit is one of the user's own passes or backends."""
     return is_custom((report.get("culprit") or {}).get("pass"))
 
 

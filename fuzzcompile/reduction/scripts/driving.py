@@ -1,4 +1,4 @@
-"""How a reproducer drives its case: settings, conversions, calls, backward."""
+"""The code by which a reproducer runs its case: settings, conversions, calls, backward."""
 
 from __future__ import annotations
 
@@ -37,27 +37,27 @@ class Driving:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether the script needs a GPU."""
+        """Return whether the script needs a GPU."""
         return self.device.startswith("cuda")
 
     @property
     def placed(self) -> bool:
-        """Whether the program makes tensors where it is not told to, so that they would stay on the CPU."""
+        """Return whether the program makes tensors without a device argument, which would stay on the CPU."""
         return self.told and makes_tensors(self.source)
 
     @property
     def calls(self) -> bool:
-        """Whether the case makes several calls in a row."""
+        """Return whether the case makes several calls in a row."""
         return len(self.probe.inputs) > 1
 
     @property
     def random(self) -> bool:
-        """Whether the program draws random numbers."""
+        """Return whether the program draws random numbers."""
         return self.probe.random
 
     @property
     def seed_before_make(self) -> bool:
-        """Whether ``make()`` leaves the seeding to its caller."""
+        """Return whether ``make()`` leaves the seeding to its caller."""
         return "manual_seed" not in self.source
 
     @property
@@ -149,7 +149,7 @@ class Driving:
         return f"random = {_GENERATOR}\nsum(({product}).sum() for x in {leaves}).backward()"
 
     def clashes(self, text: str) -> bool:
-        """Whether the script text binds names of the case."""
+        """Return whether the script text binds names of the case."""
         return bool(names_bound(self.source) & names_bound(text))
 
     def needs(self, text: str) -> list[str]:
@@ -197,7 +197,7 @@ class Driving:
 
 
 def _only_tensors(arguments: object) -> bool:
-    """Whether a plain list comprehension over the inputs (or the input itself) reaches every tensor."""
+    """Return whether a plain list comprehension over the inputs (or the input itself) reaches every tensor."""
     if isinstance(arguments, torch.Tensor):
         return arguments.is_floating_point()
     return isinstance(arguments, tuple) and all(isinstance(x, torch.Tensor) for x in arguments)

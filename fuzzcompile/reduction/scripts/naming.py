@@ -37,7 +37,7 @@ def expression(name: str, probe: Probe) -> str | None:
 
 
 def is_tensor(name: str, probe: Probe) -> bool:
-    """Whether the observable ``name`` is a tensor to the program too; the judge compares NumPy's arrays as tensors."""
+    """Return whether the observable ``name`` is a tensor in the program too, not a NumPy array compared as one."""
     match = _NAME.match(name)
     leaf_match = _LEAF.fullmatch(match["what"]) if match else None
     if match is None or leaf_match is None or leaf_match["kind"] != "out":
@@ -103,7 +103,7 @@ def tensor_leaf(base: str, tree: object, index: int) -> str | None:
 
 
 def is_flat(tree: object) -> bool:
-    """Whether the tree is a tuple, a list or a dictionary by name with no further containers in it."""
+    """Return whether the tree is a tuple, a list or a dictionary by name with no further containers in it."""
     if type(tree) is dict:
         values: Iterable[object] = tree.values() if all(isinstance(key, str) for key in tree) else [tree]
     elif isinstance(tree, tuple | list) and type(tree) in (tuple, list):

@@ -38,7 +38,7 @@ class Observable:
 
     @property
     def floating(self) -> bool:
-        """Whether rounding can touch it."""
+        """Return whether rounding can touch it."""
         return self.dtype is not None and (self.dtype.is_floating_point or self.dtype.is_complex)
 
 
@@ -64,7 +64,7 @@ class Probe:
 
     @property
     def is_module(self) -> bool:
-        """Whether the program is a module, which holds parameters that can be converted."""
+        """Return whether the program is a module, which holds parameters that can be converted."""
         return isinstance(self.model, nn.Module)
 
     @property
@@ -134,7 +134,7 @@ def _forward(observation: Observation) -> Observation:
 
 
 def _random_was_drawn(observation: Observation) -> bool:
-    """Whether the run that just ended moved a generator from where the run's seed had put it."""
+    """Return whether the run that just ended moved a generator from where the run's seed had put it."""
     states = _generator_states()
     seed_everything(RUN_SEED)
     fresh = _generator_states()

@@ -64,7 +64,7 @@ def names_bound(source: str) -> set[str]:
 
 
 def makes_tensors(source: str) -> bool:
-    """Whether the program, ``make()`` apart, makes tensors without saying on which device."""
+    """Return whether the program, ``make()`` apart, makes tensors without saying on which device."""
     program = (
         node for node in ast.parse(source).body if not (isinstance(node, ast.FunctionDef) and node.name == "make")
     )

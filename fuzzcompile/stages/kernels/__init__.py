@@ -1,1 +1,1 @@
-"""What the stages behind the graph passes share: a compile whose kernels are watched, and what is wrong in it."""
+"""Kernels: compiles with watched kernels, and the faults behind the graph passes."""

@@ -1,4 +1,4 @@
-"""Which of several operators repairs the divergence when it alone is compiled differently."""
+"""Bisection over operators: find the one that repairs the divergence if it alone is compiled differently."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def attempt(ablator: Ablator, without: Without) -> tuple[Trial, bool]:
 
 
 def right_without_vectors(ablator: Ablator, generator: CodeGenerator) -> bool:
-    """Whether the divergence is gone when no loop is vectorised.
+    """Return whether the divergence is gone when no loop is vectorised.
 
     Raises:
         OutOfTime: no further compile may be begun.
@@ -148,6 +148,6 @@ def _one_by_one(
 
 
 def _tried(ablator: Ablator, names: tuple[str, ...], change: Change, toggle: str) -> tuple[bool, bool]:
-    """Whether the change repairs the divergence, and whether the program fails in another way with it."""
+    """Return whether the change repairs the divergence, and whether the program then fails in another way."""
     trial, repaired = attempt(ablator, controlled(ablator.how, change(names), toggle.format(", ".join(names))))
     return repaired, trial.observation.failure is not None and not ablator.same_kind(trial)

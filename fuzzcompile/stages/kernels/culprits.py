@@ -86,7 +86,7 @@ def _cut(lines: Sequence[str]) -> str:
 
 
 def values_shown(comparison: Comparison | None) -> dict[str, object]:
-    """Where values differ most and what stands there, as JSON."""
+    """Describe the worst element of a comparison as JSON."""
     if comparison is None:
         return {}
     return {

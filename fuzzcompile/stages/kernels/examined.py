@@ -1,10 +1,4 @@
-"""Which operator's IR, which kernel, which output is the first to be wrong in a compile that was watched.
-
-Three computations of the same values are compared: the graph interpreted operator by operator, the IR that the
-lowerings made of it evaluated without code, and what the kernels wrote when the compiled graph ran. IR that is wrong
-on right inputs is a fault of a lowering; a kernel that writes something else than its IR says is one of the
-scheduler or the code generator.
-"""
+"""First wrong operator IR, kernel or output in a compile that was watched."""
 
 from __future__ import annotations
 
@@ -40,6 +34,11 @@ class Examined:
     """One lowered graph of a watched compile, evaluated on the inputs of one of its calls.
 
     Every computation is made on first use.
+
+    Three computations of the same values are compared: the graph interpreted operator by operator, the IR that the
+    lowerings made of it evaluated without code, and what the kernels wrote when the compiled graph ran. IR that is
+    wrong on right inputs is a fault of a lowering; a kernel that writes something else than its IR says is one of the
+    scheduler or the code generator.
 
     Args:
         ledger: of the watched compile.
@@ -114,12 +113,12 @@ class Examined:
 
     @property
     def usable(self) -> bool:
-        """Whether there are inputs to evaluate the graph on."""
+        """Return whether there are inputs to evaluate the graph on."""
         return self.inputs is not None
 
     @property
     def draws(self) -> bool:
-        """Whether the graph draws random numbers, which differ from run to run."""
+        """Return whether the graph draws random numbers, which differ from run to run."""
         return bool(random_calls(self.lowered.snapshot))
 
     @functools.cached_property
@@ -158,7 +157,7 @@ class Examined:
         return (name for name in self.lowered.labels if isinstance(self.exact.get(name), torch.Tensor))
 
     def _step(self, name: str) -> float | None:
-        """How far the IR is from the interpreted graph in float64; None where that is rounding, or not known."""
+        """Measure the IR's change against the interpreted graph in float64; None if it is rounding, or unknown."""
         value = _known(self.exact_ir.node, name)
         if value is None:
             return None
@@ -170,7 +169,7 @@ class Examined:
         return change if changes_meaning(change, noise) else None
 
     def _natively(self, name: str) -> Comparison | None:
-        """How the IR is wrong natively; None where it is right, or not known."""
+        """Compare the IR with the interpreted graph natively; None if it is right, or not known."""
         value, right, exact = _known(self.native_ir.node, name), self.native.get(name), self.exact[name]
         if value is None or not isinstance(right, torch.Tensor) or not isinstance(exact, torch.Tensor):
             return None
@@ -225,7 +224,7 @@ class Examined:
         return how_wrong(name, right, value.cpu(), exact, samples)
 
     def _is_last(self, number: int, name: str) -> bool:
-        """Whether nothing writes into the same buffer afterwards: the IR is evaluated to its end."""
+        """Return whether nothing writes into the same buffer afterwards: the IR is evaluated to its end."""
         renamed = getattr(self.lowered.scheduler, "mutation_real_name", {})
         place = renamed.get(name, name)
         later = (written for kernel, written in self.call.written if kernel > number)
@@ -289,7 +288,7 @@ def _examined(divergence: Divergence) -> list[Examined]:
 
 
 def _with_schedule(ir: Evaluated, wrong: WrongKernel) -> WrongKernel:
-    """Whether the scheduler's form of the loops is wrong already."""
+    """Mark the kernel if the scheduler's form of its loops is wrong already."""
     right = _known(ir.buffer, wrong.buffer)
     for scheduled in wrong.kernel.scheduled:
         for loop in scheduled.get_nodes():

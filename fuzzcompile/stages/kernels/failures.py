@@ -33,7 +33,7 @@ _FILES = facts().lowering_files
 
 
 def failure_of(trial: Trial) -> Failure | None:
-    """Where behind the passes the trial's exception rose; None if it was not there."""
+    """Find the failure behind the graph passes that raised the trial's exception; None if there is none."""
     for lowered in reversed(trial.ledger.lowered):
         if lowered.failed is not None:
             return _read(Failure(lowered, lowered.failed))
@@ -56,7 +56,7 @@ def _read(failure: Failure) -> Failure:
 
 
 def failed_families(failure: Failure | None) -> list[str]:
-    """What a signature may call an error: an operator of the graph or of the code; none if there is no error."""
+    """List the names that a signature may give an error: operators of the graph or of the code; empty without error."""
     if failure is None:
         return []
     nodes = (family_of_node(failure.lowered, failure.lowered.producer(name)) for name in reversed(failure.failed.nodes))

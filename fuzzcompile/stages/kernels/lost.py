@@ -25,7 +25,7 @@ _NO_CALL = re.compile(r"\s*(#.*|\w+ = empty_strided.*|del .*)?")
 
 
 def lost_kernel(ledger: Ledger) -> Attribution | None:
-    """What left out a kernel of a watched compile; None if the program computes every operator that was scheduled."""
+    """Find what dropped a kernel of a watched compile; None if the program computes every scheduled operator."""
     for lowered in ledger.lowered:
         if lowered.program and (named := _without_kernel(lowered) or _without_call(lowered)) is not None:
             return named

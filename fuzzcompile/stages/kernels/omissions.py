@@ -1,8 +1,4 @@
-"""Passes that left undone what the lowering relies on.
-
-Such a fault shows in no step: the graph computes the same before and after the pass. It shows when the lowering meets
-an operator that no lowering is registered for, and that a pass which no compile can do without should have replaced.
-"""
+"""Passes that left undone what the lowering relies on."""
 
 from __future__ import annotations
 
@@ -30,6 +26,10 @@ def left_undone(failure: Failure) -> Culprit | None:
 
     AOTAutograd and dynamo alone put these operators into a graph, so that the pass met them. Where a lowering is
     registered after all, the lowering is at fault. No compile can do without the pass, so that no ablation proves it.
+
+    Such a fault shows in no step: the graph computes the same before and after the pass. It shows when the lowering
+    meets an operator that no lowering is registered for, and that a pass which no compile can do without should have
+    replaced.
     """
     lowered, failed = failure.lowered, failure.failed
     node = lowered.node(failed.nodes[-1]) if failed.nodes else None

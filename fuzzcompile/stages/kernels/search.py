@@ -16,7 +16,7 @@ from fuzzcompile.trials.compiles import Trial
 
 
 def behind_the_graphs(stages: Sequence[Stage], ablator: Ablator) -> Attribution | None:
-    """What is at fault behind the graph passes; None if the fault is not there, or nothing was found.
+    """Find the culprit behind the graph passes; None if the fault is not there, or nothing was found.
 
     Args:
         stages: those behind the graph passes, in the order of looking.
@@ -27,7 +27,7 @@ def behind_the_graphs(stages: Sequence[Stage], ablator: Ablator) -> Attribution 
     """
     if ablator.screens:
         return None
-    # Of a compile whose kernels were not watched only a setting that decides about a stage alone speaks.
+    # If the kernels were not watched, only a setting that decides about a whole stage is evidence.
     trial = watched(ablator) or ablator.trial
     lost = lost_kernel(trial.ledger) if trial.observation.failure is None else None
     if lost is not None:

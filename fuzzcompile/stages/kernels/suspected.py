@@ -1,4 +1,4 @@
-"""What may be wrong with the kernels of a failing compile, as suspects of one stage."""
+"""Suspects of one stage among the kernels of a failing compile."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def kernels_suspected(stage: str, divergence: Divergence, *, overwritten: tuple[
 
 
 def _families(wrong: WrongKernel) -> list[str]:
-    """What may be wrong with a kernel whose arguments are right, as signatures call it."""
+    """List the families of possible faults in a kernel whose arguments are right, as signatures name them."""
     if wrong.kernel.extern:
         return []
     generator, scheduled = wrong.generator, wrong.kernel.scheduled

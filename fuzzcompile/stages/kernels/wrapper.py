@@ -90,7 +90,7 @@ def _proved(ablator: Ablator, owners: Iterable[_Owner], details: Mapping[str, ob
 
 
 def _raised_while_planning(trial: Trial) -> bool:
-    """Whether an error rose while memory was given to buffers, which the scheduler's decisions may contradict."""
+    """Return whether the error rose during memory planning, which the scheduler's decisions may contradict."""
     failure = trial.observation.failure
     return failure is not None and any(function in _PLANNING for _, _, function in failure.raised)
 
@@ -124,7 +124,7 @@ def _flaw(trial: Trial) -> Flawed | None:
 
 
 def _owners(flawed: Flawed) -> Iterator[_Owner]:
-    """What decides what the program does wrong, most telling first."""
+    """Yield the compiler's decisions that may cause the flaw, strongest evidence first."""
     if flawed.flaw is Flaw.INPUTS:
         yield from (_SAVED, _CALL) if flawed.backward else (_CALL,)
     elif flawed.flaw is Flaw.FREED:

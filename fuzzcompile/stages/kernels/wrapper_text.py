@@ -1,4 +1,4 @@
-"""What is wrong with a generated program that raises by itself, as far as its own text says. Needs no torch."""
+"""Flaws of a generated program that raises by itself, as far as its own text shows them. Needs no torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TANGENT = "tangents_"
 
 
 class Flaw(Enum):
-    """What the program does, in the words of a report."""
+    """Flaw of a generated program, in the words of a report."""
 
     EARLY = "reads a variable before it is assigned"
     FREED = "reads a variable after it was deleted"
@@ -51,12 +51,12 @@ class Flawed:
 
     @property
     def reused(self) -> bool:
-        """Whether the memory of the variable was given to another buffer."""
+        """Return whether the memory of the variable was given to another buffer."""
         return "# reuse" in self.elsewhere
 
     @property
     def of_buffer(self) -> bool:
-        """Whether the variable is a result of the program's own."""
+        """Return whether the variable is a result of the program's own."""
         return self.variable.startswith("buf")
 
 
@@ -113,7 +113,7 @@ def _inputs(function: ast.FunctionDef) -> Iterator[str]:
 
 
 def _fate(function: ast.FunctionDef, variable: str, line: int) -> tuple[Flaw, int]:
-    """Why a variable has no value at a line, and the line to blame; 0 where it is assigned nowhere."""
+    """Return the flaw that leaves a variable without a value at a line, and the line to blame (0: never assigned)."""
     made, freed = list[int](), list[int]()
     for node in ast.walk(function):
         if isinstance(node, ast.Name) and node.id == variable:
@@ -125,7 +125,7 @@ def _fate(function: ast.FunctionDef, variable: str, line: int) -> tuple[Flaw, in
 
 
 def _is_written(tree: ast.Module, variable: str, line: int) -> bool:
-    """Whether a call on that line writes to the variable: as its ``out``, or through a pointer of a C++ kernel."""
+    """Return whether a call on that line writes to the variable: as its ``out``, or through a C++ pointer."""
     types = _pointers(tree)
     for call in ast.walk(tree):
         if not isinstance(call, ast.Call) or call.lineno != line:

@@ -1,4 +1,4 @@
-"""What can be wrong behind the graph passes, and when a value counts as wrong."""
+"""Faults behind the graph passes, and the threshold beyond which a value counts as wrong."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class WrongKernel:
 
     @property
     def vectorised(self) -> bool:
-        """Whether its code uses vectors."""
+        """Return whether its code uses vectors."""
         return self.generator.is_vectorised(self.lowered.sources.get(self.kernel.name, ""))
 
     @property
@@ -126,7 +126,7 @@ class Failure:
 
     @property
     def vectorised(self) -> bool:
-        """Whether the kernel's code uses vectors."""
+        """Return whether the kernel's code uses vectors."""
         return self.generator.is_vectorised(self.lowered.sources.get(self.failed.kernel or "", ""))
 
     def code_operators(self) -> list[str]:
@@ -155,7 +155,7 @@ def family_of_node(lowered: Lowered, node: str) -> str:
 def how_wrong(
     name: str, right: torch.Tensor, value: torch.Tensor, exact: torch.Tensor, samples: Sequence[torch.Tensor]
 ) -> Comparison | None:
-    """How ``value`` is farther from ``exact`` than rounding explains; None if it is not.
+    """Compare ``value`` with ``exact``; None if rounding explains the distance.
 
     Args:
         name: of the value.
@@ -175,6 +175,6 @@ def how_wrong(
 
 
 def beyond_rounding(comparison: Comparison) -> bool:
-    """Whether a value within default tolerances is wrong all the same."""
+    """Return whether a value within default tolerances is wrong all the same."""
     usual = max(comparison.max_error_eager, comparison.noise_floor)
     return comparison.finding != "far" or comparison.max_error_compiled > _KERNEL_FACTOR * usual

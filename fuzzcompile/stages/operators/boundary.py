@@ -1,4 +1,4 @@
-"""What happens between dynamo's graph and the one that Inductor's passes get: functionalization, decompositions.
+"""Boundary between dynamo's graph and that of Inductor's passes: functionalization and decompositions.
 
 Both graphs are run in float64 on the inputs that the program really got. They mean the same, so their outputs (and
 gradients) agree to float64's rounding: on generated modules to 1e-14, measured. Nothing that a compile in the
@@ -166,7 +166,7 @@ def _named(frame: Frame, count: ReplayCount, step: float, *, gradient: bool) -> 
 
 
 def _shows(call: _Crossing, step: float) -> bool:
-    """Whether a change is there in the program's own precision too, if it is too large for rounding to hide it.
+    """Return whether a change too large for rounding to hide shows in the program's own precision too.
 
     One that only float64 has comes of running the graph there: ``x.to(torch.float16)`` is ``x`` itself where that is a
     half tensor, and a copy of one that was doubled, into which later writes do not go.
@@ -178,7 +178,7 @@ def _shows(call: _Crossing, step: float) -> bool:
 
 
 def _mutates(before: Sequence[Any], after: Sequence[Any]) -> bool:
-    """Whether the graph wrote to an input: AOTAutograd then returns other outputs, and replay compares passes only."""
+    """Return whether the graph wrote to an input: AOTAutograd then returns other outputs than replay compares."""
     return any(
         value is not afterwards
         for value, afterwards in zip(before, after, strict=True)
@@ -187,7 +187,7 @@ def _mutates(before: Sequence[Any], after: Sequence[Any]) -> bool:
 
 
 def _explained(call: _Crossing, outputs: Sequence[Any]) -> float:
-    """What change float64's own rounding explains, or constants that a decomposition holds in float32.
+    """Return the change that float64's rounding explains, or a decomposition's constants held in float32.
 
     The second is the native run's error, scaled from its dtype to float32.
     """

@@ -63,7 +63,7 @@ _Difference = tuple[Kind, str, str, float | None]
 
 
 def _differing(call: TakenCall, verdict: Verdict) -> _Difference | None:
-    """What differs between the two paths, as it is in eager mode and as it is traced, and by how much."""
+    """Return the difference between the two paths: its kind, the eager value, the traced value and its size."""
     eager, traced = call.eager, call.traced
     if eager.error is not None or len(eager.results) != len(traced.results):
         return None

@@ -1,4 +1,4 @@
-"""What is the matter with an operator that is computed in another way than by its kernel."""
+"""Faults of operators that the compiler computes in another way than by their kernels."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Fault:
 
 
 def fault_of(application: Application) -> Fault | None:
-    """What is the matter with one application of an operator; None if nothing is."""
+    """Find the fault in one application of an operator; None if there is none."""
     kernel, substitute = application.kernel, application.other
     if kernel.error is not None or substitute.error is not None:
         return _error(application)
@@ -234,7 +234,7 @@ def _numbers(application: Application) -> Fault | None:
 
 
 def noise_of(application: Application, exact: tuple[Outcome, Outcome]) -> float:
-    """How far one ulp of float64 in the arguments moves either result."""
+    """Measure how far one ulp of float64 in the arguments moves either result."""
     most = 0.0
     for seed in _NOISE_SEEDS:
         moved = application.exact(noise=seed)
@@ -246,7 +246,7 @@ def noise_of(application: Application, exact: tuple[Outcome, Outcome]) -> float:
 
 
 def far_from(kernel: Outcome, substitute: Outcome, exact: Outcome | None) -> bool:
-    """Whether a native result is farther from float64 than the kernel's, beyond what its dtype's tolerance allows."""
+    """Return whether a native result is farther from float64 than the kernel's, beyond its dtype's tolerance."""
     truths = exact.results if exact is not None else kernel.results
     for right, value, truth in zip(kernel.results, substitute.results, truths, strict=False):
         if not change.comparable(right, value) or not change.comparable(right, truth) or right.dtype != value.dtype:
@@ -275,5 +275,5 @@ def worst_of(kernel: Outcome, substitute: Outcome) -> tuple[str, str]:
 
 
 def has_floats(values: Sequence[Any]) -> bool:
-    """Whether some tensor among the values is floating or complex."""
+    """Return whether some tensor among the values is floating or complex."""
     return any(isinstance(v, torch.Tensor) and (v.is_floating_point() or v.is_complex()) for v in values)

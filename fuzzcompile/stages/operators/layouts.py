@@ -1,8 +1,4 @@
-"""ATen kernels that give other values on operands of one layout than on contiguous copies of them.
-
-Where eager mode alone hands them such operands, eager mode is wrong and the compiled program right; where only the
-compiled program does, the reverse. Either way the kernel is at fault, not the stage in which both sides part.
-"""
+"""ATen kernels that give other values on operands of one layout than on contiguous copies of them."""
 
 from __future__ import annotations
 
@@ -25,7 +21,10 @@ Side = Literal["eager", "compiled"]
 
 @dataclass(frozen=True)
 class KernelFault:
-    """A kernel at fault on operands of the program.
+    """Kernel that gives other values on operands of one layout than on contiguous copies of them.
+
+    Where eager mode alone hands it such operands, eager mode is wrong and the compiled program right; where only the
+    compiled program does, the reverse. Either way the kernel is at fault, not the stage in which both sides part.
 
     Attributes:
         fault: where, and what is the matter.
@@ -62,7 +61,7 @@ class KernelFault:
 
 
 def kernel_fault_of(application: Application, side: Side) -> KernelFault | None:
-    """What is the matter with a kernel on operands as they are, beside contiguous ones; None if nothing is.
+    """Find the fault of a kernel on operands as they are, compared with contiguous ones; None if there is none.
 
     Args:
         application: both ways, that on contiguous operands the second.

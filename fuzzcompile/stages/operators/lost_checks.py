@@ -52,7 +52,7 @@ def unchecked_operator(trial: Trial, captured: Sequence[Checked], program: Check
 
 
 def _is_traced(trial: Trial, checked: Checked, operator: Any) -> bool:
-    """Whether the operator, or what is made of it, is in the first graph that the passes got."""
+    """Return whether the operator, or what is made of it, is in the first graph that the passes got."""
     if checked.frame is None:
         return False
     record = checked.frame.record(JOINT_GRAPH)

@@ -1,4 +1,4 @@
-"""What the compiler's graphs say of their values (dtype, shape, strides) beside what these are at replay."""
+"""Metadata (dtype, shape, strides) recorded in the compiler's graphs, compared with the replayed values."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ _DEFAULT = {"fallback_random": True}
 
 @dataclass
 class Checked:
-    """What running the operators of one frame (or, without one, of the whole program) side by side showed."""
+    """Result of comparing the operators of one frame (without one: of the whole program) with their substitutes."""
 
     frame: Frame | None
     faults: list[Fault] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What the stages of single operators have in common, and the proof that looks at both at once."""
+"""Base class of the stages that transform single operators, and their joint proof."""
 
 from __future__ import annotations
 

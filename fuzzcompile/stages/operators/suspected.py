@@ -87,12 +87,12 @@ def faults_shown(checked: Sequence[Checked], verdict: Verdict) -> list[Fault]:
 
 
 def _shows(fault: Fault, graph: Checked, verdict: Verdict) -> bool:
-    """Whether memory that is shared or not can show: in values, only where something is written to."""
+    """Return whether shared memory can show: in values, only if something is written to."""
     return fault.kind != "alias" or verdict.kind != "values" or graph.watched.writes
 
 
 def wrong_anywhere(suspect: Suspect) -> bool:
-    """Whether an operator is certainly wrong in a way that whatever reads it inherits."""
+    """Return whether an operator is certainly wrong in a way that all its readers inherit."""
     return isinstance(suspect.finding, Fault) and suspect.certain and suspect.finding.kind in _WRONG_ANYWHERE
 
 
