@@ -23,7 +23,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """What needs torch or takes time to import is loaded when it is asked for: most commands start without."""
+    """Import public names on first use: they need torch or take time to import, and most commands do without them."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

@@ -89,7 +89,7 @@ class State(Protocol):
         """Restore everything to the moment before the first call, on ``device`` (and in float64)."""
 
     def enter(self, call: int) -> None:
-        """Restore everything to the moment before a later call, counted from 0, as ``restore`` was asked to."""
+        """Restore everything to the moment before a later call, counted from 0, with the arguments of ``restore``."""
 
     def reached(self) -> Reachable:
         """Return everything that the current call can reach now."""

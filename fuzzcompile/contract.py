@@ -14,7 +14,7 @@ SCHEMA = 1
 
 
 class ErrorMapJson(TypedDict):
-    """Where the values of an output are wrong: absolute errors against the float64 run, in at most 32 by 32 cells.
+    """A map of the wrong values of an output: absolute errors against the float64 run, in at most 32 by 32 cells.
 
     Keys:
         shape: of the output, in elements.
@@ -33,7 +33,7 @@ class ErrorMapJson(TypedDict):
 
 
 class OutputJson(TypedDict, total=False):
-    """How one output differs. Errors are absolute, against the float64 run; None where none was measured.
+    """The differences of one output. Errors are absolute, against the float64 run; None where none was measured.
 
     ``error_map`` is there for outputs whose values differ, and only where a page asked for it.
     """
@@ -61,7 +61,7 @@ class OutputJson(TypedDict, total=False):
 
 
 class EvidenceJson(TypedDict, total=False):
-    """What the verdict rests on."""
+    """The evidence that the verdict rests on."""
 
     outputs: list[OutputJson]
     eager_deterministic: bool
@@ -113,7 +113,7 @@ class AblationJson(TypedDict, total=False):
 
 
 class WorkaroundJson(TypedDict, total=False):
-    """What a user can set today; ``cost_ratio`` is the run time with it over that without."""
+    """A setting that avoids the bug today; ``cost_ratio`` is the run time with it over that without."""
 
     how: str
     config: Mapping[str, object]
@@ -133,14 +133,14 @@ class RewriteJson(TypedDict):
 
 
 class SuspectJson(TypedDict):
-    """What became of a rewrite that the user asked about."""
+    """The result for a rewrite that the user asked about."""
 
     name: str
     said: str
 
 
 class TargetJson(TypedDict):
-    """The device that the compiler was told, where that is not the one that ran.
+    """The device that the compiler generated code for, where that is not the one that ran.
 
     ``device`` is its name (``cuda:sm_90``). ``stages`` says of each stage how it was looked at: ``real code, fake
     device``, ``replayed on the CPU``, ``interpreted``, ``not decided``, or ``not looked at:`` and why.
@@ -153,7 +153,7 @@ class TargetJson(TypedDict):
 
 
 class PartingJson(TypedDict):
-    """Where bits part: a graph of dynamo by its number, the operator, and the kernel that computes it.
+    """The place where bits part: a graph of dynamo by its number, the operator, and the kernel that computes it.
 
     ``source`` and ``line`` are the compiler's code at work there, ``site`` is the user's line. ``why`` says what was
     seen, or, without ``promised``, why torch promises nothing there.
@@ -176,7 +176,7 @@ class PartingJson(TypedDict):
 
 
 class BitsJson(TypedDict):
-    """How many elements of an output have other bits, and how far apart they are."""
+    """The number of elements of an output that have other bits, and how far apart they are."""
 
     name: str
     differing: int
@@ -188,7 +188,7 @@ class BitsJson(TypedDict):
 
 
 class PromiseJson(TypedDict):
-    """What became of a promise: ``eager``, ``batch`` (a row alone and in a batch) or ``run_to_run``.
+    """The result for a promise: ``eager``, ``batch`` (a row alone and in a batch) or ``run_to_run``.
 
     ``holds`` is None where bits part and nothing is promised, and where it was not looked at. ``first`` is the first
     place where bits part although promised, else the first of all.
@@ -203,7 +203,7 @@ class PromiseJson(TypedDict):
 
 
 class ContractJson(TypedDict):
-    """What ``--contract bitwise`` adds: settings in force, what torch says of them, and each promise."""
+    """The part that ``--contract bitwise`` adds: settings in force, torch's word on each, and each promise."""
 
     name: str
     settings: dict[str, object]
@@ -213,7 +213,7 @@ class ContractJson(TypedDict):
 
 
 class CostJson(TypedDict, total=False):
-    """What the answer took; ``seconds`` is wall time, ``cause_screens`` what the search for the cause took besides."""
+    """Cost of the answer; ``seconds`` is wall time, ``cause_screens`` what the search for the cause took besides."""
 
     compiles: int
     screens: int
@@ -223,7 +223,7 @@ class CostJson(TypedDict, total=False):
 
 
 class CauseJson(TypedDict, total=False):
-    """What must change for a case to pass: the nearest neighbour of the case that the compiler treats rightly.
+    """The change that makes a case pass: the nearest neighbour of the case that the compiler treats rightly.
 
     Keys:
         fingerprint: the cause in words that do not hang on sizes, such as ``softmax(dim)`` or ``layout``; the last part
@@ -254,7 +254,7 @@ class RungJson(TypedDict):
 
 
 class ShownJson(TypedDict, total=False):
-    """What was seen of a reproducer when it was made; each script ran alone in a clean process.
+    """Observations of a reproducer when it was made; each script ran alone in a clean process.
 
     Keys:
         plain: the script for an issue, without exit codes: ``torch.testing.assert_close`` or the one observable.
@@ -285,7 +285,7 @@ class ShownJson(TypedDict, total=False):
 
 
 class WhereJson(TypedDict):
-    """Where a call of a running program was judged: ``worker``, or ``in place`` and why."""
+    """The place where a call of a running program was judged: ``worker``, or ``in place`` and why."""
 
     process: str
     why: str
@@ -329,7 +329,7 @@ def broken_bits(report: Mapping[str, Any]) -> str | None:
 
 
 def told(report: ReportJson) -> str | None:
-    """The target that the compiler was told; None if it compiled for the device that ran."""
+    """Return the target that the compiler generated code for; None if that is the device that ran."""
     target = report.get("target")
     return None if target is None else target["device"]
 
@@ -374,7 +374,7 @@ class LayerJson(TypedDict, total=False):
 
 
 class ToleranceJson(TypedDict):
-    """What a pair of ways to run may differ by, and why (see :mod:`fuzzcompile.tolerances`)."""
+    """The difference allowed between two ways to run, and the reason (see :mod:`fuzzcompile.tolerances`)."""
 
     pair: str
     dtype: str
@@ -394,7 +394,7 @@ class AttentionBackendJson(TypedDict):
 
 
 class AttentionKernelsJson(TypedDict):
-    """What every kernel says to one kind of typical inputs, in ``fuzzcompile doctor --json``."""
+    """The answer of every kernel to one kind of typical inputs, in ``fuzzcompile doctor --json``."""
 
     inputs: str
     head_dim: int

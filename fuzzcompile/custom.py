@@ -44,12 +44,12 @@ class Target:
 
     @property
     def is_file(self) -> bool:
-        """Whether a file is named, and no module."""
+        """True if the target names a file, and no module."""
         return self.module.endswith(".py")
 
     @property
     def name(self) -> str:
-        """What reports call it: ``module:attribute``, of a file its name without folder and ending."""
+        """The name in reports: ``module:attribute``, for a file its name without folder and ending."""
         return f"{Path(self.module).stem if self.is_file else self.module}:{self.attribute}"
 
     def __str__(self) -> str:
@@ -69,14 +69,14 @@ class CustomPass:
 
 @dataclass(frozen=True)
 class Custom:
-    """What of the user's own is compiled with: passes, and a backend by its registered name or as an object."""
+    """The user's own parts of a compile: passes, and a backend by its registered name or as an object."""
 
     passes: tuple[CustomPass, ...] = ()
     backend: Target | str | None = None
 
     @classmethod
     def parse(cls, passes: Sequence[str], places: Sequence[str], backend: str | None) -> Custom:
-        """What ``--pass``, ``--at`` and ``--backend`` name.
+        """Parse the values of ``--pass``, ``--at`` and ``--backend``.
 
         One ``--at`` is for every pass that names no stage itself (``module:attribute@stage``); of several, the first is
         for the first such pass, and so on.
@@ -132,13 +132,13 @@ class Loaded:
 
     @property
     def key(self) -> str:
-        """What tells the stream of its cases and its campaigns from others."""
+        """The key that distinguishes its stream of cases and its campaigns from others."""
         place = f"@{self.place}" if self.place else ""
         return f"{self.kind}={self.name}{place}" + (f"#{self.digest}" if self.digest else "")
 
 
 def is_custom(pass_name: str | None) -> bool:
-    """Whether the pass of a label or culprit is a user's own: no pass of torch has a colon in its name."""
+    """Return whether the pass of a label or culprit is a user's own: no pass of torch has a colon in its name."""
     return pass_name is not None and ":" in pass_name
 
 

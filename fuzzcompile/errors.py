@@ -30,5 +30,5 @@ class CaseError(UsageError):
 
 
 def message_of(error: BaseException, limit: int = 600) -> str:
-    """What an exception says, on one line and cut at ``limit`` characters."""
+    """Return the message of an exception, on one line and cut at ``limit`` characters."""
     return " ".join(str(error).split())[:limit]

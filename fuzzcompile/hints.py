@@ -85,11 +85,11 @@ class Named:
 
     @property
     def is_finding(self) -> bool:
-        """Whether the name is the id of a finding."""
+        """True if the name is the id of a finding."""
         return re.fullmatch(r"F\d+", self.name) is not None
 
     def is_taken_whole_by(self, word: str) -> bool:
-        """Whether the command takes every option that says what is judged, such as ``--module``."""
+        """Return whether the command takes every option that selects what is judged, such as ``--module``."""
         return not any(self.options.get(name) for name in _QUESTION if name not in _TAKES[word])
 
     def to_publish(self) -> Named:
@@ -112,7 +112,7 @@ def script(path: Path) -> str:
 
 
 def program() -> list[str]:
-    """How this installation is called from the user's shell: ``fuzzcompile`` where that is on the PATH."""
+    """Return the words that call this installation from the user's shell: ``fuzzcompile`` where that is on the PATH."""
     script = shutil.which("fuzzcompile")
     if script is not None and _is_ours(Path(script)):
         return ["fuzzcompile"]
@@ -120,25 +120,25 @@ def program() -> list[str]:
 
 
 def _python() -> str:
-    """How this interpreter is called: by its name, where that is the first one of the PATH."""
+    """Return the word that calls this interpreter: its name, where that is the first one of the PATH."""
     return next((name for name in ("python", "python3") if _same(shutil.which(name), sys.executable)), sys.executable)
 
 
 def _is_ours(script: Path) -> bool:
-    """Whether a script belongs to this installation and not to another environment."""
+    """Return whether a script belongs to this installation and not to another environment."""
     beside = Path(sys.executable).parent
     return beside.resolve() in (script.parent.resolve(), script.resolve().parent) or _same(str(script), sys.argv[0])
 
 
 def _same(left: str | None, right: str) -> bool:
-    """Whether both name one file of one folder: links to one interpreter are the interpreters of their environments."""
+    """Return whether both name one file in one folder: a link in another folder is of another environment."""
     return (
         left is not None and Path(left).parent == Path(right).parent and Path(left).resolve() == Path(right).resolve()
     )
 
 
 def _settings() -> InForce | None:
-    """What is in force; None where it cannot be read, so that nothing is left out."""
+    """Return the settings in force; None where they cannot be read, so that no option is left out."""
     try:
         return in_force()
     except UsageError:
@@ -146,7 +146,7 @@ def _settings() -> InForce | None:
 
 
 def _holds_anyway(name: str, value: object, settings: InForce | None) -> bool:
-    """Whether an option says nothing: it is not given, or what it says is in force without it."""
+    """Return whether an option is superfluous: it is not given, or its value is in force without it."""
     if value is None or value is False or value == ():
         return True
     key = name.replace("_", "-")

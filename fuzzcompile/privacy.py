@@ -1,4 +1,4 @@
-"""Removes a machine's own paths from text that is published, and passwords from all text."""
+"""Removal of a machine's own paths from text that is published, and of passwords from all text."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def without_password(argument: str) -> str:
 
 
 def _joint(parameter: re.Match[str]) -> str:
-    """What remains of a parameter: what led to it, where another one follows."""
+    """Return what remains of a parameter: the separator before it, where another parameter follows."""
     return parameter[1] if parameter[2] else ""
 
 

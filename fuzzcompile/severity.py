@@ -1,4 +1,4 @@
-"""How bad a bug is for those whom it hits: what comes first in every list, summary, index and exit status."""
+"""The severity of a bug for its users, which orders every list, summary, index and exit status."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fuzzcompile.contract import OutputJson, ReportJson, told
 
 
 class Severity(StrEnum):
-    """What a bug does to its users, the worst first; the values are the words of the JSON contract.
+    """The effect of a bug on its users, the worst first; the values are the words of the JSON contract.
 
     The order is that of a PyTorch maintainer's reading of findings: what is silently wrong comes before what is loudly
     wrong, and a layout that makes ``.view()`` raise before one that nobody notices.
@@ -35,12 +35,12 @@ class Severity(StrEnum):
         return list(Severity).index(self)
 
     def reaches(self, least: Severity) -> bool:
-        """Whether it is at least as bad as ``least``."""
+        """Return whether it is at least as bad as ``least``."""
         return self.rank <= least.rank
 
     @property
     def is_minor(self) -> bool:
-        """Whether lists count such findings in one line instead of showing each."""
+        """True if lists count such findings in one line instead of showing each."""
         return self in (Severity.LAYOUT, Severity.ACCEPTS_INVALID)
 
 
@@ -57,7 +57,7 @@ _OF_VERDICT = {
     "aliasing": Severity.ALIASING,
     "accepts_invalid": Severity.ACCEPTS_INVALID,
 }
-# How the judge tells of strides; reports of earlier versions say it in these words alone.
+# The judge's words for strides; reports of earlier versions have only these.
 _STRIDES = re.compile(r"eager \(([\d, ]*)\), compiled \(([\d, ]*)\)")
 
 
@@ -75,7 +75,7 @@ def severity(report: ReportJson | None) -> Severity | None:
 
 
 def rank(report: ReportJson | None) -> tuple[int, bool]:
-    """Sorts reports, the worst first; of two alike, that from a device that ran before one that was only told."""
+    """Return a sort key, worst report first; of two alike, one from a device that ran before one for a target only."""
     own = severity(report)
     return (len(Severity) if own is None else own.rank, report is not None and told(report) is not None)
 
@@ -92,7 +92,7 @@ def _of_metadata(outputs: object) -> Severity:
 
 
 def _view_raises(output: Mapping[str, object]) -> bool:
-    """Whether eager's result can be viewed flat and the compiled one cannot."""
+    """Return whether eager's result can be viewed flat and the compiled one cannot."""
     said = output.get("view_raises")
     if said is not None:
         return bool(said)

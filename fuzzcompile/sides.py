@@ -1,4 +1,4 @@
-"""What can run in the place of a program, as a case file's ``PATH`` spells it. Needs no torch."""
+"""Ways to run a program, as a case file's ``PATH`` spells them. Needs no torch."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ _TYPES = re.compile(r"(?:\w+(?:Error|Exception)\b:? *)+")
 
 
 def has_fingerprints(stage: str | None) -> bool:
-    """Whether causes tell bugs of this stage apart; lowering and code generation go by operator or kind of kernel."""
+    """Return whether causes distinguish bugs of this stage; lowering and codegen go by operator or kind of kernel."""
     return stage in _FINGERPRINTED
 
 
@@ -48,13 +48,13 @@ def coarse(signature: str) -> str:
 
 
 def fingerprint(signature: str) -> str | None:
-    """What must change for the case to pass; None where the signature does not say."""
+    """Return the change that makes the case pass; None where the signature does not say."""
     match = _PARTS.fullmatch(signature)
     return match[2] if match is not None else None
 
 
 def is_provisional(signature: str) -> bool:
-    """Whether its fingerprint is a program's, in place of a cause that nobody has looked for yet."""
+    """Return whether its fingerprint is a program's, in place of a cause that has not been searched for yet."""
     return (fingerprint(signature) or "").startswith(PROGRAM)
 
 
@@ -72,18 +72,18 @@ def of_program(stage_at_fault: str, key: str) -> str:
 
 
 def is_unproved(signature: str) -> bool:
-    """Whether it rests on the program or on nothing, because no culprit was proved: what is known later replaces it."""
+    """Return whether it rests on the program or on nothing, because no culprit was proved: a later one replaces it."""
     own_stage, _, rest = signature.partition(":")
     return rest.startswith(f"-:{PROGRAM}") or (own_stage == UNATTRIBUTED and rest.startswith("-:"))
 
 
 def same_place(left: str, right: str) -> bool:
-    """Whether both name the same place in the compiler, or are the same."""
+    """Return whether both name the same place in the compiler, or are the same."""
     return coarse(left) == coarse(right)
 
 
 def agree(wanted: str, reached: str) -> bool:
-    """Whether two signatures may mean the same bug.
+    """Return whether two signatures may mean the same bug.
 
     They name the same stage and file and a family in common (a smaller case may show fewer of a culprit's siblings),
     and the same cause, where both know it.
@@ -96,7 +96,7 @@ def agree(wanted: str, reached: str) -> bool:
 
 
 def raised_alike(left: ReportJson, right: ReportJson) -> bool:
-    """Whether two reports show one culprit, proved in both, that makes the compiler or the program raise alike.
+    """Return whether two reports show one culprit, proved in both, that makes the compiler or the program raise alike.
 
     That is: the same function of the compiler raises, or the messages differ in numbers and names only. The causes of
     two such errors may be put into different words, because several changes keep a program from a check that fails.

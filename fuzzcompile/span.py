@@ -28,9 +28,9 @@ class Span:
         return f"{self.file}:{self.first}" + (f"-{self.last}" if self.last != self.first else "")
 
     def holds(self, file: str | None, line: int | None) -> bool:
-        """Whether it has that line of that file."""
+        """Return whether it has that line of that file."""
         return file == self.file and line is not None and self.first <= line <= self.last
 
     def meets(self, span: Span) -> bool:
-        """Whether the two have a line in common."""
+        """Return whether the two have a line in common."""
         return self.file == span.file and self.first <= span.last and span.first <= self.last

@@ -89,7 +89,7 @@ _COMPILER: Final = (
 
 
 def is_compiler(file: str) -> bool:
-    """Whether a file is of the compiler, by its path from the folder that holds torch."""
+    """Return whether a file belongs to the compiler, by its path from the folder that holds torch."""
     return file.startswith(_COMPILER) and file.endswith(".py")
 
 

@@ -14,7 +14,7 @@ from fuzzcompile.errors import UsageError
 
 @dataclass(frozen=True)
 class Target:
-    """A device that the compiler is told about, and that need not be there.
+    """A device that the compiler generates code for, and that need not be there.
 
     Attributes:
         kind: ``cuda`` or ``rocm``.

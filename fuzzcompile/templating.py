@@ -42,6 +42,6 @@ def template(name: str, source: str | None = None) -> Template:
 
 
 def expanded(module: TemplateModule | None, macro: str, *arguments: object) -> str:
-    """What a macro makes of its arguments, stripped; nothing where the module has no such macro."""
+    """Return the output of a macro for its arguments, stripped; an empty string where the module has no such macro."""
     function: Callable[..., str] | None = getattr(module, macro, None)
     return function(*arguments).strip() if function else ""

@@ -1,1 +1,1 @@
-"""The interface for Python programs: ``triage`` and ``Report``, and what pytest and notebooks make of them."""
+"""The interface for Python programs: ``triage`` and ``Report``, and their use in pytest and notebooks."""

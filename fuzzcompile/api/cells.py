@@ -24,14 +24,14 @@ from fuzzcompile.compiler.compiled import innermost, is_compiled, settings_of
 
 
 class Compiler(Protocol):
-    """What is used of IPython's ``CachingCompiler``."""
+    """The part of IPython's ``CachingCompiler`` that is used here."""
 
     def cache(self, transformed_code: str) -> str:
-        """Keep the text of a cell for tracebacks; the name of the file that it counts as."""
+        """Keep the text of a cell for tracebacks, and return the file name under which it is kept."""
 
 
 class Shell(Protocol):
-    """What the magics use of IPython's ``InteractiveShell``."""
+    """The part of IPython's ``InteractiveShell`` that the magics use."""
 
     user_ns: dict[str, Any]
     compile: Compiler
@@ -68,7 +68,7 @@ def first_call(shell: Shell, cell: str) -> Invocation | None:
 
 @contextlib.contextmanager
 def _stand_ins(namespace: dict[str, Any], interception: Interception) -> Iterator[None]:
-    """Have what is compiled in the namespace intercepted in the block, and what the block compiles be real after it."""
+    """Intercept the namespace's compiled callables in the block; what the block compiles is real after it."""
     replaced = {}
     for name, value in list(namespace.items()):
         if is_compiled(value):

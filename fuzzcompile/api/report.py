@@ -33,17 +33,17 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """What was found: ``equal``, ``rounding``, ``miscompile``, ``compile_error`` and so on."""
+        """The verdict: ``equal``, ``rounding``, ``miscompile``, ``compile_error`` and so on."""
         return self.json["verdict"]
 
     @property
     def is_bug(self) -> bool:
-        """Whether the compiler is at fault."""
+        """True if the compiler is at fault."""
         return self.json["is_bug"]
 
     @property
     def severity(self) -> str | None:
-        """How bad the bug is, a word of :class:`fuzzcompile.severity.Severity`; None if there is none."""
+        """The severity of the bug, a word of :class:`fuzzcompile.severity.Severity`; None if there is no bug."""
         return self.json.get("severity")
 
     @property
@@ -58,27 +58,27 @@ class Report:
 
     @property
     def workaround(self) -> Mapping[str, object] | None:
-        """What repairs it today: ``how``, ``config``, and whether a compile with it was ``verified``."""
+        """A workaround that works today: ``how``, ``config``, and whether a compile with it was ``verified``."""
         return cast("Mapping[str, object] | None", self.json.get("workaround"))
 
     @property
     def signature(self) -> str | None:
-        """What makes two bugs the same: a line of a baseline. None if there is no bug."""
+        """The key that is equal for two reports of the same bug, a line of a baseline; None if there is no bug."""
         return self.json.get("signature")
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader should know about how the call was judged."""
+        """Remarks for the reader on how the call was judged."""
         return tuple(self.json.get("evidence", {}).get("notes") or ())
 
     @property
     def where(self) -> Literal["worker", "in place"]:
-        """Whether a copy of the callable was judged in a worker process, or the callable itself in this process."""
+        """``worker`` if a worker process judged a copy of the callable, ``in place`` if this process judged it."""
         return cast('Literal["worker", "in place"]', self._where["process"])
 
     @property
     def why_in_place(self) -> str:
-        """Why the callable was not judged in a worker; empty if it was."""
+        """The reason why the callable was not judged in a worker; empty if it was."""
         return self._where["why"]
 
     @property
@@ -132,7 +132,7 @@ class Report:
 
     @property
     def place(self) -> str:
-        """Where the call was judged, in words."""
+        """The place where the call was judged, in words."""
         if self.where == "worker":
             return "in a worker process, on a copy of the callable"
         return f"in place, in this process: {self.why_in_place}"

@@ -17,7 +17,7 @@ _Key = tuple[Conditions, tuple[str, ...]]
 
 
 class Session:
-    """One pool of one worker, replaced when what it was started under has changed."""
+    """One pool of one worker, replaced when the conditions under which it was started have changed."""
 
     def __init__(self) -> None:
         self._pool: WorkerPool | None = None

@@ -40,7 +40,7 @@ Backend = str | Callable[..., object]
 
 
 class Options(TypedDict, total=False):
-    """What :meth:`Triage.options` takes; see :class:`Triage`."""
+    """Keyword arguments of :meth:`Triage.options`; see :class:`Triage`."""
 
     backend: Backend
     mode: str
@@ -62,13 +62,13 @@ class Options(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Asked:
-    """How a call is compiled, run and judged; None leaves it to the callable, or to the call's surroundings.
+    """Settings to compile, run and judge a call; None leaves one to the callable, or to the call's surroundings.
 
     Attributes:
         backend, mode, options, dynamic, fullgraph: arguments of ``torch.compile``.
         grad: True compares gradients too, False runs without autograd.
         device: ``cpu``, ``cuda`` or ``cuda:N``; by default where the tensors are.
-        target: a device that the compiler is told (:mod:`fuzzcompile.targets`).
+        target: a device that the compiler generates code for (:mod:`fuzzcompile.targets`).
         against: what the compiled program is compared with.
         contract: ``values``, or ``bitwise`` for the promises of equal bits too.
         vetoes: rewrites to refuse.
@@ -99,11 +99,11 @@ class Asked:
 
     @property
     def question(self) -> Question:
-        """What is asked about the call."""
+        """The question that triage answers about the call."""
         return Question(against=self.against, contract=self.contract, thorough=True)
 
     def conditions(self, invocation: Invocation) -> Conditions:
-        """How the call runs.
+        """Return the conditions under which the call runs.
 
         Raises:
             UsageError: there is no such device or target, or the tensors are on several devices.
@@ -114,7 +114,7 @@ class Asked:
         return Conditions(device, tuple(self.vetoes), tuple(map(Path, self.plants)), limits, self.target)
 
     def of(self, invocation: Invocation) -> Invocation:
-        """The call with what was asked in place of its own settings."""
+        """Return the call with these settings in place of its own."""
         given = {name: getattr(self, name) for name in ("backend", "mode", "options", "dynamic", "fullgraph")}
         given = {name: value for name, value in given.items() if value is not None}
         settings = invocation.settings
@@ -234,7 +234,7 @@ class _Judging:
             return answer
 
     def _raises_here(self) -> bool:
-        """Whether the call itself, and not just its copy, raises in eager mode."""
+        """Return whether the call itself, and not just its copy, raises in eager mode."""
         with left_as_found(self.invocation):
             return run_eager(self.invocation.case(), resolve(self.conditions.device)).failure is not None
 
@@ -267,7 +267,7 @@ def _device_of(invocation: Invocation, target: str | None) -> str:
 
 @contextlib.contextmanager
 def _waiting(name: str) -> Iterator[None]:
-    """Say on a terminal what is being waited for."""
+    """Name the step in progress on a terminal."""
     if not sys.stderr.isatty():
         yield
         return

@@ -74,7 +74,7 @@ def _conditions(run: JudgedRun) -> Iterable[tuple[str, Sequence[object]]]:
 
 
 def _again(run: JudgedRun) -> str:
-    """The command that asks for the same again; plants and passes are the user's files, which the corpus lacks."""
+    """Return the command that judges the case again; plants and passes are the user's files, which the corpus lacks."""
     target = run.environment.get("target")
     device = "auto" if target else str(run.environment.get("device")).partition(":")[0]
     vetoes = next((tuple(named) for what, named in _conditions(run) if what == "vetoes"), ())

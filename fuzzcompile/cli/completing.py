@@ -1,4 +1,4 @@
-"""What a shell offers for arguments: names of the corpus, read without loading more than SQLite."""
+"""Completions that a shell offers for arguments: names of the corpus, read without loading more than SQLite."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ shell_option = click.option("--shell", type=click.Choice(_SHELLS), default=None,
 
 @dataclass(frozen=True)
 class Place:
-    """Where the completion of one shell lies.
+    """The files that hold the completion of one shell.
 
     Attributes:
         script: the file that defines it.

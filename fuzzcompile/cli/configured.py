@@ -22,7 +22,7 @@ class Configured(click.Option):
         self._key = key
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
-        """Nothing: the settings read the variable, and say what is wrong with it."""
+        """Return nothing: the settings read the variable, and report what is wrong with it."""
         return None
 
     def get_error_hint(self, ctx: click.Context | None) -> str:

@@ -1,4 +1,4 @@
-"""``fuzzcompile corpus``: what is in it."""
+"""``fuzzcompile corpus``: the commands that list, show and move findings."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def refresh(
 
 
 def _became(refreshed: Refreshed) -> str:
-    """One line on what became of a finding."""
+    """Return one line on the new state of a finding."""
     where = "" if refreshed.kept == refreshed.finding else f", merged into {refreshed.kept}"
     note = f" ({refreshed.note})" if refreshed.note else ""
     return f"{refreshed.finding}: {refreshed.result}{where}, {refreshed.signature}{note}"

@@ -1,4 +1,4 @@
-"""Stored findings as text and as JSON: what ``fuzzcompile corpus list`` and ``show`` print."""
+"""Stored findings as text and as JSON: the output of ``fuzzcompile corpus list`` and ``show``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def print_findings(
     findings: Sequence[FindingSummary], groups: Mapping[str, Umbrella], *, corpus: str, every: bool
 ) -> None:
-    """Print a table, the worst first; what is minor is counted in one line, or listed by group."""
+    """Print a table, the worst first; minor findings are counted in one line, or listed by group."""
     from fuzzcompile.reporting.lists import counted_line, divided
 
     shown, counted = divided(findings)
@@ -82,7 +82,7 @@ def _culprit(stored: FindingSummary) -> str:
 
 
 def _mark_of(stored: FindingSummary, groups: Mapping[str, Umbrella]) -> str:
-    """What a person said of a finding, or else of its group."""
+    """Return the mark that a person set on a finding, or else on its group."""
     group = groups.get(stored.umbrella or "")
     if stored.status == "open" and group is not None:
         return "" if group.status == "open" else " ".join(filter(None, (group.status, group.issue)))

@@ -1,4 +1,4 @@
-"""``fuzzcompile fleet``: what all campaigns on a corpus do, and whether a second machine confirms a finding."""
+"""``fuzzcompile fleet``: the state of all campaigns on a corpus, and confirmation of findings on a second machine."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def _of_group(name: str, location: str | None) -> str | None:
 
 
 def _search(name: str, location: str | None, *, as_json: bool) -> dict[str, object]:
-    """What a search finds, for machines; for people it is printed."""
+    """Return the results of a search as JSON, and print them as text unless ``as_json``."""
     from fuzzcompile.commands.search import search_reports
 
     with existing_corpus(location) as store:

@@ -119,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _of_the_machine(error: OSError) -> str:
-    """What the system refused, of which file, and what to do."""
+    """Return a sentence that names the system's error and the file, and says what to do."""
     reason = error.strerror or str(error)
     if error.filename is None:
         return f"The system refuses a file ({reason}); mend that and run again, or see where with --debug."

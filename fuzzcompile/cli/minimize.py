@@ -171,7 +171,7 @@ def _subject(
     *,
     resume: bool,
 ) -> Subject | None:
-    """What ``name`` names: a file, judged now unless an earlier search did, or a stored finding."""
+    """Return the case that ``name`` names: a file, judged now unless an earlier search did so, or a stored finding."""
     from fuzzcompile.commands.minimize import subject_of_file, subject_of_finding, subject_of_state
 
     path = Path(name)
@@ -188,7 +188,7 @@ def _why(name: str, conditions: Conditions) -> str:
 
 
 def _what_became(kept: Kept, finding: str) -> Iterator[str]:
-    """What the reproducer showed of the findings, if it changed them."""
+    """Yield sentences on the findings that the reproducer changed: one that is new, and those that were merged."""
     from fuzzcompile.corpus import public_id
 
     if kept.is_new_finding:

@@ -1,4 +1,4 @@
-"""What ``fuzzcompile minimize`` shows while it runs, and at the end."""
+"""Output of ``fuzzcompile minimize`` while it runs, and at the end."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def conclusion(small: Minimized, out: Path, named: Named, others: Path | None = 
 
 
 def confirmed(small: Minimized, out: Path, named: Named) -> str:
-    """That the reproducer shows the bug, and what to do next."""
+    """Return the sentences that the reproducer shows the bug, and what to do next."""
     target = told(small.report)
     if target is None:
         return f"Confirmed in a clean process. Next: {hints.script(out)}; {named.command('issue')}"

@@ -57,7 +57,7 @@ target: Callable[[Command], Command] = configured(
 
 
 def warn_of_password(context: click.Context, parameter: click.Parameter, given: str | None) -> str | None:
-    """Say how a password is passed that nobody else on the machine sees, if one stands on the command line."""
+    """Warn of a password on the command line, and say how to pass it so that no other user of the machine sees it."""
     if given is not None and without_password(given) != given:
         click.echo(
             "fuzzcompile: warning: everyone on this machine can see the password in your command line; give it in "
@@ -243,7 +243,7 @@ def conditions(command: Callable[..., int]) -> Callable[..., int]:
 
 
 def question(command: Callable[..., int]) -> Callable[..., int]:
-    """Add the options that say what is asked about a file; the command gets them as one ``question``."""
+    """Add the options that define the question about a file; the command gets them as one ``question``."""
 
     @wraps(command)
     def gathered(

@@ -263,7 +263,7 @@ def run(
 def _aimed(
     focus: tuple[str, ...], changed: tuple[str, ...], checkout: Path | None, origin: Path | None
 ) -> Asked | None:
-    """What the campaign aims at; None without a focus.
+    """Return the code that the campaign aims at; None without a focus.
 
     Raises:
         UsageError: a file, line, checkout or revision that there is not, or --from beside it.

@@ -90,7 +90,7 @@ def triage_and_print(
     page: Path | None = None,
     least: Severity | None = None,
 ) -> int:
-    """Judge files and print the answers as they come; the exit status of ``triage`` and ``bisect``.
+    """Judge files, print the answers as they come, and return the exit status of ``triage`` and ``bisect``.
 
     The bugs of several files are listed at the end, the worst first. With ``least``, only a bug that is at least as bad
     gives the status 1.

@@ -1,4 +1,4 @@
-"""What a command waits for, on standard error, from the moment that a worker starts."""
+"""Progress of a command on standard error, from the moment that a worker starts."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class Waiting:
-    """One line on a terminal that says what is waited for; elsewhere a line for each thing, the first time.
+    """One line on a terminal that names the step in progress; elsewhere a line for each step, the first time.
 
     Args:
         as_json: print nothing where standard error is no terminal: a program reads the output.
-        several: there are several tasks: a terminal's line names that of the worker, elsewhere workers are not heard.
+        several: there are several tasks: a terminal's line names the task, elsewhere workers' steps are left out.
     """
 
     def __init__(self, *, as_json: bool = False, several: bool = False) -> None:
@@ -41,8 +41,8 @@ class Waiting:
             self._line.stop()
 
     def say(self, text: str) -> None:
-        """From now on, this is what is waited for."""
-        with self._lock:  # workers are heard on threads of their own
+        """Show this as the step in progress."""
+        with self._lock:  # workers report on threads of their own
             if text == self._text:
                 return
             self._text = text
@@ -54,7 +54,7 @@ class Waiting:
                 click.echo(f"fuzzcompile: {text} ...", err=True)
 
     def heard(self, state: WorkerState) -> None:
-        """From now on, what a worker says that it does is waited for; called by a thread of its pool."""
+        """Show the step that a worker reports as the one in progress; called by a thread of its pool."""
         if state.doing is None or not self._text or (self._several and not self._terminal):
             return
         self.say(f"{state.task}: {state.doing}" if self._several and state.task else state.doing)
@@ -70,7 +70,7 @@ class Waiting:
 
 
 def _line() -> Progress:
-    """A line that is drawn again and again; what is printed meanwhile goes where it would go without it.
+    """Return a line that is redrawn again and again; other output goes where it would go without it.
 
     Standard output may be a file while standard error is the terminal: rich would send both to the latter.
     """

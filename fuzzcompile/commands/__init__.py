@@ -1,1 +1,1 @@
-"""What a command does apart from the terminal."""
+"""Commands without their terminal: each does the work of one command and returns its result."""

@@ -63,7 +63,7 @@ class Answer:
         )
 
     def to_sarif(self) -> Scanned:
-        """The answer as what SARIF is written of."""
+        """Return the answer in the form from which SARIF is written."""
         from fuzzcompile.reporting.sarif import Scanned
 
         return Scanned(self.path, self.report, self.error, bool(self.known))

@@ -1,4 +1,4 @@
-"""How many of the SDPA patterns that can fire on a device a corpus has made fire."""
+"""Coverage of SDPA patterns: those that can fire on a device, and those that a corpus has made fire."""
 
 from __future__ import annotations
 

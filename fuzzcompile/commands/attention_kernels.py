@@ -1,4 +1,4 @@
-"""Which kernels of ``scaled_dot_product_attention`` a device has for typical inputs, as a table."""
+"""A table of the kernels of ``scaled_dot_product_attention`` that a device has for typical inputs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BATCH, _HEADS, _LENGTH = 1, 2, 64
 
 @dataclass(frozen=True)
 class Answer:
-    """What every kernel says to one kind of inputs."""
+    """The answer of every kernel to one kind of inputs: usable, or the reason why not."""
 
     inputs: str
     width: int

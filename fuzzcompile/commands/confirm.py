@@ -1,4 +1,4 @@
-"""Judges findings of one machine on this one, and stores what it says: a hit, or that they do not show here."""
+"""Confirmation of another machine's findings on this one: judge them, and store whether they show here."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Result = Literal["confirmed", "shows here", "not reproduced", "differs", "not ju
 
 @dataclass(frozen=True)
 class Confirmed:
-    """What this machine says of a finding.
+    """The result of judging a finding on this machine.
 
     ``result`` is "confirmed" (it is seen on two machines now), "shows here" (but the other machine is not known),
     "not reproduced", "differs" (its program shows another bug), "not judged", or "left out" where this machine cannot
@@ -40,7 +40,7 @@ class Confirmed:
 def confirm(
     store: Store, names: Sequence[str], conditions: Conditions, *, on_start: Callable[[str], None] | None = None
 ) -> Iterator[Confirmed]:
-    """Judge the program of each finding here, unless this machine has said what it can, and store the verdict.
+    """Judge the program of each finding here, unless this machine cannot add to what is known, and store the verdict.
 
     Args:
         store: the corpus.
@@ -67,7 +67,7 @@ def confirm(
 
 
 def _why_not(finding: Finding, environment: Mapping[str, object], *, named: bool) -> str | None:
-    """Why judging a finding in an environment would tell nothing new; one that is ``named`` may be of any machine."""
+    """Return why judging a finding here would tell nothing new; one that is ``named`` may be of any machine."""
     machines = finding.machines
     place = place_of(environment)
     if place in machines.shown:
@@ -120,6 +120,6 @@ def _stored(store: Store, asked: Confirmation, answer: Answer, environment: Mapp
 
 
 def _token(asked: Confirmation, environment: Mapping[str, object]) -> str:
-    """What is judged twice by one machine under the same conditions is stored once."""
+    """Return the key under which a case judged twice by one machine under the same conditions is stored once."""
     where = f"{compiler_of(environment)} {environment['device']}"
     return f"confirm:{asked.case.sha256[:16]}:{environment['machine']}:{sha256(where.encode()).hexdigest()[:16]}"

@@ -1,4 +1,4 @@
-"""What a corpus has reached of all that the installed torch can do, by stage."""
+"""Coverage of a corpus: its share of all that the installed torch can do, by stage."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RULES = ("pass", "pattern")
 
 @dataclass(frozen=True)
 class StageCoverage:
-    """Everything of one kind in one stage, by what became of it.
+    """All entries of one kind in one stage, grouped by outcome.
 
     Attributes:
         stage: the stage.
@@ -95,19 +95,19 @@ class Total:
 
 @dataclass(frozen=True)
 class CoverageTable:
-    """What campaigns reached under one torch.
+    """The coverage that campaigns reached under one torch.
 
     Attributes:
         torch: its version.
         device: where rules would run.
-        target: the target that the compiler was told; None for ``device``.
+        target: the target that the compiler generated code for; None for ``device``.
         corpus: where it was counted.
         stages: the stages in order.
-        seen: what the corpus has reached.
+        seen: the entries that the corpus has reached.
         within: the seconds of campaign time that were asked for; None for all.
         ran: the seconds of campaign time that were counted.
         campaigns: the campaigns that started in that time.
-        counters: what they judged.
+        counters: the counts of cases that they judged.
         note: why no rule counts as unreachable; None where reasons were checked on this torch.
     """
 
@@ -139,13 +139,13 @@ def coverage_of(
     *,
     target: str | None = None,
 ) -> CoverageTable:
-    """What a corpus has reached under the installed torch, beside what that torch registers.
+    """Compare the coverage of a corpus under the installed torch with all that this torch registers.
 
     Args:
         device: where rules would run.
         location: path or URL of the corpus; None for the default one.
         within: count only what campaigns had judged in their first so many seconds together.
-        version_facts: whose reasons apply; by default those of the installed torch.
+        version_facts: the facts whose reasons apply; by default those of the installed torch.
         target: count what campaigns for this target reached.
 
     Raises:

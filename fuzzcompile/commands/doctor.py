@@ -1,4 +1,4 @@
-"""Whether a campaign can run on this machine."""
+"""Checks that a campaign can run on this machine."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _attention(device: torch.device) -> Check:
 
 
 def _hooks() -> Check:
-    """Tries every function of torch that is replaced while a compile is watched."""
+    """Try every function of torch that is replaced while a compile is watched."""
     failed = conformance.probe()
     shows = {patch.name: patch.shows for patch in PATCHES}
     lines = [f"{len(PATCHES) - len(failed)} of {len(PATCHES)} hold"]

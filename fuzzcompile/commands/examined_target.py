@@ -1,4 +1,4 @@
-"""What of a target can be looked at here: torch's places that answer for it, and how each stage is judged."""
+"""Checks of a target on this machine: torch's places that answer for it, and how each stage is judged."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def make():
 
 
 def examine_target(name: str) -> Iterator[Check]:
-    """Whether torch can be told of the target, and how each stage of a small program is looked at for it."""
+    """Check that torch can be told of the target, and how each stage of a small program is examined for it."""
     missing, known = missing_places(target_of(name)), places(target_of(name))
     lines = [f"{len(known) - len(missing)} of {len(known)} answer for {name}"]
     lines += [f"{place} does not ({why})" for place, why in missing.items()]
@@ -40,7 +40,7 @@ def examine_target(name: str) -> Iterator[Check]:
 
 
 def _stages_of_small_program(name: str) -> tuple[TargetJson | None, str | None]:
-    """How each stage was looked at, or why none was."""
+    """Return how each stage was examined, or the reason why none was."""
     with tempfile.TemporaryDirectory(prefix="fuzzcompile-") as folder:
         path = Path(folder, "small.py")
         path.write_text(_SMALL, encoding="utf-8")

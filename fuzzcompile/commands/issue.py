@@ -1,4 +1,4 @@
-"""What the issue draft of a case file that is in no corpus rests on."""
+"""The facts behind the issue draft of a case file that is in no corpus."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the compiler registers for a device, or for a target, which a process of its own compiles for."""
+"""Everything that the compiler registers for a device, or for a target, for which a process of its own compiles."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fuzzcompile.worker.conditions import Conditions, Limits
 from fuzzcompile.worker.lost import unstartable
 from fuzzcompile.worker.pool import open_pool
 
-# A process that is told of a target registers its patterns first; trying all of those for attention takes minutes.
+# A process that compiles for a target registers its patterns first; trying all of those for attention takes minutes.
 _SECONDS = 900.0
 
 Result = TypeVar("Result")
@@ -30,12 +30,12 @@ def known_for(device: torch.device, target: str | None) -> list[Known]:
 
 
 def _sent(device: torch.device) -> list[Known]:
-    """What is registered, without torch's own objects, which a process cannot send."""
+    """Return what is registered, without torch's own objects, which a process cannot send."""
     return [replace(row, made_of=()) for row in known_to(device)]
 
 
 def asked_of(target: str, ask: Callable[[torch.device], Result], device: torch.device) -> Result:
-    """What ``ask`` returns for ``device`` in a process that compiles for the target.
+    """Return the result of ``ask`` for ``device`` in a process that compiles for the target.
 
     Raises:
         EnvironmentUnfit: no worker can be started for it.

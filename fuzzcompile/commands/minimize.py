@@ -1,4 +1,4 @@
-"""Minimizes one case file or stored finding: judge it, then search for a smaller case in a worker."""
+"""Minimization of one case file or stored finding: judge it, then search for a smaller case in a worker."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def minimize(
 
 
 def read_state(state: Path, subject: Subject) -> Tally:
-    """What an earlier search for this subject learned.
+    """Read the results of an earlier search for this subject.
 
     Raises:
         UsageError: there is no such file, or it is about another case.
@@ -185,7 +185,7 @@ def read_state(state: Path, subject: Subject) -> Tally:
 
 
 def _kept(state: Path, subject: Subject) -> tuple[Tally, ReportJson]:
-    """What an earlier search learned, and the report that it started from."""
+    """Read the results of an earlier search, and the report that it started from."""
     try:
         kept = json.loads(state.read_text(encoding="utf-8"))
         source, report = kept.pop("source"), kept.pop("report")

@@ -1,4 +1,4 @@
-"""What can go wrong in the installed torch, and how often the corpus has seen it happen."""
+"""Catalogue of the installed torch's passes, patterns, operators and settings, with their counts in the corpus."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _listed(rule: Known, counts: Iterable[Counter[str]]) -> Listed:
 
 
 def _with_their_patterns(listed: list[Listed], unregistered: _Counts) -> Iterator[Listed]:
-    """A table of patterns fires as often as its patterns do, and a pass as often as rules that it makes as it runs."""
+    """Count a table of patterns as often as its patterns fired, and a pass as often as the rules that it makes."""
     inside = defaultdict[tuple[str, str | None], Counter[str]](Counter)
     for row in listed:
         if row.known.kind == "pattern":

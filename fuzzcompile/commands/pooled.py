@@ -28,9 +28,9 @@ Result = TypeVar("Result")
 
 @dataclass
 class PooledTools:
-    """Compiles candidates in a pool's worker: one that crashes or hangs costs the worker and nothing else.
+    """Tools that compile candidates in a pool's worker: one that crashes or hangs costs the worker and nothing else.
 
-    What takes a worker down before eager has finished is not the compiler's.
+    A worker that is lost before eager has finished does not count as a fault of the compiler.
     """
 
     pool: WorkerPool
@@ -41,7 +41,7 @@ class PooledTools:
     fatal: set[str] = field(default_factory=set)
 
     def survives(self, program: Program) -> bool:
-        """Whether a worker survives the program's eager run; each loss takes seconds, and comes once a program."""
+        """Return whether a worker survives the program's eager run; a loss takes seconds, and comes once a program."""
         source = case_source(program)
         if source in self.fatal:
             return False
@@ -59,7 +59,7 @@ class PooledTools:
         return True
 
     def probe(self, candidate: Written, *, screen: bool) -> Probed:
-        """Whether and how a candidate fails; a worker lost behind eager is a crash or a time-out of the candidate."""
+        """Return whether and how a candidate fails; the loss of a worker after eager is its crash or time-out."""
         task = ProbeTask(candidate, self.target, screen, self.thorough, self.vetoes)
         limit = _CANDIDATE_TIME if self.target.verdict != Verdict.TIMEOUT else None
         try:
@@ -82,7 +82,7 @@ class PooledTools:
             return []
 
     def judge(self, source: str) -> ReportJson:
-        """The full report on a source; of a lost worker's, only the verdict is new."""
+        """Return the full report on a source; if the worker is lost, only its verdict is new."""
         try:
             return self._done(source, partial(judge_source, source, self.vetoes, self.target.causes))
         except WorkerFailed as error:
@@ -96,7 +96,7 @@ class PooledTools:
             return self._no_bug(str(error))
 
     def become_thorough(self) -> None:
-        """From now on, probe as triage judges."""
+        """Probe as triage judges from now on."""
         self.thorough = True
 
     def _no_bug(self, detail: str) -> ReportJson:

@@ -98,7 +98,7 @@ def _profiled(request: Request, conditions: Conditions) -> ProfileJson:
 
 
 def _done(function: Callable[[Task], Result], task: Task, path: Path, conditions: Conditions) -> Result:
-    """What ``function`` makes of the task in a worker.
+    """Return the result of ``function`` for the task in a worker.
 
     Raises:
         FuzzcompileError: of the case, or because the worker was lost.

@@ -1,4 +1,4 @@
-"""Judges stored findings again on the torch at hand, and stores what they show: report, reproducer, plain script."""
+"""Refresh of stored findings: judge them on the torch at hand, and store report, reproducer and plain script anew."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Result = Literal["refreshed", "gone", "differs", "not confirmed", "not judged"]
 
 @dataclass(frozen=True)
 class Refreshed:
-    """What became of a finding.
+    """The result of refreshing a finding.
 
     ``result`` is "refreshed", "gone" (its case shows no bug on this torch), "differs" (it fails in another way), "not
     confirmed" (its reproducer shows nothing when run alone) or "not judged". ``finding`` is its name, ``kept`` the name
@@ -103,7 +103,7 @@ def _of_one_target(
 
 
 def _script(store: Store, finding: Finding) -> tuple[str, Reproducer | None]:
-    """What is judged: the best reproducer, else the case."""
+    """Return the source to judge, that of the best reproducer, else of the case; and that reproducer."""
     best = store.best_reproducer(finding.public_id)
     return (finding.source if best is None else best.source), best
 

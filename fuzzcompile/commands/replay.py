@@ -123,7 +123,7 @@ class Replays:
 
 
 def cost_of(releases: Sequence[str]) -> str:
-    """What environments for these releases take at most, in words."""
+    """Return what environments for these releases take at most, in words."""
     missing = sum(not is_made(order(release)) for release in releases)
     return (
         f"up to {len(releases)} releases ({releases[0]} to {releases[-1]}), for which up to {missing} environments "

@@ -11,7 +11,7 @@ from fuzzcompile.searching.search import Search, search
 
 
 def search_reports(store: Store, name: str, notify: Callable[[str], None]) -> Search:
-    """Search GitHub for reports on a finding, and store what was found in place of what an earlier search found.
+    """Search GitHub for reports on a finding, and store them in place of those of an earlier search.
 
     Args:
         store: the open corpus.

@@ -140,7 +140,7 @@ def triage_files(
 
 
 def check_asked(conditions: Conditions, question: Question) -> None:
-    """Refuse what cannot be asked, before any worker starts.
+    """Refuse questions that cannot be answered, before any worker starts.
 
     Raises:
         UsageError: a plant cannot be used, there is nothing to compare with, or the contract needs another device.
@@ -228,7 +228,7 @@ def _unjudged(path: Path, why: str) -> Answer:
 
 
 def _before_compiling(error: WorkerFailed) -> str:
-    """How the worker was lost before anything was compiled, and what to do."""
+    """Return a sentence on how the worker was lost before anything was compiled, and what to do."""
     if isinstance(error, WorkerTimeout):
         return f"it was {error}, before anything was compiled; raise --timeout, or fix the file"
     if isinstance(error, WorkerOutOfMemory):

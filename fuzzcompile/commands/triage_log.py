@@ -1,4 +1,4 @@
-"""What a triage of several files does, as lines of a log (`fuzzcompile.reporting.event_log`)."""
+"""The log of a triage of several files, a line for each event (`fuzzcompile.reporting.event_log`)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TriageLog:
         self._answers: list[Answer] = []
 
     def judged(self, answer: Answer) -> None:
-        """A file was judged, or could not be."""
+        """Log that a file was judged, or could not be."""
         self._answers.append(answer)
         report = answer.report or {}
         said = {key: report.get(key) for key in ("verdict", "is_bug", "severity", "confidence", "signature")}

@@ -33,7 +33,7 @@ _GRACE, _TO_NEXT_STEP = 10.0, 30.0
 
 
 def check_script(path: Path) -> None:
-    """Refuse what cannot be watched, before anything runs.
+    """Refuse a script that cannot be watched, before anything runs.
 
     Raises:
         CaseError: the file cannot be read, is no Python, never compiles anything, or is a case file or a notebook.
@@ -88,7 +88,7 @@ def watch(
 
 @dataclass
 class _Job:
-    """The script's process, and what is reported beside it."""
+    """The script's process, and the reports of the processes beside it."""
 
     process: subprocess.Popen[bytes]
     settings: WatchSettings
@@ -129,7 +129,7 @@ class _Job:
         self.seen = len(steps)
 
     def _all_judged(self) -> bool:
-        """Whether no process beside the script is left: each holds its lock as long as it lives."""
+        """Return whether no process beside the script is left: each holds its lock as long as it lives."""
         pattern = "[0-9]*.lock" if (self.settings.path / STOP).exists() else "*.lock"  # else trajectories matter too
         for path in (self.settings.path / WORK).glob(pattern):
             with path.open() as lock:
@@ -157,7 +157,7 @@ class _Job:
 
 
 def _is_watching(pid: int) -> bool:
-    """Whether the process is a fork of the script still: its number may have been given to another."""
+    """Return whether the process is still a fork of the script: its number may have been given to another."""
     try:
         return b"fuzzcompile.watching.job" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -178,7 +178,7 @@ def _confirmed(summary: Summary, conditions: Conditions) -> Summary:
 
 
 def _with_answers(summary: Summary, answers: Sequence[tuple[Path, ReportJson]]) -> Summary:
-    """The summary with what a fresh process says: confirmed by it, or attributed if nothing else did.
+    """Return the summary with the answer of a fresh process, which confirms it, or attributes it if nothing else did.
 
     A step is wrong by its values. Other bugs of its graphs, such as a wrong stride, are not the one.
     """

@@ -1,4 +1,4 @@
-"""What a user sets once for a project: ``[tool.fuzzcompile]`` of pyproject.toml and environment variables. No torch.
+"""Settings of a user for a project: ``[tool.fuzzcompile]`` of pyproject.toml and environment variables. No torch.
 
 Precedence: the command line, the environment, pyproject.toml, what is built in.
 """

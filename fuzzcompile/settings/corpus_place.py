@@ -1,4 +1,4 @@
-"""Where a corpus lies, from what the user calls it."""
+"""The place of a corpus, from the path or URL that the user gives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``ignore`` means: bugs that a project knows of, and files that are no cases."""
+"""The setting ``ignore``: bugs that a project knows of, and files that are no cases."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Ignored:
     base: Path
 
     def file(self, path: Path) -> bool:
-        """Whether triage of a folder or a glob passes over this file."""
+        """Return whether triage of a folder or a glob passes over this file."""
         names = _names(path.absolute(), self.base.absolute())
         return any(fnmatchcase(name, pattern.rstrip("/")) for pattern in self._globs() for name in names)
 
     def bug(self, signature: str | None, culprit: Mapping[str, object] | None) -> bool:
-        """Whether a bug of this signature and culprit counts as known."""
+        """Return whether a bug of this signature and culprit counts as known."""
         named = [str((culprit or {}).get(field) or "") for field in ("rewrite", "pass", "source")]
         if any(fnmatchcase(name, pattern) for pattern in self._globs() for name in named if name):
             return True

@@ -16,7 +16,7 @@ from fuzzcompile.settings.table import SETTINGS, Setting, setting
 
 
 class Source(StrEnum):
-    """Where a value comes from."""
+    """The source of a value."""
 
     ENVIRONMENT = "environment"
     PYPROJECT = "pyproject"
@@ -49,13 +49,13 @@ class InForce:
         return self.environment.get(key, self.project.values.get(key))
 
     def source(self, key: str) -> Source:
-        """Where the value comes from."""
+        """Return the source of the value."""
         if key in self.environment:
             return Source.ENVIRONMENT
         return Source.PYPROJECT if key in self.project.values else Source.DEFAULT
 
     def ignored(self, patterns: tuple[str, ...]) -> Ignored | None:
-        """What the patterns of ``ignore`` name; those of pyproject.toml are relative to that file, others to here."""
+        """Return the matcher of patterns; those of pyproject.toml are relative to that file, others to here."""
         path = self.project.path
         base = path.parent if path is not None and patterns == self.project.values.get("ignore") else Path.cwd()
         return Ignored(patterns, base) if patterns else None
@@ -75,7 +75,7 @@ def in_force() -> InForce:
 
 
 def _is_set(known: Setting) -> bool:
-    """Whether the variable holds anything; an empty one is the same as none."""
+    """Return whether the variable holds anything; an empty one is the same as none."""
     return bool(os.environ.get(known.variable, "").strip())
 
 

@@ -15,7 +15,7 @@ class Kind(Protocol):
 
     @property
     def wanted(self) -> str:
-        """What a value must be, in words."""
+        """The requirement on a value, in words."""
         ...
 
     def read(self, given: object, base: Path) -> Value | None:
@@ -50,7 +50,7 @@ class FilePath:
 
     @property
     def wanted(self) -> str:
-        """What a value must be, in words."""
+        """The requirement on a value, in words."""
         return "a path or a URL, as text" if self.or_url else "a path, as text"
 
     def read(self, given: object, base: Path) -> Value | None:
@@ -72,7 +72,7 @@ class Number:
 
     @property
     def wanted(self) -> str:
-        """What a value must be, in words."""
+        """The requirement on a value, in words."""
         what = "a whole number" if self.whole else "a number"
         return f"{what} of at least {self.least:g}" if self.most is None else f"{what} {self.least:g} to {self.most:g}"
 
@@ -98,7 +98,7 @@ class Choice:
 
     @property
     def wanted(self) -> str:
-        """What a value must be, in words."""
+        """The requirement on a value, in words."""
         return " or ".join((", ".join(self.words[:-1]), self.words[-1]))
 
     def read(self, given: object, base: Path) -> Value | None:

@@ -1,1 +1,1 @@
-"""Compiling for a device that is not there: what torch is told of it, and how its graphs and kernels run on the CPU."""
+"""Compiling for a device that is not there: torch's answers for it, and its graphs and kernels run on the CPU."""

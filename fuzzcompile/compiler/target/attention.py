@@ -1,4 +1,4 @@
-"""``scaled_dot_product_attention`` on a device that is not there: which kernel torch chooses, and what it passes to it.
+"""``scaled_dot_product_attention`` on a device that is not there: the kernel that torch chooses, and its arguments.
 
 In C++ the choice lies behind a dispatch stub, which a CPU build does not have for CUDA and a CUDA build answers by
 asking the driver. :func:`install` therefore puts a kernel of the target's own in front of it. It does what ATen's
@@ -27,7 +27,7 @@ from fuzzcompile.targets import Target
 
 _aten = torch.ops.aten
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
-# Backends by their number in torch's priority order (``at::SDPBackend``), and the order of a torch that was not asked.
+# Backends by their number in torch's priority order (``at::SDPBackend``), and torch's default order.
 _KERNELS = {0: "math", 1: "flash", 2: "efficient", 3: "cudnn"}
 _DEFAULT_ORDER = [1, 2, 0, 3, 4]
 _RULES = {"flash": rules.flash, "efficient": rules.efficient, "cudnn": rules.cudnn}
@@ -78,7 +78,7 @@ def choose(
 
 
 def install(target: Target, chosen: Callable[[Choice], None] | None = None) -> None:
-    """Have ``scaled_dot_product_attention`` of CUDA tensors do what it does on ``target``, for the life of the process.
+    """Make ``scaled_dot_product_attention`` of CUDA tensors do what it does on ``target``, for the life of the process.
 
     Args:
         target: the device.
@@ -116,7 +116,7 @@ def _choice(call: Call, target: Target, release: Release) -> Choice:
 
 
 def _order(target: Target) -> list[str]:
-    """In the order of precedence. The first time that torch chooses, it replaces its default order."""
+    """Return the kernels in order of precedence; the first time that torch chooses, it replaces its default order."""
     order = torch._C._get_sdp_priority_order()
     first = os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") != "1" and rules.prefers_cudnn(target)
     if order == _DEFAULT_ORDER and first:
@@ -169,7 +169,7 @@ def _math(call: Call, scale: float | None) -> torch.Tensor:
 
 
 def _flash(call: Call, scale: float | None) -> torch.Tensor:
-    """The kernel wants a head dimension that 8 divides; the scale stays that of the one given."""
+    """Call the flash kernel, which wants a head dimension that 8 divides; the scale stays that of the one given."""
     width = call.query.size(-1)
     if scale is None:
         scale = 1.0 / math.sqrt(width)
@@ -233,7 +233,7 @@ def _aligned(mask: torch.Tensor) -> torch.Tensor:
 
 @contextlib.contextmanager
 def _math_alone() -> Iterator[None]:
-    """With every kernel but math switched off, so that C++ does not choose."""
+    """Switch off every kernel but math, so that C++ does not choose."""
     flags = (
         (torch._C._get_flash_sdp_enabled, torch._C._set_sdp_use_flash, False),
         (torch._C._get_mem_efficient_sdp_enabled, torch._C._set_sdp_use_mem_efficient, False),

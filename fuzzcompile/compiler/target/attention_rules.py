@@ -1,4 +1,4 @@
-"""Which attention kernels a CUDA or ROCm device admits for a call of ``scaled_dot_product_attention``.
+"""Rules for the attention kernels that a CUDA or ROCm device admits for a ``scaled_dot_product_attention`` call.
 
 The rules are those of ATen: ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`` and ``sdp_utils_cpp.h`` (public,
 and in the include folder of every wheel). For CUDA they were checked against the compiled rules of torch 2.11.0, 2.13.0
@@ -21,7 +21,7 @@ from fuzzcompile.targets import Target
 
 @dataclass(frozen=True)
 class Release:
-    """What a release of torch does differently from others.
+    """The rules that a release of torch changes.
 
     Attributes:
         version: the first release that does so.
@@ -79,7 +79,7 @@ class Call:
 
     @property
     def needs_grad(self) -> bool:
-        """Whether a gradient of query, key or value will be asked for."""
+        """True if a gradient of query, key or value may be needed."""
         return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in self.inputs)
 
     @property
@@ -169,7 +169,7 @@ def cudnn(call: Call, target: Target, release: Release) -> Checks:
 
 
 def prefers_cudnn(target: Target) -> bool:
-    """Whether torch asks cuDNN first on this device (``check_prefer_cudnn_attention``)."""
+    """Return whether torch tries cuDNN first on this device (``check_prefer_cudnn_attention``)."""
     return target.kind == "cuda" and target.capability[0] in (9, 10)
 
 
@@ -201,7 +201,7 @@ def _has_tensor_cores(target: Target) -> bool:
 
 
 def _trains(call: Call, target: Target) -> bool:
-    """Whether the flash kernel's backward fits into the shared memory of a consumer's device."""
+    """Return whether the flash kernel's backward fits into the shared memory of a consumer's device."""
     small = (8, 6) <= target.capability <= (8, 9) or (12, 0) <= target.capability <= (12, 1)
     if target.kind == "rocm" or not small or not call.needs_grad:
         return True
@@ -216,7 +216,7 @@ def _few_blocks(call: Call, release: Release, kernel: str) -> bool:
 
 
 def _heads_fit(call: Call, release: Release, *, groups: bool, same: bool) -> bool:
-    """Whether batches agree, and heads do or (``groups``) divide; ``same``: key and value have as many."""
+    """Return whether batches agree, and heads do or (``groups``) divide; ``same``: key and value have as many."""
     batch, heads = call.query.size(0), call.query.size(-3)
     own = call.key.size(-3), call.value.size(-3)
     if not _sure(*(batch == tensor.size(0) for tensor in call.inputs)):

@@ -61,7 +61,7 @@ _DEVICE_ONLY = frozenset(
 
 @functools.cache
 def install() -> None:
-    """Have ``torch.autocast("cpu")`` follow CUDA's lists, with float16 by default, for the life of the process."""
+    """Make ``torch.autocast("cpu")`` follow CUDA's lists, with float16 by default, for the life of the process."""
     torch.set_autocast_dtype("cpu", torch.float16)
     for name, kernel in _kernels().items():
         register(name, kernel, "AutocastCPU")
@@ -190,7 +190,7 @@ def _to(dtype: torch.dtype, values: Any) -> Any:
 
 
 def _is_cast(value: object) -> bool:
-    """Whether autocast casts a value: tensors of the CPU with a floating dtype other than float64."""
+    """Return whether autocast casts a value: tensors of the CPU with a floating dtype other than float64."""
     if not isinstance(value, torch.Tensor) or value.device.type != "cpu":
         return False
     return value.is_floating_point() and value.dtype != torch.float64

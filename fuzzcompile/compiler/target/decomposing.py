@@ -1,4 +1,4 @@
-"""Decompositions as the target takes them: some ask for the device of their arguments."""
+"""Decompositions as the target takes them: some depend on the device of their arguments."""
 
 from __future__ import annotations
 

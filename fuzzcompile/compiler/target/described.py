@@ -1,4 +1,4 @@
-"""What torch is told of the target: one table of everything that is replaced, in force while something is compiled.
+"""The target as torch sees it: one table of everything that is replaced, in force while something is compiled.
 
 Nothing here reaches a GPU. Each row replaces an attribute by an answer for the target; a row whose place this torch
 lacks is left out, and :func:`missing_places` names it.
@@ -62,10 +62,10 @@ class Stream:
     def __init__(self, *args: object, **kwargs: object) -> None: ...
 
     def wait_stream(self, stream: object) -> None:
-        """Nothing runs that could be waited for."""
+        """Return at once: nothing runs on this device."""
 
     def synchronize(self) -> None:
-        """Nothing runs that could be waited for."""
+        """Return at once: nothing runs on this device."""
 
 
 class DeviceGuard:
@@ -83,7 +83,7 @@ class DeviceGuard:
 
 
 def properties(target: Target) -> types.SimpleNamespace:
-    """What ``torch.cuda.get_device_properties`` gives for the target."""
+    """Return the result of ``torch.cuda.get_device_properties`` for the target."""
     return types.SimpleNamespace(
         name=target.product,
         major=target.capability[0],
@@ -238,7 +238,7 @@ class Description:
 
     @property
     def is_in_force(self) -> bool:
-        """Whether torch is told of the target now."""
+        """True while torch is told of the target."""
         return self._depth > 0
 
     @contextlib.contextmanager
@@ -268,7 +268,7 @@ class Description:
 
 
 def _allocate_on_the_cpu() -> None:
-    """Have the CPU allocate what constant folding and the like really allocate for CUDA."""
+    """Let the CPU allocate the tensors that constant folding and the like really allocate for CUDA."""
 
     def on_cpu(operator: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         return lambda *args, **kwargs: operator(*args, **{**kwargs, "device": "cpu"})
@@ -278,7 +278,7 @@ def _allocate_on_the_cpu() -> None:
 
 
 def _register_interface() -> None:
-    """A CPU build registers no interface to CUDA devices."""
+    """Register an interface to CUDA devices, which a CPU build lacks."""
     module = importlib.import_module(_INTERFACE)
     module.get_registered_device_interfaces()
     if "cuda" not in module.device_interfaces:
@@ -287,7 +287,7 @@ def _register_interface() -> None:
 
 
 def _answer_for_triton(description: Description) -> None:
-    """``has_triton``, imported by name all over, is asked whether Triton's code can be generated."""
+    """Answer ``has_triton``, imported by name all over, which says whether Triton's code can be generated."""
     importlib.import_module("torch._inductor.compile_fx")
     original = importlib.import_module("torch.utils._triton").has_triton
 
@@ -301,7 +301,7 @@ def _answer_for_triton(description: Description) -> None:
 
 
 def _forget_answers() -> None:
-    """Clear what was remembered of the real device. Registered patterns stay: they can be registered once."""
+    """Clear cached answers for the real device. Registered patterns stay: they can be registered only once."""
     prefixes = ("torch._inductor", "torch._dynamo", "torch._utils", "torch.utils._triton")
     for module in list(sys.modules.values()):
         if str(getattr(module, "__name__", "")).startswith(prefixes):

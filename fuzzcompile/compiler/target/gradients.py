@@ -69,7 +69,7 @@ class _Walk:
         self._run([edge.node for edge in roots])
 
     def results(self, wanted: Sequence[GradientEdge | None]) -> Gradients:
-        """What arrived at each of the edges."""
+        """Return the gradient that arrived at each of the edges."""
         return tuple(None if edge is None else self._kept.get((edge.node, edge.output_nr)) for edge in wanted)
 
     def _run(self, roots: Sequence[Node]) -> None:
@@ -115,7 +115,7 @@ def _rank(node: Node) -> int:
 
 
 def _dependencies(roots: Sequence[Node]) -> dict[Node, int]:
-    """How many edges lead to each node that can be reached."""
+    """Count the edges that lead to each node that can be reached."""
     counts = dict.fromkeys(roots, 0)
     pending = list(counts)
     while pending:
@@ -144,7 +144,7 @@ def _leading_to(ends: set[Node], nodes: Sequence[Node]) -> set[Node]:
 
 
 def _called(node: Any, gradients: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
-    """Call one node; a ``torch.autograd.Function`` gets zeros for what no gradient arrived at, as the engine has it."""
+    """Call one node; a ``torch.autograd.Function`` gets zeros for outputs without a gradient, as from the engine."""
     if not hasattr(node, "apply"):  # written in C++
         results = node(*gradients)
     else:

@@ -1,4 +1,4 @@
-"""A CUDA device guard for CPU builds of torch, where moving even a fake tensor to CUDA asks for one.
+"""A CUDA device guard for CPU builds of torch, where moving even a fake tensor to CUDA needs one.
 
 It is a few lines of C++ around ``c10::impl::FakeGuardImpl``, which does nothing; g++ takes some seconds for them, once
 for each version of torch.

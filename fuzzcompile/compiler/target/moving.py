@@ -59,7 +59,7 @@ def move(module: fx.GraphModule, inputs: Sequence[object]) -> list[object]:
 
 
 def _is_number(holder: fx.Node) -> bool:
-    """Whether an input is a Python number, which dynamo passes as a tensor; it is on the CPU for any device."""
+    """Return whether an input is a Python number, which dynamo passes as a tensor; it is on the CPU for any device."""
     fake = holder.meta.get("example_value")
     passed = getattr(holder.meta.get("grapharg"), "pass_arg_as_tensor", False)
     return bool(passed) and isinstance(fake, torch.Tensor) and fake.dim() == 0

@@ -1,4 +1,4 @@
-"""How an operator of a target's graph is computed on the CPU."""
+"""References that compute the operators of a target's graph on the CPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Reference = Callable[..., object]
 
 
 def on_cpu(operator: object) -> Reference | None:
-    """What computes the same as ``operator`` on tensors of the CPU; None if the CPU runs it itself.
+    """Return a function that computes the same as ``operator`` on tensors of the CPU; None if the CPU runs it itself.
 
     It takes the arguments of the operator by position or name; devices among them must be the CPU.
     """
@@ -26,7 +26,7 @@ def on_cpu(operator: object) -> Reference | None:
 
 
 def why_not_on_cpu(operator: object) -> str | None:
-    """Why a graph with ``operator`` cannot be computed on the CPU, as a clause; None if it can.
+    """Return why a graph with ``operator`` cannot be computed on the CPU, as a clause; None if it can.
 
     What a kernel refuses for its arguments shows only when it runs.
     """

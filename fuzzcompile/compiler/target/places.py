@@ -41,7 +41,7 @@ class Place(Attribute):
         return f"{self.module}.{self.attribute}"
 
     def missing(self) -> str | None:
-        """Why there is no such place; None if there is one."""
+        """Return why there is no such place; None if there is one."""
         try:
             owner = self.owner()
             if not self.optional:

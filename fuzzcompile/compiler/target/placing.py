@@ -15,7 +15,7 @@ from fuzzcompile.execution.nested import run_inside, runs_functions
 
 _CPU = torch.device("cpu")
 _HALF = (torch.float16, torch.bfloat16)
-# How kernels of the CPU say that they lack a dtype.
+# Error messages of CPU kernels that lack a dtype.
 _LACKS = ("not implemented for", "Could not run", "not supported for", "is only supported for")
 T = TypeVar("T")
 
@@ -25,7 +25,7 @@ class NotOnCpu(Exception):
 
 
 def lacks_kernel(message: str) -> bool:
-    """Whether an error message says that the CPU has no kernel for an operator or a dtype."""
+    """Return whether an error message says that the CPU has no kernel for an operator or a dtype."""
     return any(text in message for text in _LACKS)
 
 
@@ -55,7 +55,7 @@ def call_on_cpu(operator: Callable[..., object], args: tuple[Any, ...], kwargs: 
 
 
 class OnCpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Operators that name the target, or that the CPU lacks, run on the CPU, those inside of others among them."""
+    """Dispatch mode that runs operators on the CPU that name the target or that the CPU lacks, nested ones included."""
 
     supports_higher_order_operators = True
 

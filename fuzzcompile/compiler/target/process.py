@@ -1,4 +1,4 @@
-"""Which target this process compiles for: one for the life of a process, as the compiler caches what it was told."""
+"""The target that this process compiles for: one for the life of a process, as the compiler caches its properties."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def assumed() -> Target | None:
 
 
 def assume(target: Target) -> None:
-    """Have everything that this process compiles from now on compiled for ``target``.
+    """Compile everything in this process for ``target`` from now on.
 
     Raises:
         UsageError: it compiles for another one already.
@@ -39,7 +39,7 @@ def assume(target: Target) -> None:
 
 
 def device_of_values(traced: torch.device) -> torch.device:
-    """Where values of a graph that was traced on this device are: on the CPU if the process compiles for a target."""
+    """Return the device of the values of a graph traced on ``traced``: the CPU if the process compiles for a target."""
     return torch.device("cpu") if assumed() is not None else traced
 
 
@@ -54,14 +54,14 @@ def described() -> Iterator[None]:
 
 
 def kernels_unfit() -> str | None:
-    """Why no kernel of the target can be run here, in a few words; None if they can, and without a target."""
+    """Return why no kernel of the target can be run here, in a few words; None if they can, and without a target."""
     target = assumed()
     return None if target is None else unfit()
 
 
 @contextlib.contextmanager
 def own_kernels_run() -> Iterator[None]:
-    """Have Triton kernels that a program launches itself run in this block, eager runs included."""
+    """Run Triton kernels that a program launches itself in this block, eager runs included."""
     if kernels_unfit() is not None:
         yield
         return
@@ -71,7 +71,7 @@ def own_kernels_run() -> Iterator[None]:
 
 @contextlib.contextmanager
 def kernels_run(log: KernelLog, *, order: Order, templates: bool) -> Iterator[None]:
-    """Have kernels that are compiled for the target run in this block; change nothing in a process without one.
+    """Run kernels that are compiled for the target in this block; change nothing in a process without one.
 
     Args:
         log: what they did is written here.

@@ -26,7 +26,7 @@ def register(operator: str, kernel: Callable[..., object], key: str) -> None:
 
 @functools.cache
 def _library() -> tuple[torch.library.Library, dict[str, bool]]:
-    """The library that holds the kernels, and what some versions of torch want to be told before one is replaced."""
+    """Return the library that holds the kernels, and the arguments that some versions of torch need to replace one."""
     library: torch.library.Library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     takes = inspect.signature(library.impl).parameters
     return library, {"allow_override": True} if "allow_override" in takes else {}

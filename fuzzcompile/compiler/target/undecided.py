@@ -1,4 +1,4 @@
-"""What only a GPU can decide, because Inductor times it there: compiled one way or the other, and said so."""
+"""Choices that only a GPU can make, because Inductor times them there: made one way here, and reported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def met() -> tuple[str, ...]:
 
 
 def pad(*args: object, **kwargs: object) -> bool:
-    """Whether a matrix product is padded: a GPU would time both; here ``force_shape_pad`` says it."""
+    """Return whether a matrix product is padded: a GPU would time both; here ``force_shape_pad`` decides."""
     import torch._inductor.config as inductor
 
     _met.append(PADDING)

@@ -1,4 +1,4 @@
-"""What a compiled graph does with its buffers, on tensors of the CPU."""
+"""Buffers of a compiled graph, on tensors of the CPU."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def relaid(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_result(rest: Sequence[Any]) -> bool:
-    """Whether the check names an operator; 2.11 and later say ``input`` for inputs of the graph."""
+    """Return whether the check names an operator; 2.11 and later say ``input`` for inputs of the graph."""
     return bool(rest) and isinstance(rest[0], str) and rest[0] != "input"
 
 

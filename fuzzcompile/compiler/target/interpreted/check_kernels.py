@@ -12,13 +12,13 @@ import triton.language as tl
 
 
 def convert(x: Any, out: Any, n: Any) -> None:
-    """Casts the elements to the dtype of ``out``."""
+    """Cast the elements to the dtype of ``out``."""
     i = tl.arange(0, n)
     tl.store(out + i, tl.load(x + i).to(out.dtype.element_ty))
 
 
 def multiply_add(x: Any, y: Any, out: Any, n: Any) -> None:
-    """Rounds ``x * y`` and adds ``y``, in the dtype of the operands."""
+    """Round ``x * y`` and add ``y``, in the dtype of the operands."""
     i = tl.arange(0, n)
     product = tl.load(x + i) * tl.load(y + i)
     tl.store(out + i, product + tl.load(y + i))
@@ -32,13 +32,13 @@ def divide(x: Any, y: Any, quotient: Any, remainder: Any, n: Any) -> None:
 
 
 def shift(x: Any, out: Any, n: Any) -> None:
-    """Shifts right by one, which keeps the sign."""
+    """Shift right by one, which keeps the sign."""
     i = tl.arange(0, n)
     tl.store(out + i, tl.load(x + i) >> 1)
 
 
 def masked(x: Any, out: Any, size: Any, n: Any) -> None:
-    """Copies the first ``size`` elements; those behind them read as 7 and are not stored."""
+    """Copy the first ``size`` elements; those behind them read as 7 and are not stored."""
     i = tl.arange(0, n)
     mask = i < size
     value = tl.load(x + i, mask=mask, other=7.0)
@@ -94,13 +94,13 @@ def scan(x: Any, forward: Any, backward: Any, last: Any, n: Any, combine: Any) -
 
 
 def arrange(x: Any, out: Any, n: Any) -> None:
-    """Sorts."""
+    """Sort each row."""
     i = tl.arange(0, n)
     tl.store(out + i, tl.sort(tl.load(x + i)))
 
 
 def collect(x: Any, total: Any, n: Any) -> None:
-    """Adds every element to one of four totals."""
+    """Add every element to one of four totals."""
     i = tl.arange(0, n)
     tl.atomic_add(total + i % 4, tl.load(x + i))
 
@@ -116,7 +116,7 @@ def draw(out: Any, n: Any) -> None:
 
 
 def each_program(out: Any, n: Any) -> None:
-    """Each program adds its number to its element."""
+    """Add the number of each program to its element."""
     index = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
     tl.store(out + index, tl.load(out + index) + index)
 

@@ -1,4 +1,4 @@
-"""Checks of the interpreter, before a verdict rests on it: what small kernels compute, against torch."""
+"""Checks of the interpreter, before a verdict rests on it: the results of small kernels against torch."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def failed() -> str | None:
 
 
 def outcome(name: str) -> bool:
-    """Whether one check passes, run anew."""
+    """Run one check anew, and return whether it passes."""
     from fuzzcompile.compiler.target.interpreted.places import DEVICE_FUNCTIONS
     from fuzzcompile.compiler.target.places import installed
 

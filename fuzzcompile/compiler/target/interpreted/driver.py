@@ -1,4 +1,4 @@
-"""What Triton asks the driver of a device, answered for a target that is not there."""
+"""The driver that Triton queries for a device, for a target that is not there."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Driver:
 
     @classmethod
     def is_active(cls) -> bool:
-        """Whether this is a driver to use."""
+        """Return True: Triton may use this driver."""
         return True
 
     def get_current_target(self) -> Any:
@@ -36,7 +36,7 @@ class Driver:
         return 0
 
     def set_current_device(self, device: int) -> None:
-        """There is one device."""
+        """Do nothing: there is one device."""
 
     def get_current_stream(self, device: int = 0) -> int:
         """The handle of the default stream."""
@@ -47,5 +47,5 @@ class Driver:
         return self._target.capability
 
     def get_active_torch_device(self) -> torch.device:
-        """Where the tensors of kernels really are."""
+        """Return the device on which the tensors of kernels really are: the CPU."""
         return torch.device("cpu")

@@ -45,7 +45,7 @@ _OF_CONSTANTS: dict[str, Function] = {
 
 
 class Manner(enum.Enum):
-    """How the programs of a kernel run beside each other.
+    """The ways in which the programs of a kernel run beside each other.
 
     ``TOGETHER``: many at once, one step of all at a time, which no program may notice. ``ALONE``: one after another, as
     later ones wait for earlier ones. ``MEETING``: in turns, as they wait for each other at barriers.
@@ -66,7 +66,7 @@ class InvalidKernel(RuntimeError):
 
 @contextlib.contextmanager
 def language() -> Iterator[None]:
-    """Triton's language computes on arrays for the time of the block, with what is wrong in it mended."""
+    """Make Triton's language compute on arrays for the time of the block, with its errors mended."""
     global _depth
     _depth += 1
     try:
@@ -135,7 +135,7 @@ def run(
     *,
     manner: Manner = Manner.TOGETHER,
 ) -> tuple[str, ...]:
-    """Run every program of a kernel; gives notes on what it did.
+    """Run every program of a kernel, and return notes on the run.
 
     Args:
         name: of the kernel, for messages.

@@ -1,4 +1,4 @@
-"""Whether kernels can be interpreted here: Triton is there, goes with the torch installed, and computes right."""
+"""Checks that kernels can be interpreted here: Triton is there, goes with the torch installed, and computes right."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _GOES_WITH: dict[Minor, Minor] = {(2, 11): (3, 6), (2, 12): (3, 7), (2, 13): (3,
 
 @functools.cache
 def unfit() -> str | None:
-    """Why kernels cannot be interpreted here, a sentence without its full stop; None if they can be."""
+    """Return why kernels cannot be interpreted here, a sentence without its full stop; None if they can be."""
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed: run `pip install 'fuzzcompile[triton]'`"
     return _mismatch() or _lacking() or _wrong()

@@ -64,7 +64,7 @@ def _helpers() -> dict[str, Any]:
 
 
 class _Logic(ast.NodeTransformer):
-    """Has logic and branches go through functions that know blocks: Python would ask a block for its truth."""
+    """Rewrites logic and branches as calls of functions that know blocks: Python would ask a block for its truth."""
 
     def visit(self, node: ast.AST) -> ast.AST:
         result: ast.AST = super().visit(node)

@@ -108,6 +108,6 @@ def _operand(value: Any, widest: Any) -> Array:
 
 
 def functions() -> dict[str, Callable[..., Any]]:
-    """What each function of libdevice that is known here is replaced with."""
+    """Return the replacement of each function of libdevice that is known here."""
     tables = ((_FLOATING, None), (_TO_INT32, tl.int32), (_TO_INT64, tl.int64))
     return {name: _function(compute, result) for table, result in tables for name, compute in table.items()}

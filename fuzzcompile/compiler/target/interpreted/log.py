@@ -1,4 +1,4 @@
-"""What one compile or run for a target did with its Triton kernels, and what it could not do."""
+"""The log of the Triton kernels in one compile or run for a target: those interpreted, and those that could not be."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class KernelTooLarge(NotInterpreted):
 
 @dataclass(frozen=True)
 class Limits:
-    """What a kernel may cost: programs of one launch, and seconds of one launch."""
+    """Limits of a kernel: programs of one launch, and seconds of one launch."""
 
     programs: int = 2**17
     seconds: float = 20.0
@@ -75,7 +75,7 @@ class KernelLog:
     undecided: dict[str, None] = field(default_factory=dict)
 
     def not_decided(self, question: str) -> None:
-        """Write down a question that only timing on a device answers."""
+        """Record a choice that only timing on a device can make."""
         self.undecided.setdefault(question)
 
     @property

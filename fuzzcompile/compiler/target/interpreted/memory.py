@@ -59,7 +59,7 @@ class Memory:
         return valid
 
     def _holds(self, low: int, high: int) -> bool:
-        """Whether one storage holds all bytes from ``low`` to before ``high``."""
+        """Return whether one storage holds all bytes from ``low`` to before ``high``."""
         place = bisect.bisect_right(self._starts, low) - 1
         return place >= 0 and high <= self._ends[place]
 

@@ -48,7 +48,7 @@ def only(value: Any) -> Any:
 
 
 def truth(value: Any) -> bool:
-    """What Python is told where it asks a tensor for its truth: Triton's own code asks whether a block is there."""
+    """Return a tensor's truth value in Python: True for a block, as Triton's own code tests that there is one."""
     return value.type.is_block() or bool(only(value))
 
 
